@@ -1,0 +1,3 @@
+from awsddp.cli.main import main
+
+main()

@@ -1,0 +1,130 @@
+"""What exists: clusters, their nodes, their jobs. Records only; nothing here does I/O."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+TargetName = Literal["aws", "local"]
+ClusterState = Literal["absent", "launching", "preparing", "ready", "partial", "stopped", "ending"]
+JobState = Literal["running", "succeeded", "failed", "cancelled", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where the EC2 calls go and how a node is reached. Plain data: no code asks what kind it is.
+
+    `endpoint` is None for AWS's own endpoints. `access_key_id` and `secret_access_key` are None where boto3
+    finds credentials by itself. `caller_address` is this machine as the nodes see it (None: ask, when
+    public addresses are used).
+    """
+
+    name: TargetName = "aws"
+    region: str | None = None
+    profile: str | None = None
+    endpoint: str | None = None
+    access_key_id: str | None = None
+    secret_access_key: str | None = field(default=None, repr=False)
+    ssh_port: int = 22
+    caller_address: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
+
+    `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC.
+    """
+
+    node: int
+    instance_id: str
+    state: str
+    instance_type: str
+    zone: str
+    image_id: str
+    private_ip: str | None = None
+    public_ip: str | None = None
+    launched: datetime | None = None
+    spot: bool = False
+    unfetched: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str | None:
+        """The address that this machine connects to: the public one where there is one."""
+        return self.public_ip or self.private_ip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A cluster as its tags tell it: one name of one owner. `nodes` is sorted by node number.
+
+    `leftovers` are ids of resources of ours that exist beside the instances (groups, keys).
+    """
+
+    name: str
+    id: str
+    owner: str
+    region: str
+    nodes: tuple[Node, ...]
+    created: datetime | None = None
+    expires: datetime | None = None
+    leftovers: tuple[str, ...] = ()
+
+    @property
+    def live(self) -> tuple[Node, ...]:
+        """The nodes that are not terminated and not on their way there."""
+        return tuple(node for node in self.nodes if node.state not in ("shutting-down", "terminated"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What the probe found on a node (nodes/probe.py), kept in the cluster folder.
+
+    `python` is the interpreter of ranks, `nic` the interface that carries the private address, `gpus` the
+    count of GPUs torch may use there, `pretended_gpus` what the image pretends instead.
+    """
+
+    node: int
+    instance_id: str
+    user: str
+    home: str
+    python: str
+    nic: str
+    gpus: int = 0
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a job failed: the first rank that did, and what it said last."""
+
+    rank: int | None
+    node: int | None
+    instance_id: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    tail: tuple[str, ...] = ()
+    explanation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """How one rank ended. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time."""
+
+    rank: int
+    local_rank: int
+    node: int
+    exit_code: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder."""
+
+    job: str
+    state: JobState
+    cause: Cause | None
+    ranks: tuple[RankResult, ...]
+    home: str

@@ -1,0 +1,20 @@
+"""Finds the files that ship beside the package: train/ and templates/, in a checkout and in a wheel."""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _folder(name: str) -> Path:
+    packed = _PACKAGE / f"_{name}"  # where the wheel carries it (pyproject.toml, force-include)
+    return packed if packed.is_dir() else _PACKAGE.parent / name
+
+
+def train_folder() -> Path:
+    """Return the folder of the training programs that ship with awsddp."""
+    return _folder("train")
+
+
+def template(name: str) -> str:
+    """Return the text of the template `name`, such as "user_data.yaml"."""
+    return (_folder("templates") / name).read_text(encoding="utf-8")
