@@ -1,0 +1,247 @@
+"""What was asked: flags over AWSDDP_* variables over awsddp.toml over defaults.
+
+The sections below are the sections of awsddp.toml, their fields its keys, and their types its schema. A flag
+is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named after it
+(`AWSDDP_CLUSTER_NODES`), so that there is one place where a value is read, checked and explained.
+"""
+
+import dataclasses
+import difflib
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from awsddp.errors import ConfigError
+
+FILE = "awsddp.toml"
+NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSection:
+    """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch."""
+
+    region: str | None = None
+    profile: str | None = None
+    nodes: int = 2
+    instance_type: str | None = None
+    image: str | None = None
+    disk_gb: int | None = None
+    expires: str = "24h"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSection:
+    """[network]: who may come in. Without `ssh_cidr` only the caller's own address."""
+
+    ssh_cidr: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSection:
+    """[env]: the ranks' environment. `variables` are set for every rank."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncSection:
+    """[sync]: what travels to the nodes. `ignore` holds further gitignore patterns."""
+
+    workdir: str = "."
+    ignore: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSection:
+    """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
+
+    `outputs` are paths on the node, relative to the synced folder or absolute, that come home beside the new
+    and changed files; `results` is the folder at home that receives them.
+    """
+
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    world_size: int | None = None
+    nproc_per_node: int | None = None
+    launcher: Literal["ssh"] = "ssh"
+    module: bool = False
+    name: str | None = None
+    outputs: tuple[str, ...] = ()
+    results: str = "runs"
+    timeout: str | None = None
+    grace: str = "30s"
+    master_port: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSpec:
+    """Everything that `up` was asked for. `tags` are the user's own, put on every resource."""
+
+    name: str = "default"
+    cluster: ClusterSection = ClusterSection()
+    network: NetworkSection = NetworkSection()
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """Everything that `train` was asked for."""
+
+    env: EnvSection = EnvSection()
+    sync: SyncSection = SyncSection()
+    job: JobSection = JobSection()
+
+
+_SECTIONS: dict[str, Any] = {
+    "cluster": ClusterSection,
+    "network": NetworkSection,
+    "env": EnvSection,
+    "sync": SyncSection,
+    "job": JobSection,
+}
+
+
+def load(
+    name: str = "default",
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    overrides: Mapping[str, object] | None = None,
+) -> tuple[ClusterSpec, JobSpec]:
+    """Read what was asked for the cluster `name`.
+
+    `file` is the awsddp.toml to read (absent: none), `overrides` maps "section.key" to a value as the user
+    typed it. Raises ConfigError, naming the place, for an unknown key, a value of the wrong type, a file
+    that is no TOML, or a cluster name that is no name.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is no cluster name",
+            "a name is a small letter, then up to 30 small letters, digits and dashes",
+            "try: awsddp -c my-cluster ...",
+        )
+    document = _read(file) if file is not None and file.exists() else {}
+    values: dict[str, Any] = {section: {} for section in _SECTIONS}
+    tags: dict[str, str] = {}
+    for section, table in document.items():
+        if not isinstance(table, dict):
+            raise _unknown(f"{file}: {section}", section, [*_SECTIONS, "tags"])
+        for key, value in table.items():
+            _put(values, tags, f"{section}.{key}", value, f"{file}: [{section}] {key}")
+    for place, key, text in _variables(environ):
+        _put(values, tags, key, text, place)
+    for key, value in (overrides or {}).items():
+        _put(values, tags, key, value, key)
+    sections = {section: kind(**values[section]) for section, kind in _SECTIONS.items()}
+    _check(sections["cluster"], sections["job"])
+    return (
+        ClusterSpec(name=name, cluster=sections["cluster"], network=sections["network"], tags=tags),
+        JobSpec(env=sections["env"], sync=sections["sync"], job=sections["job"]),
+    )
+
+
+def seconds(text: str, *, place: str = "duration") -> float:
+    """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{place}: {text!r} is no duration", "", "write it as 30s, 90m, 24h or 7d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{file} cannot be read", str(error), "mend the file, or move it away") from error
+
+
+def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return (variable, "section.key", text) for each AWSDDP_SECTION_KEY that is set."""
+    found = []
+    for section, kind in _SECTIONS.items():
+        for key in dataclasses.fields(kind):
+            variable = f"AWSDDP_{section}_{key.name}".upper()
+            if variable in environ:
+                found.append((variable, f"{section}.{key.name}", environ[variable]))
+    return found
+
+
+def _put(values: dict[str, Any], tags: dict[str, str], key: str, value: object, place: str) -> None:
+    section, _, name = key.partition(".")
+    if section == "tags" and name:
+        tags[name] = str(value)
+        return
+    if section not in _SECTIONS:
+        raise _unknown(place, section, [*_SECTIONS, "tags"])
+    hints = typing.get_type_hints(_SECTIONS[section])
+    if name.startswith("variables.") and "variables" in hints:
+        values[section].setdefault("variables", {})[name.removeprefix("variables.")] = str(value)
+        return
+    if name not in hints:
+        raise _unknown(place, name, list(hints))
+    values[section][name] = _convert(value, hints[name], place)
+
+
+def _convert(value: object, hint: Any, place: str) -> Any:
+    """Return `value` as the field's type; a text that came from a flag or a variable may be a TOML value."""
+    if isinstance(value, str) and not _takes_text(hint):
+        try:
+            value = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            if typing.get_origin(hint) is tuple:
+                value = [value]
+    if isinstance(value, int | float) and not isinstance(value, bool) and _takes_text(hint):
+        value = str(value)
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place}: {value!r} does not fit", str(error), _form(hint)) from error
+
+
+def _takes_text(hint: Any) -> bool:
+    if typing.get_origin(hint) is Literal:
+        return True
+    return hint is str or (isinstance(hint, types.UnionType) and str in hint.__args__)
+
+
+def _form(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return f"one of: {', '.join(typing.get_args(hint))}"
+    if typing.get_origin(hint) is tuple:
+        return 'a list of texts, such as ["a", "b"]'
+    return f"expected: {getattr(hint, '__name__', str(hint))}"
+
+
+def _unknown(place: str, word: str, known: list[str]) -> ConfigError:
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
+    return ConfigError(f"{place}: unknown key {word!r}", "", hint)
+
+
+def _check(cluster: ClusterSection, job: JobSection) -> None:
+    """Refuse values that no cluster or job can have. Raises ConfigError."""
+    limits = (
+        ("cluster.nodes", cluster.nodes, 1, 1000),
+        ("cluster.disk_gb", cluster.disk_gb, 1, 65536),
+        ("job.world_size", job.world_size, 1, 100_000),
+        ("job.nproc_per_node", job.nproc_per_node, 1, 1024),
+        ("job.master_port", job.master_port, 1024, 65000),
+    )
+    for place, value, low, high in limits:
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{place}: {value} is out of range", "", f"a whole number from {low} to {high}")
+    seconds(cluster.expires, place="cluster.expires")
+    seconds(job.grace, place="job.grace")
+    if job.timeout is not None:
+        seconds(job.timeout, place="job.timeout")
