@@ -74,7 +74,6 @@ class JobSection:
     args: tuple[str, ...] = ()
     world_size: int | None = None
     nproc_per_node: int | None = None
-    launcher: Literal["ssh"] = "ssh"
     module: bool = False
     name: str | None = None
     outputs: tuple[str, ...] = ()
