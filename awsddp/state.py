@@ -1,0 +1,202 @@
+"""The local folder of a cluster: a cache of what AWS cannot hold, and the intent. It may be lost.
+
+`$AWSDDP_HOME/clusters/NAME/` holds the private key (0600 from birth), the host keys by instance id, the
+ssh_config, what was found on the nodes, and the intent: what a launch is about to ask for, written down and
+synced before it is asked. After `down` the ledger and the calls move to `$AWSDDP_HOME/history/NAME-ID/`.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from awsddp.cluster import Job, Prepared, Target
+from awsddp.errors import ConfigError
+
+_VERSION = 1
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return $AWSDDP_HOME, by default ~/.awsddp."""
+    return Path(environ.get("AWSDDP_HOME") or Path.home() / ".awsddp").absolute()
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, readable by its owner alone from birth, old or new and never torn.
+
+    Raises ConfigError where the disk refuses.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path} cannot be written",
+            error.strerror or str(error),
+            "make room, or name another AWSDDP_HOME",
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What the folder remembers of a cluster: who it is, where it lives, and what was found on its nodes.
+
+    `expires` is the deadline that the nodes were launched with, `price_usd_per_hour` the plan's, `image`
+    and `gpu` for the reader. `jobs` are the jobs as last seen.
+    """
+
+    version: int = _VERSION
+    id: str
+    owner: str
+    target: Target
+    created: datetime
+    expires: datetime
+    instance_type: str
+    gpus_per_node: int
+    pretended: bool
+    ssh_user: str
+    price_usd_per_hour: float | None = None
+    intent: dict[str, Any] | None = None
+    prepared: tuple[Prepared, ...] = ()
+    jobs: tuple[Job, ...] = ()
+
+
+class Folder:
+    """The folder of one cluster. Reading never fails for want of it: what is lost or torn reads as None."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root = root
+        self.name = name
+        self.path = root / "clusters" / name
+
+    @property
+    def key(self) -> Path:
+        """The private key that logs in to the nodes."""
+        return self.path / "key"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The host keys, by instance id."""
+        return self.path / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        """The configuration with which ssh, rsync and editors reach node0, node1, ..."""
+        return self.path / "ssh_config"
+
+    @property
+    def ledger(self) -> Path:
+        """What this cluster did, one JSON document a line; it outlives the cluster."""
+        return self.path / "ledger.jsonl"
+
+    def read(self) -> Record | None:
+        """Return the record, or None where there is none or it cannot be understood (a cache may be lost).
+
+        Raises ConfigError where a newer awsddp wrote it.
+        """
+        try:
+            document = json.loads((self.path / "cluster.json").read_bytes())
+            if document.get("version", 0) > _VERSION:
+                raise ConfigError(
+                    f"{self.path / 'cluster.json'} was written by a newer awsddp",
+                    "",
+                    "upgrade: pip install -U awsddp",
+                )
+            return msgspec.convert(document, Record)
+        except (OSError, ValueError, AttributeError):
+            return None
+
+    def write(self, record: Record) -> None:
+        """Write the record down, synced to disk. Raises ConfigError where the disk refuses."""
+        write_private(
+            self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+        )
+
+    def note(self, event: str, **facts: object) -> None:
+        """Append a line to the ledger."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        line = msgspec.json.encode({"time": datetime.now(UTC), "event": event, **facts})
+        with self.ledger.open("ab") as stream:
+            stream.write(line + b"\n")
+
+    def retire(self, cluster_id: str) -> None:
+        """After `down`: keep the ledger and the calls under history/NAME-ID/, drop the rest."""
+        history = self.root / "history" / f"{self.name}-{cluster_id}"
+        for kept in (self.ledger, self.path / "calls.jsonl"):
+            if kept.exists():
+                history.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with (history / kept.name).open("ab") as stream:
+                    stream.write(kept.read_bytes())
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def lock(self, verb: str, *, wait_s: float = 0.0) -> Iterator[None]:
+        """Hold the cluster against a second client on this machine; the kernel ends the lock with us.
+
+        Raises ConfigError that says who holds it (host, process, verb, since when) after `wait_s` seconds.
+        """
+        locks = self.root / "locks"
+        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        deadline = time.monotonic() + wait_s
+        with (locks / self.name).open("a+") as stream:
+            while not _grab(stream.fileno()):
+                if time.monotonic() > deadline:
+                    raise _held(self.name, stream)
+                time.sleep(0.1)
+            stream.seek(0)
+            stream.truncate()
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": _now_text()}
+            stream.write(json.dumps(holder))
+            stream.flush()
+            try:
+                yield
+            finally:
+                stream.seek(0)
+                stream.truncate()
+
+
+def _grab(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _held(name: str, stream: Any) -> ConfigError:
+    stream.seek(0)
+    try:
+        holder = json.loads(stream.read())
+        who = "`awsddp {verb}` on {host}, process {pid}, since {since}".format(**holder)
+    except (ValueError, KeyError):
+        who = "another awsddp on this machine"
+    return ConfigError(f"cluster {name} is in use", f"held by {who}", "wait for it, or end that process")
+
+
+def _now_text() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
