@@ -1,0 +1,160 @@
+"""What happened, as documents and text. Pure: it reads records and returns values; cli/ prints them."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from awsddp.cluster import Cluster, ClusterState, Job, Node
+
+
+@dataclass(frozen=True)
+class Event:
+    """Progress of a verb: `who` ("node1", None for the verb itself) is at `text`; `fraction` of it is done."""
+
+    text: str
+    who: str | None = None
+    fraction: float | None = None
+
+
+OnEvent = Callable[[Event], None]
+
+
+def node_name(node: int) -> str:
+    """Return how a node is called everywhere: node0, node1, ..."""
+    return f"node{node}"
+
+
+def cluster_state(cluster: Cluster | None, *, prepared: frozenset[str], launching: bool) -> ClusterState:
+    """Return the state of a cluster from what AWS says of its nodes.
+
+    `prepared` holds the instance ids that this machine has seen ready; `launching` tells that a launch was
+    written down and has not answered.
+    """
+    states = {node.state for node in cluster.live} if cluster else set()
+    if cluster is None or not states:
+        if launching:
+            return "launching"
+        ending = cluster is not None and any(node.state == "shutting-down" for node in cluster.nodes)
+        return "ending" if ending or (cluster and cluster.leftovers) else "absent"
+    if states <= {"stopped", "stopping"}:
+        return "stopped"
+    lost = len(cluster.live) < len(cluster.nodes) or bool(states - {"pending", "running"})
+    if lost:
+        return "partial"
+    if "pending" in states:
+        return "launching"
+    return "ready" if {node.instance_id for node in cluster.live} <= prepared else "preparing"
+
+
+def cost_usd(nodes: Iterable[Node], price_usd_per_node_hour: float | None, now: datetime) -> float | None:
+    """Return what the nodes have cost so far by their list price; EC2 bills each at least 60 seconds.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
+    """
+    if price_usd_per_node_hour is None:
+        return None
+    seconds = sum(max(60.0, (now - node.launched).total_seconds()) for node in nodes if node.launched)
+    return round(seconds / 3600 * price_usd_per_node_hour, 2)
+
+
+def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:
+    """Return a node as design.md's JSON shows it in `up` and `status`."""
+    return {
+        "node": node.node,
+        "instance_id": node.instance_id,
+        "state": node.state,
+        "public_ip": node.public_ip,
+        "private_ip": node.private_ip,
+        "nic": nic,
+        "gpus": gpus,
+        "zone": node.zone,
+    }
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    """Return a job as design.md's JSON shows it."""
+    return asdict(job)
+
+
+def iso(moment: datetime | None) -> str | None:
+    """Return a UTC moment as 2026-11-21T08:45:00Z."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as a person says it: 12.3 s, 4 min 5 s, 23 h 59 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def money(usd: float | None) -> str:
+    """Return an amount as a person reads it; "unknown" where there is no price."""
+    return "unknown" if usd is None else f"${usd:,.2f}"
+
+
+def metrics(text: str) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl; a last line cut in half is left out."""
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def last_value(rows: Iterable[dict[str, Any]], key: str) -> float | None:
+    """Return the last number that the rows hold under `key`."""
+    values = [row[key] for row in rows if isinstance(row.get(key), int | float)]
+    return float(values[-1]) if values else None
+
+
+def loss_plot(rows: Iterable[dict[str, Any]], *, title: str) -> str | None:
+    """Return an SVG of the training loss over the steps, or None where there are not two points.
+
+    Rows carry "loss" and, where they have it, "step"; else they are counted.
+    """
+    points = [
+        (float(row.get("step", index)), float(row["loss"]))
+        for index, row in enumerate(rows)
+        if isinstance(row.get("loss"), int | float)
+    ]
+    if len(points) < 2:
+        return None
+    width, height, left, bottom = 640, 360, 60, 40
+    low_x, high_x = min(x for x, _ in points), max(x for x, _ in points)
+    high_y = max(y for _, y in points) or 1.0
+    span_x = (high_x - low_x) or 1.0
+
+    def place(x: float, y: float) -> str:
+        across = left + (x - low_x) / span_x * (width - left - 20)
+        return f"{across:.1f},{height - bottom - y / high_y * (height - bottom - 40):.1f}"
+
+    line = " ".join(place(x, y) for x, y in points)
+    ticks = "".join(
+        f'<text x="{left - 8}" y="{place(low_x, high_y * part).split(",")[1]}" text-anchor="end" '
+        f'dominant-baseline="middle">{high_y * part:.2f}</text>'
+        for part in (0, 0.5, 1)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+        f'<text x="{left}" y="22" font-size="14">{_escape(title)}</text>{ticks}'
+        f'<path d="M{left},40V{height - bottom}H{width - 20}" fill="none" stroke="#888"/>'
+        f'<polyline points="{line}" fill="none" stroke="#1f5fbf" stroke-width="1.5"/>'
+        f'<text x="{left}" y="{height - 14}">step {low_x:g}</text>'
+        f'<text x="{width - 20}" y="{height - 14}" text-anchor="end">step {high_x:g}</text></svg>\n'
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
