@@ -11,7 +11,7 @@ from awsddp.cluster import Cluster, ClusterState, Job, Node
 
 @dataclass(frozen=True)
 class Event:
-    """Progress of a verb: `who` ("node1", None for the verb itself) is at `text`; `fraction` of it is done."""
+    """Progress of a verb: `who` ("node1", None for the verb itself) is at `text`, `fraction` done."""
 
     text: str
     who: str | None = None
