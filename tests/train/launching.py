@@ -1,0 +1,68 @@
+"""Start the ranks of a training program as a person would: processes with an environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TRAIN = Path(__file__).resolve().parents[2] / "train"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_ranks(
+    program: str, *args: str, ranks: int, folder: Path, env: dict[str, str] | None = None
+) -> list[subprocess.Popen[str]]:
+    """Start `ranks` processes of train/`program`, which meet through the environment and keep to `folder`.
+
+    `{rank}` in an argument is the rank.
+    """
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    common = {**os.environ, **meet, "OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(folder), **(env or {})}
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        subprocess.Popen(
+            [sys.executable, str(TRAIN / program), *(a.replace("{rank}", str(rank)) for a in args)],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def wait_all(processes: list[subprocess.Popen[str]], *, timeout_s: float = 180) -> list[Ended]:
+    """Wait for all to end and return how; none outlives the call."""
+    try:
+        ended = [(p, *p.communicate(timeout=timeout_s)) for p in processes]
+        return [Ended(process.returncode, out, err) for process, out, err in ended]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def run_ranks(
+    program: str, *args: str, ranks: int, folder: Path, env: dict[str, str] | None = None
+) -> list[Ended]:
+    """Start the ranks as start_ranks does and wait for their end."""
+    return wait_all(start_ranks(program, *args, ranks=ranks, folder=folder, env=env))

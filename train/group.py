@@ -1,0 +1,148 @@
+"""Who am I, and with whom: the place of this process in the job, and the process group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+class LaunchError(Exception):
+    """The launch does not fit together. The text says what is wrong and what to type."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the others: its rank of `world_size`, its number on its node, and how they meet."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    init_method: str | None  # None: alone
+
+
+def find_place(
+    positional: list[int],
+    *,
+    env: Mapping[str, str],
+    local_rank: int | None = None,
+    world_size: int | None = None,
+    init_method: str | None = None,
+) -> Place:
+    """Return the place that argv (`RANK LOCAL_RANK`, `--local_rank`, ...) and, where silent, `env` give.
+
+    With no rank anywhere the process is alone. Raises LaunchError when what is given does not fit together.
+    """
+    if len(positional) == 1:
+        raise LaunchError("RANK without LOCAL_RANK. Type: main.py RANK LOCAL_RANK")
+    try:
+        rank = positional[0] if positional else int(env.get("RANK", 0))
+        local = positional[1] if positional else local_rank
+        local = int(env.get("LOCAL_RANK", 0)) if local is None else local
+        size = world_size or int(env.get("WORLD_SIZE", 0))
+        local_size = int(env.get("LOCAL_WORLD_SIZE", 0))
+    except ValueError as error:
+        raise LaunchError(
+            f"RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE must be numbers: {error}"
+        ) from error
+    if not size:
+        if positional or "RANK" in env:
+            raise LaunchError(f"rank {rank} of how many? Give --world-size or WORLD_SIZE.")
+        size = 1
+    if not 0 <= rank < size:
+        raise LaunchError(f"rank {rank} does not fit a world of {size}: ranks go from 0 to {size - 1}.")
+    if size > 1 and not init_method:
+        if not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():
+            raise LaunchError(
+                "where do the ranks meet? Give --init-method tcp://HOST:PORT or set MASTER_ADDR, MASTER_PORT."
+            )
+        init_method = "env://"
+    return Place(rank, local, size, local_size or size, init_method)
+
+
+def choose_device(name: str, place: Place) -> torch.device:
+    """Return the device of this rank: `name` is cpu, cuda, or auto (cuda where there is a GPU).
+
+    Raises LaunchError when the GPU numbered LOCAL_RANK is not there.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not gpus):
+        return torch.device("cpu")
+    if place.local_rank >= gpus:
+        raise LaunchError(
+            f"local rank {place.local_rank} wants GPU {place.local_rank}, and this machine has {gpus}: "
+            f"start at most {gpus} ranks here, or give --device cpu."
+        )
+    return torch.device("cuda", place.local_rank)
+
+
+def share_cores(place: Place) -> None:
+    """Divide the cores among the ranks of the node, unless OMP_NUM_THREADS says: idle threads spin."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // place.local_world_size))
+
+
+def join(place: Place, *, device: torch.device, backend: str | None = None, timeout_s: float = 600) -> None:
+    """Form the process group: by default gloo for tensors on the CPU and nccl for those on a GPU.
+
+    Raises LaunchError when the group does not form: a port that is taken, ranks that do not come.
+    """
+    default = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    chosen = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend or default
+    try:
+        dist.init_process_group(
+            chosen,
+            init_method=place.init_method,
+            store=None if place.init_method else dist.HashStore(),  # type: ignore[attr-defined]
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:  # torch.distributed's own errors are RuntimeErrors
+        raise LaunchError(
+            f"rank {place.rank} of {place.world_size} found no group at {place.init_method}: {error}"
+        ) from error
+
+
+def leave() -> None:
+    """End the process group together.
+
+    The pause is for gloo (seen with torch 2.13): a group destroyed while a peer is still in its last
+    collective aborts that peer, about once in 20 groups.
+    """
+    dist.barrier()
+    time.sleep(0.2)
+    dist.destroy_process_group()
+
+
+class Stop:
+    """SIGTERM, agreed on: all ranks stop after the same step, with a checkpoint.
+
+    The handler only sets a flag: a rank inside a collective must not act alone. `ask` sends the flag round
+    (a CPU all_reduce beside the step's work), `agreed` reads the answer.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, *_: object) -> None:
+        self.asked = True
+
+    def ask(self) -> None:
+        """Start telling the others; every rank calls this once a step."""
+        self.flag = torch.tensor([float(self.asked)])
+        self.work = dist.all_reduce(self.flag, async_op=True)
+
+    def agreed(self) -> bool:
+        """Say whether any rank was asked to stop when this step began."""
+        self.work.wait()
+        return bool(self.flag.item())
