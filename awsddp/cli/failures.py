@@ -1,0 +1,82 @@
+"""From an error to what the user reads and the process's exit code. The one place that maps them."""
+
+import sys
+
+import click
+
+from awsddp.errors import AwsddpError, Interrupted, UsageError
+
+
+def run(command: click.Command) -> int:
+    """Run the command line and return its exit code; every error ends as a message."""
+    words = sys.argv[1:]
+    try:
+        result = command.main(args=words, prog_name="awsddp", standalone_mode=False)
+    except click.exceptions.Abort:
+        return _show(Interrupted("interrupted"), words)
+    except KeyboardInterrupt:
+        return _show(Interrupted("interrupted"), words)
+    except click.ClickException as error:
+        return _show(UsageError(error.format_message(), "", _help_line(error)), words)
+    except AwsddpError as error:
+        return _show(error, words)
+    except BrokenPipeError:
+        return _reader_gone()
+    except Exception as error:
+        return _unexpected(error, words)
+    return result if isinstance(result, int) else 0
+
+
+def _show(error: AwsddpError, words: list[str]) -> int:
+    if "-vv" in words:
+        import traceback
+
+        traceback.print_exc()
+    if "--json" in words:
+        import json
+
+        print(json.dumps(error.document(), indent=2))
+        return error.exit_code
+    style = {"fg": "red", "bold": True}
+    click.echo(click.style("error: ", **style) + error.message, err=True)  # type: ignore[arg-type]
+    for label, text in (("  why: ", error.why), (" next: ", error.next)):
+        for line in text.splitlines():
+            click.echo(label + line, err=True)
+            label = " " * len(label)
+    return error.exit_code
+
+
+def _help_line(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'awsddp'} --help"
+
+
+def _reader_gone() -> int:
+    """The reader of our output went away (`| head`): end quietly, as a program in a pipe does."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+def _unexpected(error: Exception, words: list[str]) -> int:
+    import traceback
+    from datetime import datetime
+
+    from awsddp.state import home, write_private
+
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    place = home() / "debug" / f"{stamp}.log"
+    try:
+        write_private(place, "".join(traceback.format_exception(error)).encode())
+        where = str(place)
+    except AwsddpError:
+        where = "run it again with -vv"
+    return _show(
+        AwsddpError(
+            f"unexpected: {type(error).__name__}: {error}",
+            "this is a defect of awsddp; your cluster, if any, is as it was",
+            f"details: {where}\nawsddp status   # what still runs\nawsddp down     # end it",
+        ),
+        words,
+    )

@@ -1,0 +1,84 @@
+"""The entry of the command line: which verbs there are, and how an error reaches the user.
+
+A verb's file is imported only when the verb is used, so that `awsddp --help` costs little more than click.
+"""
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from awsddp import __version__
+from awsddp.cli.options import Globals, global_options
+
+VERBS = {
+    "plan": "Show what `up` would do, and what it would cost. Changes nothing.",
+    "up": "Launch the nodes and prepare them; run again, it finishes or changes nothing.",
+    "status": "Nodes, addresses, jobs, price, cost and time left.",
+    "sync": "Send the working folder to every node.",
+    "train": "Sync, launch the ranks, stream their lines, bring results home.",
+    "logs": "Show a job's lines; with -f follow it to its end and bring results home.",
+    "fetch": "Bring a job's results home.",
+    "down": "End everything, wait until it is gone, and say what it cost.",
+    "run": "up, train and down in one: nothing is left on any way out.",
+    "local": "The local cloud: a rehearsal without an AWS account.",
+}
+
+
+class _Verbs(click.Group):
+    """The verbs, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"awsddp.cli.{name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            ctx.fail(_no_such_verb(args[0]))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def _no_such_verb(word: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, VERBS, n=1)
+    return f"No such verb '{word}'." + (f" Did you mean '{near[0]}'?" if near else "")
+
+
+@click.group(
+    cls=_Verbs,
+    params=global_options(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, message="awsddp %(version)s")
+@click.pass_context
+def cli(ctx: click.Context, /, **given: Any) -> None:
+    """From a laptop to a trained model on N GPU nodes of EC2, and never a forgotten bill.
+
+    \b
+      awsddp up --nodes 2
+      awsddp train --world-size 16
+      awsddp down
+
+    With --local the same commands rehearse on this machine, without an AWS account.
+    """
+    ctx.obj = Globals(**given)
+
+
+def main() -> None:
+    """Run the command line and exit with the documented code."""
+    from awsddp.cli.failures import run
+
+    sys.exit(run(cli))

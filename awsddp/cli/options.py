@@ -1,0 +1,79 @@
+"""The options that every verb takes, before or after it, and what they mean together."""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True, kw_only=True)
+class Globals:
+    """The global options as given. `override` holds the texts of -o."""
+
+    cluster: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    local: bool = False
+    override: tuple[str, ...] = ()
+    json: bool = False
+    quiet: bool = False
+    verbose: int = 0
+    yes: bool = False
+
+    @property
+    def name(self) -> str:
+        """The cluster's name: -c, else $AWSDDP_CLUSTER, else "default"."""
+        return self.cluster or os.environ.get("AWSDDP_CLUSTER") or "default"
+
+    def merged(self, later: "Globals") -> "Globals":
+        """Return these options with those given after the verb laid over them."""
+        changes = {
+            field.name: getattr(later, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(later, field.name)
+        }
+        changes["override"] = self.override + later.override
+        changes["verbose"] = self.verbose + later.verbose
+        return dataclasses.replace(self, **changes)
+
+
+_OPTIONS = (
+    (("-c", "--cluster"), {"metavar": "NAME", "help": "Which cluster.  [default: default]"}),
+    (("--region",), {"metavar": "REGION", "help": "AWS region."}),
+    (("--profile",), {"metavar": "NAME", "help": "AWS profile."}),
+    (("--local",), {"is_flag": True, "help": "Rehearse on this machine: no AWS account, no cost."}),
+    (
+        ("-o", "override"),
+        {"metavar": "SECTION.KEY=VALUE", "multiple": True, "help": "Any key of awsddp.toml."},
+    ),
+    (("--json",), {"is_flag": True, "help": "One JSON document on stdout."}),
+    (("-q", "--quiet"), {"is_flag": True, "help": "Results and errors only."}),
+    (("-v", "--verbose"), {"count": True, "help": "Say more; -vv shows tracebacks."}),
+    (("-y", "--yes"), {"is_flag": True, "help": "Answer yes to every question."}),
+)
+
+
+def global_options(*, hidden: bool = False) -> list[click.Parameter]:
+    """Return the global options, as parameters of a command."""
+    return [click.Option(names, hidden=hidden, **settings) for names, settings in _OPTIONS]
+
+
+class Verb(click.Command):
+    """A verb's command: it takes the global options too and is called with all of them as `options`.
+
+    Its help page lists its own options; the global ones stand on `awsddp --help`.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        settings.setdefault("epilog", "Global options (-c, --local, --json, -y, ...): awsddp --help")
+        super().__init__(*args, **settings)
+        self.params += global_options(hidden=True)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Fold the global options given before and after the verb into one, then run the verb."""
+        names = [field.name for field in dataclasses.fields(Globals)]
+        later = Globals(**{name: ctx.params.pop(name) for name in names})
+        ctx.params["options"] = ctx.find_root().obj.merged(later)
+        return super().invoke(ctx)

@@ -1,0 +1,175 @@
+"""What a person reads when a verb is done: tables on stdout."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from awsddp.cli.screen import console
+from awsddp.report import duration, money
+
+if TYPE_CHECKING:
+    from awsddp.plan import LaunchPlan
+    from awsddp.verbs.run import RunResult
+
+Rows = Sequence[Sequence[Any]]
+
+
+def _table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
+    """Print a table as wide as its words need; a narrow terminal folds them."""
+    grid = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headings))
+    for heading in headings:
+        grid.add_column(heading, overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    console(stderr=stderr).print(grid)
+
+
+def _line(text: str, *, stderr: bool = False) -> None:
+    console(stderr=stderr).print(Text(text), soft_wrap=True)
+
+
+def cluster_page(result: dict[str, Any]) -> None:
+    """Show a cluster: its nodes, its jobs, what it costs and until when."""
+    name, state = result["cluster"], result["state"]
+    if state == "absent":
+        _line(f"Cluster {name}: absent. Looked in: {', '.join(result['looked']) or 'no place'}.")
+        return
+    where = "the local cloud" if result["target"] == "local" else result["region"]
+    _line(f"Cluster {name}: {state}, {len(result['nodes'])} x {result['instance_type']} in {where}")
+    _table(
+        ("node", "instance", "state", "public", "private", "nic", "gpus"),
+        [
+            [f"node{node['node']}"]
+            + [node[key] for key in ("instance_id", "state", "public_ip", "private_ip", "nic", "gpus")]
+            for node in result["nodes"]
+        ],
+    )
+    if result["jobs"]:
+        _table(
+            ("job", "state", "results"), [(job["job"], job["state"], job["home"]) for job in result["jobs"]]
+        )
+    _line(_bill(result))
+
+
+def _bill(result: dict[str, Any]) -> str:
+    would = "would cost" if result["target"] == "local" else "costs"
+    text = f"{would} {money(result['price_usd_per_hour'])} an hour on EC2, {money(result['cost_usd'])} so far"
+    if result["expires"]:
+        left = datetime.fromisoformat(result["expires"]) - datetime.now(UTC)
+        text += f"; ends itself in {duration(max(0.0, left.total_seconds()))}"
+    return text + ". End it now: awsddp down"
+
+
+def job_page(result: dict[str, Any]) -> None:
+    """Show how a job ended, why, and where its results are."""
+    for line in job_lines(result):
+        _line(line, stderr=True)
+
+
+def job_lines(result: dict[str, Any]) -> list[str]:
+    """Return the lines that say how a job ended, why, and where its results are."""
+    lines = [f"Job {result['job']}: {result['state']}"]
+    cause = result["cause"]
+    if cause:
+        who = (
+            f"rank {cause['rank']} @ node{cause['node']}"
+            if cause["rank"] is not None
+            else f"node{cause['node']}"
+        )
+        if cause["rank"] is None and cause["node"] is None:
+            who = "the job"
+        lines.append(f"  cause: {who}: {cause['explanation']}")
+        lines += [f"  | {line}" for line in cause["tail"]]
+    if result.get("accuracy") is not None:
+        lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}")
+    lines.append(f"  results: {result['home']}/")
+    return lines
+
+
+def sync_page(result: dict[str, Any]) -> None:
+    """Show what travelled, a node a line."""
+    _table(
+        ("node", "files", "bytes"),
+        [(f"node{node['node']}", node["files"], f"{node['bytes']:,}") for node in result["nodes"]],
+    )
+    if result.get("home"):
+        _line(f"Results: {result['home']}/")
+
+
+def down_page(result: dict[str, Any]) -> None:
+    """Show what was ended, and that nothing is left."""
+    if not result["terminated"] and not result["removed"]:
+        looked = ", ".join(result["looked"]) or "no place"
+        _line(f"Cluster {result['cluster']}: nothing to end. Looked in: {looked}.")
+        return
+    count = len(result["terminated"])
+    _line(
+        f"Cluster {result['cluster']}: {count} instance{'s' * (count != 1)} terminated, nothing is left. "
+        f"{_what_it_cost(result)}"
+    )
+
+
+def _what_it_cost(result: dict[str, Any]) -> str:
+    verb = "It would have cost" if result["target"] == "local" else "It cost"
+    return f"{verb} {money(result['cost_usd'])} on EC2 (list price)."
+
+
+def run_page(result: "RunResult") -> None:
+    """Show the whole run: accuracy, the time of each stage, what it cost, and that nothing is left."""
+    if result.train:
+        for line in job_lines(result.train):
+            _line(line)
+    _table(("stage", "time"), [(stage, duration(seconds)) for stage, seconds in result.seconds.items()])
+    if result.down:
+        down_page(result.down)
+
+
+def local_page(result: dict[str, Any]) -> None:
+    """Show the local cloud as any EC2 client may use it."""
+    _line(f"Local cloud: {result['mode']}" + (f" ({result['why']})" if result["why"] else ""))
+    _line(f"  export AWS_ENDPOINT_URL={result['endpoint']} AWS_DEFAULT_REGION={result['region']}")
+    key, secret = result["access_key_id"], result["secret_access_key"]
+    _line(f"  export AWS_ACCESS_KEY_ID={key} AWS_SECRET_ACCESS_KEY={secret}")
+    if result["instances"]:
+        keys = list(result["instances"][0])
+        _table(keys, [[instance.get(key) for key in keys] for instance in result["instances"]])
+    else:
+        _line("  no instances")
+
+
+def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
+    """Show a plan: machines, image, zones, resources, price, the nearest other choices, warnings."""
+    from awsddp.plan import document
+
+    facts = document(plan)
+    hourly, expires_h = facts["price_usd_per_hour"], plan.expires_s / 3600
+    total = None if hourly is None else hourly * expires_h
+    gpus = f"{facts['gpus_per_node']} x {plan.gpu} a node" + (
+        " (pretended: gloo on CPU)" if plan.pretended else ""
+    )
+    rows = [
+        ("cluster", f"{facts['cluster']} on {facts['target']}, {facts['region']}"),
+        ("nodes", f"{facts['nodes']} x {facts['instance_type']}"),
+        ("gpus", gpus),
+        (
+            "image",
+            f"{facts['image']['name']} ({facts['image']['id']}, {str(facts['image']['created'])[:10]})",
+        ),
+        ("zones", ", ".join(str(zone) for zone in facts["zones"])),
+        ("makes", ", ".join(request["operation"] for request in facts["requests"])),
+        (
+            "price",
+            f"{money(hourly)} an hour, {money(total)} until it expires (list price of {facts['price_date']})",
+        ),
+        ("expires", f"after {duration(plan.expires_s)}, by itself"),
+    ]
+    _table(("", ""), rows, stderr=stderr)
+    if facts["choices"]:
+        _line("other choices:", stderr=stderr)
+        keys = list(facts["choices"][0])
+        _table(keys, [[choice.get(key) for key in keys] for choice in facts["choices"]], stderr=stderr)
+    for warning in facts["warnings"]:
+        _line(f"warning: {warning}", stderr=stderr)

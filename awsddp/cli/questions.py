@@ -1,0 +1,36 @@
+"""What is asked before money is spent or results are lost."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from awsddp.cli.options import Globals
+from awsddp.cli.pages import plan_page
+from awsddp.cli.screen import Screen, confirm
+from awsddp.errors import Interrupted
+
+if TYPE_CHECKING:
+    from awsddp.plan import LaunchPlan
+
+
+def launch_question(options: Globals, show: Screen) -> Callable[["LaunchPlan"], None]:
+    """Return the question that `up` asks before it launches: the plan, and whether to do it."""
+
+    def ask(plan: "LaunchPlan") -> None:
+        show.pause()
+        if not options.quiet:
+            plan_page(plan, stderr=True)
+        if not confirm("Launch this?", options):
+            raise Interrupted("nothing was launched", "the answer was no")
+
+    return ask
+
+
+def down_question(options: Globals, show: Screen) -> Callable[[str], None]:
+    """Return the question that `down` asks, given what it is about to end."""
+
+    def ask(what: str) -> None:
+        show.pause()
+        if not confirm(f"{what} End it?", options):
+            raise Interrupted("nothing was ended", "the answer was no")
+
+    return ask

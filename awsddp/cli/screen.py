@@ -1,0 +1,127 @@
+"""What people see while a verb works: live lines for each node on a terminal, plain lines elsewhere.
+
+Talk goes to stderr; stdout is for results and the lines of a followed job.
+"""
+
+import json
+import os
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from awsddp.cli.options import Globals
+from awsddp.report import Event
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+
+class Screen:
+    """Shows events as they come. A context manager; `pause` gives the terminal to a job's lines."""
+
+    def __init__(self, options: Globals) -> None:
+        self.quiet = options.quiet
+        self.json = options.json
+        self.live = sys.stderr.isatty() and not options.quiet and os.environ.get("TERM") != "dumb"
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._said: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pause()
+
+    def event(self, event: Event) -> None:
+        """Show one event: a node's current step in its own line, anything else as a line of its own."""
+        if self.quiet:
+            return
+        if not self.live:
+            self._plain(event)
+        elif event.who is None:
+            self._bar().console.print(event.text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._update(event.who, event)
+
+    def lines(self, data: bytes) -> None:
+        """Write lines of a followed job to stdout (with --json to stderr, beside the document)."""
+        self.pause()
+        stream = sys.stderr.buffer if self.json else sys.stdout.buffer
+        stream.write(data)
+        stream.flush()
+
+    def pause(self) -> None:
+        """Leave the live lines as they stand and stop drawing, so that others may write."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+            self._tasks.clear()
+
+    def _plain(self, event: Event) -> None:
+        who = event.who or ""
+        if self._said.get(who) != event.text:
+            self._said[who] = event.text
+            print(f"{who}: {event.text}" if who else event.text, file=sys.stderr, flush=True)
+
+    def _update(self, who: str, event: Event) -> None:
+        bar = self._bar()
+        if who not in self._tasks:
+            self._tasks[who] = bar.add_task("", total=None, who=who)
+        done = event.fraction
+        bar.update(
+            self._tasks[who],
+            description=event.text,
+            completed=(done or 0) * 100,
+            total=100 if done is not None else None,
+        )
+
+    def _bar(self) -> "Progress":
+        if self._progress is None:
+            from rich.progress import Progress, SpinnerColumn, TextColumn
+
+            self._progress = Progress(
+                SpinnerColumn(finished_text="[green]✓"),
+                TextColumn("{task.fields[who]}", style="bold"),
+                TextColumn("{task.description}"),
+                console=console(stderr=True),
+                transient=False,
+            )
+            self._progress.start()
+        return self._progress
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """Return a rich console; NO_COLOR and a missing terminal are honoured by rich itself."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def document(value: object) -> None:
+    """Print one JSON document on stdout."""
+    print(json.dumps(value, indent=2))
+
+
+def say(options: Globals, text: str) -> None:
+    """Say something on stderr, unless -q."""
+    if not options.quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def confirm(question: str, options: Globals) -> bool:
+    """Ask on the terminal. Without a terminal and without -y this is a usage error (exit 2)."""
+    import click
+
+    from awsddp.errors import UsageError
+
+    if options.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(
+            f"{question} Nobody is there to answer.", "stdin is no terminal", "add -y to say yes"
+        )
+    return click.confirm(question, default=False, err=True)

@@ -1,0 +1,112 @@
+"""From options to the context of a verb, for all verbs alike."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from awsddp.cli.options import Globals
+from awsddp.cli.screen import Screen
+from awsddp.errors import UsageError
+from awsddp.spec import FILE, load
+from awsddp.state import Folder, home
+from awsddp.verbs.context import Context
+
+PLAN_OPTIONS = {
+    "cluster.nodes": click.option("--nodes", type=int, metavar="N", help="How many nodes.  [default: 2]"),
+    "cluster.instance_type": click.option(
+        "--instance-type", metavar="TYPE", help="EC2 instance type.  [default: the cheapest with 8 GPUs]"
+    ),
+    "cluster.image": click.option(
+        "--image",
+        metavar="IMAGE",
+        help="Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
+    ),
+    "cluster.disk_gb": click.option(
+        "--disk", "disk_gb", type=int, metavar="GB", help="Root disk.  [default: image + 100, at least 200]"
+    ),
+    "cluster.expires": click.option(
+        "--expires", metavar="TIME", help="The nodes end themselves after this: 90m, 24h, 7d.  [default: 24h]"
+    ),
+}
+
+JOB_OPTIONS = {
+    "job.world_size": click.option(
+        "--world-size", type=int, metavar="N", help="Ranks in all.  [default: one a GPU]"
+    ),
+    "job.nproc_per_node": click.option("--nproc-per-node", type=int, metavar="N", help="Ranks on each node."),
+    "job.module": click.option(
+        "--module", is_flag=True, default=None, help="SCRIPT is a module (python -m)."
+    ),
+    "sync.workdir": click.option(
+        "--workdir", metavar="DIR", help="The folder that is sent to the nodes.  [default: .]"
+    ),
+    "job.outputs": click.option(
+        "--output",
+        "outputs",
+        multiple=True,
+        metavar="PATH",
+        help="Bring this path home as well (repeatable).",
+    ),
+    "env.variables": click.option(
+        "--env-var",
+        "variables",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set this for every rank (repeatable).",
+    ),
+    "job.name": click.option("--name", metavar="NAME", help="The job's name.  [default: script and time]"),
+    "job.timeout": click.option("--timeout", metavar="TIME", help="End the job after this: 90m, 24h."),
+}
+
+
+def options_of(*groups: dict[str, Any]) -> Callable[[Any], Any]:
+    """Give a command the options of the groups; their values are keys of awsddp.toml (`overrides`)."""
+
+    def decorate(function: Any) -> Any:
+        for group in reversed(groups):
+            for option in reversed(group.values()):
+                function = option(function)
+        return function
+
+    return decorate
+
+
+def overrides(given: dict[str, Any]) -> dict[str, object]:
+    """Return the given options as values of the keys they stand for; what was not given is left out."""
+    found: dict[str, object] = {}
+    for key in (*PLAN_OPTIONS, *JOB_OPTIONS):
+        value = given.get(key.partition(".")[2])
+        if value is None or value == ():
+            continue
+        if key == "env.variables":
+            found |= {f"{key}.{name}": text for name, text in map(_pair, value)}
+        else:
+            found[key] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+@contextlib.contextmanager
+def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator[tuple[Context, Screen]]:
+    """Yield the context of a verb and the screen that shows its progress."""
+    values: dict[str, object] = {}
+    for text in options.override:
+        key, value = _pair(text, sign="-o ")
+        values[key] = value
+    if options.region:
+        values["cluster.region"] = options.region
+    if options.profile:
+        values["cluster.profile"] = options.profile
+    spec, job = load(options.name, file=Path(FILE), overrides=values | (asked or {}))
+    with Screen(options) as screen:
+        folder = Folder(home(), options.name)
+        yield Context(spec=spec, job=job, folder=folder, on_event=screen.event, local=options.local), screen
+
+
+def _pair(text: str, *, sign: str = "--env-var ") -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{sign}{text}: no value", "", f"write it as {sign}NAME=VALUE")
+    return name, value

@@ -1,0 +1,52 @@
+"""`awsddp train`: sync, launch, stream, bring home."""
+
+from typing import Any
+
+import click
+
+from awsddp.cli import screen, session
+from awsddp.cli.options import Globals, Verb
+
+
+class Launch(Verb):
+    """A verb with [SCRIPT] [-- ARGS]: everything after the first -- belongs to the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the script's words away before click reads the rest."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["awsddp.script_args"] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show where the script's own words go."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
+
+
+def job_overrides(given: dict[str, Any]) -> dict[str, object]:
+    """Return the job's options, its script and the script's words as overrides."""
+    found = session.overrides(given)
+    if given.get("script") is not None:
+        found["job.script"] = given["script"]
+    words = click.get_current_context().meta["awsddp.script_args"]
+    return found | ({"job.args": list(words)} if words else {})
+
+
+@click.command("train", cls=Launch)
+@click.argument("script", required=False)
+@session.options_of(session.JOB_OPTIONS)
+@click.pass_context
+def command(ctx: click.Context, /, options: Globals, **given: Any) -> None:
+    """Sync, launch the ranks, stream their lines, bring results home.
+
+    Without SCRIPT the bundled program trains on handwritten digits. SCRIPT and ARGS may hold {rank},
+    {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port} and
+    {init_file}; a doubled brace is a brace.
+    """
+    from awsddp.cli.pages import job_page
+    from awsddp.verbs.train import train
+
+    with session.opened(options, job_overrides(given)) as (context, show):
+        result = train(context, on_lines=show.lines)
+        show.pause()
+        screen.document(result) if options.json else job_page(result)
+    ctx.exit(0 if result["state"] == "succeeded" else 1)

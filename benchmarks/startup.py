@@ -1,0 +1,42 @@
+"""How long `awsddp --help` takes, beside `python -c 'import click'`, interleaved in one run.
+
+    python benchmarks/startup.py [ROUNDS]
+
+The promise: at most 1.5 times. Both are whole processes; the median and the least of each are shown.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+
+CASES = {
+    "python -c pass": ["-c", "pass"],
+    "import click": ["-c", "import click"],
+    "awsddp --help": ["-m", "awsddp", "--help"],
+}
+
+
+def seconds(words: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 21
+    times: dict[str, list[float]] = {name: [] for name in CASES}
+    for name, words in CASES.items():
+        seconds(words)
+    for _ in range(rounds):
+        for name, words in CASES.items():
+            times[name].append(seconds(words))
+    reference = statistics.median(times["import click"])
+    print(f"{'case':<16} {'least s':>8} {'median s':>9} {'x click':>8}   ({rounds} rounds)")
+    for name, taken in times.items():
+        median = statistics.median(taken)
+        print(f"{name:<16} {min(taken):8.3f} {median:9.3f} {median / reference:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
