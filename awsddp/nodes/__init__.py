@@ -1,0 +1,5 @@
+"""The nodes over SSH: reach them, prepare them, send files out and bring results home.
+
+The only room that knows paramiko. It knows nothing of AWS and nothing of jobs: it is given endpoints and
+commands, and returns what came back, for every node, never the first failure alone.
+"""

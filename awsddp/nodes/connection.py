@@ -1,0 +1,187 @@
+"""One SSH connection to one node: strict about its host key, patient while it boots, clear when it fails."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+
+from awsddp.errors import ConfigError
+from awsddp.nodes import hostkeys
+from awsddp.nodes.failures import Layer, NodeFailure
+from awsddp.report import Event, OnEvent, node_name
+
+# paramiko logs each failed handshake; what matters of it is in our own errors.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+_DIAL_S = 4.0  # a machine that is not up yet drops packets: better dial anew than wait for TCP's slow repeats
+_HANDSHAKE_S = 15.0
+_KEEPALIVE_S = 10
+_UNANSWERED_MS = 30_000
+_LOGIN_PATIENCE_S = 5.0  # at boot sshd may answer a moment before the account is there
+_WINDOW = 8 * 2**20  # bytes in flight: 2 MiB, the default, holds a log to 10 MB/s at 200 ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """How a node is reached. `instance_id` names its host keys."""
+
+    node: int
+    instance_id: str
+    host: str
+    port: int = 22
+    user: str
+
+    def __str__(self) -> str:
+        return f"{self.instance_id} at {self.host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """An open, verified, logged-in transport. `host_key` is the public key that verified it."""
+
+    endpoint: Endpoint
+    transport: paramiko.Transport
+    socket: socket.socket
+    host_key: str
+
+    def drop(self) -> None:
+        """Cut the connection without waiting for anything: whoever reads or writes it is woken."""
+        with contextlib.suppress(OSError):  # it may be cut already
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.transport.close()
+
+
+def load_key(path: Path) -> paramiko.PKey:
+    """Return the login key in the file `path`. Raises ConfigError."""
+    try:
+        return paramiko.PKey.from_path(path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"the login key {path} is not there",
+            "only the machine that made the cluster has it",
+            "awsddp down works without it",
+        ) from error
+    except (OSError, ValueError, TypeError, paramiko.SSHException) as error:
+        raise ConfigError(f"the login key {path} cannot be used", str(error)) from error
+
+
+def connect(
+    endpoint: Endpoint,
+    *,
+    key: paramiko.PKey,
+    known_hosts: Path,
+    deadline_s: float,
+    stop: threading.Event,
+    on_event: OnEvent,
+) -> Connection:
+    """Return a connection to a node; until the deadline try again while it boots.
+
+    Raises NodeFailure: at once for a host key that is not in `known_hosts`, after a few seconds for a login
+    that is refused, at the deadline for the rest, with the last cause.
+    """
+    began = time.monotonic()
+    refused_since: float | None = None
+    told, pause = "", 0.1
+    while True:
+        try:
+            return _attempt(endpoint, key, known_hosts, max(1.0, began + deadline_s - time.monotonic()))
+        except NodeFailure as failure:
+            now = time.monotonic()
+            refused_since = (refused_since or now) if failure.layer == "login" else None
+            tired = refused_since is not None and now - refused_since >= _LOGIN_PATIENCE_S
+            if failure.layer == "host key" or tired or now + pause > began + deadline_s or stop.is_set():
+                raise
+            if failure.layer != told:
+                told = failure.layer
+                on_event(Event(f"waiting for SSH ({told})", who=node_name(endpoint.node)))
+        stop.wait(pause)
+        pause = min(1.0, pause * 1.3)
+
+
+def _attempt(endpoint: Endpoint, key: paramiko.PKey, known_hosts: Path, left_s: float) -> Connection:
+    accepted = hostkeys.read(known_hosts).get(endpoint.instance_id, ())
+    if not accepted:
+        raise _failure(
+            endpoint, "host key", "its host key is not known here", f"nothing for it in {known_hosts}"
+        )
+    line = _dial(endpoint, min(_DIAL_S, left_s))
+    try:
+        transport = paramiko.Transport(line, default_window_size=_WINDOW)
+        transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = min(
+            _HANDSHAKE_S, left_s
+        )
+        _shake_hands(endpoint, transport, accepted)
+        shown = _public(transport.get_remote_server_key())
+        if shown not in accepted:
+            transport.close()
+            raise _failure(
+                endpoint, "host key", "it shows a host key that is not its own", f"it showed: {shown}"
+            )
+        _log_in(endpoint, transport, key)
+    except BaseException:
+        line.close()
+        raise
+    transport.set_keepalive(_KEEPALIVE_S)
+    return Connection(endpoint=endpoint, transport=transport, socket=line, host_key=shown)
+
+
+def _dial(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    try:
+        line = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
+    except ConnectionRefusedError as error:
+        raise _failure(endpoint, "refused", "no sshd answers", "connection refused") from error
+    except OSError as error:
+        why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise _failure(endpoint, "no route", "it cannot be reached", why) from error
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each command waits 40 ms for an ACK
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a peer that acknowledges nothing is gone
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+    return line
+
+
+def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tuple[str, ...]) -> None:
+    options = transport.get_security_options()
+    kinds = {public.split()[0] for public in accepted}
+    options.key_types = tuple(kind for kind in options.key_types if kind in kinds or _is_rsa(kind, kinds))
+    try:
+        transport.start_client(timeout=transport.handshake_timeout)
+        transport.get_remote_server_key()
+    except paramiko.ssh_exception.IncompatiblePeer as error:
+        raise _failure(endpoint, "host key", "it has no host key of the known kind", str(error)) from error
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        transport.close()
+        why = str(error) or "it hung up"
+        raise _failure(endpoint, "banner", "it is reached, but SSH does not begin", why) from error
+
+
+def _is_rsa(kind: str, kinds: set[str]) -> bool:
+    return kind.startswith("rsa-sha2-") and "ssh-rsa" in kinds
+
+
+def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKey) -> None:
+    try:
+        transport.auth_publickey(endpoint.user, key)
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        said = (transport.get_banner() or b"").decode(errors="replace").strip()
+        hung_up = not transport.is_active()
+        transport.close()
+        if hung_up:  # as pam_nologin does while "System is booting up"
+            raise _failure(
+                endpoint, "banner", "it ends the connection at the login", said or str(error)
+            ) from error
+        raise _failure(
+            endpoint, "login", f"it refuses the login of {endpoint.user}", said or str(error)
+        ) from error
+
+
+def _public(key: paramiko.PKey) -> str:
+    return f"{key.get_name()} {key.get_base64()}"
+
+
+def _failure(endpoint: Endpoint, layer: Layer, message: str, why: str) -> NodeFailure:
+    return NodeFailure(endpoint.node, layer, f"{message} ({endpoint})", why)

@@ -1,0 +1,101 @@
+"""Whom we talk to: key pairs, and the host keys that each instance may show.
+
+Keys are kept by instance id (HostKeyAlias), never by address: addresses are used again. An instance may have
+two while its host key is being changed; a key that is not in the file is refused without a question.
+"""
+
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from awsddp.errors import ConfigError
+
+_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyPair:
+    """An ed25519 key pair: `private` in OpenSSH's PEM form, `public` as one line with its comment."""
+
+    private: str = field(repr=False)
+    public: str
+
+
+def make_key(comment: str) -> KeyPair:
+    """Make an ed25519 key pair, for a login or for a host. `comment` stands in the public line."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return KeyPair(private=private.decode(), public=f"{public.decode()} {comment}")
+
+
+def bare(public: str) -> str:
+    """Return a public key line without its comment: type and key. Raises ConfigError where it is none."""
+    line = " ".join(public.split()[:2])
+    if not _KEY.fullmatch(line):
+        raise ConfigError(f"{public!r} is no public key")
+    return line
+
+
+def read(known_hosts: Path) -> dict[str, tuple[str, ...]]:
+    """Return the accepted keys by instance id, from a file that may not exist. Raises ConfigError."""
+    try:
+        lines = known_hosts.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{known_hosts} cannot be read", str(error)) from error
+    keys: dict[str, tuple[str, ...]] = {}
+    for line in lines:
+        instance_id, _, key = line.strip().partition(" ")
+        if instance_id and _KEY.fullmatch(key):
+            keys[instance_id] = (*keys.get(instance_id, ()), key)
+    return keys
+
+
+def accept(known_hosts: Path, keys: Mapping[str, str]) -> None:
+    """Accept one more public key of each instance, beside those it has. Raises ConfigError."""
+    known = read(known_hosts)
+    for instance_id, public in keys.items():
+        known[instance_id] = tuple(dict.fromkeys((*known.get(instance_id, ()), bare(public))))
+    _write(known_hosts, known)
+
+
+def settle(known_hosts: Path, keys: Mapping[str, str]) -> None:
+    """From now on accept this public key of each instance and no other. Raises ConfigError."""
+    known = read(known_hosts) | {instance_id: (bare(public),) for instance_id, public in keys.items()}
+    _write(known_hosts, known)
+
+
+def forget(known_hosts: Path, instance_ids: Iterable[str]) -> None:
+    """Drop all keys of these instances, which are gone. Raises ConfigError."""
+    gone = set(instance_ids)
+    _write(known_hosts, {key: value for key, value in read(known_hosts).items() if key not in gone})
+
+
+def _write(known_hosts: Path, keys: Mapping[str, tuple[str, ...]]) -> None:
+    text = "".join(f"{instance_id} {key}\n" for instance_id, some in keys.items() for key in some)
+    if known_hosts.is_file() and known_hosts.read_text(encoding="utf-8", errors="replace") == text:
+        return
+    temporary = known_hosts.with_name(f".{known_hosts.name}.{secrets.token_hex(4)}")
+    try:
+        known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(known_hosts)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(f"{known_hosts} cannot be written", str(error)) from error
