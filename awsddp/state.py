@@ -76,6 +76,7 @@ class Record:
     created: datetime
     expires: datetime
     instance_type: str
+    nodes: int
     gpus_per_node: int
     pretended: bool
     ssh_user: str
@@ -127,7 +128,7 @@ class Folder:
                     "upgrade: pip install -U awsddp",
                 )
             return msgspec.convert(document, Record)
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, TypeError):
             return None
 
     def write(self, record: Record) -> None:
@@ -199,4 +200,3 @@ def _held(name: str, stream: Any) -> ConfigError:
 
 def _now_text() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-

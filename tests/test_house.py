@@ -1,7 +1,6 @@
 """The house itself: who may import whom, and that the wheel carries everything."""
 
 import ast
-import os
 import subprocess
 import sys
 import zipfile
@@ -61,7 +60,9 @@ def room_of(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE))
+)
 def test_imports_go_down_the_ladder_only(file: Path) -> None:
     room = room_of(file)
     if room in ("__init__", "__main__"):
@@ -98,7 +99,7 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     assert needs
     own = next(path for path in sys.path if path.endswith("site-packages"))
     for package in ("click", "msgspec"):
-        os.symlink(Path(own) / package, site / package)
+        (site / package).symlink_to(Path(own) / package)
     program = (
         "import sys; from awsddp.resources import template, train_folder; "
         "assert (train_folder() / 'main.py').is_file() and template('ssh_config'); "

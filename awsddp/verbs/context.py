@@ -1,0 +1,178 @@
+"""What a command knows before it begins: what was asked, where, and whom to tell."""
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from awsddp.cluster import Cluster, Target
+from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
+from awsddp.report import OnEvent
+from awsddp.spec import ClusterSpec, JobSpec
+from awsddp.state import Folder, Record
+from awsddp.verbs import local
+
+if TYPE_CHECKING:
+    from awsddp.aws.session import Aws
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What every verb gets. `local` tells that --local was given; `folder` may hold nothing yet."""
+
+    spec: ClusterSpec
+    job: JobSpec
+    folder: Folder
+    on_event: OnEvent
+    local: bool = False
+
+    @property
+    def home(self) -> Path:
+        """$AWSDDP_HOME."""
+        return self.folder.root
+
+
+@contextlib.contextmanager
+def target_for(ctx: Context) -> Iterator[Target]:
+    """Yield where `up` and `plan` go: --local, else --region and --profile, else what the cluster remembers.
+
+    Raises ConfigError where the cluster of this name lives elsewhere.
+    """
+    record = ctx.folder.read()
+    asked = ctx.spec.cluster
+    wants_local = ctx.local or (
+        record is not None and record.target.name == "local" and not asked.region and not asked.profile
+    )
+    with contextlib.ExitStack() as stack:
+        target: Target | None = None
+        if wants_local:
+            target = stack.enter_context(local.opened(ctx.home, ctx.on_event))
+        if target is None:
+            remembered = record.target if record else Target()
+            target = Target(
+                region=asked.region or remembered.region, profile=asked.profile or remembered.profile
+            )
+        if record is not None and _place(record.target) != _place(target):
+            raise ConfigError(
+                f"cluster {ctx.spec.name} lives in {_place(record.target)}, not in {_place(target)}",
+                "one name is one cluster",
+                f"awsddp -c {ctx.spec.name}-2 up ...   # another name\nawsddp down   # end the first one",
+            )
+        yield target
+
+
+def _place(target: Target) -> str:
+    return "the local cloud" if target.name == "local" else (target.region or "the configured region")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The answer to a search: what AWS and the folder know of the cluster, and where was looked.
+
+    `record` is None where the folder is lost or speaks of another place.
+    """
+
+    aws: "Aws"
+    target: Target
+    cluster: Cluster | None
+    record: Record | None
+    looked: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def found(ctx: Context) -> Iterator[Found | None]:
+    """Look for the cluster where it is remembered; without a memory in the running local cloud, in the
+    given or configured region, then in every enabled region. None: there is no place to look in.
+
+    Raises CloudError where AWS cannot be asked and nothing else knew the cluster.
+    """
+    record = ctx.folder.read()
+    asked = ctx.spec.cluster
+    if record is not None and not _speaks_of(record, ctx):
+        record = None
+    with contextlib.ExitStack() as stack:
+        looked: list[str] = []
+        nearest: Found | None = None
+        for target in _near(ctx, record, stack):
+            looked.append(_place(target))
+            try:
+                nearest = _look(ctx, record, target, tuple(looked))
+            except (CloudError, ConfigError):
+                if nearest is None and not _ended_here(ctx):
+                    raise
+                break
+            if nearest.cluster is not None:
+                break
+        if nearest is not None and nearest.cluster is None and record is None:
+            nearest = _everywhere(ctx, nearest) if not (ctx.local or asked.region) else nearest
+        yield nearest
+
+
+def _speaks_of(record: Record, ctx: Context) -> bool:
+    asked = ctx.spec.cluster
+    if record.target.name == "local":
+        return not (asked.region or asked.profile)
+    return not ctx.local and asked.region in (None, record.target.region)
+
+
+def _near(ctx: Context, record: Record | None, stack: contextlib.ExitStack) -> Iterator[Target]:
+    """Yield the places to look in, nearest first."""
+    asked = ctx.spec.cluster
+    if record is not None and record.target.name != "local":
+        yield replace(record.target, profile=asked.profile or record.target.profile)
+        return
+    if record is not None or not (asked.region or asked.profile):
+        running = stack.enter_context(local.opened(ctx.home, ctx.on_event, start=record is not None))
+        if running is not None:
+            yield running
+    if record is None and not ctx.local:
+        yield Target(region=asked.region, profile=asked.profile)
+
+
+def _look(ctx: Context, record: Record | None, target: Target, looked: tuple[str, ...]) -> Found:
+    from awsddp.aws.instances import find_cluster
+    from awsddp.aws.session import Aws
+
+    aws = Aws(target)
+    owner = record.owner if record else aws.identity().user_id
+    cluster = find_cluster(aws, ctx.spec.name, owner)
+    return Found(aws=aws, target=target, cluster=cluster, record=record, looked=looked)
+
+
+def _everywhere(ctx: Context, nearest: Found) -> Found:
+    """Look in the other enabled regions, side by side; return where the cluster is, else `nearest`."""
+    from awsddp.aws.facts import enabled_regions
+
+    if nearest.target.name == "local":
+        return nearest
+    others = [name for name in enabled_regions(nearest.aws) if name != nearest.aws.region]
+    looked = (*nearest.looked, *others)
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        answers = pool.map(
+            lambda name: _look(ctx, None, replace(nearest.target, region=name), looked), others
+        )
+        return next((answer for answer in answers if answer.cluster), replace(nearest, looked=looked))
+
+
+def _ended_here(ctx: Context) -> bool:
+    """Tell whether this machine has ended a cluster of this name, so that "absent" is the answer."""
+    return any((ctx.home / "history").glob(f"{ctx.spec.name}-????????"))
+
+
+def existing(ctx: Context) -> Record:
+    """Return the record of a cluster whose nodes this machine prepared.
+
+    Raises NotFoundError where there is none here, NodeError where preparing did not finish.
+    """
+    record = ctx.folder.read()
+    if record is None or not ctx.folder.key.exists():
+        raise NotFoundError(
+            f"no cluster {ctx.spec.name} on this machine",
+            f"{ctx.folder.path} has no record and key of it",
+            "awsddp up   # make it\nawsddp status   # look for it in AWS",
+        )
+    if not record.prepared:
+        raise NodeError(f"cluster {ctx.spec.name} is not ready", "its nodes are not prepared", "awsddp up")
+    return record

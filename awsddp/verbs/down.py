@@ -1,0 +1,91 @@
+"""down: end everything, wait until AWS says it is gone, and say what it cost. Legal in every state."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from awsddp import report
+from awsddp.cluster import Cluster
+from awsddp.errors import LeftoverError
+from awsddp.report import Event
+from awsddp.state import Record
+from awsddp.verbs.context import Context, Found, found
+from awsddp.verbs.fetch import bring_home_all
+from awsddp.verbs.status import cost_of
+
+
+def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
+    """End the cluster and return design.md's `down` document. What is not there is no error.
+
+    Results that are not home are fetched first, unless `discard`. `confirm` is asked before anything ends
+    and raises to refuse. Raises NodeError where results cannot be fetched, LeftoverError where something
+    could not be ended, CloudError where AWS cannot be asked.
+    """
+    with ctx.folder.lock("down"), found(ctx) as seen:
+        if seen is None:
+            return _document(ctx, None)
+        cluster = _settled(ctx, seen)
+        if cluster is None:
+            _forget(ctx, seen.record)
+            return _document(ctx, seen)
+        if cluster.live:
+            confirm(_what_ends(cluster))
+            if not discard:
+                bring_home_all(ctx, seen, cluster)
+        cost = cost_of(seen.record, cluster)
+        from awsddp.aws.teardown import teardown
+
+        ended = teardown(seen.aws, cluster, on_event=lambda text: ctx.on_event(Event(text)))
+        ctx.folder.note("ended", id=cluster.id, terminated=ended.terminated, leftovers=ended.leftovers)
+        if ended.leftovers:
+            raise LeftoverError(
+                f"not everything of cluster {cluster.name} could be ended",
+                f"left: {', '.join(ended.leftovers)}",
+                "awsddp down   # again; what is left may still cost money",
+            )
+        _forget(ctx, seen.record, cluster_id=cluster.id)
+        return _document(ctx, seen, terminated=ended.terminated, removed=len(cluster.leftovers), cost=cost)
+
+
+def _settled(ctx: Context, seen: Found) -> Cluster | None:
+    """Return the cluster once a launch that was cut off has shown what came of it."""
+    from awsddp.aws.instances import settle
+
+    record = seen.record
+    if record is None or record.intent is None or (seen.cluster and seen.cluster.live):
+        return seen.cluster
+    ctx.on_event(Event("a launch was cut off: looking whether it made anything"))
+    return settle(seen.aws, record.intent, ctx.spec.name, record.owner) or seen.cluster
+
+
+def _what_ends(cluster: Cluster) -> str:
+    kinds = cluster.live[0].instance_type
+    return f"Cluster {cluster.name}: {len(cluster.live)} x {kinds} in {cluster.region} will be terminated."
+
+
+def _forget(ctx: Context, record: Record | None, cluster_id: str | None = None) -> None:
+    if record is not None:
+        ctx.folder.retire(record.id)
+    elif cluster_id is not None:
+        ctx.folder.retire(cluster_id)
+
+
+def _document(
+    ctx: Context,
+    seen: Found | None,
+    *,
+    terminated: tuple[str, ...] = (),
+    removed: int = 0,
+    cost: float | None = None,
+) -> dict[str, Any]:
+    return {
+        "cluster": ctx.spec.name,
+        "state": "absent",
+        "target": seen.target.name if seen else "local",
+        "terminated": list(terminated),
+        "leftovers": [],
+        "removed": removed,
+        "cost_usd": cost if terminated else 0.0,
+        "looked": list(seen.looked) if seen else [],
+        "ended": report.iso(datetime.now(UTC)),
+    }

@@ -1,0 +1,89 @@
+"""The local cloud: start it, ask it, end it, and be its client for the length of a command."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from awsddp.cluster import Target
+from awsddp.local import control
+from awsddp.report import Event, OnEvent
+
+
+def home(awsddp_home: Path) -> Path:
+    """Return the home whose daemon `--local` means: $AWSDDP_LOCAL, else our own."""
+    return Path(os.environ.get("AWSDDP_LOCAL") or awsddp_home).absolute()
+
+
+@contextlib.contextmanager
+def opened(awsddp_home: Path, on_event: OnEvent, *, start: bool = True) -> Iterator[Target | None]:
+    """Yield the local cloud as a target, started where it is not running (`start`), else None.
+
+    A daemon that was started only because a command needed it ends with the last command, once no
+    instance lives in it. Raises LocalCloudError where this machine cannot carry it.
+    """
+    place = home(awsddp_home)
+    with _presence(place) as alone:
+        info = control.find(place)
+        if info is None and not start:
+            yield None
+            return
+        info = control.start(place, auto=True, on_event=lambda text: on_event(Event(text, "local cloud")))
+        try:
+            yield Target(
+                name="local",
+                region=info.region,
+                endpoint=info.endpoint,
+                access_key_id=info.access_key_id,
+                secret_access_key=info.secret_access_key,
+                ssh_port=info.ssh_port,
+                caller_address=info.caller_address,
+            )
+        finally:
+            if info.auto and alone() and not _lives(info):
+                control.stop(place)
+
+
+def start(awsddp_home: Path, *, on_event: OnEvent, **choices: Any) -> dict[str, Any]:
+    """Start the daemon where it does not run, and return its status. Raises LocalCloudError."""
+    place = home(awsddp_home)
+    with _presence(place):
+        info = control.start(place, on_event=lambda text: on_event(Event(text, "local cloud")), **choices)
+        return control.status(info)
+
+
+def status(awsddp_home: Path) -> dict[str, Any] | None:
+    """Return the daemon's status (design.md, "JSON"), or None where none runs."""
+    info = control.find(home(awsddp_home))
+    return control.status(info) if info else None
+
+
+def stop(awsddp_home: Path) -> bool:
+    """End the daemon and all it made; False where there was none. Raises LocalCloudError."""
+    place = home(awsddp_home)
+    existed = control.find(place) is not None
+    control.stop(place)
+    return existed
+
+
+def _lives(info: control.LocalInfo) -> bool:
+    return any(instance["state"] != "terminated" for instance in control.status(info)["instances"])
+
+
+@contextlib.contextmanager
+def _presence(place: Path) -> Iterator[Any]:
+    """Say that a client is there, as a shared lock; what is yielded tells whether it is the last one."""
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (place / "local.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+
+        def alone() -> bool:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        yield alone

@@ -1,0 +1,65 @@
+"""status: what there is, what it costs, and until when. The truth is in AWS, the jobs as last seen."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from awsddp import report
+from awsddp.cluster import Cluster, Target
+from awsddp.state import Record
+from awsddp.verbs.context import Context, found
+
+
+def status(ctx: Context) -> dict[str, Any]:
+    """Return the cluster as design.md's `status` document; a cluster that is nowhere is "absent".
+
+    Raises CloudError where AWS cannot be asked.
+    """
+    with found(ctx) as seen:
+        if seen is None:
+            return cluster_document(ctx, None, None)
+        return cluster_document(ctx, seen.record, seen.cluster, target=seen.target, looked=seen.looked)
+
+
+def cluster_document(
+    ctx: Context,
+    record: Record | None,
+    cluster: Cluster | None,
+    *,
+    target: Target | None = None,
+    looked: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Return the document of `up` and `status` from what AWS and the folder know."""
+    nodes = cluster.live if cluster else ()
+    prepared = {found.instance_id: found for found in record.prepared} if record else {}
+    place = target or (record.target if record else Target())
+    price = record.price_usd_per_hour if record else None
+    state = report.cluster_state(
+        cluster, prepared=frozenset(prepared), launching=record is not None and record.intent is not None
+    )
+    expires = (cluster.expires if cluster else None) or (record.expires if record and nodes else None)
+    return {
+        "cluster": ctx.spec.name,
+        "state": state,
+        "target": place.name,
+        "region": cluster.region if cluster else place.region,
+        "instance_type": nodes[0].instance_type if nodes else (record.instance_type if record else None),
+        "nodes": [
+            report.node_document(
+                node,
+                nic=prepared[node.instance_id].nic if node.instance_id in prepared else None,
+                gpus=record.gpus_per_node if record else 0,
+            )
+            for node in nodes
+        ],
+        "jobs": [report.job_document(job) for job in record.jobs] if record else [],
+        "price_usd_per_hour": price,
+        "cost_usd": report.cost_usd(nodes, _per_node(record), datetime.now(UTC)),
+        "expires": report.iso(expires),
+        "looked": list(looked),
+    }
+
+
+def _per_node(record: Record | None) -> float | None:
+    if record is None or record.price_usd_per_hour is None:
+        return None
+    return record.price_usd_per_hour / record.nodes

@@ -1,0 +1,188 @@
+"""up: plan, ask, do. On a cluster that exists it finishes what was interrupted, or changes nothing."""
+
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from awsddp.cluster import Cluster, Node, Target
+from awsddp.errors import ConfigError
+from awsddp.plan import Facts, LaunchPlan, make_plan, names
+from awsddp.report import Event
+from awsddp.state import Record, write_private
+from awsddp.verbs.context import Context, target_for
+from awsddp.verbs.status import cluster_document
+
+if TYPE_CHECKING:
+    from awsddp.aws.session import Aws
+
+
+def up(ctx: Context, *, confirm: Callable[[LaunchPlan], None]) -> dict[str, Any]:
+    """Bring the cluster up and return it as design.md's `up` document.
+
+    `confirm` is called with the plan before anything is made, and raises to refuse. Raises ConfigError,
+    CloudError, CapacityError or NodeError; run again, `up` goes on where it stopped.
+    """
+    from awsddp.aws.session import Aws
+
+    with ctx.folder.lock("up"), target_for(ctx) as target:
+        aws = Aws(target)
+        facts, cluster = _read(ctx, aws, target)
+        record, nodes = _nodes(ctx, aws, facts, cluster, replace(target, region=aws.region), confirm)
+        record = _prepare(ctx, aws, record, nodes)
+        return cluster_document(ctx, record, _seen(aws, ctx, record))
+
+
+def _read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, Cluster | None]:
+    """Read what the plan needs and what exists, side by side."""
+    from awsddp.aws.facts import gather
+    from awsddp.aws.instances import find_cluster
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        existing = pool.submit(lambda: find_cluster(aws, ctx.spec.name, aws.identity().user_id))
+        facts = gather(aws, ctx.spec, caller_address=target.caller_address)
+        return facts, existing.result()
+
+
+def _nodes(
+    ctx: Context,
+    aws: "Aws",
+    facts: Facts,
+    cluster: Cluster | None,
+    target: Target,
+    confirm: Callable[[LaunchPlan], None],
+) -> tuple[Record, tuple[Node, ...]]:
+    """Return the cluster's nodes: those that live, those of a launch that was cut off, or new ones."""
+    from awsddp.aws.instances import resume
+    from awsddp.aws.teardown import teardown
+
+    record = ctx.folder.read()
+    if cluster is not None and cluster.live:
+        return _same(ctx, record, cluster), cluster.live
+    if record is not None and record.intent is not None:
+        ctx.on_event(Event("a launch was cut off: asking what came of it"))
+        resumed = resume(aws, record.intent, on_event=lambda text: ctx.on_event(Event(text)))
+        if resumed:
+            return record, resumed
+    plan = make_plan(ctx.spec, facts)
+    confirm(plan)
+    if cluster is not None and (record is None or record.id != cluster.id):
+        teardown(aws, cluster, on_event=lambda text: ctx.on_event(Event(text)))
+        record = None
+    return _launch(ctx, aws, plan, target, record)
+
+
+def _same(ctx: Context, record: Record | None, cluster: Cluster) -> Record:
+    """Return the record of a cluster that lives. Raises ConfigError where it is not this machine's, or other."""
+    if record is None or record.id != cluster.id or not ctx.folder.key.exists():
+        raise ConfigError(
+            f"cluster {cluster.name} exists, but its key is not on this machine",
+            f"it was made elsewhere, or {ctx.folder.path} was lost",
+            "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
+        )
+    if len(cluster.live) != ctx.spec.cluster.nodes:
+        raise ConfigError(
+            f"cluster {cluster.name} has {len(cluster.live)} nodes, not {ctx.spec.cluster.nodes}",
+            "its size is fixed once it is launched",
+            f"awsddp up --nodes {len(cluster.live)}   # keep it\nawsddp down   # or end it and start anew",
+        )
+    return record
+
+
+def _launch(
+    ctx: Context, aws: "Aws", plan: LaunchPlan, target: Target, record: Record | None
+) -> tuple[Record, tuple[Node, ...]]:
+    """Make the key, the group and the instances; each step is written down before it is taken."""
+    from awsddp.aws.instances import launch
+    from awsddp.aws.network import ensure_group, ensure_key
+    from awsddp.nodes.hostkeys import make_key
+    from awsddp.nodes.provision import user_data
+
+    now = datetime.now(UTC).replace(microsecond=0)
+    record = _record(plan, target, record.id if record else secrets.token_hex(4), now)
+    ctx.folder.write(record)
+    login = _login_key(ctx)
+    host_key = make_key("awsddp throw-away host key")
+    known: dict[str, Any] = {
+        "ids": names(plan.cluster, record.id),
+        "secrets": {"public_key": login, "user_data": user_data(host_key=host_key, expires_at=record.expires)},
+        "now": now,
+    }
+    ctx.on_event(Event("making the key and the group"))
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        key = pool.submit(lambda: ensure_key(aws, plan, **known))
+        group = ensure_group(aws, plan, **known)
+        key.result()
+
+    def write_intent(intent: dict[str, Any]) -> None:
+        ctx.folder.write(replace(record, intent={**intent, "host_key": host_key.public}))
+
+    nodes = launch(
+        aws,
+        plan,
+        ids={**known["ids"], "security_group": group},
+        secrets=known["secrets"],
+        now=now,
+        write_intent=write_intent,
+        on_event=lambda text: ctx.on_event(Event(text)),
+    )
+    ctx.folder.note("launched", id=record.id, instances=[node.instance_id for node in nodes])
+    written = ctx.folder.read()
+    return written or record, nodes
+
+
+def _record(plan: LaunchPlan, target: Target, cluster_id: str, now: datetime) -> Record:
+    return Record(
+        id=cluster_id,
+        owner=plan.owner,
+        target=target,
+        created=now,
+        expires=now + timedelta(seconds=plan.expires_s),
+        instance_type=plan.instance_type,
+        gpus_per_node=plan.gpus_per_node,
+        pretended=plan.pretended,
+        ssh_user=plan.ssh_user,
+        price_usd_per_hour=plan.price_usd_per_hour,
+    )
+
+
+def _login_key(ctx: Context) -> str:
+    """Return the public half of the cluster's login key; the private half is 0600 from birth."""
+    from awsddp.nodes.hostkeys import make_key
+
+    public = ctx.folder.path / "key.pub"
+    if not (ctx.folder.key.exists() and public.exists()):
+        made = make_key(f"awsddp {ctx.spec.name}")
+        write_private(ctx.folder.key, made.private.encode())
+        write_private(public, made.public.encode() + b"\n")
+    return public.read_text(encoding="utf-8").strip()
+
+
+def _prepare(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) -> Record:
+    """Wait until all nodes run, then make those ready that are not yet."""
+    from awsddp.aws.instances import wait_running
+    from awsddp.nodes import hostkeys, provision
+    from awsddp.nodes.sync import ssh_config
+    from awsddp.nodes.transport import Fleet
+
+    nodes = wait_running(aws, record.id, len(nodes), on_event=lambda text: ctx.on_event(Event(text)))
+    ready = {found.instance_id for found in record.prepared}
+    if ready == {node.instance_id for node in nodes}:
+        return record
+    if record.intent is not None:
+        known = hostkeys.read(ctx.folder.known_hosts)
+        fresh = {
+            node.instance_id: record.intent["host_key"] for node in nodes if node.instance_id not in known
+        }
+        hostkeys.accept(ctx.folder.known_hosts, fresh)
+    places = endpoints(record, nodes)
+    write_private(
+        ctx.folder.ssh_config, ssh_config(places, ctx.folder.key, ctx.folder.known_hosts).encode()
+    )
+    with Fleet(places, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts, on_event=ctx.on_event) as fleet:
+        prepared = provision.prepare(fleet, nodes, known_hosts=ctx.folder.known_hosts, on_event=ctx.on_event)
+    record = replace(record, prepared=prepared, intent=None)
+    ctx.folder.write(record)
+    return record

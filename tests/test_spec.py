@@ -1,0 +1,90 @@
+from pathlib import Path
+
+import pytest
+
+from awsddp.errors import ConfigError
+from awsddp.spec import load, seconds
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "awsddp.toml"
+    file.write_text(text)
+    return file
+
+
+def test_defaults_are_two_nodes_that_end_after_a_day() -> None:
+    cluster, job = load(environ={})
+    assert (cluster.name, cluster.cluster.nodes, cluster.cluster.expires) == ("default", 2, "24h")
+    assert (job.job.script, job.sync.workdir, job.job.results) == (None, ".", "runs")
+
+
+def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, '[cluster]\nnodes = 3\ndisk_gb = 300\nexpires = "1h"\n')
+    environ = {"AWSDDP_CLUSTER_NODES": "4", "AWSDDP_CLUSTER_DISK_GB": "400"}
+    cluster, _ = load(file=file, environ=environ, overrides={"cluster.nodes": 5})
+    assert (cluster.cluster.nodes, cluster.cluster.disk_gb, cluster.cluster.expires) == (5, 400, "1h")
+
+
+def test_lists_and_tables_are_read_as_toml_and_a_bare_word_is_a_list_of_one() -> None:
+    cluster, job = load(
+        environ={},
+        overrides={
+            "network.ssh_cidr": "203.0.113.7/32",
+            "sync.ignore": '["*.bin", "data/"]',
+            "env.variables.NCCL_DEBUG": "INFO",
+            "tags.team": "vision",
+        },
+    )
+    assert cluster.network.ssh_cidr == ("203.0.113.7/32",)
+    assert job.sync.ignore == ("*.bin", "data/")
+    assert job.env.variables == {"NCCL_DEBUG": "INFO"}
+    assert cluster.tags == {"team": "vision"}
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "hint"),
+    [
+        ("[cluster]\nnodse = 2\n", "[cluster] nodse", "'nodes'"),
+        ("[clutser]\nnodes = 2\n", "[clutser] nodes", "'cluster'"),
+        ("nodes = 2\n", "nodes", "cluster"),
+        ('[cluster]\nnodes = "two"\n', "[cluster] nodes", "int"),
+        ("[cluster]\nnodes = 0\n", "cluster.nodes", "1 to 1000"),
+        ("[cluster]\nnodes = true\n", "[cluster] nodes", "int"),
+        ('[cluster]\nexpires = "soon"\n', "cluster.expires", "24h"),
+        ("[cluster\n", "awsddp.toml", "mend the file"),
+        ("[cluster]\nnodes = 2\nnodes = 3\n", "awsddp.toml", "mend the file"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_place_and_what_would_be_right(
+    tmp_path: Path, text: str, place: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(file=written(tmp_path, text), environ={})
+    assert place in raised.value.message
+    assert hint in raised.value.next
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "awsddp.toml"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(file=file, environ={})
+
+
+@pytest.mark.parametrize("name", ["", "A", "1a", "a" * 32, "a b", "$(touch canary)", "a\n", "../x", "-a"])
+def test_a_name_that_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="no cluster name"):
+        load(name, environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90", 90), ("30s", 30), ("1.5h", 5400), ("7d", 604800), ("2 m", 120)]
+)
+def test_durations(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1s", "1y", "1h30m", "nan", "1e3"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        seconds(text)

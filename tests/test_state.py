@@ -1,0 +1,131 @@
+import json
+import multiprocessing
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from awsddp.cluster import Cause, Job, Prepared, RankResult, Target
+from awsddp.errors import ConfigError
+from awsddp.state import Folder, Record, write_private
+
+RECORD = Record(
+    id="0a1b2c3d",
+    owner="AIDA",
+    target=Target(
+        name="local", region="us-east-1", endpoint="http://127.0.0.1:1", secret_access_key="s3cret"
+    ),
+    created=datetime(2026, 11, 21, tzinfo=UTC),
+    expires=datetime(2026, 11, 22, tzinfo=UTC),
+    instance_type="g6.48xlarge",
+    nodes=2,
+    gpus_per_node=8,
+    pretended=True,
+    ssh_user="ubuntu",
+    intent={"token": "x", "request": {"MinCount": 2}},
+    prepared=(Prepared(node=0, instance_id="i-1", user="ubuntu", home="/h", python="/p", nic="ens5"),),
+    jobs=(
+        Job(
+            job="j",
+            state="failed",
+            cause=Cause(rank=2, node=1, exit_code=3, tail=("a", "b")),
+            ranks=(RankResult(rank=0, local_rank=0, node=0, exit_code=None, seconds=1.5),),
+            home="runs/j",
+        ),
+    ),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path, "default")
+
+
+def test_what_is_written_is_read_back(folder: Folder) -> None:
+    folder.write(RECORD)
+    assert folder.read() == RECORD
+
+
+def test_a_record_cut_at_any_byte_reads_as_lost_never_as_an_error(folder: Folder) -> None:
+    folder.write(RECORD)
+    file = folder.path / "cluster.json"
+    whole = file.read_bytes()
+    for length in range(len(whole) - 1):
+        file.write_bytes(whole[:length])
+        assert folder.read() is None, length
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "7", '"x"', "{}", '{"version": 1, "id": 5}', '{"version": "x"}']
+)
+def test_a_record_that_is_no_record_reads_as_lost(folder: Folder, text: str) -> None:
+    folder.path.mkdir(parents=True)
+    (folder.path / "cluster.json").write_text(text)
+    assert folder.read() is None
+
+
+def test_a_record_of_a_newer_awsddp_is_refused(folder: Folder) -> None:
+    folder.write(RECORD)
+    file = folder.path / "cluster.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 99}))
+    with pytest.raises(ConfigError, match="newer awsddp"):
+        folder.read()
+
+
+def test_private_files_are_the_owners_alone(folder: Folder) -> None:
+    previous = os.umask(0)
+    try:
+        folder.write(RECORD)
+        write_private(folder.key, b"secret")
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE(folder.key.stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder.path / "cluster.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error_and_leaves_nothing(
+    folder: Folder, tmp_path: Path
+) -> None:
+    (tmp_path / "clusters").write_text("in the way")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        folder.write(RECORD)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clusters"]
+
+
+def _hold(
+    root: Path, ready: "multiprocessing.synchronize.Event", release: "multiprocessing.synchronize.Event"
+) -> None:
+    with Folder(root, "default").lock("up"):
+        ready.set()
+        release.wait(30)
+
+
+def test_a_second_client_is_told_who_holds_the_cluster_and_the_lock_ends_with_its_holder(
+    folder: Folder, tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready, release = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(tmp_path, ready, release))
+    holder.start()
+    assert ready.wait(30)
+    with pytest.raises(ConfigError) as raised, folder.lock("down"):
+        pass
+    assert "`awsddp up`" in raised.value.why
+    assert str(holder.pid) in raised.value.why
+    holder.kill()
+    holder.join(30)
+    with folder.lock("down"):
+        pass
+
+
+def test_after_down_the_ledger_stays_and_the_key_does_not(folder: Folder, tmp_path: Path) -> None:
+    folder.write(RECORD)
+    write_private(folder.key, b"secret")
+    folder.note("launched", instances=["i-1"])
+    folder.retire(RECORD.id)
+    assert not folder.path.exists()
+    (line,) = (tmp_path / "history" / "default-0a1b2c3d" / "ledger.jsonl").read_text().splitlines()
+    assert json.loads(line)["event"] == "launched"
