@@ -1,0 +1,219 @@
+"""Makes launched instances ready: the user data they boot with, their own host key, what they have."""
+
+import json
+import string
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from awsddp.cluster import Node, Prepared
+from awsddp.errors import ConfigError, NodeError
+from awsddp.nodes import hostkeys
+from awsddp.nodes.failures import NodeFailure, NodesFailed
+from awsddp.nodes.hostkeys import KeyPair
+from awsddp.nodes.parallel import ignore
+from awsddp.nodes.transport import Fleet, Request, Result
+from awsddp.report import Event, OnEvent, node_name
+from awsddp.resources import template
+
+USER_DATA_LIMIT = 16 * 1024  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
+_REKEY_S = 30.0
+
+
+class Rendered(string.Template):
+    """A template whose places are written @@{name}: shells and units use the dollar themselves."""
+
+    delimiter = "@@"
+
+
+def user_data(*, host_key: KeyPair, expires_at: datetime) -> str:
+    """Return the cloud-config that every node of a launch boots with.
+
+    It installs the throw-away `host_key` before sshd answers, and a watchdog that powers the machine off at
+    `expires_at` (aware of its zone) with nobody's help. Raises ConfigError over EC2's limit of 16 KB.
+    """
+    seconds, text = _moment(expires_at)
+    rendered = Rendered(template("user_data.yaml")).substitute(
+        host_private=json.dumps(host_key.private),
+        host_public=json.dumps(host_key.public),
+        expires_s=seconds,
+        expires=text,
+    )
+    if len(rendered.encode()) >= USER_DATA_LIMIT:
+        raise ConfigError("the user data is over 16 KB", "EC2 takes no more")
+    return rendered
+
+
+def prepare(
+    fleet: Fleet,
+    nodes: Sequence[Node],
+    *,
+    known_hosts: Path,
+    expires_at: datetime | None = None,
+    deadline_s: float = 600,
+    on_event: OnEvent = ignore,
+) -> tuple[Prepared, ...]:
+    """Make connected nodes ready, all at once, and return what was found, by node number. May be repeated.
+
+    Waits for the end of the boot, replaces the throw-away host key by one made on the node, finds the
+    environment and the network interface. `expires_at` moves the expiry. Raises NodesFailed for all nodes
+    that cannot be made ready; the others are.
+    """
+    nodes = sorted(nodes, key=lambda node: node.node)
+    for node in nodes:
+        on_event(Event("preparing", who=node_name(node.node)))
+    failures: dict[int, NodeError] = {}
+    found = _inspect(fleet, nodes, expires_at, deadline_s, failures)
+    _change_host_keys(fleet, nodes, found, known_hosts, failures)
+    prepared: dict[int, Prepared] = {}
+    for node in nodes:
+        if node.node in failures:
+            continue
+        facts = found[node.node]
+        problem = _problem(node, facts)
+        if problem is not None:
+            failures[node.node] = problem
+            continue
+        prepared[node.node] = _record(fleet, node, facts)
+        on_event(Event(_summary(prepared[node.node], facts), who=node_name(node.node), fraction=1.0))
+    if failures:
+        raise NodesFailed(failures, prepared, len(nodes))
+    return tuple(prepared.values())
+
+
+def _inspect(
+    fleet: Fleet,
+    nodes: Sequence[Node],
+    expires_at: datetime | None,
+    deadline_s: float,
+    failures: dict[int, NodeError],
+) -> dict[int, dict[str, Any]]:
+    rank0 = nodes[0].private_ip or nodes[0].address
+    requests = {
+        node.node: _request(
+            fleet,
+            node.node,
+            do="inspect",
+            user=fleet.endpoints[node.node].user,
+            address=node.private_ip or node.address,
+            rank0=rank0,
+            expires=_moment(expires_at) if expires_at else None,
+            patience_s=deadline_s,
+        )
+        for node in nodes
+    }
+    return _answers(fleet, requests, deadline_s + 120, failures)
+
+
+def _change_host_keys(
+    fleet: Fleet,
+    nodes: Sequence[Node],
+    found: dict[int, dict[str, Any]],
+    known_hosts: Path,
+    failures: dict[int, NodeError],
+) -> None:
+    """Replace the seed by the final key. There is no moment at which the key shown is not accepted here.
+
+    The final key's public half is written down before sshd uses it; the seed is dropped after the first
+    connection that the final key verified.
+    """
+    final = {node.node: found[node.node]["host_key"] for node in nodes if node.node in found}
+    names = {node.node: node.instance_id for node in nodes}
+    pending = [node for node, key in final.items() if fleet.host_key(node) != key]
+    hostkeys.accept(known_hosts, {names[node]: final[node] for node in pending})
+    requests = {node: _request(fleet, node, do="rekey") for node in pending}
+    pending = list(_answers(fleet, requests, 60, failures))
+    deadline = time.monotonic() + _REKEY_S
+    while pending:  # sshd is told by a signal: a connection made in that very moment may still show the seed
+        try:
+            fleet.reconnect(pending)
+        except NodesFailed as error:
+            failures.update(error.failures)
+        pending = [n for n in pending if n not in failures and fleet.host_key(n) != final[n]]
+        if pending and time.monotonic() > deadline:
+            for node in pending:
+                failures[node] = NodeFailure(node, "command", "its sshd does not show its new host key")
+            break
+    settled = [node for node in final if node not in failures and fleet.host_key(node) == final[node]]
+    hostkeys.settle(known_hosts, {names[node]: final[node] for node in settled})
+
+
+def _request(fleet: Fleet, node: int, **asked: Any) -> Request:
+    sudo = [] if fleet.endpoints[node].user == "root" else ["sudo", "-n"]
+    return [*sudo, "python3", "-I", "-", json.dumps(asked)], template("prepare.py").encode()
+
+
+def _answers(
+    fleet: Fleet, requests: dict[int, Request], timeout_s: float, failures: dict[int, NodeError]
+) -> dict[int, dict[str, Any]]:
+    """Return the nodes' answers; who gives none is added to `failures`."""
+    try:
+        results: dict[int, Result] = fleet.run_each(requests, timeout_s=timeout_s)
+    except NodesFailed as error:
+        failures.update(error.failures)
+        results = error.results
+    answers = {}
+    for node, result in results.items():
+        answer = _last_json(result) if result.exit_code == 0 else None
+        if answer is None:
+            why = f"exit code {result.exit_code}\n{result.tail()}"
+            failures[node] = NodeFailure(node, "command", "it could not be prepared", why)
+        else:
+            answers[node] = answer
+    return answers
+
+
+def _last_json(result: Result) -> dict[str, Any] | None:
+    """Return the answer of prepare.py; what the login shell's own files print stands before it."""
+    try:
+        answer = json.loads(result.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _problem(node: Node, facts: dict[str, Any]) -> NodeFailure | None:
+    """Return why a node is not ready, None where it is."""
+    boot = facts["complaint"]
+    if not facts["watched"]:
+        message, why = "its expiry watchdog does not run, so it would not end by itself", boot
+    elif not facts["python"]:
+        message, why = "no Python with torch was found on it", "looked in /opt/pytorch and in conda's folders"
+    elif not facts["nic"]:
+        message, why = "no network interface carries its private address", f"{node.private_ip}"
+    elif not facts["rsync"]:
+        message, why = "it has no rsync", "files travel by rsync"
+    else:
+        return None
+    return NodeFailure(
+        node.node, "command", message, why, "take another image: awsddp down, awsddp up --image"
+    )
+
+
+def _record(fleet: Fleet, node: Node, facts: dict[str, Any]) -> Prepared:
+    return Prepared(
+        node=node.node,
+        instance_id=node.instance_id,
+        user=fleet.endpoints[node.node].user,
+        home=facts["home"],
+        python=facts["python"],
+        nic=facts["nic"],
+        gpus=facts["gpus"],
+        torch=facts["torch"],
+        cuda=facts["cuda"],
+        driver=facts["driver"],
+    )
+
+
+def _summary(prepared: Prepared, facts: dict[str, Any]) -> str:
+    gpus = f", {prepared.gpus} GPUs" if prepared.gpus else ""
+    trouble = f" (cloud-init complains: {facts['complaint'].splitlines()[0]})" if facts["complaint"] else ""
+    return f"ready: torch {prepared.torch}{gpus}, {prepared.nic}{trouble}"
+
+
+def _moment(when: datetime) -> tuple[int, str]:
+    """Return a moment as seconds since 1970 and as people read it, in UTC."""
+    when = when.astimezone(UTC)
+    return int(when.timestamp()), when.strftime("%Y-%m-%dT%H:%M:%SZ")

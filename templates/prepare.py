@@ -1,0 +1,214 @@
+"""Runs on a node as root (its own python3, 3.8 or newer, nothing else): makes it ready, says what it found.
+
+Takes one word, a JSON object, and answers with one line of JSON, the last of its output. May be repeated.
+
+    {"do": "inspect", "user", "address", "rank0", "expires": [seconds, text] or null, "patience_s"}
+    {"do": "rekey"}
+"""
+
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# Where a host that has no root of its own (the local cloud without namespaces) keeps its etc and opt.
+ROOT = Path(os.environ.get("AWSDDP_ROOT", "/"))
+ETC = ROOT / "etc/awsddp"
+WATCHDOG = "awsddp-expiry.service"
+SYSTEM = (
+    "opt/pytorch/bin/python",
+    "opt/conda/envs/*pytorch*/bin/python",
+    "opt/conda/envs/*/bin/python",
+    "opt/conda/bin/python",
+)
+OWN = (
+    "*conda*/envs/*pytorch*/bin/python",
+    "*conda*/envs/*/bin/python",
+    "*conda*/bin/python",
+    "miniforge*/envs/*/bin/python",
+    "miniforge*/bin/python",
+)
+# NCCL takes a prefix unless told "="; Gloo and TensorPipe take exact names and know no "=".
+PROFILE = """\
+# Written by awsddp, for interactive shells: the interface between the nodes.
+export NCCL_SOCKET_IFNAME='={nic}'
+export GLOO_SOCKET_IFNAME='{nic}'
+export TP_SOCKET_IFNAME='{nic}'
+"""
+# Reads torch's version from its file: importing it takes seconds, and only a node with GPUs is asked more.
+ASK = """
+import importlib.util, json, os, sys
+found = importlib.util.find_spec("torch")
+facts = {}
+if found and found.origin:
+    names = {}
+    path = os.path.join(os.path.dirname(found.origin), "version.py")
+    with open(path) as stream:
+        exec(compile(stream.read(), path, "exec"), names)
+    facts = {"torch": str(names["__version__"]), "cuda": names.get("cuda"), "gpus": 0}
+    if sys.argv[1] == "gpus":
+        import torch
+        facts["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+print(json.dumps(facts))
+"""
+
+
+def rootless():
+    """Whether ROOT is a folder of an ordinary user: then there is neither root nor another user."""
+    return str(ROOT) != "/"
+
+
+def run(*words, timeout_s=60):
+    """Return (exit code, output) of a command; 127 where there is no such, 124 after `timeout_s`."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+        )
+    except FileNotFoundError:
+        return 127, words[0] + ": no such command"
+    except subprocess.TimeoutExpired:
+        return 124, " ".join(words) + f": no end after {timeout_s:g} s"
+    return done.returncode, done.stdout.decode(errors="replace").strip()
+
+
+def write(path, text, mode):
+    """Replace a file at once, with its mode from birth; leave it alone where it holds the text already."""
+    if read(path) == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    new.rename(path)
+
+
+def read(path):
+    """Return a file's text, None where it is not there."""
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def booted(patience_s):
+    """Wait until cloud-init is through; return what it complains of, "" for nothing."""
+    code, said = run("cloud-init", "status", "--wait", timeout_s=patience_s)
+    if code in (0, 127):
+        return ""
+    return run("cloud-init", "status", "--long")[1] if code != 124 else said
+
+
+def watched(expires):
+    """Move the expiry where that is asked for; return whether the watchdog lives."""
+    if expires:
+        write(ETC / "expires", "{} {}\n".format(*expires), 0o644)
+    return run("systemctl", "is-active", WATCHDOG)[1] == "active"
+
+
+def final_host_key():
+    """Make the node's own host key beside the one it shows, once; return its public half."""
+    path, new = ETC / "host_key", ETC / "host_key.new"
+    code, public = run("ssh-keygen", "-y", "-f", str(path))
+    if code != 0:
+        ETC.mkdir(parents=True, exist_ok=True)
+        new.unlink(missing_ok=True)
+        code, said = run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "awsddp", "-f", str(new))
+        if code != 0:
+            raise SystemExit("ssh-keygen: " + said)
+        new.rename(path)
+        code, public = run("ssh-keygen", "-y", "-f", str(path))
+    return " ".join(public.split()[:2])
+
+
+def rekey():
+    """Let sshd show the final host key from now on."""
+    shown = ROOT / "etc/ssh/ssh_host_ed25519_key"
+    write(shown.with_name(shown.name + ".pub"), final_host_key() + " awsddp\n", 0o644)
+    write(shown, read(ETC / "host_key"), 0o600)
+    for unit in ("ssh.service", "sshd.service"):
+        if run("systemctl", "is-active", unit)[1] == "active":
+            code, said = run("systemctl", "reload", unit)
+            if code != 0:
+                raise SystemExit("sshd cannot be told of its new host key: " + said)
+            return {}
+    raise SystemExit("neither ssh.service nor sshd.service is active")
+
+
+def interface(address, rank0):
+    """Return the interface between the nodes: by the route to rank 0; on rank 0 the one with its address."""
+    if address == rank0:
+        for line in run("ip", "-4", "-o", "addr", "show")[1].splitlines():
+            words = line.split()
+            if "inet" in words and words[words.index("inet") + 1].split("/")[0] == address:
+                return words[1].split("@")[0]
+    found = re.search(r"\bdev (\S+)", run("ip", "-4", "-o", "route", "get", rank0)[1])
+    return found.group(1) if found else None
+
+
+def environment(home, gpus):
+    """Return the first python that has torch, with what it says of itself; else "python" is None."""
+    for place, pattern in [(ROOT, pattern) for pattern in SYSTEM] + [(home, pattern) for pattern in OWN]:
+        for python in sorted(place.glob(pattern)):
+            code, said = run(str(python), "-I", "-c", ASK, "gpus" if gpus else "none", timeout_s=300)
+            try:
+                facts = json.loads(said.splitlines()[-1]) if code == 0 else {}
+            except (ValueError, IndexError):
+                facts = {}
+            if facts:
+                return dict(facts, python=str(python))
+    return {"python": None, "torch": None, "cuda": None, "gpus": 0}
+
+
+def driver():
+    """Return the version of the node's GPU driver, None where there is none."""
+    version = read(Path("/sys/module/nvidia/version"))
+    if version:
+        return version.strip()
+    code, said = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return said.splitlines()[0] if code == 0 and said else None
+
+
+def inspect(asked):
+    """Make the node ready as far as it can be, and return what was found."""
+    home = Path("~" if rootless() else "~" + asked["user"]).expanduser()
+    complaint = booted(asked["patience_s"])
+    nic = interface(asked["address"], asked["rank0"])
+    gpus = any(Path("/dev").glob("nvidia[0-9]*"))
+    if nic:
+        write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic), 0o644)
+    for folder in (home / "awsddp", home / "awsddp/work"):
+        folder.mkdir(exist_ok=True)
+        if not rootless():
+            shutil.chown(folder, asked["user"], pwd.getpwnam(asked["user"]).pw_gid)
+    return dict(
+        environment(home, gpus),
+        home=str(home),
+        nic=nic,
+        driver=driver() if gpus else None,
+        complaint=complaint,
+        watched=watched(asked["expires"]),
+        host_key=final_host_key(),
+        rsync=shutil.which("rsync") is not None,
+    )
+
+
+def main():
+    """Do what was asked; the answer is the last line."""
+    asked = json.loads(sys.argv[1])
+    answer = inspect(asked) if asked["do"] == "inspect" else rekey()
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Runs on a node (python3 3.8 or newer, standard library only): compares the work folder with what home has.
+
+Reads from stdin one record for each path that home sends, and answers with the paths that differ here, and
+with those that an earlier sync sent and home did not name now:
+
+    in:   <kind> <mode> <size> <mtime in ns> <path> NUL       kind f, d or l
+    out:  changed <path> NUL ... , missing <path> NUL ...
+
+With the word `remove` the records on stdin are the paths alone that are to be removed: only what an earlier
+sync sent, and only as it was sent. What this node made or changed stays. May be repeated and interrupted.
+"""
+
+# File names are bytes here, which pathlib does not take.
+# ruff: noqa: PTH103, PTH104, PTH106, PTH111, PTH118, PTH120, PTH123
+
+import contextlib
+import os
+import stat
+import sys
+
+HOME = os.path.expanduser(b"~")
+WORK = os.path.join(HOME, b"awsddp", b"work")
+SENT = os.path.join(HOME, b"awsddp", b"sent")  # outside the folder that a job sees
+
+
+def records(data):
+    """Return {path: (kind, mode, size, mtime)}."""
+    found = {}
+    for record in data.split(b"\0"):
+        if record:
+            kind, mode, size, mtime, path = record.split(b" ", 4)
+            found[path] = (kind, mode, size, mtime)
+    return found
+
+
+def read_sent():
+    """Return what earlier syncs sent, as records."""
+    try:
+        with open(SENT, "rb") as stream:
+            return records(stream.read())
+    except (OSError, ValueError):
+        return {}
+
+
+def write_sent(sent):
+    """Replace the list of what was sent, at once."""
+    with open(SENT + b".new", "wb") as stream:
+        for path in sorted(sent):
+            stream.write(b" ".join(sent[path] + (path,)) + b"\0")
+    os.rename(SENT + b".new", SENT)
+
+
+def here(path):
+    """Return the record of a path as it is on this node, None where it is not there."""
+    try:
+        found = os.lstat(os.path.join(WORK, path))
+    except (OSError, ValueError):
+        return None
+    kind = {stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l"}.get(stat.S_IFMT(found.st_mode), b"?")
+    if kind == b"d":
+        return (kind, b"%o" % (found.st_mode & 0o777), b"0", b"0")
+    mode = b"%o" % (0 if kind == b"l" else found.st_mode & 0o777)
+    return (kind, mode, b"%d" % found.st_size, b"%d" % found.st_mtime_ns)
+
+
+def same(path, record):
+    """Whether a path is here as the record says; a file system may keep whole seconds alone."""
+    found = here(path)
+    if found is None or found[:3] != record[:3]:
+        return False
+    mtime, wanted = int(found[3]), int(record[3])
+    return mtime == wanted or (mtime % 10**9 == 0 and mtime // 10**9 == wanted // 10**9)
+
+
+def compare(wanted):
+    """Return the differing and the missing paths; from now on the wanted ones count as sent."""
+    os.makedirs(WORK, exist_ok=True)
+    sent = read_sent()
+    changed = [path for path in wanted if not same(path, wanted[path])]
+    missing = [path for path in sent if path not in wanted]
+    both = dict(sent)
+    both.update(wanted)
+    if both != sent:
+        write_sent(both)
+    return changed, missing
+
+
+def remove(paths):
+    """Remove what was sent and is still as it was sent; then the folders that this leaves empty."""
+    sent = read_sent()
+    parents = set()
+    for path in paths:
+        if path in sent and same(path, sent[path]):
+            whole = os.path.join(WORK, path)
+            with contextlib.suppress(OSError):
+                (os.rmdir if sent[path][0] == b"d" else os.unlink)(whole)
+            parents.add(os.path.dirname(path))
+        sent.pop(path, None)
+    for folder in sorted(parents, key=len, reverse=True):
+        while folder and folder not in sent:
+            try:
+                os.rmdir(os.path.join(WORK, folder))
+            except OSError:
+                break
+            folder = os.path.dirname(folder)
+    write_sent(sent)
+
+
+def main():
+    """Answer on stdout."""
+    data = sys.stdin.buffer.read()
+    if sys.argv[1:] == ["remove"]:
+        remove([path for path in data.split(b"\0") if path])
+        return
+    changed, missing = compare(records(data))
+    out = sys.stdout.buffer
+    for word, paths in ((b"changed ", changed), (b"missing ", missing)):
+        for path in paths:
+            out.write(word + path + b"\0")
+
+
+if __name__ == "__main__":
+    main()
