@@ -1,0 +1,132 @@
+"""The cluster's key pair and security group: made once, found again, brought in line with the plan."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from awsddp.aws.refusals import Refused
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
+from awsddp.errors import CloudError
+from awsddp.plan import LaunchPlan, Request, resolve_request
+
+_NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
+
+
+def not_yet(refusal: Refused) -> bool:
+    """Whether AWS says that it does not know the group, which it may have made a moment ago."""
+    return refusal.code in _NOT_YET
+
+
+def ensure_key(
+    aws: Aws,
+    plan: LaunchPlan,
+    *,
+    ids: Mapping[str, str],
+    secrets: Mapping[str, str],
+    now: datetime,
+    on_event: Callable[[str], None],
+) -> None:
+    """Import the cluster's public key, unless it is there (its name holds the id). Raises CloudError."""
+    request = resolve_request(plan.request("ImportKeyPair"), ids=ids, secrets=secrets, now=now)
+    try:
+        aws.call(request.operation, request.parameters)
+    except Refused as refusal:
+        if refusal.code != "InvalidKeyPair.Duplicate":
+            raise
+        return
+    on_event(f"key pair {ids['name']} imported")
+
+
+def ensure_group(
+    aws: Aws,
+    plan: LaunchPlan,
+    *,
+    ids: Mapping[str, str],
+    now: datetime,
+    on_event: Callable[[str], None],
+    clock: Clock = CLOCK,
+) -> str:
+    """Make the cluster's security group with its rules, unless it is there, and return its id.
+
+    A group that is there gets the rules it lacks, and loses port 22 for addresses the plan does not name.
+    Raises CloudError.
+    """
+    request = resolve_request(plan.request("CreateSecurityGroup"), ids=ids, secrets={}, now=now)
+    try:
+        group = str(aws.call(request.operation, request.parameters)["GroupId"])
+        on_event(f"security group {group} made")
+        new = True
+    except Refused as refusal:
+        if refusal.code != "InvalidGroup.Duplicate":
+            raise
+        group = _find_group(aws, ids, clock=clock)
+        new = False
+    known = {**ids, "security_group": group}
+    for operation in ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"):
+        rules = resolve_request(plan.request(operation), ids=known, secrets={}, now=now)
+        patiently(partial(_authorize, aws, rules), passes=not_yet, clock=clock)
+    if not new:
+        _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event)
+    return group
+
+
+def _find_group(aws: Aws, ids: Mapping[str, str], *, clock: Clock) -> str:
+    filters = [
+        {"Name": "tag:awsddp:id", "Values": [ids["cluster_id"]]},
+        {"Name": "group-name", "Values": [ids["name"]]},
+    ]
+
+    def look() -> str | None:
+        found = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
+        return str(found[0]["GroupId"]) if found else None
+
+    group = poll(look, deadline_s=VISIBLE_S, clock=clock)
+    if group is None:
+        raise CloudError(
+            f"the security group {ids['name']} is there, but not ours",
+            f"no group of that name carries awsddp:id={ids['cluster_id']}",
+            f"look at it: aws ec2 describe-security-groups --filters Name=group-name,Values={ids['name']}",
+        )
+    return group
+
+
+def _authorize(aws: Aws, rules: Request) -> None:
+    """Add rules. Where one of them is there already AWS adds none, so each is then added for itself."""
+    try:
+        aws.call(rules.operation, rules.parameters)
+        return
+    except Refused as refusal:
+        if refusal.code != "InvalidPermission.Duplicate":
+            raise
+    permissions = rules.parameters["IpPermissions"]
+    if len(permissions) > 1:
+        for permission in permissions:
+            _authorize(aws, Request(rules.operation, {**rules.parameters, "IpPermissions": [permission]}))
+
+
+def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Callable[[str], None]) -> None:
+    """Close port 22 of our group for every address that the plan does not name."""
+    found = aws.pages("DescribeSecurityGroups", {"GroupIds": [group]}, "SecurityGroups")
+    for permission in found[0]["IpPermissions"]:
+        if permission.get("FromPort") != 22:
+            continue
+        stale = [item for item in permission.get("IpRanges", []) if item["CidrIp"] not in cidrs]
+        stale_6 = [item for item in permission.get("Ipv6Ranges", []) if item["CidrIpv6"] not in cidrs]
+        if stale or stale_6:
+            _revoke(aws, group, stale, stale_6)
+            on_event(f"port 22 closed for {len(stale) + len(stale_6)} former addresses")
+
+
+def _revoke(aws: Aws, group: str, ranges: list[dict[str, Any]], ranges_6: list[dict[str, Any]]) -> None:
+    permission: dict[str, Any] = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
+    if ranges:
+        permission["IpRanges"] = [{"CidrIp": item["CidrIp"]} for item in ranges]
+    if ranges_6:
+        permission["Ipv6Ranges"] = [{"CidrIpv6": item["CidrIpv6"]} for item in ranges_6]
+    try:
+        aws.call("RevokeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [permission]})
+    except Refused as refusal:
+        if refusal.code != "InvalidPermission.NotFound":
+            raise

@@ -1,0 +1,103 @@
+"""What exists, as its tags tell it: instances, and the cluster that they, a group and a key make up."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+from awsddp.aws.session import Aws
+from awsddp.cluster import Cluster, Node
+from awsddp.plan import read_numbers
+
+ENDED = ("shutting-down", "terminated")
+_LAST = datetime.max.replace(tzinfo=UTC)
+
+
+def tagged(name: str, *values: str) -> list[dict[str, Any]]:
+    """Return the filter of a describe call for one tag."""
+    return [{"Name": f"tag:{name}", "Values": list(values)}]
+
+
+def describe(aws: Aws, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the instances that match, as EC2 describes them, of all pages. Raises CloudError."""
+    reservations = aws.pages("DescribeInstances", {"Filters": filters}, "Reservations")
+    return [instance for reservation in reservations for instance in reservation["Instances"]]
+
+
+def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of anything that EC2 described."""
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags", [])}
+
+
+def node_of(described: Mapping[str, Any]) -> Node:
+    """Return the node that an instance is: the tag `awsddp:nodes` lists the numbers of its launch."""
+    tags = tags_of(described)
+    try:
+        number = read_numbers(tags["awsddp:nodes"])[described.get("AmiLaunchIndex", 0)]
+    except (KeyError, ValueError, IndexError):
+        number = described.get("AmiLaunchIndex", 0)
+    return Node(
+        node=number,
+        instance_id=described["InstanceId"],
+        state=described["State"]["Name"],
+        instance_type=described["InstanceType"],
+        zone=described.get("Placement", {}).get("AvailabilityZone", ""),
+        image_id=described.get("ImageId", ""),
+        private_ip=described.get("PrivateIpAddress") or None,
+        public_ip=described.get("PublicIpAddress") or None,
+        launched=described.get("LaunchTime"),
+        spot=described.get("InstanceLifecycle") == "spot",
+        unfetched=tuple(tags.get("awsddp:unfetched", "").split()),
+    )
+
+
+def find_clusters(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
+    """Return whatever exists by this name and owner, one record for each `awsddp:id`.
+
+    Usually there is one. There are more where an id was lost before its cluster was ended; the first is the
+    one that has running nodes. Terminated instances are named only beside something that exists.
+    """
+    filters = [*tagged("awsddp:cluster", name), *tagged("awsddp:owner", owner)]
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        instances = pool.submit(describe, aws, filters)
+        groups = pool.submit(aws.pages, "DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
+        keys = pool.submit(aws.pages, "DescribeKeyPairs", {"Filters": filters}, "KeyPairs")
+    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for described in (*instances.result(), *groups.result(), *keys.result()):
+        parts[tags_of(described).get("awsddp:id", "")].append(described)
+    found = [_cluster(name, owner, aws.region, key, items) for key, items in parts.items() if key]
+    real = [one for one in found if one.leftovers or any(node.state != "terminated" for node in one.nodes)]
+    return tuple(sorted(real, key=lambda one: (not one.live, one.created or _LAST, one.id)))
+
+
+def find_cluster(aws: Aws, name: str, owner: str) -> Cluster | None:
+    """Return the cluster of this name and owner, or None. Raises CloudError."""
+    return next(iter(find_clusters(aws, name, owner)), None)
+
+
+def _cluster(name: str, owner: str, region: str, cluster_id: str, parts: list[dict[str, Any]]) -> Cluster:
+    instances = [part for part in parts if "InstanceId" in part]
+    lost_first = sorted(map(node_of, instances), key=lambda node: (node.node, node.state not in ENDED))
+    alive = {node.node for node in lost_first if node.state not in ENDED}
+    nodes = [node for node in lost_first if node.state != "terminated" or node.node not in alive]
+    newest = max(instances, key=lambda part: part["LaunchTime"], default=None)
+    return Cluster(
+        name=name,
+        id=cluster_id,
+        owner=owner,
+        region=region,
+        nodes=tuple(nodes),
+        created=min(filter(None, (_moment(part, "awsddp:created") for part in parts)), default=None),
+        expires=_moment(newest, "awsddp:expires") if newest else None,
+        leftovers=tuple(
+            part.get("GroupId") or part["KeyPairId"] for part in parts if "InstanceId" not in part
+        ),
+    )
+
+
+def _moment(described: Mapping[str, Any], tag: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(tags_of(described)[tag])
+    except (KeyError, ValueError):
+        return None

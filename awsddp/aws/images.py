@@ -1,0 +1,95 @@
+"""Finds the machine image: the newest Deep Learning AMI, or the one that was asked for."""
+
+from typing import Any
+
+from awsddp import compat
+from awsddp.aws.refusals import Refused
+from awsddp.aws.session import Aws
+from awsddp.errors import ConfigError
+from awsddp.plan import Image
+
+_GONE = frozenset(
+    {"InvalidAMIID.NotFound", "InvalidAMIID.Malformed", "InvalidAMIID.Unavailable", "InvalidParameterValue"}
+)
+
+
+def find_image(aws: Aws, asked: str | None) -> Image:
+    """Return the image to launch.
+
+    `asked` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` stands for
+    anything; None means the newest Deep Learning AMI with PyTorch. Raises ConfigError where there is none.
+    """
+    if asked is None:
+        found = _default(aws)
+        place, tried = "the region's newest Deep Learning AMI", compat.DLAMI_NAMES
+    else:
+        place, tried = "cluster.image", asked
+        parameter = asked.removeprefix("resolve:ssm:")
+        if asked.startswith("ami-"):
+            found = _by_id(aws, asked)
+        elif parameter.startswith("/"):
+            found = _by_parameter(aws, (parameter,))
+        else:
+            found = _by_name(aws, asked)
+    if found is None:
+        raise ConfigError(
+            f"{place}: no image {tried!r} in {aws.region}",
+            "it was deregistered, is not shared with this account, or is in another region",
+            "name one with --image: an id, a name with *, or an SSM parameter; "
+            "without --image the newest Deep Learning AMI is taken",
+        )
+    return found
+
+
+def _default(aws: Aws) -> Image | None:
+    try:
+        found = _by_parameter(aws, compat.DLAMI_PARAMETERS)
+    except Refused:
+        found = None  # the search by name needs no permission in SSM
+    return found or _by_name(aws, compat.DLAMI_NAMES)
+
+
+def _by_parameter(aws: Aws, names: tuple[str, ...]) -> Image | None:
+    """Return the image that the first of these SSM parameters names; None where there is none."""
+    reply = aws.call("GetParameters", {"Names": list(names)}, service="ssm")
+    values = {parameter["Name"]: parameter["Value"] for parameter in reply["Parameters"]}
+    first = next((values[name] for name in names if name in values), None)
+    return _by_id(aws, first) if first else None
+
+
+def _by_id(aws: Aws, image_id: str) -> Image | None:
+    try:
+        found = aws.call("DescribeImages", {"ImageIds": [image_id]})["Images"]
+    except Refused as refusal:
+        if refusal.code in _GONE:
+            return None
+        raise
+    return _newest(found)
+
+
+def _by_name(aws: Aws, pattern: str) -> Image | None:
+    filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
+    return _newest(aws.pages("DescribeImages", {"Owners": ["amazon", "self"], "Filters": filters}, "Images"))
+
+
+def _newest(images: list[dict[str, Any]]) -> Image | None:
+    usable = [_image(image) for image in images if image.get("State") == "available"]
+    return max(
+        usable, key=lambda image: (compat.torch_version(image.name), image.created, image.id), default=None
+    )
+
+
+def _image(described: dict[str, Any]) -> Image:
+    name = described.get("Name", "")
+    root = described.get("RootDeviceName", "/dev/sda1")
+    disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in described.get("BlockDeviceMappings", [])}
+    return Image(
+        id=described["ImageId"],
+        name=name,
+        created=described.get("CreationDate", ""),
+        architecture=described.get("Architecture", "x86_64"),
+        root_device=root,
+        root_gb=int(disks.get(root, {}).get("VolumeSize", 0)),
+        ssh_user=compat.ssh_user(name),
+        tags={tag["Key"]: tag["Value"] for tag in described.get("Tags", [])},
+    )

@@ -1,0 +1,197 @@
+"""Instances: launched zone by zone, an interrupted launch finished, waited for."""
+
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from awsddp.aws.access import not_yet
+from awsddp.aws.clusters import ENDED, describe, node_of, tagged, tags_of
+from awsddp.aws.refusals import OutOfCapacity, Refused
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
+from awsddp.cluster import Node
+from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
+from awsddp.plan import LaunchPlan, read_numbers, resolve_request, utc
+
+# A token is honoured for at least an hour; a replay later could launch again.
+# https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
+REPLAY_S = 3600
+_NEXT_ZONE = frozenset({"Unsupported", "InsufficientFreeAddressesInSubnet"})
+
+
+def launch(
+    aws: Aws,
+    plan: LaunchPlan,
+    *,
+    ids: Mapping[str, str],
+    secrets: Mapping[str, str],
+    now: datetime,
+    write_intent: Callable[[dict[str, Any]], None],
+    on_event: Callable[[str], None],
+    clock: Clock = CLOCK,
+) -> tuple[Node, ...]:
+    """Launch the plan's nodes, all in one zone, all or none, trying its zones in order.
+
+    `ids` holds name, cluster_id and security_group. Each attempt has a token of its own, and `write_intent`
+    gets the whole request before it is sent. Raises CapacityError, naming each attempt, where no zone has the
+    machines, CloudError where AWS refuses.
+    """
+    attempts: list[tuple[str, AwsddpError]] = []
+    for zone in plan.zones:
+        request = resolve_request(
+            plan.request("RunInstances"),
+            ids={**ids, "subnet": zone.subnet, "client_token": f"{ids['cluster_id']}-{uuid4().hex}"},
+            secrets=secrets,
+            now=now,
+        )
+        on_event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {zone.name}")
+        write_intent(
+            {
+                "cluster_id": ids["cluster_id"],
+                "zone": zone.name,
+                "written": utc(clock.now()),
+                "parameters": request.parameters,
+            }
+        )
+        try:
+            return _run(aws, request.parameters, on_event=on_event, clock=clock)
+        except OutOfCapacity as refusal:
+            attempts.append((zone.name, refusal))
+        except Refused as refusal:
+            if refusal.code not in _NEXT_ZONE:
+                raise
+            attempts.append((zone.name, refusal))
+        on_event(f"{zone.name}: {attempts[-1][1].why}")
+    raise _no_zone(plan, attempts)
+
+
+def _no_zone(plan: LaunchPlan, attempts: list[tuple[str, AwsddpError]]) -> AwsddpError:
+    if all(isinstance(error, Refused) for _, error in attempts):
+        return attempts[-1][1]
+    return CapacityError(
+        f"AWS has no {len(plan.numbers)} x {plan.instance_type} now in any zone of {plan.region}",
+        "; ".join(f"{zone}: {error.why}" for zone, error in attempts),
+        "try again later, or one of: "
+        + ", ".join(f"--instance-type {c.instance_type}" for c in plan.choices),
+    )
+
+
+def _run(
+    aws: Aws, parameters: dict[str, Any], *, on_event: Callable[[str], None], clock: Clock
+) -> tuple[Node, ...]:
+    """Send RunInstances, the same bytes again while its outcome is unknown or its parts not yet visible."""
+    reply = patiently(
+        lambda: aws.call("RunInstances", parameters), passes=_not_yet, clock=clock, on_event=on_event
+    )
+    return tuple(sorted(map(node_of, reply["Instances"]), key=lambda node: node.node))
+
+
+def _not_yet(refusal: Refused) -> bool:
+    """Whether AWS does not know a part of the request yet: the group, the key, or a new instance profile."""
+    if refusal.code == "InvalidParameterValue":
+        return "iaminstanceprofile" in refusal.why.lower().replace(" ", "")
+    return not_yet(refusal) or refusal.code == "InvalidKeyPair.NotFound"
+
+
+def resume(
+    aws: Aws, intent: Mapping[str, Any], *, on_event: Callable[[str], None], clock: Clock = CLOCK
+) -> tuple[Node, ...] | None:
+    """Return the nodes that an interrupted launch made or now makes; None: nothing came of it.
+
+    `intent` is what `write_intent` got; its very bytes are sent again while it is under an hour old. Older,
+    or with nothing but a `cluster_id`, instances are looked for by tag for two minutes. Raises CloudError.
+    """
+    parameters, written = intent.get("parameters"), intent.get("written")
+    if parameters and written and clock.now() - datetime.fromisoformat(written) < timedelta(seconds=REPLAY_S):
+        on_event("finishing the launch that was interrupted")
+        try:
+            return _run(aws, dict(parameters), on_event=on_event, clock=clock)
+        except OutOfCapacity:
+            return None
+        except Refused as refusal:
+            if refusal.code in {"IdempotentInstanceTerminated"} | _NEXT_ZONE or _not_yet(refusal):
+                return None
+            if refusal.code != "IdempotentParameterMismatch":
+                raise
+    return appear(aws, str(intent["cluster_id"]), on_event=on_event, clock=clock)
+
+
+def appear(
+    aws: Aws, cluster_id: str, *, on_event: Callable[[str], None], clock: Clock = CLOCK
+) -> tuple[Node, ...] | None:
+    """Return the nodes alive with this id, looking for two minutes, as tags may show late; None: none came.
+
+    The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for.
+    """
+    on_event(f"looking for instances of {cluster_id}")
+    seen: list[Node] = []
+
+    def look() -> bool | None:
+        found = describe(aws, tagged("awsddp:id", cluster_id))
+        seen[:] = map(node_of, found)
+        expected = {number for item in found for number in read_numbers(tags_of(item)["awsddp:nodes"])}
+        return True if seen and expected <= {node.node for node in seen} else None
+
+    poll(look, deadline_s=VISIBLE_S, clock=clock)
+    return tuple(sorted((n for n in seen if n.state not in ENDED), key=lambda node: node.node)) or None
+
+
+def wait_running(
+    aws: Aws,
+    cluster_id: str,
+    count: int,
+    *,
+    on_event: Callable[[str], None],
+    deadline_s: float = 600,
+    instance_ids: Collection[str] = (),
+    clock: Clock = CLOCK,
+) -> tuple[Node, ...]:
+    """Wait until `count` nodes of this id run and have an address, and return them by number.
+
+    One describe asks for all. `instance_ids` names those that are waited for, so that nodes lost long ago are
+    no failure; instances that are not visible yet count as coming. Raises CapacityError, CloudError or
+    NodeError where a node ended instead, NodeError at the deadline.
+    """
+    seen: dict[str, str] = {}
+
+    def look() -> tuple[Node, ...] | None:
+        found = [
+            item
+            for item in describe(aws, tagged("awsddp:id", cluster_id))
+            if not instance_ids or item["InstanceId"] in instance_ids
+        ]
+        for item in found:
+            _refuse_ended(item)
+        nodes = sorted(map(node_of, found), key=lambda node: node.node)
+        for node in nodes:
+            if seen.get(node.instance_id) != node.state:
+                seen[node.instance_id] = node.state
+                on_event(f"node{node.node} {node.instance_id} {node.state}")
+        up = tuple(node for node in nodes if node.state == "running" and node.address)
+        return up if len(up) >= count else None
+
+    running = poll(look, deadline_s=deadline_s, clock=clock)
+    if running is None:
+        slow = ", ".join(f"{key} ({state})" for key, state in seen.items() if state != "running")
+        raise NodeError(
+            f"not all {count} nodes run after {deadline_s:.0f} s",
+            f"still waiting for: {slow}" if slow else "AWS does not show them",
+            "try: awsddp up again, or awsddp down",
+        )
+    return running
+
+
+def _refuse_ended(described: Mapping[str, Any]) -> None:
+    if described["State"]["Name"] not in ENDED:
+        return
+    node = node_of(described)
+    reason = described.get("StateReason", {})
+    code, text = reason.get("Code", ""), reason.get("Message", "no reason was given")
+    message = f"node{node.node} ({node.instance_id}) ended while it was started"
+    again = "try: awsddp up again, or awsddp down"
+    if "InsufficientInstanceCapacity" in code:
+        raise CapacityError(message, text, again)
+    if "Limit" in code or "Volume" in code or "Client.InternalError" in code:
+        raise CloudError(message, f"{code}: {text}", again)
+    raise NodeError(message, f"{code}: {text}" if code else text, again)

@@ -1,0 +1,82 @@
+"""What a poweroff from inside does to a node: it ends it, or stops it while results are not home yet."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from awsddp.aws.clusters import describe, tags_of
+from awsddp.aws.refusals import Refused
+from awsddp.aws.session import Aws
+from awsddp.cluster import Node
+
+TAG = "awsddp:unfetched"
+_GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
+
+
+def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
+    """Before a job: have a poweroff stop the on-demand nodes, and tag all with the job as not yet home.
+
+    A spot node cannot be stopped, so it is only tagged. Raises CloudError; the job must not start then.
+    """
+    kept = [node.instance_id for node in nodes if not node.spot]
+    unfetched = _unfetched(aws, nodes)
+    _side_by_side([partial(_on_poweroff, aws, key, "stop") for key in kept])
+    for key, jobs in unfetched.items():
+        unfetched[key] = [*jobs, job] if job not in jobs else jobs
+    _write(aws, unfetched)
+
+
+def release(aws: Aws, nodes: Sequence[Node], job: str) -> None:
+    """After a job's results are home: untag the nodes; the last job lets a poweroff end them again.
+
+    Nodes that are gone need nothing. Raises CloudError.
+    """
+    unfetched = {
+        key: [other for other in jobs if other != job] for key, jobs in _unfetched(aws, nodes).items()
+    }
+    spot = {node.instance_id for node in nodes if node.spot}
+    freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
+    _side_by_side([partial(_forgiving, partial(_on_poweroff, aws, key, "terminate")) for key in freed])
+    _write(aws, unfetched)
+
+
+def _unfetched(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """Return the jobs that each living node is tagged with now, which may be more than were read before."""
+    filters = [{"Name": "instance-id", "Values": [node.instance_id for node in nodes]}]
+    return {
+        item["InstanceId"]: tags_of(item).get(TAG, "").split()
+        for item in describe(aws, filters)
+        if item["State"]["Name"] not in ("shutting-down", "terminated")
+    }
+
+
+def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
+    aws.call(
+        "ModifyInstanceAttribute",
+        {"InstanceId": instance_id, "InstanceInitiatedShutdownBehavior": {"Value": behaviour}},
+    )
+
+
+def _write(aws: Aws, unfetched: dict[str, list[str]]) -> None:
+    """Write each list of jobs to the tag of its nodes, one call for those that share it."""
+    for text in sorted({" ".join(jobs) for jobs in unfetched.values()}):
+        keys = [key for key, jobs in unfetched.items() if " ".join(jobs) == text]
+        if text:
+            aws.call("CreateTags", {"Resources": keys, "Tags": [{"Key": TAG, "Value": text}]})
+        else:
+            aws.call("DeleteTags", {"Resources": keys, "Tags": [{"Key": TAG}]})
+
+
+def _side_by_side(acts: Sequence[Callable[[], None]]) -> None:
+    if acts:
+        with ThreadPoolExecutor(max_workers=min(len(acts), 16)) as pool:
+            for done in [pool.submit(act) for act in acts]:
+                done.result()
+
+
+def _forgiving(act: Callable[[], None]) -> None:
+    try:
+        act()
+    except Refused as refusal:
+        if refusal.code not in _GONE:
+            raise

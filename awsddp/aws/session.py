@@ -1,0 +1,199 @@
+"""The one gateway to AWS: every call goes through `Aws.call`, with explicit time limits and retries."""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.session
+from botocore import xform_name
+from botocore.config import Config
+from botocore.configprovider import ConstantProvider
+from botocore.exceptions import BotoCoreError, ClientError
+
+from awsddp import __version__
+from awsddp.aws.refusals import translate
+from awsddp.cluster import Target
+from awsddp.errors import ConfigError
+
+ATTEMPTS = 8
+# The first contact fails fast: with no network eight attempts would be half a minute of silence.
+FIRST_ATTEMPTS = 3
+_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
+_SECRET = ("UserData", "PublicKeyMaterial")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who is calling, as STS says. `user_id` is what `${aws:userid}` is in a policy."""
+
+    user_id: str
+    account: str
+    arn: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call that was made, for the audit trail. Secrets in `parameters` are redacted; `error` a code."""
+
+    service: str
+    operation: str
+    region: str
+    parameters: dict[str, Any] = field(repr=False)
+    request_id: str | None
+    error: str | None
+    at: datetime
+    seconds: float
+
+
+class Aws:
+    """The calls of one target. Thread-safe; clients are built when they are first used.
+
+    `on_call` hears of every call that was made, on the thread that made it. Raises ConfigError where there is
+    no region or its name is none.
+    """
+
+    def __init__(self, target: Target, *, on_call: Callable[[Call], None] | None = None) -> None:
+        self._target = target
+        self._on_call = on_call
+        self._clients: dict[tuple[str, int], Any] = {}
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        self.region = self._region()
+        self._where = target.endpoint or self.region
+
+    def call(self, operation: str, parameters: dict[str, Any], *, service: str = "ec2") -> dict[str, Any]:
+        """Make one call and return its answer. Raises CloudError, CapacityError or ConfigError.
+
+        RunInstances is sent once, as botocore takes a lack of capacity for a failure to be repeated
+        (it is an HTTP 500); every other call is repeated as botocore's standard mode does.
+        """
+        at, started = datetime.now(UTC), time.monotonic()
+        reply: dict[str, Any] = {}
+        code: str | None = None
+        try:
+            client = self._client(service, 1 if operation == "RunInstances" else ATTEMPTS)
+            reply = getattr(client, xform_name(operation))(**parameters)
+        except ClientError as error:
+            reply = dict(error.response)
+            code = str(reply.get("Error", {}).get("Code", ""))
+            raise translate(error, operation, where=self._where) from error
+        except BotoCoreError as error:
+            code = type(error).__name__
+            raise translate(error, operation, where=self._where) from error
+        finally:
+            self._tell(service, operation, parameters, reply, code, at, time.monotonic() - started)
+        return reply
+
+    def pages(
+        self, operation: str, parameters: dict[str, Any], key: str, *, service: str = "ec2"
+    ) -> list[dict[str, Any]]:
+        """Make a call until its last page and return what all pages hold under `key`."""
+        found: list[dict[str, Any]] = []
+        token: str | None = None
+        while True:
+            page = {**parameters, "NextToken": token} if token else parameters
+            reply = self.call(operation, page, service=service)
+            found.extend(reply.get(key, []))
+            token = reply.get("NextToken")
+            if not token:
+                return found
+
+    def identity(self) -> Identity:
+        """Return who is calling; asked once. Raises CloudError where AWS does not know the credentials."""
+        with self._asking:
+            return self._identity
+
+    @cached_property
+    def _identity(self) -> Identity:
+        reply = self.call("GetCallerIdentity", {}, service="sts")
+        return Identity(user_id=reply["UserId"], account=reply["Account"], arn=reply["Arn"])
+
+    @cached_property
+    def _session(self) -> boto3.session.Session:
+        session = botocore.session.Session()
+        if self._target.access_key_id:
+            # With keys of its own a profile named in the environment has no say, not even a missing one.
+            session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
+        elif self._target.profile:
+            session.set_config_variable("profile", self._target.profile)
+        return boto3.session.Session(
+            botocore_session=session,
+            aws_access_key_id=self._target.access_key_id,
+            aws_secret_access_key=self._target.secret_access_key,
+        )
+
+    def _region(self) -> str:
+        try:
+            region = self._target.region or os.environ.get("AWS_REGION") or self._session.region_name
+        except BotoCoreError as error:
+            raise translate(error, "", where="") from error
+        if not region:
+            raise ConfigError(
+                "no AWS region is known",
+                "neither --region, nor cluster.region, nor the AWS configuration names one",
+                "name one: awsddp --region us-east-1 ...",
+            )
+        if not _REGION.fullmatch(region):
+            raise ConfigError(
+                f"{region!r} is no AWS region", "", "name one such as us-east-1 or eu-central-1"
+            )
+        return region
+
+    def _client(self, service: str, attempts: int) -> Any:
+        if service == "sts":
+            attempts = FIRST_ATTEMPTS
+        with self._lock:
+            if (service, attempts) not in self._clients:
+                self._clients[service, attempts] = self._build(service, attempts)
+            return self._clients[service, attempts]
+
+    def _build(self, service: str, attempts: int) -> Any:
+        here = urlsplit(self._target.endpoint or "").hostname in ("127.0.0.1", "::1", "localhost")
+        config = Config(
+            connect_timeout=5,
+            read_timeout=30,
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            user_agent_extra=f"awsddp/{__version__}",
+            max_pool_connections=32,
+            proxies={} if here else None,  # no proxy leads back to this machine
+        )
+        return self._session.client(
+            service,  # type: ignore[call-overload]
+            region_name=self.region,
+            endpoint_url=self._target.endpoint,
+            config=config,
+        )
+
+    def _tell(
+        self,
+        service: str,
+        operation: str,
+        parameters: dict[str, Any],
+        reply: dict[str, Any],
+        code: str | None,
+        at: datetime,
+        seconds: float,
+    ) -> None:
+        if self._on_call is None:
+            return
+        shown = {key: "[REDACTED]" if key in _SECRET else value for key, value in parameters.items()}
+        self._on_call(
+            Call(
+                service=service,
+                operation=operation,
+                region=self.region,
+                parameters=shown,
+                request_id=reply.get("ResponseMetadata", {}).get("RequestId"),
+                error=code,
+                at=at,
+                seconds=seconds,
+            )
+        )

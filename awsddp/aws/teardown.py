@@ -1,0 +1,160 @@
+"""Ends everything that carries a cluster's id tag, and waits until AWS itself says that it is gone.
+
+Order: https://docs.aws.amazon.com/vpc/latest/userguide/deleting-security-groups.html (a group goes only after
+every network interface that is in it).
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from awsddp.aws.clusters import ENDED, describe, tagged
+from awsddp.aws.refusals import Refused
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import CLOCK, Clock, deadline_s, poll, transient
+from awsddp.cluster import Cluster
+
+# How long a group may be held by interfaces of instances that are already terminated.
+RELEASED_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teardown:
+    """What was ended. `leftovers` tells each thing that could not be ended, and what holds it."""
+
+    terminated: tuple[str, ...]
+    leftovers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of resource beside the instances: how it is listed, named and deleted."""
+
+    describe: str
+    key: str
+    id: str
+    delete: str
+
+
+_KINDS = (
+    _Kind("DescribeNetworkInterfaces", "NetworkInterfaces", "NetworkInterfaceId", "DeleteNetworkInterface"),
+    _Kind("DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume"),
+    _Kind("DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup"),
+    _Kind("DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair"),
+)
+
+
+def teardown(
+    aws: Aws, cluster: Cluster, *, on_event: Callable[[str], None], clock: Clock = CLOCK
+) -> Teardown:
+    """End the cluster: its instances, then what is left beside them, and list again to prove it.
+
+    Only what carries this cluster's `awsddp:id` is touched; what is gone already counts as ended. Raises
+    CloudError where AWS cannot be asked at all.
+    """
+    ending = _Ending(aws, cluster.id, on_event)
+    term_s = deadline_s(node.instance_type for node in cluster.nodes)
+    if poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2):
+        poll(ending.rest, deadline_s=RELEASED_S, clock=clock, first_s=0.5)
+    return Teardown(
+        terminated=tuple(key for key, state in ending.states.items() if state == "terminated"),
+        leftovers=ending.leftovers(),
+    )
+
+
+class _Ending:
+    """One teardown: the states of the instances that it ends, and what AWS refused to end."""
+
+    def __init__(self, aws: Aws, cluster_id: str, on_event: Callable[[str], None]) -> None:
+        self.states: dict[str, str] = {}
+        self._aws = aws
+        self._tag = tagged("awsddp:id", cluster_id)
+        self._on_event = on_event
+        self._refused: dict[str, str] = {}
+
+    def instances(self) -> bool | None:
+        """Ask for the end of what lives; True once each is terminated, or its end is refused."""
+        found = {item["InstanceId"]: item["State"]["Name"] for item in describe(self._aws, self._tag)}
+        for key, state in found.items():
+            if state != "terminated" and key not in self.states:
+                self._on_event(f"ending {key} ({state})")
+            if state != "terminated" or key in self.states:
+                self.states[key] = state
+        living = [key for key, state in found.items() if state not in ENDED and key not in self._refused]
+        if living:
+            self._terminate(living)
+        waiting = [key for key, state in found.items() if state != "terminated" and key not in self._refused]
+        return None if waiting else True
+
+    def _terminate(self, keys: list[str]) -> None:
+        try:
+            self._aws.call("TerminateInstances", {"InstanceIds": keys})
+        except Refused as refusal:
+            # NotFound this soon is no proof of an end: the next look decides.
+            if not transient(refusal) and refusal.code != "InvalidInstanceID.NotFound":
+                self._refused.update(dict.fromkeys(keys, refusal.why))
+
+    def rest(self) -> bool | None:
+        """Delete what is left beside the instances; True once nothing is, or its end is refused.
+
+        A launch that shows late, while its group is held, is ended here too.
+        """
+        if not self.instances():
+            return None
+        held = [
+            item[kind.id]
+            for kind, found in self._left()
+            for item in found
+            if item[kind.id] not in self._refused and not self._delete(kind, item[kind.id])
+        ]
+        return None if held else True
+
+    def _delete(self, kind: _Kind, key: str) -> bool:
+        """Delete one thing; return whether it is gone."""
+        try:
+            self._aws.call(kind.delete, {kind.id: key})
+        except Refused as refusal:
+            if refusal.code.endswith(".NotFound"):
+                return True
+            if not transient(refusal) and refusal.code not in ("DependencyViolation", "VolumeInUse"):
+                self._refused[key] = refusal.why
+            return False
+        self._on_event(f"deleted {key}")
+        return True
+
+    def _left(self) -> list[tuple[_Kind, list[dict[str, Any]]]]:
+        with ThreadPoolExecutor(max_workers=len(_KINDS)) as pool:
+            found = pool.map(
+                lambda kind: self._aws.pages(kind.describe, {"Filters": self._tag}, kind.key), _KINDS
+            )
+        return list(zip(_KINDS, found, strict=True))
+
+    def leftovers(self) -> tuple[str, ...]:
+        """List again, and tell of each thing that still exists why it does."""
+        told = [
+            self._told(item["InstanceId"], item["State"]["Name"])
+            for item in describe(self._aws, self._tag)
+            if item["State"]["Name"] != "terminated"
+        ]
+        for kind, found in self._left():
+            for item in found:
+                key = item[kind.id]
+                told.append(
+                    self._told(key, self._holders(key) if key.startswith("sg-") else item.get("Status", ""))
+                )
+        return tuple(told)
+
+    def _told(self, key: str, state: str) -> str:
+        reasons = [part for part in (state, self._refused.get(key, "")) if part]
+        return f"{key}: {'; '.join(reasons)}" if reasons else key
+
+    def _holders(self, group: str) -> str:
+        filters = [{"Name": "group-id", "Values": [group]}]
+        found = self._aws.pages("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces")
+        return ", ".join(_holder(item) for item in found)
+
+
+def _holder(interface: dict[str, Any]) -> str:
+    instance = interface.get("Attachment", {}).get("InstanceId", "")
+    return f"held by {interface['NetworkInterfaceId']}" + (f" of {instance}" if instance else "")

@@ -1,0 +1,102 @@
+"""Waiting for AWS: polls with a deadline, a growing pause and jitter, on a clock that a test can move."""
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from awsddp.aws.refusals import THROTTLED, Refused, Unanswered
+
+T = TypeVar("T")
+
+# How long an id, a tag or a group may stay unknown after it was made. AWS: "eventual consistency",
+# https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
+VISIBLE_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """What waiting needs: a monotonic clock and a sleep in seconds, and the time of day in UTC."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+CLOCK = Clock()
+
+
+def transient(refusal: Refused) -> bool:
+    """Whether the same call may well succeed a moment later."""
+    return isinstance(refusal, Unanswered) or refusal.code in THROTTLED
+
+
+def poll(
+    check: Callable[[], T | None],
+    *,
+    deadline_s: float,
+    clock: Clock,
+    first_s: float = 0.3,
+    most_s: float = 5.0,
+) -> T | None:
+    """Call `check` until it returns something, and return that; None when the deadline passes first.
+
+    The pause grows from `first_s` to `most_s`, with a fifth of jitter: many clients must not ask at once.
+    A check that AWS throttles or does not answer is made again; the last such refusal is raised at the end.
+    """
+    end = clock.monotonic() + deadline_s
+    pause = first_s
+    while True:
+        trouble = None
+        try:
+            if (found := check()) is not None:
+                return found
+        except Refused as refusal:
+            if not transient(refusal):
+                raise
+            trouble = refusal
+        left = end - clock.monotonic()
+        if left <= 0:
+            if trouble is not None:
+                raise trouble
+            return None
+        clock.sleep(min(pause * random.uniform(0.8, 1.2), left))
+        pause = min(pause * 1.6, most_s)
+
+
+def patiently(
+    act: Callable[[], T],
+    *,
+    passes: Callable[[Refused], bool],
+    clock: Clock,
+    on_event: Callable[[str], None] = lambda text: None,
+) -> T:
+    """Do `act`, and again for two minutes while AWS throttles it, does not answer, or the refusal `passes`.
+
+    `passes` says of a refusal whether it may pass with time, as ids are not visible everywhere at once.
+    Raises the last refusal at the deadline.
+    """
+    refusals: list[Refused] = []
+
+    def attempt() -> tuple[T] | None:
+        try:
+            return (act(),)
+        except Refused as refusal:
+            if not transient(refusal) and not passes(refusal):
+                raise
+            if not refusals:
+                on_event(f"asking again: {refusal.why}")
+            refusals.append(refusal)
+            return None
+
+    done = poll(attempt, deadline_s=VISIBLE_S, clock=clock)
+    if done is None:
+        raise refusals[-1]
+    return done[0]
+
+
+def deadline_s(instance_types: Iterable[str]) -> float:
+    """Return how long such instances may take to start or to end: 10 minutes, 30 for bare metal."""
+    return 1800.0 if any(".metal" in name for name in instance_types) else 600.0
