@@ -1,7 +1,6 @@
 """Makes launched instances ready: the user data they boot with, their own host key, what they have."""
 
 import json
-import string
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,18 +13,13 @@ from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.nodes.hostkeys import KeyPair
 from awsddp.nodes.parallel import ignore
+from awsddp.nodes.rendering import render
 from awsddp.nodes.transport import Fleet, Request, Result
 from awsddp.report import Event, OnEvent, node_name
 from awsddp.resources import template
 
 USER_DATA_LIMIT = 16 * 1024  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 _REKEY_S = 30.0
-
-
-class Rendered(string.Template):
-    """A template whose places are written @@{name}: shells and units use the dollar themselves."""
-
-    delimiter = "@@"
 
 
 def user_data(*, host_key: KeyPair, expires_at: datetime) -> str:
@@ -35,7 +29,8 @@ def user_data(*, host_key: KeyPair, expires_at: datetime) -> str:
     `expires_at` (aware of its zone) with nobody's help. Raises ConfigError over EC2's limit of 16 KB.
     """
     seconds, text = _moment(expires_at)
-    rendered = Rendered(template("user_data.yaml")).substitute(
+    rendered = render(
+        "user_data.yaml",
         host_private=json.dumps(host_key.private),
         host_public=json.dumps(host_key.public),
         expires_s=seconds,

@@ -1,0 +1,197 @@
+"""Results home: fetched aside, checked against what the node said of them, then shown all at once.
+
+A node is an untrusted sender: names are checked, links are never made, and no byte is final before its
+size and its sha256 are right.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from awsddp.errors import ConfigError
+from awsddp.nodes import rsync
+from awsddp.nodes.failures import NodeFailure, split
+from awsddp.nodes.parallel import ignore, side_by_side
+from awsddp.report import Event, OnEvent, node_name
+
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A file on a node: its absolute path there, where it belongs at home (relative), and what it must be."""
+
+    remote: str
+    home: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """What came over the wire from a node: files that were not at home yet, and their bytes."""
+
+    files: int
+    bytes: int
+
+
+def pull(
+    wanted: Mapping[int, Sequence[Wanted]],
+    target: Path,
+    *,
+    ssh_config: Path,
+    also: Mapping[str, bytes] | None = None,
+    on_event: OnEvent = ignore,
+) -> dict[int, Fetched]:
+    """Bring files of several nodes home into the folder `target`, from all nodes at once.
+
+    Everything is fetched into a folder beside it, checked, and only then put in place: a new `target`
+    appears by one rename; in one that exists each file is replaced whole, and files that are there as they
+    should be are not fetched again. `also` holds small files that belong beside the rest. Raises NodesFailed
+    (then `target` is as it was) for nodes that did not send what they said, and ConfigError for a disk
+    without the room or for names that are none.
+    """
+    _check(wanted, also or {})
+    part = target.with_name(f"{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    missing = {
+        node: [one for one in files if not _is(target / one.home, one)] for node, files in wanted.items()
+    }
+    _check_room(target, sum(one.size for files in missing.values() for one in files))
+    whole = part / "whole"
+    whole.mkdir(parents=True)
+    try:
+        outcomes = side_by_side(
+            lambda node, tell, stop: _fetch(node, missing[node], part, ssh_config, tell, stop),
+            wanted,
+            on_event=on_event,
+        )
+        fetched = split(outcomes)
+        for path, data in (also or {}).items():
+            (whole / path).parent.mkdir(parents=True, exist_ok=True)
+            (whole / path).write_bytes(data)
+        _show(whole, target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written", error.strerror or str(error)) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return fetched
+
+
+def _check(wanted: Mapping[int, Sequence[Wanted]], also: Mapping[str, bytes]) -> None:
+    """Refuse names that could lead elsewhere, and two files for one place."""
+    homes = [*also, *(one.home for files in wanted.values() for one in files)]
+    for name in homes:
+        parts = name.split("/")
+        if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+            raise ConfigError(f"{name!r} is no place for a result", "a node named it; nothing was fetched")
+    places: set[PurePosixPath] = set()
+    for name in homes:
+        if PurePosixPath(name) in places:
+            raise ConfigError(f"two results would be {name!r}", "nothing was fetched")
+        places.add(PurePosixPath(name))
+    for files in wanted.values():
+        for one in files:
+            if not one.remote.startswith("/") or "\0" in one.remote or "/../" in f"{one.remote}/":
+                raise ConfigError(f"{one.remote!r} is no absolute path on a node", "nothing was fetched")
+
+
+def _check_room(target: Path, size: int) -> None:
+    folder = next(parent for parent in target.absolute().parents if parent.is_dir())
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ConfigError(
+            f"the results need {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free",
+            "nothing was fetched",
+            "make room, or name another folder: awsddp fetch --to DIR",
+        )
+
+
+def _fetch(
+    node: int,
+    files: Sequence[Wanted],
+    part: Path,
+    ssh_config: Path,
+    on_event: OnEvent,
+    stop: threading.Event,
+) -> Fetched:
+    """Fetch, check and put aside what one node has. Raises NodeFailure."""
+    who, size = node_name(node), sum(one.size for one in files)
+    came = part / who
+    came.mkdir()
+    if files:
+        text = f"fetching {len(files)} files, {size / 1e6:.1f} MB"
+
+        def on_bytes(done: int) -> None:
+            on_event(Event(text, who=who, fraction=min(1.0, done / max(1, size))))
+
+        on_bytes(0)
+        # Neither links nor devices nor owners nor modes: what is left are files and their times.
+        words = ["-t", "--no-implied-dirs", "--", f"{who}:/", f"{os.fspath(came)}/"]
+        rsync.transfer(
+            words,
+            [one.remote for one in files],
+            node=node,
+            ssh_config=ssh_config,
+            stop=stop,
+            on_bytes=on_bytes,
+        )
+    for one in files:
+        if stop.is_set():
+            break
+        path = came / one.remote.lstrip("/")
+        if not _is(path, one):
+            raise NodeFailure(
+                node,
+                "files",
+                f"{one.remote} did not come home as the node described it",
+                f"expected {one.size} bytes, sha256 {one.sha256}; {_found(path)}",
+                "awsddp fetch   # once nothing writes to it any more",
+            )
+        place = part / "whole" / one.home
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(place)
+    on_event(Event(f"fetched: {len(files)} files, {size / 1e6:.1f} MB", who=who, fraction=1.0))
+    return Fetched(files=len(files), bytes=size)
+
+
+def _is(path: Path, one: Wanted) -> bool:
+    """Whether a path is exactly this file."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_size == one.size:
+            return _sha256(path) == one.sha256
+    return False
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _found(path: Path) -> str:
+    try:
+        return f"there are {path.lstat().st_size} bytes"
+    except OSError:
+        return "it did not come"
+
+
+def _show(whole: Path, target: Path) -> None:
+    """Put a complete tree in its place: by one rename, or file by file into a folder that is there."""
+    if not target.exists():
+        whole.rename(target)
+        return
+    for folder, _, names in os.walk(whole, topdown=False):  # job.json, at the top, comes last
+        place = target / Path(folder).relative_to(whole)
+        place.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            Path(folder, name).replace(place / name)

@@ -1,0 +1,120 @@
+"""One rsync over the system's ssh: started without a shell, watched, its exit codes explained."""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO
+
+from awsddp.errors import ConfigError
+from awsddp.nodes.failures import Layer, NodeFailure
+
+_PROGRESS = re.compile(rb"^\s*(\d+)\s+\d+%")
+_TAIL = 10
+_GONE_AT_SENDER = 24
+_NETWORK = {10, 12, 30, 35, 255}
+
+
+@functools.cache
+def program() -> str:
+    """Return the path of rsync 3 on this machine. Raises ConfigError."""
+    path = shutil.which("rsync")
+    if path is None:
+        raise ConfigError("there is no rsync on this machine", "files travel by rsync", "install rsync")
+    if shutil.which("ssh") is None:
+        raise ConfigError("there is no ssh on this machine", "files travel over it", "install openssh-client")
+    said = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    ).stdout
+    if not re.match(r"rsync\s+version v?[3-9]", said):
+        first = said.splitlines()[0] if said else "it says nothing of its version"
+        raise ConfigError(f"{path} is no rsync 3", first, "install rsync 3 (macOS: brew install rsync)")
+    return path
+
+
+def transfer(
+    words: Sequence[str],
+    paths: Iterable[str],
+    *,
+    node: int,
+    ssh_config: Path,
+    stop: threading.Event,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Run rsync with `words` (options, source, destination) for `paths`, which go in by stdin.
+
+    `on_bytes` is told the bytes so far. Raises NodeFailure with rsync's last lines; a file that vanished at
+    its sender meanwhile is none. Ends early, without an error, once `stop` is set.
+    """
+    shell = f"ssh -F {_quoted(os.fspath(ssh_config))}"
+    argv = [program(), "--from0", "--files-from=-", "--info=progress2", "--no-human-readable"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
+    with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
+        names.write(b"".join(os.fsencode(path) + b"\0" for path in paths))
+        names.seek(0)
+        process = subprocess.Popen(
+            [*argv, "-e", shell, *words],
+            stdin=names,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            env={**environ, "LC_ALL": "C"},
+        )
+        done = threading.Event()
+        threading.Thread(target=_end_on, args=(stop, done, process), daemon=True).start()
+        try:
+            assert process.stdout is not None
+            with process.stdout as stdout:
+                _follow(stdout, on_bytes)
+            code = process.wait()
+        finally:
+            done.set()
+            process.kill()
+            process.wait()
+        if stop.is_set() or code in (0, _GONE_AT_SENDER):
+            return
+        complaints.seek(0)
+        raise _failure(node, code, complaints.read().decode(errors="replace"))
+
+
+def _end_on(stop: threading.Event, done: threading.Event, process: "subprocess.Popen[bytes]") -> None:
+    while not done.is_set():
+        if stop.wait(0.1):
+            process.terminate()
+            return
+
+
+def _follow(stdout: IO[bytes], on_bytes: Callable[[int], None]) -> None:
+    """Read rsync's progress, lines that end with a carriage return, until its end."""
+    rest = b""
+    while data := os.read(stdout.fileno(), 65536):
+        *lines, rest = re.split(rb"[\r\n]", rest + data)
+        for line in lines[-1:]:
+            match = _PROGRESS.match(line)
+            if match:
+                on_bytes(int(match[1]))
+
+
+def _failure(node: int, code: int, said: str) -> NodeFailure:
+    tail = "\n".join(said.strip().splitlines()[-_TAIL:])
+    layer: Layer = "files"
+    if "rsync: command not found" in said or "rsync: not found" in said or code == 127:
+        return NodeFailure(node, layer, "it has no rsync", tail)
+    if "No space left on device" in said:
+        message = "a disk is full"
+    elif code in _NETWORK:
+        message, layer = "the transfer broke off", "lost"
+    elif code == 23:
+        message = "some files could not be transferred"
+    else:
+        message = "the transfer failed"
+    return NodeFailure(node, layer, f"{message} (rsync exit {code})", tail)
+
+
+def _quoted(word: str) -> str:
+    """Return a word as rsync's -e splits it: single quotes, doubled inside."""
+    return "'" + word.replace("'", "''") + "'"

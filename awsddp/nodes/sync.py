@@ -1,0 +1,154 @@
+"""Files out to the nodes: only what differs, and never over what a node made by itself."""
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from awsddp.errors import ConfigError, NodeError
+from awsddp.nodes import rsync
+from awsddp.nodes.failures import NodeFailure, NodesFailed, split
+from awsddp.nodes.listing import Entry, Listing, files_to_send
+from awsddp.nodes.parallel import ignore, side_by_side
+from awsddp.nodes.rendering import render
+from awsddp.nodes.results import Fetched, Wanted, pull
+from awsddp.nodes.transport import Endpoint, Fleet, Result
+from awsddp.report import Event, OnEvent, node_name
+from awsddp.resources import template
+
+__all__ = ["Fetched", "Listing", "Sent", "Wanted", "files_to_send", "pull", "push", "ssh_config"]
+
+WORK = "awsddp/work"  # the synced folder on a node, in the user's home
+_ASK_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What went over the wire for a node: files (links and empty folders counted) and their bytes."""
+
+    files: int
+    bytes: int
+
+
+def ssh_config(endpoints: Iterable[Endpoint], key: Path, known_hosts: Path) -> str:
+    """Return an ssh_config that reaches the nodes as node0, node1...: strict, by this key alone.
+
+    Host keys go by instance id. Raises ConfigError for a path that ssh_config cannot hold.
+    """
+    hosts = "".join(
+        f"Host {node_name(one.node)}\n"
+        f"    HostName {one.host}\n"
+        f"    Port {one.port}\n"
+        f"    User {one.user}\n"
+        f"    HostKeyAlias {one.instance_id}\n"
+        for one in endpoints
+    )
+    return render("ssh_config", hosts=hosts, key=_config_path(key), known_hosts=_config_path(known_hosts))
+
+
+def push(listing: Listing, fleet: Fleet, *, ssh_config: Path, on_event: OnEvent = ignore) -> dict[int, Sent]:
+    """Make ~/awsddp/work on all connected nodes hold what `listing` names, all at once.
+
+    Each node says which paths differ from home; rsync carries only those. A path that an earlier sync sent
+    and that is gone at home is removed, unless the node changed it; what a node made stays. Raises
+    NodesFailed; the other nodes are complete then.
+    """
+    records = b"".join(_record(entry) for entry in listing.entries)
+    compared = fleet.run(_script(), stdin=records, timeout_s=_ASK_S)
+    failures: dict[int, NodeError] = {}
+    changed, gone = {}, {}
+    for node, result in compared.items():
+        if result.exit_code:
+            failures[node] = _refused(node, result)
+            continue
+        answers = [answer.partition(b" ") for answer in result.stdout.split(b"\0") if answer]
+        changed[node] = [os.fsdecode(path) for word, _, path in answers if word == b"changed"]
+        missing = [path for word, _, path in answers if word == b"missing"]
+        gone[node] = [
+            path for path in missing if not os.path.lexists(os.fsencode(listing.root) + b"/" + path)
+        ]
+    _remove(fleet, gone, failures)
+    sizes = {entry.path: entry.size for entry in listing.entries}
+    sent = {
+        node: Sent(files=len(paths), bytes=sum(sizes[path] for path in paths))
+        for node, paths in changed.items()
+    }
+    outcomes = side_by_side(
+        lambda node, tell, stop: _carry(
+            listing.root, changed[node], sent[node], node, ssh_config, tell, stop
+        ),
+        [node for node in changed if node not in failures],
+        on_event=on_event,
+    )
+    if failures:
+        raise NodesFailed(failures, outcomes, len(compared))
+    return split(outcomes)
+
+
+def _at_home(root: Path, path: bytes) -> bool:
+    """Whether home has this very path, not merely one that a link on the way leads to."""
+    whole = Path(root, os.fsdecode(path))
+    return os.path.lexists(whole) and whole.parent.resolve() == whole.parent
+
+
+def _carry(
+    root: Path,
+    paths: list[str],
+    sent: Sent,
+    node: int,
+    ssh_config: Path,
+    on_event: OnEvent,
+    stop: threading.Event,
+) -> Sent:
+    who = node_name(node)
+    if paths:
+        text = f"sending {sent.files} files, {sent.bytes / 1e6:.1f} MB"
+
+        def on_bytes(done: int) -> None:
+            on_event(Event(text, who=who, fraction=min(1.0, done / max(1, sent.bytes))))
+
+        on_bytes(0)
+        # Which files differ is known: -I keeps rsync from comparing by whole seconds again.
+        words = ["-lpt", "--dirs", "--no-implied-dirs", "-I", "--", f"{os.fspath(root)}/", f"{who}:{WORK}/"]
+        rsync.transfer(words, paths, node=node, ssh_config=ssh_config, stop=stop, on_bytes=on_bytes)
+    on_event(Event(f"synced: {sent.files} files, {sent.bytes / 1e6:.1f} MB", who=who, fraction=1.0))
+    return sent
+
+
+def _remove(fleet: Fleet, gone: Mapping[int, list[bytes]], failures: dict[int, NodeError]) -> None:
+    requests = {
+        node: (_script("remove"), b"".join(path + b"\0" for path in paths))
+        for node, paths in gone.items()
+        if paths
+    }
+    for node, result in fleet.run_each(requests, timeout_s=_ASK_S).items():
+        if result.exit_code:
+            failures[node] = _refused(node, result)
+
+
+def _script(*words: str) -> list[str]:
+    return ["python3", "-I", "-c", template("work_folder.py"), *words]
+
+
+def _refused(node: int, result: Result) -> NodeFailure:
+    return NodeFailure(node, "files", "its work folder cannot be used", result.tail())
+
+
+def _record(entry: Entry) -> bytes:
+    return (
+        f"{entry.kind} {entry.mode:o} {entry.size} {entry.mtime_ns} ".encode()
+        + os.fsencode(entry.path)
+        + b"\0"
+    )
+
+
+def _config_path(path: Path) -> str:
+    """Return a path as a word of ssh_config, which expands %, ~ and ${} and knows quotes and backslashes."""
+    text = os.fspath(path.absolute())
+    if "\n" in text or "${" in text:
+        raise ConfigError(
+            f"{text!r}: ssh cannot use a path with a newline or ${{", "", "name another AWSDDP_HOME"
+        )
+    escaped = text.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
