@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -146,3 +148,39 @@ class Stop:
         """Say whether any rank was asked to stop when this step began."""
         self.work.wait()
         return bool(self.flag.item())
+
+
+def is_broken(error: RuntimeError) -> bool:
+    """Say whether `error` is what a rank sees when another one is gone."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "Connection" in str(error)
+
+
+def spawn(run: Callable[[list[str]], int], ranks: int, argv: list[str]) -> int:
+    """Start `ranks` processes on this machine that call `run(argv)`; return the first exit code not 0.
+
+    SIGTERM is passed on to them. Spawned, not forked: a fork keeps locks that other threads held.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
+    own = {**env, **os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    processes = torch.multiprocessing.spawn(_spawned, (run, argv, own), nprocs=ranks, join=False)
+    signal.signal(signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGTERM) for pid in processes.pids()])
+    try:
+        while not processes.join(grace_period=30):
+            pass
+    except torch.multiprocessing.ProcessExitedException as ended:
+        return int(ended.exit_code)
+    return 0
+
+
+def _spawned(rank: int, run: Callable[[list[str]], int], argv: list[str], env: dict[str, str]) -> None:
+    os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
+    at = argv.index("--spawn")
+    sys.exit(run(argv[:at] + argv[at + 2 :]))

@@ -1,76 +1,66 @@
 """Train with DistributedDataParallel on one process, one machine or many.
 
     python train/main.py                                                     # alone
-    torchrun --nproc-per-node 4 train/main.py                                # 4 ranks on this machine
+    python train/main.py --spawn 4                                           # 4 ranks here, by mp.spawn
+    torchrun --nproc-per-node 4 train/main.py                                # 4 ranks here
+    torchrun --nnodes 2 --node-rank I --nproc-per-node 8 --master-addr HOST train/main.py    # on each of two
     python train/main.py 0 0 --world-size 2 --init-method tcp://HOST:23456   # two machines by hand:
     python train/main.py 1 0 --world-size 2 --init-method tcp://HOST:23456   #   RANK LOCAL_RANK
-    awsddp train --world-size 4                                              # on a cluster
+    awsddp train --world-size 16 -- --recipe stl10-resnet18                  # on a cluster
 
-What it keeps goes to $AWSDDP_RUN_DIR (else runs/local-<time>): config.json, metrics.jsonl, checkpoints/.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by SIGTERM after a checkpoint: go on with --resume.
+It keeps config.json, metrics.jsonl, loss.svg and checkpoints/ in $AWSDDP_RUN_DIR, else in runs/local-<time>.
+Started again with the same folder, or with --resume FOLDER, it goes on from the newest checkpoint there.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by SIGTERM after a checkpoint: start it again.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-import time
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 
 import quiet  # noqa: F401
 
 # isort: split
+import batches
 import checkpoint
 import data
 import group
 import meters
 import models
+import recipes
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: "try again later"
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """Return the settings."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "place", nargs="*", type=int, metavar="RANK LOCAL_RANK", help="default: from the environment"
-    )
-    parser.add_argument("--local-rank", "--local_rank", type=int, help="as legacy launchers pass it")
-    parser.add_argument("--world-size", type=int, help="default: $WORLD_SIZE, else 1")
-    parser.add_argument("--init-method", help="tcp://HOST:PORT, file:///PATH or env:// (default)")
-    parser.add_argument("--backend", help="default: nccl on GPUs, gloo on CPUs")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="for the group to form, and for a collective"
-    )
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--global-batch", type=int, default=64, help="samples of one step, over all ranks")
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--weight-decay", type=float, default=1e-4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--print-every", type=int, default=10, metavar="STEPS")
-    parser.add_argument(
-        "--resume", type=Path, default=os.environ.get("AWSDDP_RESUME"), help="a checkpoint, or a run's folder"
-    )
-    return parser.parse_args(argv)
+class TrainingError(Exception):
+    """The training cannot go on. The text says why, and what to change."""
 
 
-def say(text: str) -> None:
-    """Print a line at once."""
-    print(text, flush=True)
+@dataclass
+class Position:
+    """Where the training stands: `images` of `epoch` are done (by all ranks together) after `step` steps."""
+
+    step: int = 0
+    epoch: int = 1
+    images: int = 0
+    best: float = 0.0
 
 
-def main() -> int:
-    args = arguments()
+def main(argv: list[str]) -> int:
+    """Join the group, train, leave the group; return the exit code."""
+    args = recipes.arguments(__doc__, argv)
+    if args.spawn:
+        return group.spawn(run, args.spawn, argv)
+    say("Collect Inputs")
     place = group.find_place(
         args.place,
         env=os.environ,
@@ -78,130 +68,202 @@ def main() -> int:
         world_size=args.world_size,
         init_method=args.init_method,
     )
-    leader = place.rank == 0
-
-    # The process group
     device = group.choose_device(args.device, place)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     group.share_cores(place)
     say(f"Initialize Process Group: rank {place.rank} of {place.world_size} on {device}")
     group.join(place, device=device, backend=args.backend, timeout_s=args.timeout)
+    code = train(args, place, device)
+    group.leave()
+    return code
+
+
+def train(args: argparse.Namespace, place: group.Place, device: torch.device) -> int:
+    """Train as `args` says; return 0, or STOPPED when a rank was told to end. Every rank calls it."""
+    leader = place.rank == 0
     stop = group.Stop()
     torch.manual_seed(args.seed)
 
-    # The model: DDP gives every rank rank 0's weights
-    say("Initialize Model")
-    net = models.digits_net().to(device)
-    model = DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
-    criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(
-        net.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay
+    say("Initialize Model")  # DDP gives every rank the weights of rank 0
+    net = models.build(args.model).to(device)
+    ddp = DistributedDataParallel(
+        net, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
     )
+    model = torch.compile(ddp) if args.compile else ddp
+    lr = args.lr * (place.world_size if args.scale_lr else 1)
+    optimizer = torch.optim.SGD(
+        net.parameters(), lr=lr, momentum=args.momentum, weight_decay=args.weight_decay, fused=True
+    )
+    criterion = nn.CrossEntropyLoss()
+    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+    autocast = torch.autocast(device.type, PRECISIONS[args.precision], enabled=args.precision != "fp32")
 
-    # The data
     say("Initialize Dataloaders")
-    train_set, test_set = data.digits(train=True), data.digits(train=False)
-    sampler = DistributedSampler[object](train_set, place.world_size, place.rank, seed=args.seed)
-    batch_size = max(1, args.global_batch // place.world_size)
-
-    def prepare(pixels: torch.Tensor) -> torch.Tensor:
-        return pixels.to(device, non_blocking=True).float().div_(train_set.scale).sub_(0.3).div_(0.38)
+    batch_size = args.batch_size or args.global_batch // (place.world_size * args.accumulate)
+    if batch_size < 1:
+        raise group.LaunchError(f"a global batch of {args.global_batch} leaves some ranks without an image.")
+    feed = batches.feed(args, place, device=device, batch_size=batch_size)
+    per_step = batch_size * place.world_size * args.accumulate
 
     folder = meters.run_folder()
     metrics = meters.Metrics(folder if leader else None)
     if leader:
         folder.mkdir(parents=True, exist_ok=True)
-        settings = {**vars(args), "world_size": place.world_size, "batch_size": batch_size}
+        settings = {
+            **vars(args),
+            "world_size": place.world_size,
+            "batch_size": batch_size,
+            "data": feed.description,
+        }
         meters.write_config(folder, settings, device=device)
-        say(f"{batch_size} images a rank x {place.world_size} ranks a step, learning rate {args.lr}")
+        passes = f" x {args.accumulate} passes" if args.accumulate > 1 else ""
+        scaled = f", {args.lr} x {place.world_size}" if args.scale_lr else ""
+        say(f"{feed.description}: {batch_size} images x {place.world_size} ranks{passes} = {per_step} a step")
+        say(f"Learning rate {lr}{scaled}")
 
-    step, first_epoch, done = 0, 1, 0  # `done`: batches of first_epoch that are trained already
-    best = 0.0
-    if args.resume:
-        state = checkpoint.load(args.resume, rank=place.rank)
-        net.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        step, first_epoch, best = state["step"], state["epoch"], state["best"]
-        done = state["samples"] // (batch_size * place.world_size)
-        checkpoint.restore_rng(state["rng"], rank=place.rank, device=device)
-        metrics.forget_after(step)
-        say(f"Resume at step {step}, epoch {first_epoch}")
+    at = Position()
+    kept = checkpoint.load([folder, args.resume] if args.resume else [folder])
+    if kept is not None:
+        restored = checkpoint.restore(kept, name=args.model, net=net, optimizer=optimizer, scaler=scaler)
+        at = Position(**restored)
+        if not checkpoint.restore_rng(kept["rng"], place=place, device=device):
+            say(f"The checkpoint is of {len(kept['rng'])} ranks: other random numbers from here on")
+        say(f"Resume after step {at.step}, epoch {at.epoch}, image {at.images}")
+    elif args.resume:
+        raise checkpoint.CheckpointError(f"no rank finds a checkpoint at {args.resume}.")
+    metrics.forget_after(at.step)
 
-    def keep(epoch: int, batches: int) -> None:
-        rng = checkpoint.gather_rng(device)
+    def keep(*, best: bool = False) -> None:
+        state = checkpoint.state(args.model, net=net, optimizer=optimizer, scaler=scaler)
+        state |= {"at": asdict(at), "rng": checkpoint.gather_rng(device)}
         if leader:
-            state = {
-                "model": net.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "step": step,
-                "epoch": epoch,
-                "samples": batches * batch_size * place.world_size,
-                "best": best,
-                "rng": rng,
-            }
-            checkpoint.save_step(state, folder / "checkpoints", step=step)
+            checkpoint.save_step(state, folder / "checkpoints", step=at.step, best=best)
 
-    started = time.perf_counter()
-    for epoch in range(first_epoch, args.epochs + 1):
+    progress = meters.Progress(device, hits=args.print_every > 0)
+    for epoch in range(at.epoch, args.epochs + 1):
         say(f"Begin Training Epoch {epoch}")
-        sampler.set_epoch(epoch)
-        model.train()
-        loss_sum, losses = torch.zeros(1, device=device), 0
-        batches = torch.tensor(list(sampler)).split(batch_size)
-        for number, index in enumerate(batches[done:], done + 1):
-            stop.ask()
-            pixels, labels = train_set.gather(index)
-            loss = criterion(model(prepare(pixels)), labels.to(device, non_blocking=True))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step += 1
-            loss_sum += loss.detach()
-            losses += 1
-            if step % args.print_every == 0 or number == len(batches):
-                dist.all_reduce(loss_sum)
-                mean = loss_sum.item() / (losses * place.world_size)
-                loss_sum, losses = torch.zeros(1, device=device), 0
-                seconds = round(time.perf_counter() - started, 3)
-                metrics.write(epoch=epoch, step=step, loss=mean, seconds=seconds)
-                if not mean < float("inf"):
-                    say(f"the loss is {mean} at step {step}: lower --lr. The last checkpoint is from before.")
-                    return 1
-            if stop.agreed():
-                keep(epoch, number)
-                say(f"Stopped at step {step} with a checkpoint: start again with --resume {folder}")
-                group.leave()
+        at.epoch = epoch
+        drops = (epoch - 1) // args.lr_drop_every if args.lr_drop_every else 0
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = lr / 10**drops
+        ddp.train()
+        progress.begin()
+        done = at.images // per_step * args.accumulate
+        for number, batch in enumerate(feed.train.epoch(epoch, start=done), done + 1):
+            progress.data_ready()
+            first_pass = (number - 1) % args.accumulate == 0
+            last_pass = number % args.accumulate == 0 or number == len(feed.train)
+            if first_pass:
+                stop.ask()
+                optimizer.zero_grad()
+
+            inputs = feed.prepare(batch.records, batch.draws)
+            with nullcontext() if last_pass else ddp.no_sync():
+                with autocast:
+                    logits = model(inputs)
+                    loss = criterion(logits, batch.labels)
+                share = len(batch.labels) / feed.train.images_of_step(number, args.accumulate)
+                scaler.scale(loss * share if share < 1 else loss).backward()
+            progress.add(loss, logits, batch.labels)
+            if not last_pass:
+                progress.batch_done()
+                continue
+
+            if args.clip_norm:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), args.clip_norm)
+            scaler.step(optimizer)
+            scaler.update()
+            at.step += 1
+            at.images += per_step
+            progress.batch_done()
+
+            if at.step % args.log_every == 0 or number == len(feed.train):
+                row = progress.row()
+                metrics.write(epoch=epoch, step=at.step, **row, lr=optimizer.param_groups[0]["lr"])
+                if not math.isfinite(row["loss"]):
+                    raise TrainingError(
+                        f"the loss is {row['loss']} at step {at.step}. Try a smaller --lr than {lr}."
+                    )
+            if args.print_every and number % args.print_every == 0:
+                say(f"Epoch: [{epoch}][{number}/{len(feed.train)}]  {progress.line()}")
+            stopping = stop.agreed()
+            if stopping or (args.checkpoint_every and at.step % args.checkpoint_every == 0):
+                keep()
+            if stopping:
+                say(f"Stopped after step {at.step}, with a checkpoint: go on with --resume {folder}")
                 return STOPPED
-        done = 0
 
-        # Each rank counts its own share of the held-out images once
+        last = epoch == args.epochs
+        at.epoch, at.images = epoch + 1, 0
+        if feed.test_set is None or not (last or (epoch - 1) % args.evaluate_every == 0):
+            continue
         say(f"Begin Validation @ Epoch {epoch}")
-        model.eval()
-        right = torch.zeros(1, device=device)
-        with torch.inference_mode():
-            for index in torch.arange(place.rank, len(test_set), place.world_size).split(256):
-                pixels, labels = test_set.gather(index)
-                right += (net(prepare(pixels)).argmax(1) == labels.to(device)).sum()
-        dist.all_reduce(right)
-        accuracy = right.item() / len(test_set)
-        best = max(best, accuracy)
-        seconds = round(time.perf_counter() - started, 3)
-        metrics.write(epoch=epoch, step=step, accuracy=accuracy, best=best, seconds=seconds)
+        seen = evaluate(net, feed, criterion, place=place, device=device, print_every=args.print_every * 10)
+        at.best, best = max(at.best, seen["accuracy"]), seen["accuracy"] > at.best
+        metrics.write(epoch=epoch, step=at.step, **seen, best=at.best, data=feed.description)
+        keep(best=best)
+        if args.export and place.local_rank == 0:
+            checkpoint.save(net.state_dict(), args.export)
         if leader:
-            say(f"Epoch Summary: epoch {epoch}, accuracy {accuracy:.4f}, best {best:.4f}, {seconds:.1f} s")
-        keep(epoch + 1, 0)
+            say(f"Epoch Summary: epoch {epoch}, accuracy {seen['accuracy']:.4f}, best {at.best:.4f}")
 
-    group.leave()
+    meters.draw(metrics.rows(), folder / "loss.svg", title=f"{args.recipe}: {feed.description}")
     return 0
 
 
-if __name__ == "__main__":
+@torch.inference_mode()
+def evaluate(
+    net: nn.Module,
+    feed: batches.Feed,
+    criterion: nn.Module,
+    *,
+    place: group.Place,
+    device: torch.device,
+    print_every: int,
+) -> dict[str, float]:
+    """Return loss, top-1 and top-5 accuracy on the held-out images; a collective call.
+
+    Each rank takes every W-th image, and no image is counted twice, as a padding sampler would.
+    """
+    assert feed.test_set is not None
+    net.eval()
+    for buffer in net.buffers():
+        dist.broadcast(buffer, src=0)  # batch norm's running statistics: everyone's are rank 0's
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    shares = torch.arange(place.rank, len(feed.test_set), place.world_size).split(256)
+    for number, index in enumerate(shares, 1):
+        records, labels = feed.test_set.gather(index).to(device), feed.test_set.labels[index].to(device)
+        logits = net(feed.prepare(records))
+        found = logits.topk(5).indices == labels[:, None]
+        sums += torch.stack([criterion(logits, labels) * len(index), found[:, 0].sum(), found.sum()])
+        if print_every and number % print_every == 0:
+            say(f"Test: [{number}/{len(shares)}]  Loss {sums[0].item() / (number * 256):.4f}")
+    dist.all_reduce(sums)
+    loss, top1, top5 = (sums / len(feed.test_set)).tolist()
+    return {"test_loss": loss, "accuracy": top1, "top5": top5}
+
+
+def say(text: str) -> None:
+    """Print a line at once, in one piece: other ranks may share the terminal."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def run(argv: list[str]) -> int:
+    """Call main and return the exit code, an error turned into a line on stderr."""
     try:
-        sys.exit(main())
-    except (group.LaunchError, argparse.ArgumentError) as error:
-        print(f"main.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (data.DataError, checkpoint.CheckpointError) as error:
-        print(f"main.py: {error}", file=sys.stderr)
-        sys.exit(1)
+        return main(argv)
+    except group.LaunchError as error:
+        code, text = 2, str(error)
+    except (data.DataError, checkpoint.CheckpointError, TrainingError) as error:
+        code, text = 1, str(error)
+    except RuntimeError as error:
+        if not group.is_broken(error):
+            raise
+        code, text = 1, f"the group broke: another rank ended, or cannot be reached any more. ({error})"
+    print(f"main.py: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What a run keeps of itself: metrics as JSON lines, its configuration and the versions it ran with."""
+"""What a run says and keeps: meters, metrics as JSON lines, configuration, versions, a plot of the loss."""
 
 from __future__ import annotations
 
@@ -11,11 +11,80 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 
 def run_folder() -> Path:
     """Return the folder that this run keeps its files in: $AWSDDP_RUN_DIR, or a new one under runs/."""
     return Path(os.environ.get("AWSDDP_RUN_DIR") or f"runs/local-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+class Progress:
+    """The meters of an epoch: time a batch, time waiting for data, loss, top-1, top-5.
+
+    Loss and hits are summed on the device, and the host waits for the device only where they are read.
+    """
+
+    def __init__(self, device: torch.device, *, hits: bool) -> None:
+        self.hits, self.device = hits, device
+        self.begin()
+
+    def begin(self) -> None:
+        """Start an epoch."""
+        self.window, self.epoch, self.last = (torch.zeros(3, device=self.device) for _ in range(3))
+        self.window_images = self.epoch_images = self.last_images = self.batches = 0
+        self.data_s = self.data_total_s = self.batch_s = 0.0
+        self.started = self.window_started = self.mark = time.perf_counter()
+
+    def data_ready(self) -> None:
+        """The batch is here: what follows is work."""
+        self.data_s = time.perf_counter() - self.mark
+        self.data_total_s += self.data_s
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Take in the mean `loss` of a batch, and with `hits` how often `logits` [B, classes] were right."""
+        self.last_images = len(labels)
+        if self.hits:
+            found = logits.detach().topk(5).indices == labels[:, None]
+            self.last = torch.stack([loss.detach() * self.last_images, found[:, 0].sum(), found.sum()])
+            self.window += self.last
+        else:
+            self.window[0] += loss.detach() * self.last_images
+        self.window_images += self.last_images
+
+    def batch_done(self) -> None:
+        """The batch is over."""
+        now = time.perf_counter()
+        self.batch_s, self.mark = now - self.mark, now
+        self.batches += 1
+
+    def row(self) -> dict[str, float]:
+        """Return the means over all ranks since the last call, and images a second. A collective call."""
+        sums = torch.cat([self.window, self.window.new_tensor([self.window_images])])
+        dist.all_reduce(sums)
+        *values, images = sums.tolist()
+        seconds = time.perf_counter() - self.window_started
+        self.epoch += self.window
+        self.epoch_images += self.window_images
+        self.window.zero_()
+        self.window_images, self.window_started = 0, time.perf_counter()
+        names = ("loss", "train_top1", "train_top5") if self.hits else ("loss",)
+        means = {name: value / max(1, images) for name, value in zip(names, values, strict=False)}
+        return {**means, "images_per_second": round(images / seconds, 1)}
+
+    def line(self) -> str:
+        """Return this rank's own meters: the last batch, and in brackets the epoch so far."""
+        mean_s = (time.perf_counter() - self.started) / max(1, self.batches)
+        data_s = self.data_total_s / max(1, self.batches)
+        line = f"Time {self.batch_s:.3f} ({mean_s:.3f})  Data {self.data_s:.4f} ({data_s:.4f})"
+        if not self.hits:
+            return line
+        last = (self.last / max(1, self.last_images)).tolist()
+        mean = ((self.epoch + self.window) / max(1, self.epoch_images + self.window_images)).tolist()
+        for name, now, so_far in zip(("Loss", "Prec@1", "Prec@5"), last, mean, strict=True):
+            line += f"  {name} {now:.4f} ({so_far:.4f})"
+        return line
 
 
 class Metrics:
@@ -26,20 +95,31 @@ class Metrics:
 
     def __init__(self, folder: Path | None) -> None:
         self.path = folder / "metrics.jsonl" if folder else None
+        self.started = time.perf_counter()
 
     def write(self, **row: Any) -> None:
-        """Append one row."""
+        """Append a row, with the seconds since the start."""
         if self.path:
+            row["seconds"] = round(time.perf_counter() - self.started, 3)
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows that are whole."""
+        if self.path is None or not self.path.exists():
+            return []
+        return [
+            json.loads(line)
+            for line in self.path.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
 
     def forget_after(self, step: int) -> None:
         """Drop the rows past `step`: a resumed run writes them again."""
         if self.path and self.path.exists():
-            lines = self.path.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+            kept = [row for row in self.rows() if row["step"] <= step]
             aside = self.path.with_suffix(".aside")
-            aside.write_text("".join(kept))
+            aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
             aside.replace(self.path)
 
 
@@ -54,3 +134,37 @@ def write_config(folder: Path, settings: Mapping[str, Any], *, device: torch.dev
     }
     text = json.dumps({"settings": dict(settings), "versions": versions}, indent=2, default=str)
     (folder / "config.json").write_text(text + "\n")
+
+
+def draw(rows: list[dict[str, Any]], path: Path, *, title: str, width: int = 640, height: int = 360) -> None:
+    """Write the loss over the steps of `rows` as an SVG, with the held-out accuracy where there is one."""
+    loss = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    accuracy = [(row["step"], row["accuracy"]) for row in rows if "accuracy" in row]
+    if not loss:
+        return
+    right, top = max(step for step, _ in loss), max(value for _, value in loss) or 1.0
+
+    def line(points: list[tuple[int, float]], high: float, colour: str) -> str:
+        spots = (
+            f"{40 + (width - 60) * x / right:.1f},{height - 30 - (height - 60) * y / high:.1f}"
+            for x, y in points
+        )
+        return f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{" ".join(spots)}"/>'
+
+    def text(x: float, y: float, words: str, colour: str = "#444") -> str:
+        return f'<text x="{x}" y="{y}" font-family="sans-serif" font-size="12" fill="{colour}">{words}</text>'
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" style="background:#fff">',
+        f'<path d="M40 {height - 30}H{width - 20}M40 30V{height - 30}" stroke="#999" fill="none"/>',
+        line(loss, top, "#c03030"),
+        line(accuracy, 1.0, "#3060c0"),
+        text(40, 20, title),
+        text(4, 34, f"{top:.3g}"),
+        text(28, height - 30, "0"),
+        text(width - 60, height - 12, f"{right} steps"),
+        text(width - 220, 20, "loss", "#c03030"),
+        text(width - 180, 20, f"held-out accuracy {accuracy[-1][1]:.4f}" if accuracy else "", "#3060c0"),
+        "</svg>",
+    ]
+    path.write_text("\n".join(parts) + "\n")

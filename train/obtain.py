@@ -1,0 +1,215 @@
+"""Get a data set from where it is published, or make a small one in its format. Called by data.py."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gzip
+import hashlib
+import json
+import shutil
+import sys
+import tarfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import data
+import torch
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file on the network: its MD5 is the one that its authors or torchvision publish."""
+
+    url: str
+    md5: str
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+PUBLISHED = {
+    "stl10": (
+        Published(
+            "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz", "91f7769df0f17e558f3565bffb0c7dfb"
+        ),
+    ),
+    "cifar10": (
+        Published(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"
+        ),
+    ),
+    "mnist": (
+        Published(_MNIST + "train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        Published(_MNIST + "train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+        Published(_MNIST + "t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+        Published(_MNIST + "t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+}
+
+
+def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
+    """Download `name` into `folder`, check it against its published MD5, unpack it; nothing is done twice.
+
+    `mirror` is a base address that holds the same files. Several callers on one node take turns.
+    Raises data.DataError when the network fails or what came is not what was published.
+    """
+    target = folder / data.PUBLISHED_FOLDER[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (target / data.MADE).exists():
+            raise data.DataError(f"{target} holds made data. Remove it first, or choose another folder.")
+        if not _complete(name, folder):
+            for file in PUBLISHED[name]:
+                archive = folder / file.name
+                _download(file, archive, mirror=mirror)
+                _unpack(archive, target)
+                archive.unlink()
+            for train in (True, False):
+                data.load(name, folder, train)
+    print(f"{name} is in {target}", flush=True)
+
+
+def _complete(name: str, folder: Path) -> bool:
+    try:
+        return all(len(data.load(name, folder, train)) for train in (True, False))
+    except data.DataError:
+        return False
+
+
+def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
+    """Fetch `file` to `archive`: written aside, checked, renamed."""
+    url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
+    aside = archive.with_name(archive.name + ".part")
+    digest = hashlib.md5(usedforsecurity=False)  # what was published; it guards against damage, not an enemy
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer, aside.open("wb") as target:
+            total, done = int(answer.headers.get("Content-Length") or 0), 0
+            while block := answer.read(1 << 20):
+                target.write(block)
+                digest.update(block)
+                done += len(block)
+                _progress(file.name, done, total)
+    except OSError as error:  # URLError and a timeout are OSErrors
+        raise data.DataError(f"{url} could not be fetched: {error}") from error
+    if digest.hexdigest() != file.md5:
+        aside.unlink()
+        raise data.DataError(
+            f"{url} has MD5 {digest.hexdigest()}, not the published {file.md5}: cut short or changed."
+        )
+    aside.replace(archive)
+
+
+def _progress(name: str, done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        part = done / total if total else 0
+        bar = "#" * round(part * 30)
+        end = "\n" if done == total else ""
+        print(
+            f"\r{name} [{bar:30}] {done / 1e6:.0f} of {total / 1e6:.0f} MB",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _unpack(archive: Path, target: Path) -> None:
+    """Unpack a .tar.gz's own folder, or a .gz, as `target`: aside, then renamed."""
+    aside = target.with_name(target.name + ".aside")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if archive.name.endswith(".tar.gz"):
+        shutil.rmtree(aside, ignore_errors=True)
+        with tarfile.open(archive) as tar:
+            tar.extractall(aside, filter="data")
+        shutil.rmtree(target, ignore_errors=True)
+        (aside / target.name).replace(target)
+        shutil.rmtree(aside)
+    else:
+        target.mkdir(exist_ok=True)
+        with gzip.open(archive) as source, aside.open("wb") as out:
+            shutil.copyfileobj(source, out)
+        aside.replace(target / archive.stem)
+
+
+def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: int = 0) -> None:
+    """Write a small set in `name`'s format into `folder`: a noisy pattern a class, so that it can be learnt.
+
+    It is marked as made: programs say so, and a real set is never overwritten. `train` is a multiple of 5.
+    Raises data.DataError where a real set lies.
+    """
+    target = folder / data.PUBLISHED_FOLDER[name]
+    if target.is_dir() and any(target.iterdir()) and not (target / data.MADE).exists():
+        raise data.DataError(f"{target} is not empty and not made data: it is left alone.")
+    target.mkdir(parents=True, exist_ok=True)
+    (target / data.MADE).write_text(
+        json.dumps({"made": "random patterns, not " + name, "counts": [train, test]}) + "\n"
+    )
+    random = torch.Generator().manual_seed(seed)
+    pattern = torch.randint(0, 256, (10, data.FORMATS[name].record), generator=random)
+    for half, count in ((True, train), (False, test)):
+        labels = torch.randint(0, 10, (count,), generator=random)
+        noise = torch.randint(0, 256, (count, data.FORMATS[name].record), generator=random)
+        pixels = ((pattern[labels] + noise) // 2).to(torch.uint8)
+        _WRITERS[name](target, half, pixels, labels.to(torch.uint8))
+    print(f"made {train} + {test} images in the format of {name} in {target}: random patterns, not {name}")
+
+
+def _write(path: Path, *parts: bytes | bytearray) -> None:
+    path.write_bytes(b"".join(parts))
+
+
+def _bytes(values: torch.Tensor) -> bytearray:
+    content = bytearray(values.numel())
+    torch.frombuffer(content, dtype=torch.uint8).copy_(values.flatten())
+    return content
+
+
+def _write_stl10(root: Path, train: bool, pixels: torch.Tensor, labels: torch.Tensor) -> None:
+    half = "train" if train else "test"
+    _write(root / f"{half}_X.bin", _bytes(pixels))
+    _write(root / f"{half}_y.bin", _bytes(labels + 1))
+
+
+def _write_cifar10(root: Path, train: bool, pixels: torch.Tensor, labels: torch.Tensor) -> None:
+    pixels[:, 0] = labels
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
+    for name, part in zip(names, pixels.chunk(len(names)), strict=True):
+        _write(root / name, _bytes(part))
+
+
+def _write_mnist(root: Path, train: bool, pixels: torch.Tensor, labels: torch.Tensor) -> None:
+    half = "train" if train else "t10k"
+    images = b"".join(n.to_bytes(4, "big") for n in (2051, len(labels), 28, 28))
+    answers = b"".join(n.to_bytes(4, "big") for n in (2049, len(labels)))
+    _write(root / f"{half}-images-idx3-ubyte", images, _bytes(pixels))
+    _write(root / f"{half}-labels-idx1-ubyte", answers, _bytes(labels))
+
+
+_WRITERS = {"stl10": _write_stl10, "cifar10": _write_cifar10, "mnist": _write_mnist}
+
+
+def main() -> None:
+    """The command line of data.py."""
+    parser = argparse.ArgumentParser(prog="data.py", description=data.__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb, text in (("get", "download a published set"), ("make", "make a small set for a rehearsal")):
+        sub = verbs.add_parser(verb, help=text)
+        sub.add_argument("name", choices=sorted(PUBLISHED))
+        sub.add_argument("folder", type=Path, metavar="DIR")
+        if verb == "get":
+            sub.add_argument("--mirror", metavar="URL", help="a base address that holds the same files")
+        else:
+            sub.add_argument("--train", type=int, default=500, metavar="N")
+            sub.add_argument("--test", type=int, default=100, metavar="N")
+    args = vars(parser.parse_args())
+    try:
+        if args.pop("verb") == "get":
+            get(args.pop("name"), args.pop("folder"), **args)
+        else:
+            make(args.pop("name"), args.pop("folder"), **args)
+    except data.DataError as error:
+        sys.exit(f"data.py: {error}")
