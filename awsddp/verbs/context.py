@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp.cluster import Cluster, Target
-from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
-from awsddp.report import OnEvent
+from awsddp.errors import CloudError, ConfigError
+from awsddp.report import Event, OnEvent
 from awsddp.spec import ClusterSpec, JobSpec
 from awsddp.state import Folder, Record
 from awsddp.verbs import local
@@ -32,6 +32,10 @@ class Context:
     def home(self) -> Path:
         """$AWSDDP_HOME."""
         return self.folder.root
+
+    def say(self, text: str) -> None:
+        """Tell one step of the verb itself."""
+        self.on_event(Event(text))
 
 
 @contextlib.contextmanager
@@ -132,7 +136,7 @@ def _near(ctx: Context, record: Record | None, stack: contextlib.ExitStack) -> I
 
 
 def _look(ctx: Context, record: Record | None, target: Target, looked: tuple[str, ...]) -> Found:
-    from awsddp.aws.instances import find_cluster
+    from awsddp.aws.clusters import find_cluster
     from awsddp.aws.session import Aws
 
     aws = Aws(target)
@@ -159,20 +163,3 @@ def _everywhere(ctx: Context, nearest: Found) -> Found:
 def _ended_here(ctx: Context) -> bool:
     """Tell whether this machine has ended a cluster of this name, so that "absent" is the answer."""
     return any((ctx.home / "history").glob(f"{ctx.spec.name}-????????"))
-
-
-def existing(ctx: Context) -> Record:
-    """Return the record of a cluster whose nodes this machine prepared.
-
-    Raises NotFoundError where there is none here, NodeError where preparing did not finish.
-    """
-    record = ctx.folder.read()
-    if record is None or not ctx.folder.key.exists():
-        raise NotFoundError(
-            f"no cluster {ctx.spec.name} on this machine",
-            f"{ctx.folder.path} has no record and key of it",
-            "awsddp up   # make it\nawsddp status   # look for it in AWS",
-        )
-    if not record.prepared:
-        raise NodeError(f"cluster {ctx.spec.name} is not ready", "its nodes are not prepared", "awsddp up")
-    return record

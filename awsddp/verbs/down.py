@@ -7,7 +7,6 @@ from typing import Any
 from awsddp import report
 from awsddp.cluster import Cluster
 from awsddp.errors import LeftoverError
-from awsddp.report import Event
 from awsddp.state import Record
 from awsddp.verbs.context import Context, Found, found
 from awsddp.verbs.fetch import bring_home_all
@@ -35,7 +34,7 @@ def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None])
         cost = cost_of(seen.record, cluster)
         from awsddp.aws.teardown import teardown
 
-        ended = teardown(seen.aws, cluster, on_event=lambda text: ctx.on_event(Event(text)))
+        ended = teardown(seen.aws, cluster, on_event=ctx.say)
         ctx.folder.note("ended", id=cluster.id, terminated=ended.terminated, leftovers=ended.leftovers)
         if ended.leftovers:
             raise LeftoverError(
@@ -49,13 +48,14 @@ def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None])
 
 def _settled(ctx: Context, seen: Found) -> Cluster | None:
     """Return the cluster once a launch that was cut off has shown what came of it."""
-    from awsddp.aws.instances import settle
+    from awsddp.aws.clusters import find_cluster
+    from awsddp.aws.instances import appear
 
     record = seen.record
     if record is None or record.intent is None or (seen.cluster and seen.cluster.live):
         return seen.cluster
-    ctx.on_event(Event("a launch was cut off: looking whether it made anything"))
-    return settle(seen.aws, record.intent, ctx.spec.name, record.owner) or seen.cluster
+    appear(seen.aws, record.id, on_event=ctx.say)
+    return find_cluster(seen.aws, ctx.spec.name, record.owner)
 
 
 def _what_ends(cluster: Cluster) -> str:

@@ -13,4 +13,5 @@ def plan(ctx: Context) -> LaunchPlan:
     from awsddp.aws.session import Aws
 
     with target_for(ctx) as target:
-        return make_plan(ctx.spec, gather(Aws(target), ctx.spec, caller_address=target.caller_address))
+        facts = gather(Aws(target), ctx.spec, caller_address=target.caller_address, target=target.name)
+        return make_plan(ctx.spec, facts)

@@ -53,13 +53,15 @@ def cluster_document(
         ],
         "jobs": [report.job_document(job) for job in record.jobs] if record else [],
         "price_usd_per_hour": price,
-        "cost_usd": report.cost_usd(nodes, _per_node(record), datetime.now(UTC)),
+        "cost_usd": cost_of(record, cluster),
         "expires": report.iso(expires),
         "looked": list(looked),
     }
 
 
-def _per_node(record: Record | None) -> float | None:
+def cost_of(record: Record | None, cluster: Cluster | None) -> float | None:
+    """Return what the cluster's nodes have cost until now by their list price; None where it is unknown."""
+    nodes = cluster.live if cluster else ()
     if record is None or record.price_usd_per_hour is None:
         return None
-    return record.price_usd_per_hour / record.nodes
+    return report.cost_usd(nodes, record.price_usd_per_hour / record.nodes, datetime.now(UTC))

@@ -8,15 +8,18 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster, Node, Target
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, Interrupted
 from awsddp.plan import Facts, LaunchPlan, make_plan, names
-from awsddp.report import Event
+from awsddp.report import iso, money
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, target_for
+from awsddp.verbs.nodes import connect
 from awsddp.verbs.status import cluster_document
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
+
+BOOT_S = 600.0
 
 
 def up(ctx: Context, *, confirm: Callable[[LaunchPlan], None]) -> dict[str, Any]:
@@ -25,24 +28,41 @@ def up(ctx: Context, *, confirm: Callable[[LaunchPlan], None]) -> dict[str, Any]
     `confirm` is called with the plan before anything is made, and raises to refuse. Raises ConfigError,
     CloudError, CapacityError or NodeError; run again, `up` goes on where it stopped.
     """
+    from awsddp.aws.clusters import find_cluster
     from awsddp.aws.session import Aws
 
     with ctx.folder.lock("up"), target_for(ctx) as target:
         aws = Aws(target)
         facts, cluster = _read(ctx, aws, target)
-        record, nodes = _nodes(ctx, aws, facts, cluster, replace(target, region=aws.region), confirm)
-        record = _prepare(ctx, aws, record, nodes)
-        return cluster_document(ctx, record, _seen(aws, ctx, record))
+        try:
+            record, nodes = _nodes(ctx, aws, facts, cluster, replace(target, region=aws.region), confirm)
+            record = _prepare(ctx, aws, record, nodes)
+        except KeyboardInterrupt:
+            raise _interrupted(ctx) from None
+        return cluster_document(ctx, record, find_cluster(aws, ctx.spec.name, record.owner))
+
+
+def _interrupted(ctx: Context) -> Interrupted:
+    """Return the error that says what an interrupted `up` may have left running."""
+    record = ctx.folder.read()
+    if record is None:
+        return Interrupted("interrupted: nothing was launched")
+    hourly = money(record.price_usd_per_hour)
+    return Interrupted(
+        f"interrupted: {record.nodes} x {record.instance_type} may run, at {hourly} an hour",
+        f"they end themselves at {iso(record.expires)}",
+        "awsddp up   # go on\nawsddp down   # end them",
+    )
 
 
 def _read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, Cluster | None]:
     """Read what the plan needs and what exists, side by side."""
+    from awsddp.aws.clusters import find_cluster
     from awsddp.aws.facts import gather
-    from awsddp.aws.instances import find_cluster
 
     with ThreadPoolExecutor(max_workers=1) as pool:
         existing = pool.submit(lambda: find_cluster(aws, ctx.spec.name, aws.identity().user_id))
-        facts = gather(aws, ctx.spec, caller_address=target.caller_address)
+        facts = gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name)
         return facts, existing.result()
 
 
@@ -62,20 +82,19 @@ def _nodes(
     if cluster is not None and cluster.live:
         return _same(ctx, record, cluster), cluster.live
     if record is not None and record.intent is not None:
-        ctx.on_event(Event("a launch was cut off: asking what came of it"))
-        resumed = resume(aws, record.intent, on_event=lambda text: ctx.on_event(Event(text)))
+        resumed = resume(aws, record.intent, on_event=ctx.say)
         if resumed:
             return record, resumed
     plan = make_plan(ctx.spec, facts)
     confirm(plan)
     if cluster is not None and (record is None or record.id != cluster.id):
-        teardown(aws, cluster, on_event=lambda text: ctx.on_event(Event(text)))
+        teardown(aws, cluster, on_event=ctx.say)
         record = None
     return _launch(ctx, aws, plan, target, record)
 
 
 def _same(ctx: Context, record: Record | None, cluster: Cluster) -> Record:
-    """Return the record of a cluster that lives. Raises ConfigError where it is not this machine's, or other."""
+    """Return the record of a cluster that lives. Raises ConfigError where it is not this machine's."""
     if record is None or record.id != cluster.id or not ctx.folder.key.exists():
         raise ConfigError(
             f"cluster {cluster.name} exists, but its key is not on this machine",
@@ -95,8 +114,8 @@ def _launch(
     ctx: Context, aws: "Aws", plan: LaunchPlan, target: Target, record: Record | None
 ) -> tuple[Record, tuple[Node, ...]]:
     """Make the key, the group and the instances; each step is written down before it is taken."""
+    from awsddp.aws.access import ensure_group, ensure_key
     from awsddp.aws.instances import launch
-    from awsddp.aws.network import ensure_group, ensure_key
     from awsddp.nodes.hostkeys import make_key
     from awsddp.nodes.provision import user_data
 
@@ -105,14 +124,10 @@ def _launch(
     ctx.folder.write(record)
     login = _login_key(ctx)
     host_key = make_key("awsddp throw-away host key")
-    known: dict[str, Any] = {
-        "ids": names(plan.cluster, record.id),
-        "secrets": {"public_key": login, "user_data": user_data(host_key=host_key, expires_at=record.expires)},
-        "now": now,
-    }
-    ctx.on_event(Event("making the key and the group"))
+    given = {"public_key": login, "user_data": user_data(host_key=host_key, expires_at=record.expires)}
+    known: dict[str, Any] = {"ids": names(plan.cluster, record.id), "now": now, "on_event": ctx.say}
     with ThreadPoolExecutor(max_workers=1) as pool:
-        key = pool.submit(lambda: ensure_key(aws, plan, **known))
+        key = pool.submit(lambda: ensure_key(aws, plan, secrets=given, **known))
         group = ensure_group(aws, plan, **known)
         key.result()
 
@@ -123,10 +138,10 @@ def _launch(
         aws,
         plan,
         ids={**known["ids"], "security_group": group},
-        secrets=known["secrets"],
+        secrets=given,
         now=now,
         write_intent=write_intent,
-        on_event=lambda text: ctx.on_event(Event(text)),
+        on_event=ctx.say,
     )
     ctx.folder.note("launched", id=record.id, instances=[node.instance_id for node in nodes])
     written = ctx.folder.read()
@@ -141,6 +156,7 @@ def _record(plan: LaunchPlan, target: Target, cluster_id: str, now: datetime) ->
         created=now,
         expires=now + timedelta(seconds=plan.expires_s),
         instance_type=plan.instance_type,
+        nodes=plan.nodes,
         gpus_per_node=plan.gpus_per_node,
         pretended=plan.pretended,
         ssh_user=plan.ssh_user,
@@ -164,12 +180,11 @@ def _prepare(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) 
     """Wait until all nodes run, then make those ready that are not yet."""
     from awsddp.aws.instances import wait_running
     from awsddp.nodes import hostkeys, provision
-    from awsddp.nodes.sync import ssh_config
-    from awsddp.nodes.transport import Fleet
 
-    nodes = wait_running(aws, record.id, len(nodes), on_event=lambda text: ctx.on_event(Event(text)))
-    ready = {found.instance_id for found in record.prepared}
-    if ready == {node.instance_id for node in nodes}:
+    nodes = wait_running(
+        aws, record.id, len(nodes), instance_ids=[node.instance_id for node in nodes], on_event=ctx.say
+    )
+    if {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}:
         return record
     if record.intent is not None:
         known = hostkeys.read(ctx.folder.known_hosts)
@@ -177,12 +192,9 @@ def _prepare(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) 
             node.instance_id: record.intent["host_key"] for node in nodes if node.instance_id not in known
         }
         hostkeys.accept(ctx.folder.known_hosts, fresh)
-    places = endpoints(record, nodes)
-    write_private(
-        ctx.folder.ssh_config, ssh_config(places, ctx.folder.key, ctx.folder.known_hosts).encode()
-    )
-    with Fleet(places, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts, on_event=ctx.on_event) as fleet:
+    with connect(ctx, record, nodes, deadline_s=BOOT_S) as fleet:
         prepared = provision.prepare(fleet, nodes, known_hosts=ctx.folder.known_hosts, on_event=ctx.on_event)
     record = replace(record, prepared=prepared, intent=None)
     ctx.folder.write(record)
+    ctx.folder.note("ready", id=record.id)
     return record

@@ -1,0 +1,81 @@
+"""fetch: results home, verified; once they are, a poweroff may end the nodes again."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp.cluster import Cluster
+from awsddp.errors import AwsddpError, NodeError
+from awsddp.jobs import launchers, results
+from awsddp.report import node_name
+from awsddp.verbs.context import Context, Found
+from awsddp.verbs.nodes import (
+    Ready,
+    ask_all,
+    bring_home,
+    choose_job,
+    connect,
+    jobs_on,
+    place_of,
+    ready,
+    remember,
+)
+
+if TYPE_CHECKING:
+    from awsddp.nodes.sync import Fetched
+
+REACH_S = 60.0
+
+
+def fetch(ctx: Context, *, job: str | None = None, to: Path | None = None) -> dict[str, Any]:
+    """Bring the results of a job home (the last by default), and return design.md's `fetch` document.
+
+    Raises NotFoundError for a job that nobody knows, NodeError for nodes out of reach.
+    """
+    with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
+        chosen = choose_job(jobs_on(ctx, fleet), job)
+        came = bring_home(ctx, cluster, fleet, chosen, to=to)
+        remember(ctx, chosen)
+        return _document(came, job=chosen.job, home=to or place_of(ctx, chosen.job))
+
+
+def bring_home_all(ctx: Context, seen: Found, cluster: Cluster) -> None:
+    """Before the nodes end: end what still runs on them, and fetch every job that is not home.
+
+    Raises NodeError, naming the jobs and the ways out, where a node that owes results cannot be reached.
+    """
+    owing = sorted({job for node in cluster.live for job in node.unfetched})
+    if not owing:
+        return
+    ways = "awsddp down --discard   # end them, results and all\nawsddp status   # what still runs"
+    record = seen.record
+    running = [node for node in cluster.live if node.state == "running"]
+    if record is None or not ctx.folder.key.exists() or len(running) < len(cluster.live):
+        raise NodeError(
+            f"the results of {', '.join(owing)} are not home",
+            "the nodes that hold them cannot be logged in to from here",
+            ways,
+        )
+    try:
+        with connect(ctx, record, running, deadline_s=REACH_S) as fleet:
+            whole = Ready(aws=seen.aws, record=record, nodes=tuple(running))
+            for name in owing:
+                _end_and_fetch(ctx, whole, fleet, name)
+    except AwsddpError as error:
+        raise NodeError(f"the results of {', '.join(owing)} are not home", str(error), ways) from error
+
+
+def _end_and_fetch(ctx: Context, cluster: Ready, fleet: Any, name: str) -> None:
+    jobs = [job for job in jobs_on(ctx, fleet) if job.job == name]
+    if not jobs:
+        return
+    if jobs[0].state == "running":
+        ctx.say(f"ending job {name}, which still runs: its ranks have {ctx.job.job.grace}")
+        told = ask_all(fleet, launchers.cancel_request(name))
+        jobs = [results.job_document(told, results=ctx.job.job.results)]
+    ctx.say(f"bringing the results of {name} home from {', '.join(map(node_name, fleet.nodes))}")
+    bring_home(ctx, cluster, fleet, jobs[0])
+
+
+def _document(came: "dict[int, Fetched]", *, job: str, home: Path) -> dict[str, Any]:
+    nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(came.items())]
+    return {"nodes": nodes, "job": job, "home": str(home)}

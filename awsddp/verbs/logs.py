@@ -1,0 +1,101 @@
+"""logs: a job's lines again, from its first on; followed to the end its results come home too."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from awsddp.cluster import Job
+from awsddp.errors import NodeError, NotFoundError
+from awsddp.jobs import launchers, results
+from awsddp.jobs.logs import Merger
+from awsddp.report import Event, node_name
+from awsddp.verbs.context import Context
+from awsddp.verbs.nodes import bring_home, choose_job, connect, job_result, jobs_on, place_of, ready, remember
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
+
+SILENT_S = 12.0
+BACK_S = 60.0
+
+
+def logs(ctx: Context, *, job: str | None, follow: bool, on_lines: Callable[[bytes], None]) -> dict[str, Any]:
+    """Show the lines of a job, and return it as design.md's `train` document.
+
+    With `follow` to the job's end, and then bring its results home. A job whose nodes are gone is shown from
+    its folder at home. Raises NotFoundError where nobody knows the job, NodeError for nodes out of reach.
+    """
+    try:
+        with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
+            chosen = choose_job(jobs_on(ctx, fleet), job)
+            chosen = watch(ctx, fleet, chosen, on_lines=on_lines, to_the_end=follow)
+            if follow:
+                bring_home(ctx, cluster, fleet, chosen)
+            remember(ctx, chosen)
+            return job_result(ctx, chosen)
+    except NotFoundError:
+        at_home = _at_home(ctx, job)
+        if at_home is None:
+            raise
+        merger = Merger(_nodes(at_home), folder=place_of(ctx, at_home.job) / "logs")
+        for lines in merger.replay():
+            on_lines(lines)
+        on_lines(merger.finish())
+        return job_result(ctx, at_home)
+
+
+def watch(
+    ctx: Context,
+    fleet: "Fleet",
+    job: Job,
+    *,
+    on_lines: Callable[[bytes], None],
+    to_the_end: bool = True,
+) -> Job:
+    """Show every line of a job, from the first byte, each once, and return the job as it is at the end.
+
+    A node that falls silent is connected to again for a minute; then the job is what the others say of it.
+    """
+    merger = Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs")
+    used = {rank.node for rank in job.ranks}
+
+    def on_data(node: int, data: bytes) -> None:
+        lines = merger.feed(node, data) + merger.idle()
+        if lines:
+            on_lines(lines)
+
+    while True:
+        waiting = [node for node in sorted(used) if not merger.ended(node)]
+        requests = {
+            node: launchers.command(
+                launchers.follow_request(job.job, offsets=merger.attach(node), to_the_end=to_the_end)
+            )
+            for node in waiting
+        }
+        outcomes = fleet.stream(requests, on_data, silent_after_s=SILENT_S)
+        lost = [node for node in waiting if not merger.ended(node)]
+        for node in lost:
+            outcome = outcomes[node]
+            why = str(outcome) if isinstance(outcome, NodeError) else outcome.tail()
+            ctx.on_event(Event(f"the stream ended: {why}; connecting again", node_name(node)))
+        if not lost:
+            break
+        fleet.reconnect(lost, deadline_s=BACK_S, partial=True)
+        used -= set(fleet.failures)
+    lines = merger.finish()
+    if lines:
+        on_lines(lines)
+    if not merger.documents:
+        raise NodeError(f"no node of job {job.job} can be reached", "", "awsddp status   # what still runs")
+    return results.job_document(merger.documents, results=ctx.job.job.results)
+
+
+def _nodes(job: Job) -> dict[int, int]:
+    return {rank.rank: rank.node for rank in job.ranks}
+
+
+def _at_home(ctx: Context, name: str | None) -> Job | None:
+    """Return a job whose results are at home: of this name, or the newest."""
+    folder = place_of(ctx, "x").parent
+    found = sorted(folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
+    named = [path for path in found if name is None or path.parent.name == name]
+    return results.decode(named[-1].read_bytes()) if named else None

@@ -1,0 +1,208 @@
+"""What several verbs do with a cluster that is up: look at it, connect to its nodes, bring a job home."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp import report
+from awsddp.cluster import Job, Node, Prepared
+from awsddp.errors import NodeError, NotFoundError
+from awsddp.jobs import launchers, results
+from awsddp.nodes.results import Fetched, Wanted
+from awsddp.report import Event, node_name
+from awsddp.state import Record, write_private
+from awsddp.verbs.context import Context, Found, found
+
+if TYPE_CHECKING:
+    from awsddp.aws.session import Aws
+    from awsddp.nodes.transport import Endpoint, Fleet
+
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A cluster whose nodes are prepared and, as AWS says, running. `nodes` are sorted by number."""
+
+    aws: "Aws"
+    record: Record
+    nodes: tuple[Node, ...]
+
+    def prepared(self, node: int) -> Prepared:
+        """Return what was found on a node."""
+        return next(one for one in self.record.prepared if one.node == node)
+
+
+@contextlib.contextmanager
+def ready(ctx: Context) -> Iterator[Ready]:
+    """Yield the cluster, ready to work. Raises NotFoundError, NodeError where it is not, CloudError."""
+    with found(ctx) as seen:
+        yield ready_in(ctx, seen)
+
+
+def ready_in(ctx: Context, seen: Found | None) -> Ready:
+    """Return the cluster of a search, ready to work. Raises NotFoundError or NodeError where it is not."""
+    name = ctx.spec.name
+    if seen is None or seen.cluster is None or not seen.cluster.live:
+        looked = ", ".join(seen.looked) if seen else "no place"
+        raise NotFoundError(f"no cluster {name}", f"looked in: {looked}", "awsddp up   # make it")
+    record = seen.record
+    if record is None or record.id != seen.cluster.id or not ctx.folder.key.exists():
+        raise NotFoundError(
+            f"cluster {name} exists, but its key is not on this machine",
+            f"{ctx.folder.path} does not hold it",
+            "go to the machine that made it, or end it: awsddp down",
+        )
+    running = {node.instance_id for node in seen.cluster.live if node.state == "running"}
+    if not record.prepared or {one.instance_id for one in record.prepared} != running:
+        raise NodeError(
+            f"cluster {name} is not ready",
+            f"{len(running)} of its nodes run, {len(record.prepared)} were prepared",
+            "awsddp up   # finish it",
+        )
+    return Ready(aws=seen.aws, record=record, nodes=seen.cluster.live)
+
+
+def endpoints(record: Record, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
+    """Return how each node is reached. Raises NodeError for a node without an address."""
+    from awsddp.nodes.transport import Endpoint
+
+    lost = [node_name(node.node) for node in nodes if node.address is None]
+    if lost:
+        raise NodeError(f"{', '.join(lost)}: no address", "the instance does not run", "awsddp status")
+    return tuple(
+        Endpoint(
+            node=node.node,
+            instance_id=node.instance_id,
+            host=str(node.address),
+            port=record.target.ssh_port,
+            user=record.ssh_user,
+        )
+        for node in nodes
+    )
+
+
+def connect(
+    ctx: Context, record: Record, nodes: Sequence[Node], *, deadline_s: float = 60, partial: bool = False
+) -> "Fleet":
+    """Return the connections to the nodes, to be entered; the ssh_config for rsync is written beside."""
+    from awsddp.nodes.sync import ssh_config
+    from awsddp.nodes.transport import Fleet
+
+    places = endpoints(record, nodes)
+    text = ssh_config(places, ctx.folder.key, ctx.folder.known_hosts).encode()
+    if not ctx.folder.ssh_config.exists() or ctx.folder.ssh_config.read_bytes() != text:
+        write_private(ctx.folder.ssh_config, text)
+    return Fleet(
+        places,
+        key=ctx.folder.key,
+        known_hosts=ctx.folder.known_hosts,
+        deadline_s=deadline_s,
+        partial=partial,
+        on_event=ctx.on_event,
+    )
+
+
+def ask(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Send each node its request and return the answers. Raises NodeError or what a node says it is."""
+    sent = {node: launchers.command(request) for node, request in requests.items()}
+    replies = fleet.run_each(sent, timeout_s=ANSWER_S)
+    return {
+        node: launchers.answer(reply.stdout, node=node, stderr=reply.stderr)
+        for node, reply in replies.items()
+    }
+
+
+def ask_all(fleet: "Fleet", request: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Send every connected node the same request."""
+    return ask(fleet, dict.fromkeys(fleet.nodes, request))
+
+
+def jobs_on(ctx: Context, fleet: "Fleet") -> tuple[Job, ...]:
+    """Return every job that the connected nodes know, oldest first."""
+    told = ask_all(fleet, launchers.state_request())
+    return results.jobs({node: answer["jobs"] for node, answer in told.items()}, results=ctx.job.job.results)
+
+
+def choose_job(jobs: Sequence[Job], name: str | None) -> Job:
+    """Return the job of this name, or the last one. Raises NotFoundError."""
+    if not jobs:
+        raise NotFoundError("no job has run on this cluster", "", "awsddp train")
+    chosen = next((job for job in jobs if job.job == name), None) if name else jobs[-1]
+    if chosen is None:
+        known = ", ".join(job.job for job in jobs)
+        raise NotFoundError(f"no job {name}", f"known are: {known}", f"awsddp logs {jobs[-1].job}")
+    return chosen
+
+
+def place_of(ctx: Context, job: str) -> Path:
+    """Return the folder at home that receives a job's results."""
+    return Path(ctx.job.sync.workdir) / ctx.job.job.results / job
+
+
+def bring_home(
+    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, to: Path | None = None
+) -> dict[int, Fetched]:
+    """Fetch a job's results from its nodes, verified, and only then let the nodes forget that they owe them.
+
+    Raises NodeError where a node does not send what it said, ConfigError where home has no room.
+    """
+    from awsddp.aws.poweroff import release
+    from awsddp.nodes.sync import pull
+
+    target = to if to is not None else place_of(ctx, job.job)
+    used = sorted({rank.node for rank in job.ranks} & set(fleet.nodes))
+    told = ask(fleet, dict.fromkeys(used, launchers.manifest_request(job.job)))
+    manifests = {node: results.manifest(answer, node=node) for node, answer in told.items()}
+    wanted = {
+        node: [
+            Wanted(remote=file.path, home=file.home, size=file.size, sha256=file.sha256)
+            for file in manifest.files
+            if file.sha256 is not None
+        ]
+        for node, manifest in manifests.items()
+    }
+    came = pull(
+        wanted,
+        target,
+        ssh_config=ctx.folder.ssh_config,
+        also={"job.json": results.encode(job)},
+        on_event=ctx.on_event,
+    )
+    for node, manifest in manifests.items():
+        for file in manifest.skipped:
+            ctx.on_event(Event(f"not brought home: {file.path}: {file.why}", node_name(node)))
+    _draw(target)
+    if job.state != "running" and not fleet.failures:
+        release(cluster.aws, [node for node in cluster.nodes if node.node in used], job.job)
+    return came
+
+
+def _draw(target: Path) -> None:
+    """Draw the loss that rank 0 wrote down, where it did."""
+    rows = metrics(target)
+    plot = report.loss_plot(rows, title=f"training loss, {target.name}")
+    if plot is not None:
+        (target / "loss.svg").write_text(plot, encoding="utf-8")
+
+
+def metrics(target: Path) -> list[dict[str, Any]]:
+    """Return the metrics that the first node's run folder holds; none where there are none."""
+    file = target / "node0" / "run" / "metrics.jsonl"
+    return report.metrics(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
+
+
+def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
+    """Return a job as the document of `train`, with the accuracy that its program wrote down."""
+    rows = metrics(target if target is not None else place_of(ctx, job.job))
+    return report.job_document(job) | {"accuracy": report.last_value(rows, "accuracy")}
+
+
+def remember(ctx: Context, job: Job) -> None:
+    """Keep a job as last seen in the folder, for `status`."""
+    record = ctx.folder.read()
+    if record is not None:
+        others = tuple(one for one in record.jobs if one.job != job.job)
+        ctx.folder.write(replace(record, jobs=(*others, job)))

@@ -1,0 +1,65 @@
+"""run: up, train, home, down in one. Whatever happens on the way, nothing is left at its end."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from awsddp.errors import AwsddpError, ConfigError, Interrupted, UsageError
+from awsddp.plan import LaunchPlan
+from awsddp.verbs.context import Context
+from awsddp.verbs.down import down
+from awsddp.verbs.train import check, train
+from awsddp.verbs.up import up
+
+
+@dataclass(kw_only=True)
+class RunResult:
+    """What each stage came to (None where it was not reached), its time in seconds, and what stopped it."""
+
+    up: dict[str, Any] | None = None
+    train: dict[str, Any] | None = None
+    down: dict[str, Any] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    error: AwsddpError | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the job did what it should."""
+        return self.train is not None and self.train["state"] == "succeeded"
+
+    def document(self) -> dict[str, Any]:
+        """Return design.md's `run` document."""
+        return {"up": self.up, "train": self.train, "down": self.down, "seconds": self.seconds}
+
+
+def run(
+    ctx: Context, *, confirm: Callable[[LaunchPlan], None], on_lines: Callable[[bytes], None]
+) -> RunResult:
+    """Bring a cluster up, run the job, bring its results home and end the cluster, on every way out.
+
+    Raises what `up` raises before anything was made, and NodeError or LeftoverError where the end fails.
+    """
+    check(ctx)
+    result = RunResult()
+    try:
+        result.up = _timed(result, "up", lambda: up(ctx, confirm=confirm))
+        result.train = _timed(result, "train", lambda: train(ctx, on_lines=on_lines))
+    except (ConfigError, UsageError) as error:
+        if result.up is None:
+            raise
+        result.error = error
+    except AwsddpError as error:
+        result.error = error
+    except KeyboardInterrupt:
+        result.error = Interrupted("interrupted")
+    result.down = _timed(result, "down", lambda: down(ctx, confirm=lambda _: None))
+    return result
+
+
+def _timed(result: RunResult, stage: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    started = time.monotonic()
+    try:
+        return work()
+    finally:
+        result.seconds[stage] = round(time.monotonic() - started, 2)

@@ -1,0 +1,65 @@
+"""sync: the working folder, to every node. What a node made itself stays."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp.report import Event
+from awsddp.resources import train_folder
+from awsddp.verbs.context import Context
+from awsddp.verbs.nodes import connect, ready
+
+if TYPE_CHECKING:
+    from awsddp.nodes.sync import Listing, Sent
+    from awsddp.nodes.transport import Fleet
+
+LARGE_BYTES = 100e6
+BUNDLED = "train"
+"""The folder of the bundled programs on a node, beside the synced one."""
+
+
+def sync(ctx: Context, *, dry_run: bool = False) -> dict[str, Any]:
+    """Send the working folder, and return what went as design.md's `sync` document.
+
+    With `dry_run` nothing is sent: every node would get what is listed. Raises ConfigError for a folder that
+    cannot be meant, NodeError for nodes that did not take it.
+    """
+    listing = listed(ctx)
+    with ready(ctx) as cluster:
+        if dry_run:
+            nodes = [
+                {"node": node.node, "files": len(listing.entries), "bytes": listing.size}
+                for node in cluster.nodes
+            ]
+            return {"nodes": nodes, "job": None, "home": None, "files": [e.path for e in listing.entries]}
+        with ctx.folder.lock("sync", wait_s=60), connect(ctx, cluster.record, cluster.nodes) as fleet:
+            return document(send(ctx, fleet, listing))
+
+
+def listed(ctx: Context) -> "Listing":
+    """Return what the working folder holds for the nodes; a large one is said. Raises ConfigError."""
+    from awsddp.nodes.sync import files_to_send
+
+    listing = files_to_send(
+        Path(ctx.job.sync.workdir), ctx.job.sync.ignore, results=ctx.job.job.results, exclude=(ctx.home,)
+    )
+    if listing.size > LARGE_BYTES:
+        largest = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in listing.largest())
+        ctx.say(f"{listing.size / 1e6:.0f} MB go to each node; the largest: {largest}")
+    for path, why in listing.skipped:
+        ctx.on_event(Event(f"not sent: {path}: {why}"))
+    return listing
+
+
+def send(ctx: Context, fleet: "Fleet", listing: "Listing", *, bundled: bool = False) -> "dict[int, Sent]":
+    """Send the working folder, and with `bundled` the programs that ship with awsddp beside it."""
+    from awsddp.nodes.sync import files_to_send, push
+
+    if bundled:
+        push(files_to_send(train_folder(), ()), fleet, ssh_config=ctx.folder.ssh_config, folder=BUNDLED)
+    return push(listing, fleet, ssh_config=ctx.folder.ssh_config, on_event=ctx.on_event)
+
+
+def document(sent: "dict[int, Sent]") -> dict[str, Any]:
+    """Return what was sent as design.md's `sync` document."""
+    nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(sent.items())]
+    return {"nodes": nodes, "job": None, "home": None}

@@ -1,0 +1,173 @@
+"""train: sync, launch the ranks, stream their lines, bring results home."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp.cluster import Job
+from awsddp.errors import Interrupted, UsageError
+from awsddp.jobs import launchers, results
+from awsddp.jobs.ranks import Rank, layout
+from awsddp.spec import JobSpec
+from awsddp.verbs import sync
+from awsddp.verbs.context import Context
+from awsddp.verbs.logs import watch
+from awsddp.verbs.nodes import Ready, ask, ask_all, bring_home, connect, job_result, place_of, ready, remember
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
+
+BUNDLED_SCRIPT = "main.py"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+
+
+def train(ctx: Context, *, on_lines: Callable[[bytes], None]) -> dict[str, Any]:
+    """Run a job to its end and return it as design.md's `train` document, its results at home.
+
+    `on_lines` gets the labelled lines of the ranks as they come. Raises UsageError for a job that cannot be,
+    NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
+    """
+    check(ctx)
+    listing = sync.listed(ctx)
+    with ready(ctx) as cluster:
+        ranks = _layout(ctx, cluster)
+        with connect(ctx, cluster.record, cluster.nodes) as fleet:
+            with ctx.folder.lock("train", wait_s=60):
+                sync.send(ctx, fleet, listing, bundled=ctx.job.job.script is None)
+                job = _launch(ctx, cluster, fleet, ranks)
+            return attend(ctx, cluster, fleet, job, on_lines=on_lines)
+
+
+def check(ctx: Context) -> None:
+    """Refuse, before anything costs money, a script that is not there and a name that is none."""
+    asked = ctx.job.job
+    if asked.name is not None and not _NAME.fullmatch(asked.name):
+        raise UsageError(
+            f"{asked.name!r} is no job name", "", "use up to 64 letters, digits, dots, dashes and underscores"
+        )
+    if asked.name is not None and place_of(ctx, asked.name).exists():
+        raise UsageError(
+            f"there is a job {asked.name} already",
+            f"{place_of(ctx, asked.name)} exists",
+            "choose another --name",
+        )
+    if asked.script is None or asked.module:
+        return
+    pattern = _PLACEHOLDER.sub("*", asked.script.replace("[", "[[]"))
+    workdir = Path(ctx.job.sync.workdir)
+    if Path(asked.script).is_absolute() or not any(path.is_file() for path in workdir.glob(pattern)):
+        raise UsageError(
+            f"there is no script {asked.script}",
+            f"it is looked for in the synced folder, {workdir.resolve()}",
+            "name a file in it, or another --workdir",
+        )
+
+
+def _layout(ctx: Context, cluster: Ready) -> tuple[Rank, ...]:
+    asked = ctx.job.job
+    return layout(
+        [node.node for node in cluster.nodes],
+        gpus=min(one.gpus for one in cluster.record.prepared),
+        world_size=asked.world_size,
+        nproc_per_node=asked.nproc_per_node,
+    )
+
+
+def _launch(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...]) -> Job:
+    """Start the job on its nodes. Nothing starts unless AWS agreed that a poweroff keeps the disks."""
+    from awsddp.aws.poweroff import keep_on_poweroff, release
+
+    name = _name(ctx.job, place_of(ctx, "x").parent)
+    used = {rank.node for rank in ranks}
+    nodes = [node for node in cluster.nodes if node.node in used]
+    slots = ask_all(fleet, launchers.slots_request(ctx.job.job.master_port))
+    slot = launchers.choose_slot(slots, first=ranks[0].node)
+    requests = launchers.launch_requests(
+        _spec(ctx, cluster), job=name, ranks=ranks, hosts=_hosts(cluster, used), slot=slot
+    )
+    keep_on_poweroff(cluster.aws, nodes, name)
+    try:
+        ask(fleet, requests)
+    except BaseException:
+        ask_all(fleet, launchers.cancel_request(name, grace=0))
+        release(cluster.aws, nodes, name)
+        raise
+    ctx.folder.note("train", job=name, world_size=len(ranks))
+    told = ask(fleet, dict.fromkeys(used, launchers.state_request(name)))
+    job = results.job_document(told, results=ctx.job.job.results)
+    remember(ctx, job)
+    return job
+
+
+def _spec(ctx: Context, cluster: Ready) -> JobSpec:
+    """Return the job's spec with the bundled program as its script where none is named."""
+    if ctx.job.job.script is not None:
+        return ctx.job
+    script = f"{cluster.record.prepared[0].home}/awsddp/{sync.BUNDLED}/{BUNDLED_SCRIPT}"
+    return replace(ctx.job, job=replace(ctx.job.job, script=script, module=False))
+
+
+def _hosts(cluster: Ready, used: set[int]) -> list[launchers.Host]:
+    from awsddp.nodes.sync import WORK
+
+    return [
+        launchers.Host(
+            node=node,
+            prepared=cluster.prepared(node.node),
+            workdir=f"{cluster.prepared(node.node).home}/{WORK}",
+        )
+        for node in cluster.nodes
+        if node.node in used
+    ]
+
+
+def _name(spec: JobSpec, folder: Path) -> str:
+    if spec.job.name is not None:
+        return spec.job.name
+    stem = Path(spec.job.script or BUNDLED_SCRIPT).name.removesuffix(".py")
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40] or "job"
+    name = base = f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    count = 1
+    while (folder / name).exists():
+        count += 1
+        name = f"{base}-{count}"
+    return name
+
+
+def attend(
+    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, on_lines: Callable[[bytes], None]
+) -> dict[str, Any]:
+    """Follow a job to its end and bring it home. Ctrl-C ends the job; a second one leaves it as it is."""
+    try:
+        job = watch(ctx, fleet, job, on_lines=on_lines)
+    except KeyboardInterrupt:
+        _interrupted(ctx, cluster, fleet, job, on_lines=on_lines)
+    bring_home(ctx, cluster, fleet, job)
+    remember(ctx, job)
+    return job_result(ctx, job)
+
+
+def _interrupted(
+    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, on_lines: Callable[[bytes], None]
+) -> None:
+    """End the job, bring home what it made, and say so."""
+    ctx.say(f"interrupted: ending job {job.job}, its ranks have {ctx.job.job.grace}; Ctrl-C again leaves it")
+    still = f"awsddp logs -f {job.job}   # follow it again\nawsddp down   # end the nodes"
+    try:
+        ask_all(fleet, launchers.cancel_request(job.job))
+        job = watch(ctx, fleet, job, on_lines=on_lines)
+        bring_home(ctx, cluster, fleet, job)
+        remember(ctx, job)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"left: job {job.job} may still run", "the nodes cost money until they end", still
+        ) from None
+    raise Interrupted(
+        f"job {job.job} was cancelled, its results are in {job.home}/",
+        "the nodes still run and cost money",
+        "awsddp down   # end them",
+    )
