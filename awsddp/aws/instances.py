@@ -193,5 +193,5 @@ def _refuse_ended(described: Mapping[str, Any]) -> None:
     if "InsufficientInstanceCapacity" in code:
         raise CapacityError(message, text, again)
     if "Limit" in code or "Volume" in code or "Client.InternalError" in code:
-        raise CloudError(message, f"{code}: {text}", again)
-    raise NodeError(message, f"{code}: {text}" if code else text, again)
+        raise CloudError(message, text, again)
+    raise NodeError(message, text, again)

@@ -53,7 +53,11 @@ def _unfetched(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
 def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
     aws.call(
         "ModifyInstanceAttribute",
-        {"InstanceId": instance_id, "InstanceInitiatedShutdownBehavior": {"Value": behaviour}},
+        {
+            "InstanceId": instance_id,
+            "Attribute": "instanceInitiatedShutdownBehavior",
+            "Value": behaviour,
+        },
     )
 
 

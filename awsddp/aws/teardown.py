@@ -29,19 +29,26 @@ class Teardown:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of resource beside the instances: how it is listed, named and deleted."""
+    """A kind of resource beside the instances: how it is listed and named, and by what it is deleted."""
 
     describe: str
     key: str
     id: str
     delete: str
+    by: str
 
 
 _KINDS = (
-    _Kind("DescribeNetworkInterfaces", "NetworkInterfaces", "NetworkInterfaceId", "DeleteNetworkInterface"),
-    _Kind("DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume"),
-    _Kind("DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup"),
-    _Kind("DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair"),
+    _Kind(
+        "DescribeNetworkInterfaces",
+        "NetworkInterfaces",
+        "NetworkInterfaceId",
+        "DeleteNetworkInterface",
+        "NetworkInterfaceId",
+    ),
+    _Kind("DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume", "VolumeId"),
+    _Kind("DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup", "GroupId"),
+    _Kind("DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair", "KeyName"),
 )
 
 
@@ -56,7 +63,8 @@ def teardown(
     ending = _Ending(aws, cluster.id, on_event)
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2):
-        poll(ending.rest, deadline_s=RELEASED_S, clock=clock, first_s=0.5)
+        # What holds a group goes away by itself, unless it is an instance that may not be ended.
+        poll(ending.rest, deadline_s=0 if ending.refused else RELEASED_S, clock=clock, first_s=0.5)
     return Teardown(
         terminated=tuple(key for key, state in ending.states.items() if state == "terminated"),
         leftovers=ending.leftovers(),
@@ -71,7 +79,7 @@ class _Ending:
         self._aws = aws
         self._tag = tagged("awsddp:id", cluster_id)
         self._on_event = on_event
-        self._refused: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
 
     def instances(self) -> bool | None:
         """Ask for the end of what lives; True once each is terminated, or its end is refused."""
@@ -81,10 +89,10 @@ class _Ending:
                 self._on_event(f"ending {key} ({state})")
             if state != "terminated" or key in self.states:
                 self.states[key] = state
-        living = [key for key, state in found.items() if state not in ENDED and key not in self._refused]
+        living = [key for key, state in found.items() if state not in ENDED and key not in self.refused]
         if living:
             self._terminate(living)
-        waiting = [key for key, state in found.items() if state != "terminated" and key not in self._refused]
+        waiting = [key for key, state in found.items() if state != "terminated" and key not in self.refused]
         return None if waiting else True
 
     def _terminate(self, keys: list[str]) -> None:
@@ -93,7 +101,7 @@ class _Ending:
         except Refused as refusal:
             # NotFound this soon is no proof of an end: the next look decides.
             if not transient(refusal) and refusal.code != "InvalidInstanceID.NotFound":
-                self._refused.update(dict.fromkeys(keys, refusal.why))
+                self.refused.update(dict.fromkeys(keys, refusal.why))
 
     def rest(self) -> bool | None:
         """Delete what is left beside the instances; True once nothing is, or its end is refused.
@@ -106,19 +114,20 @@ class _Ending:
             item[kind.id]
             for kind, found in self._left()
             for item in found
-            if item[kind.id] not in self._refused and not self._delete(kind, item[kind.id])
+            if item[kind.id] not in self.refused and not self._delete(kind, item)
         ]
         return None if held else True
 
-    def _delete(self, kind: _Kind, key: str) -> bool:
+    def _delete(self, kind: _Kind, item: dict[str, Any]) -> bool:
         """Delete one thing; return whether it is gone."""
+        key = item[kind.id]
         try:
-            self._aws.call(kind.delete, {kind.id: key})
+            self._aws.call(kind.delete, {kind.by: item[kind.by]})
         except Refused as refusal:
             if refusal.code.endswith(".NotFound"):
                 return True
             if not transient(refusal) and refusal.code not in ("DependencyViolation", "VolumeInUse"):
-                self._refused[key] = refusal.why
+                self.refused[key] = refusal.why
             return False
         self._on_event(f"deleted {key}")
         return True
@@ -146,7 +155,7 @@ class _Ending:
         return tuple(told)
 
     def _told(self, key: str, state: str) -> str:
-        reasons = [part for part in (state, self._refused.get(key, "")) if part]
+        reasons = [part for part in (state, self.refused.get(key, "")) if part]
         return f"{key}: {'; '.join(reasons)}" if reasons else key
 
     def _holders(self, group: str) -> str:

@@ -1,0 +1,68 @@
+"""Fixtures: a fresh cloud for each test, and a clock that only sleeping moves."""
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from moto.moto_api._internal.models import moto_api_backend
+from moto_cloud import NOW, Cloud, Launcher, Server
+from werkzeug.serving import make_server
+
+from awsddp import compat
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import Clock
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    application = Server()
+    listener = make_server("127.0.0.1", 0, application, threaded=True)
+    application.cloud.endpoint = f"http://127.0.0.1:{listener.server_port}"
+    thread = threading.Thread(target=listener.serve_forever, daemon=True)
+    thread.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # a thousand of them, anew for each test
+        yield application
+    listener.shutdown()
+    thread.join()
+
+
+@pytest.fixture
+def cloud(server: Server) -> Cloud:
+    """A fresh cloud with one Deep Learning AMI that pretends its GPUs."""
+    moto_api_backend.reset()
+    server.cloud = Cloud(endpoint=server.cloud.endpoint)
+    server.cloud.add_image(
+        "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+        parameter=compat.DLAMI_PARAMETERS[0],
+        tags={"awsddp:gpus": "pretended"},
+    )
+    return server.cloud
+
+
+@pytest.fixture(scope="session")
+def gateway(server: Server) -> Aws:
+    """One gateway for all tests: building its clients takes longer than most of them."""
+    return Aws(server.cloud.target)
+
+
+@pytest.fixture
+def aws(gateway: Aws, cloud: Cloud) -> Aws:
+    return gateway
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that only sleeping moves."""
+    passed = [0.0]
+
+    def sleep(seconds: float) -> None:
+        passed[0] += seconds
+
+    return Clock(monotonic=lambda: passed[0], sleep=sleep, now=lambda: NOW + timedelta(seconds=passed[0]))
+
+
+@pytest.fixture
+def launcher(aws: Aws, clock: Clock) -> Launcher:
+    return Launcher(aws, clock)

@@ -1,0 +1,168 @@
+"""A moto server on the loopback that remembers what it received, and fails where a test says so."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from io import BytesIO
+from typing import Any
+from urllib.parse import parse_qsl
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.ssm.models import Parameter, ssm_backends
+
+from awsddp.aws.access import ensure_group, ensure_key
+from awsddp.aws.facts import gather
+from awsddp.aws.instances import launch
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import Clock
+from awsddp.cluster import Node, Target
+from awsddp.plan import LaunchPlan, make_plan, names
+from awsddp.spec import ClusterSection, ClusterSpec
+
+REGION = "us-east-1"
+NOW = datetime(2026, 11, 21, 8, 45, tzinfo=UTC)
+SECRETS = {
+    "user_data": "#cloud-config\n{}\n",
+    "public_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIzv1Tq0QkZ1mYJ8b3hRzj8n8l0Xo9o3c1kqk5m2m7aN awsddp",
+}
+IDS = names("demo", "0a1b2c3d")
+
+
+@dataclass
+class Fault:
+    """An answer that AWS gives instead of its own: before the call takes effect, or after it."""
+
+    code: str
+    message: str = "on purpose"
+    status: int = 400
+    after: bool = False
+
+
+@dataclass
+class Cloud:
+    """What the server received (operation, form) and which calls it fails, in order."""
+
+    endpoint: str = ""
+    requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
+    tokens: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Target:
+        return Target(
+            name="local",
+            region=REGION,
+            endpoint=self.endpoint,
+            access_key_id="testing",
+            secret_access_key="testing",
+            caller_address="10.77.0.1",
+        )
+
+    @property
+    def backend(self) -> Any:
+        return ec2_backends[DEFAULT_ACCOUNT_ID][REGION]
+
+    def fail(self, operation: str, *codes: str, **settings: Any) -> None:
+        self.faults[operation].extend(Fault(code, **settings) for code in codes)
+
+    def sent(self, operation: str) -> list[dict[str, str]]:
+        return [form for name, form in self.requests if name == operation]
+
+    def add_image(
+        self, name: str, *, parameter: str | None = None, tags: dict[str, str] | None = None
+    ) -> str:
+        image = self.backend.register_image(name=name)
+        image.architecture = "x86_64"
+        image.creation_date = NOW + timedelta(minutes=len(self.backend.amis))
+        image.add_tags(tags or {})
+        if parameter:
+            ssm = ssm_backends[DEFAULT_ACCOUNT_ID][REGION]
+            value = Parameter(
+                DEFAULT_ACCOUNT_ID, parameter, image.id, "String", None, None, None, NOW, 1, "text"
+            )
+            ssm._parameters[parameter].append(value)
+        return str(image.id)
+
+
+class Server:
+    """moto's application, wrapped: it remembers, honours ClientToken, and fails on purpose."""
+
+    def __init__(self) -> None:
+        self.cloud = Cloud()
+        self._app = DomainDispatcherApplication(create_backend_app)
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = BytesIO(body)
+        form = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+        operation = form.get("Action") or environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
+        self.cloud.requests.append((operation, form))
+        pending = self.cloud.faults[operation]
+        fault = pending.pop(0) if pending else None
+        if fault is not None and not fault.after:
+            return _answer(fault, start)
+        token = form.get("ClientToken", "") if operation == "RunInstances" else ""
+        if token in self.cloud.tokens:
+            start("200 OK", [("Content-Type", "text/xml")])
+            return [self.cloud.tokens[token]]
+        status: list[Any] = []
+        reply = b"".join(self._app(environ, lambda *words: status.append(words) or start))
+        if token and status[0][0].startswith("200"):
+            self.cloud.tokens[token] = reply
+        if fault is not None:
+            return _answer(fault, start)
+        start(*status[0])
+        return [reply]
+
+
+def _answer(fault: Fault, start: Callable[..., Any]) -> Iterable[bytes]:
+    error = f"<Error><Code>{fault.code}</Code><Message>{fault.message}</Message></Error>"
+    start(f"{fault.status} Fault", [("Content-Type", "text/xml")])
+    return [f"<Response><Errors>{error}</Errors><RequestID>r-1</RequestID></Response>".encode()]
+
+
+def spec(**cluster: Any) -> ClusterSpec:
+    return ClusterSpec(name="demo", cluster=ClusterSection(**cluster))
+
+
+def plan_for(aws: Aws, **cluster: Any) -> LaunchPlan:
+    return make_plan(
+        spec(**cluster), gather(aws, spec(**cluster), caller_address="10.77.0.1", target="local")
+    )
+
+
+@dataclass
+class Launcher:
+    """Carries a plan out as `up` does, and keeps what it wrote down and said."""
+
+    aws: Aws
+    clock: Clock
+    intents: list[dict[str, Any]] = field(default_factory=list)
+    on_intent: Callable[[dict[str, Any]], None] = lambda intent: None
+    events: list[str] = field(default_factory=list)
+
+    def __call__(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> tuple[Node, ...]:
+        ensure_key(self.aws, plan, ids=ids, secrets=SECRETS, now=NOW, on_event=self.events.append)
+        group = ensure_group(self.aws, plan, ids=ids, now=NOW, on_event=self.events.append, clock=self.clock)
+        return launch(
+            self.aws,
+            plan,
+            ids={**ids, "security_group": group},
+            secrets=SECRETS,
+            now=NOW,
+            write_intent=self._write,
+            on_event=self.events.append,
+            clock=self.clock,
+        )
+
+    def _write(self, intent: dict[str, Any]) -> None:
+        self.intents.append(intent)
+        self.on_intent(intent)
+
+
+def without_zones(plan: LaunchPlan, count: int) -> LaunchPlan:
+    """The plan with only its first `count` zones."""
+    return replace(plan, zones=plan.zones[:count])

@@ -1,0 +1,37 @@
+"""The key pair and the security group: found again, brought in line, and never somebody else's."""
+
+import pytest
+from moto_cloud import IDS, Cloud, Launcher, plan_for, spec
+
+from awsddp.aws.clusters import tagged
+from awsddp.aws.facts import gather
+from awsddp.aws.session import Aws
+from awsddp.errors import AwsddpError
+from awsddp.plan import make_plan
+
+
+def test_what_is_there_is_kept_and_ssh_moves_to_where_the_user_is_now(aws: Aws, launcher: Launcher) -> None:
+    launcher(plan_for(aws))
+    launcher(make_plan(spec(), gather(aws, spec(), caller_address="10.77.0.2", target="local")))
+    filters = tagged("awsddp:id", "0a1b2c3d")
+    [group] = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
+    ranges = [item["CidrIp"] for rule in group["IpPermissions"] for item in rule["IpRanges"]]
+    assert ranges == ["10.77.0.2/32"]
+    assert sum(bool(rule["UserIdGroupPairs"]) for rule in group["IpPermissions"]) == 1
+    assert len(aws.pages("DescribeKeyPairs", {"Filters": filters}, "KeyPairs")) == 1
+
+
+def test_a_group_of_our_name_that_does_not_carry_our_id_is_refused(aws: Aws, launcher: Launcher) -> None:
+    plan = plan_for(aws)
+    vpc = plan.request("CreateSecurityGroup").parameters["VpcId"]
+    aws.call("CreateSecurityGroup", {"GroupName": IDS["name"], "Description": "theirs", "VpcId": vpc})
+    with pytest.raises(AwsddpError, match="not ours"):
+        launcher(plan)
+
+
+def test_a_new_group_is_not_visible_at_once_and_is_waited_for(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    cloud.fail("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound", "InvalidGroup.NotFound")
+    cloud.fail("RunInstances", "InvalidGroup.NotFound")
+    assert len(launcher(plan_for(aws))) == 2

@@ -1,0 +1,180 @@
+"""What is read before a plan is made, and how AWS's refusals are told."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from moto_cloud import Cloud, plan_for, spec
+
+from awsddp import compat
+from awsddp.aws import facts as facts_module
+from awsddp.aws.facts import enabled_regions, gather
+from awsddp.aws.refusals import translate
+from awsddp.aws.session import Aws, Call
+from awsddp.cluster import Target
+from awsddp.errors import AwsddpError, CloudError, ConfigError
+from awsddp.spec import ClusterSpec, NetworkSection
+
+
+def test_a_plan_can_be_made_from_what_is_read(aws: Aws, cloud: Cloud) -> None:
+    facts = gather(aws, spec(), caller_address="10.77.0.1", target="local")
+    assert facts.region == "us-east-1"
+    assert facts.image.pretends
+    assert facts.image.ssh_user == "ubuntu"
+    assert "us-east-1a" in facts.offers["g6.48xlarge"]
+    assert facts.callers == ("10.77.0.1/32",)
+    assert {subnet.zone for subnet in facts.subnets} >= {"us-east-1a", "us-east-1b"}
+    assert facts.quotas == {compat.QUOTA_P[0]: None, compat.QUOTA_G[0]: None}
+
+
+def test_reading_changes_nothing(aws: Aws, cloud: Cloud) -> None:
+    gather(aws, spec(instance_type="p2.8xlarge"), caller_address="10.77.0.1")
+    assert {name for name, _ in cloud.requests} <= {
+        "GetCallerIdentity",
+        "DescribeInstanceTypeOfferings",
+        "DescribeInstanceTypes",
+        "DescribeImages",
+        "DescribeSubnets",
+        "GetServiceQuota",
+        "GetParameters",
+    }
+
+
+def test_p2_is_asked_for_as_it_is_and_the_refusal_says_what_takes_its_place(aws: Aws) -> None:
+    with pytest.raises(CloudError) as caught:
+        plan_for(aws, instance_type="p2.8xlarge")
+    assert "2025-03-30" in caught.value.why
+    assert "InvalidInstanceType" in caught.value.why
+    assert "g6.48xlarge" in caught.value.next
+
+
+def test_a_type_the_table_lacks_is_described_by_ec2(aws: Aws) -> None:
+    plan = plan_for(aws, instance_type="g7.48xlarge")
+    assert (plan.gpus_per_node, plan.gpu) == (8, "RTX PRO 4500")
+    assert plan.price_usd_per_hour is None
+    assert "the price of g7.48xlarge is not known" in plan.warnings
+
+
+def test_images_are_found_by_id_name_and_parameter(aws: Aws, cloud: Cloud) -> None:
+    old = cloud.add_image("My Training Image 1")
+    new = cloud.add_image("My Training Image 2 (Amazon Linux 2023)", parameter="/team/image")
+    for asked, expected in (
+        (old, old),
+        ("My Training Image *", new),
+        ("/team/image", new),
+        ("resolve:ssm:/team/image", new),
+    ):
+        facts = gather(aws, spec(image=asked), caller_address="10.77.0.1")
+        assert facts.image.id == expected
+    assert facts.image.ssh_user == "ec2-user"
+
+
+@pytest.mark.parametrize("asked", ["ami-0123456789abcdef0", "No Such Image*", "/no/such/parameter"])
+def test_an_image_that_is_not_there_names_the_key(aws: Aws, asked: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gather(aws, spec(image=asked), caller_address="10.77.0.1")
+    assert "cluster.image" in caught.value.message
+    assert asked in caught.value.message
+
+
+def test_the_address_is_not_asked_for_where_it_is_given(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(source: str) -> str | None:
+        asked.append(source)
+        return "203.0.113.7"
+
+    monkeypatch.setattr(facts_module, "_ask_address", answer)
+    closed = ClusterSpec(name="demo", network=NetworkSection(ssh_cidr=("198.51.100.0/24",)))
+    assert gather(aws, closed, caller_address=None).callers == ()
+    assert gather(aws, spec(), caller_address="10.77.0.1").callers == ("10.77.0.1/32",)
+    assert asked == []
+    assert gather(aws, spec(), caller_address=None).callers == ("203.0.113.7/32",)
+    assert sorted(asked) == sorted(facts_module.ADDRESS_SOURCES)
+
+
+def test_the_enabled_regions_are_listed(aws: Aws) -> None:
+    assert {"us-east-1", "eu-central-1"} <= set(enabled_regions(aws))
+
+
+def test_a_refusal_says_what_why_and_what_next(aws: Aws, cloud: Cloud) -> None:
+    cases = (
+        ("UnauthorizedOperation", "permission denied: DescribeSubnets"),
+        ("ExpiredToken", "expired"),
+        ("AuthFailure", "does not know these credentials"),
+        ("OptInRequired", "refused DescribeSubnets"),
+    )
+    for code, told in cases:
+        cloud.fail("DescribeSubnets", code)
+        with pytest.raises(CloudError) as caught:
+            aws.call("DescribeSubnets", {})
+        assert told in caught.value.message
+        assert code in caught.value.why
+        assert caught.value.next
+
+
+@pytest.mark.parametrize(("minutes", "told"), [(10, "600 s behind AWS's"), (-10, "600 s ahead of AWS's")])
+def test_a_wrong_clock_is_named_where_aws_refuses_the_signature(minutes: int, told: str) -> None:
+    now = datetime(2026, 11, 21, 8, 45, tzinfo=UTC)
+    headers = {"date": format_datetime(now + timedelta(minutes=minutes))}
+    reply: Any = {
+        "Error": {"Code": "SignatureDoesNotMatch", "Message": "Signature expired"},
+        "ResponseMetadata": {"HTTPHeaders": headers, "HTTPStatusCode": 403},
+    }
+    error = translate(ClientError(reply, "RunInstances"), "RunInstances", where="us-east-1", now=now)
+    assert "clock" in error.message
+    assert told in error.why
+
+
+def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> None:
+    calls: list[Call] = []
+    aws = Aws(cloud.target, on_call=calls.append)
+    cloud.fail("RunInstances", "Unsupported")
+    with pytest.raises(AwsddpError):
+        aws.call("RunInstances", {"UserData": "hidden", "MinCount": 1, "MaxCount": 1, "ImageId": "ami-1"})
+    aws.identity()
+    call, identity = calls
+    assert call.operation == "RunInstances"
+    assert call.parameters["UserData"] == "[REDACTED]"
+    assert "hidden" not in str(call)
+    assert call.error == "Unsupported"
+    assert identity.operation == "GetCallerIdentity"
+    assert identity.request_id
+
+
+def test_an_endpoint_that_is_down_is_an_error_of_its_own(cloud: Cloud) -> None:
+    aws = Aws(replace(cloud.target, endpoint="http://127.0.0.1:9"))
+    with pytest.raises(CloudError, match="cannot be reached"):
+        aws.identity()
+
+
+def test_no_credentials_say_how_to_get_some() -> None:
+    with pytest.raises(CloudError) as caught:
+        Aws(Target(region="us-east-1")).identity()
+    assert "no AWS credentials" in caught.value.message
+    assert "aws configure" in caught.value.next
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (Target(), "no AWS region"),
+        (Target(region="US East; rm -rf"), "no AWS region"),
+        (Target(region="us-east-1", profile="nobody"), "nobody"),
+    ],
+)
+def test_a_place_that_is_none_is_a_configuration_error(target: Target, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Aws(target).identity()
+    assert told in str(caught.value)
+
+
+def test_keys_of_its_own_make_a_missing_profile_harmless(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert Aws(cloud.target).identity().user_id

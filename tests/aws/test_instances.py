@@ -1,0 +1,224 @@
+"""Launching: what goes over the wire is what the plan says, and an interrupted launch is finished."""
+
+from datetime import timedelta
+from typing import Any
+
+import boto3
+import pytest
+from botocore.handlers import base64_encode_user_data
+from botocore.serialize import create_serializer
+from moto_cloud import IDS, NOW, SECRETS, Cloud, Launcher, plan_for, without_zones
+
+from awsddp.aws.clusters import describe, find_cluster, find_clusters, tags_of
+from awsddp.aws.instances import appear, resume, wait_running
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import Clock
+from awsddp.errors import AwsddpError, CapacityError, NodeError
+from awsddp.plan import Request, resolve
+
+
+def on_the_wire(request: Request) -> dict[str, str]:
+    """The form that botocore makes of a request."""
+    model = boto3.client("ec2", region_name="us-east-1").meta.service_model
+    parameters = dict(request.parameters)
+    base64_encode_user_data(parameters)
+    body = create_serializer("ec2").serialize_to_request(parameters, model.operation_model(request.operation))
+    return {key: str(value) for key, value in body["body"].items()}
+
+
+def living(aws: Aws) -> list[str]:
+    return [item["InstanceId"] for item in describe(aws, []) if item["State"]["Name"] == "running"]
+
+
+def test_what_is_sent_is_what_the_plan_resolves_to(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
+    plan = plan_for(aws)
+    before = len(cloud.requests)
+    launcher(plan)
+    [run] = cloud.sent("RunInstances")
+    group = cloud.sent("AuthorizeSecurityGroupIngress")[0]["GroupId"]
+    ids = {
+        **IDS,
+        "security_group": group,
+        "subnet": plan.zones[0].subnet,
+        "client_token": run["ClientToken"],
+    }
+    expected = resolve(plan, ids=ids, secrets=SECRETS, now=NOW)
+    assert cloud.requests[before:] == [(item.operation, on_the_wire(item)) for item in expected]
+
+
+def test_instances_volumes_groups_and_keys_are_tagged_in_the_creating_call(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    launcher(plan_for(aws))
+    kinds = (
+        ("DescribeVolumes", "Volumes"),
+        ("DescribeSecurityGroups", "SecurityGroups"),
+        ("DescribeKeyPairs", "KeyPairs"),
+    )
+    found = describe(aws, [])
+    for operation, key in kinds:
+        items = [item for item in aws.pages(operation, {}, key) if item.get("GroupName") != "default"]
+        assert items
+        found += items
+    for item in found:
+        tags = tags_of(item)
+        assert tags["awsddp:cluster"] == "demo"
+        assert tags["awsddp:id"] == "0a1b2c3d"
+        assert tags["awsddp:owner"] == aws.identity().user_id
+        assert tags["awsddp:created"] == "2026-11-21T08:45:00Z"
+    assert not cloud.sent("CreateTags")
+    assert tags_of(describe(aws, [])[0])["awsddp:expires"] == "2026-11-22T08:45:00Z"
+
+
+def test_nodes_are_numbered_by_the_tag_and_the_launch_index(aws: Aws, launcher: Launcher) -> None:
+    nodes = launcher(plan_for(aws, nodes=4))
+    assert [node.node for node in nodes] == [0, 1, 2, 3]
+    cluster = find_cluster(aws, "demo", aws.identity().user_id)
+    assert cluster is not None
+    assert [node.instance_id for node in cluster.nodes] == [node.instance_id for node in nodes]
+    assert cluster.id == "0a1b2c3d"
+    assert cluster.expires == NOW + timedelta(hours=24)
+    assert {item.split("-")[0] for item in cluster.leftovers} == {"sg", "key"}
+
+
+def test_another_owners_cluster_of_the_same_name_is_not_found(aws: Aws, launcher: Launcher) -> None:
+    launcher(plan_for(aws))
+    assert find_cluster(aws, "demo", "AIDASOMEBODYELSE") is None
+    assert find_cluster(aws, "other", aws.identity().user_id) is None
+
+
+def test_a_zone_without_capacity_is_followed_by_the_next_with_a_new_token(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    plan = plan_for(aws)
+    cloud.fail("RunInstances", "InsufficientInstanceCapacity", status=500)
+    nodes = launcher(plan)
+    first, second = cloud.sent("RunInstances")
+    assert first["ClientToken"] != second["ClientToken"]
+    assert [intent["zone"] for intent in launcher.intents] == [zone.name for zone in plan.zones[:2]]
+    assert {node.zone for node in nodes} == {plan.zones[1].name}
+
+
+def test_no_capacity_anywhere_names_each_attempt(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
+    plan = without_zones(plan_for(aws), 2)
+    cloud.fail("RunInstances", "InsufficientInstanceCapacity", "InsufficientInstanceCapacity", status=500)
+    with pytest.raises(CapacityError) as caught:
+        launcher(plan)
+    assert all(zone.name in caught.value.why for zone in plan.zones)
+    assert caught.value.exit_code == 5
+    assert not living(aws)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("VcpuLimitExceeded", 4),
+        ("UnauthorizedOperation", 4),
+        ("PendingVerification", 4),
+        ("OptInRequired", 4),
+    ],
+)
+def test_a_refusal_is_told_and_not_repeated(
+    aws: Aws, cloud: Cloud, launcher: Launcher, code: str, exit_code: int
+) -> None:
+    cloud.fail("RunInstances", code)
+    with pytest.raises(AwsddpError) as caught:
+        launcher(plan_for(aws))
+    assert caught.value.exit_code == exit_code
+    assert code in caught.value.why
+    assert caught.value.next
+    assert len(cloud.sent("RunInstances")) == 1
+
+
+def test_a_lost_reply_is_followed_by_the_same_bytes_and_launches_once(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    cloud.fail("RunInstances", "InternalError", status=500, after=True)
+    nodes = launcher(plan_for(aws))
+    first, second = cloud.sent("RunInstances")
+    assert first == second
+    assert sorted(living(aws)) == sorted(node.instance_id for node in nodes)
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_launch_that_was_cut_off_is_finished_and_never_doubled(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, sent: bool
+) -> None:
+    class Killed(Exception):
+        pass
+
+    def stop(intent: dict[str, Any]) -> None:
+        raise Killed
+
+    if sent:
+        launcher(plan_for(aws))
+    else:
+        launcher.on_intent = stop
+        with pytest.raises(Killed):
+            launcher(plan_for(aws))
+    nodes = resume(aws, launcher.intents[-1], on_event=launcher.events.append, clock=clock)
+    assert nodes is not None
+    assert sorted(living(aws)) == sorted(node.instance_id for node in nodes)
+    assert len(nodes) == 2
+
+
+def test_an_old_intent_is_not_replayed_but_looked_up_by_tag(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    nodes = launcher(plan_for(aws))
+    clock.sleep(3601)
+    found = resume(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock)
+    assert found is not None
+    assert [node.instance_id for node in found] == [node.instance_id for node in nodes]
+    assert len(cloud.sent("RunInstances")) == 1
+
+
+def test_a_replay_of_instances_that_ended_says_that_nothing_came(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    launcher(plan_for(aws))
+    cloud.fail("RunInstances", "IdempotentInstanceTerminated")
+    assert resume(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock) is None
+
+
+def test_looking_by_tag_ends_after_two_minutes(aws: Aws, cloud: Cloud, clock: Clock) -> None:
+    assert appear(aws, "ffffffff", on_event=lambda text: None, clock=clock) is None
+    assert 120 <= clock.monotonic() < 130
+
+
+def test_one_describe_waits_for_all_nodes(aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock) -> None:
+    launcher(plan_for(aws, nodes=8))
+    before = len(cloud.sent("DescribeInstances"))
+    nodes = wait_running(aws, "0a1b2c3d", 8, on_event=launcher.events.append, clock=clock)
+    assert len(nodes) == 8
+    assert all(node.address for node in nodes)
+    assert len(cloud.sent("DescribeInstances")) == before + 1
+
+
+def test_a_node_that_ends_while_it_starts_is_named_with_the_reason(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    nodes = launcher(plan_for(aws))
+    aws.call("TerminateInstances", {"InstanceIds": [nodes[1].instance_id]})
+    with pytest.raises(NodeError) as caught:
+        wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append, clock=clock)
+    assert nodes[1].instance_id in caught.value.message
+    assert caught.value.why == "Client.UserInitiatedShutdown: User initiated shutdown"
+
+
+def test_a_poll_that_aws_throttles_goes_on(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher(plan_for(aws))
+    monkeypatch.setattr("awsddp.aws.session.ATTEMPTS", 1)
+    cloud.fail("DescribeInstances", "RequestLimitExceeded", "InternalError", status=503)
+    assert len(wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append, clock=clock)) == 2
+
+
+def test_two_ids_of_one_name_are_both_found(aws: Aws, launcher: Launcher) -> None:
+    plan = plan_for(aws)
+    launcher(plan)
+    launcher(plan, ids={"cluster_id": "ffffffff", "name": "awsddp-demo-ffffffff"})
+    found = find_clusters(aws, "demo", aws.identity().user_id)
+    assert {cluster.id for cluster in found} == {"0a1b2c3d", "ffffffff"}
+    assert all(len(cluster.live) == 2 for cluster in found)

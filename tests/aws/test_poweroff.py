@@ -1,0 +1,52 @@
+"""While results are not home a poweroff stops a node; before and after, it ends it."""
+
+import pytest
+from moto_cloud import Cloud, Launcher, plan_for
+
+from awsddp.aws.clusters import find_cluster
+from awsddp.aws.poweroff import keep_on_poweroff, release
+from awsddp.aws.session import Aws
+from awsddp.cluster import Node
+from awsddp.errors import CloudError
+
+
+def state(aws: Aws) -> set[tuple[str, tuple[str, ...]]]:
+    cluster = find_cluster(aws, "demo", aws.identity().user_id)
+    assert cluster is not None
+    attribute = "instanceInitiatedShutdownBehavior"
+    found = set()
+    for node in cluster.nodes:
+        asked = {"InstanceId": node.instance_id, "Attribute": attribute}
+        behaviour = aws.call("DescribeInstanceAttribute", asked)["InstanceInitiatedShutdownBehavior"]["Value"]
+        found.add((behaviour, node.unfetched))
+    return found
+
+
+def test_the_last_job_that_is_home_lets_a_poweroff_end_the_nodes_again(aws: Aws, launcher: Launcher) -> None:
+    nodes = launcher(plan_for(aws))
+    assert state(aws) == {("terminate", ())}
+    keep_on_poweroff(aws, nodes, "train-1")
+    keep_on_poweroff(aws, nodes, "train-2")
+    keep_on_poweroff(aws, nodes, "train-2")
+    assert state(aws) == {("stop", ("train-1", "train-2"))}
+    release(aws, nodes, "train-1")
+    assert state(aws) == {("stop", ("train-2",))}
+    release(aws, nodes, "train-2")
+    assert state(aws) == {("terminate", ())}
+
+
+def test_a_refusal_keeps_the_job_from_starting(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
+    nodes = launcher(plan_for(aws))
+    cloud.fail("ModifyInstanceAttribute", "UnauthorizedOperation")
+    with pytest.raises(CloudError, match="permission denied"):
+        keep_on_poweroff(aws, nodes, "train-1")
+
+
+def test_release_passes_over_nodes_that_are_gone(aws: Aws, launcher: Launcher) -> None:
+    nodes: tuple[Node, ...] = launcher(plan_for(aws))
+    keep_on_poweroff(aws, nodes, "train-1")
+    aws.call("TerminateInstances", {"InstanceIds": [nodes[0].instance_id]})
+    release(aws, nodes, "train-1")
+    cluster = find_cluster(aws, "demo", aws.identity().user_id)
+    assert cluster is not None
+    assert [node.unfetched for node in cluster.live] == [()]

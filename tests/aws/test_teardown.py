@@ -1,0 +1,131 @@
+"""The end: everything that carries our id, nothing else, and the truth about what stays."""
+
+from typing import Any
+
+import pytest
+from moto_cloud import IDS, Cloud, Launcher, plan_for
+
+from awsddp.aws.clusters import describe, find_cluster, tagged
+from awsddp.aws.session import Aws
+from awsddp.aws.teardown import Teardown, teardown
+from awsddp.aws.waits import Clock
+from awsddp.errors import CloudError
+
+
+def end(aws: Aws, clock: Clock, events: list[str] | None = None) -> Teardown:
+    cluster = find_cluster(aws, "demo", aws.identity().user_id)
+    assert cluster is not None
+    heard: list[str] = [] if events is None else events
+    return teardown(aws, cluster, on_event=heard.append, clock=clock)
+
+
+def ours(aws: Aws) -> list[Any]:
+    filters = tagged("awsddp:id", IDS["cluster_id"])
+    living = [item for item in describe(aws, filters) if item["State"]["Name"] != "terminated"]
+    return [
+        *living,
+        *aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups"),
+        *aws.pages("DescribeKeyPairs", {"Filters": filters}, "KeyPairs"),
+        *aws.pages("DescribeVolumes", {"Filters": filters}, "Volumes"),
+        *aws.pages("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces"),
+    ]
+
+
+def test_nothing_of_ours_is_left_and_everything_of_others_is(
+    aws: Aws, launcher: Launcher, clock: Clock
+) -> None:
+    plan = plan_for(aws)
+    nodes = launcher(plan)
+    launcher(plan, ids={"cluster_id": "ffffffff", "name": "awsddp-demo-ffffffff"})
+    ended = end(aws, clock)
+    assert sorted(ended.terminated) == sorted(node.instance_id for node in nodes)
+    assert ended.leftovers == ()
+    assert ours(aws) == []
+    other = find_cluster(aws, "demo", aws.identity().user_id)
+    assert other is not None
+    assert other.id == "ffffffff"
+    assert len(other.live) == 2
+    assert len(other.leftovers) == 2
+
+
+def test_a_second_end_finds_nothing_to_do(aws: Aws, launcher: Launcher, clock: Clock) -> None:
+    launcher(plan_for(aws))
+    cluster = find_cluster(aws, "demo", aws.identity().user_id)
+    assert cluster is not None
+    teardown(aws, cluster, on_event=lambda text: None, clock=clock)
+    assert teardown(aws, cluster, on_event=lambda text: None, clock=clock) == Teardown(
+        terminated=(), leftovers=()
+    )
+    assert find_cluster(aws, "demo", aws.identity().user_id) is None
+
+
+def test_a_group_that_is_still_held_is_asked_for_again(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    launcher(plan_for(aws))
+    cloud.fail("DeleteSecurityGroup", *["DependencyViolation"] * 5)
+    assert end(aws, clock).leftovers == ()
+    assert ours(aws) == []
+
+
+def test_a_group_that_is_held_for_ever_is_a_leftover(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher(plan_for(aws))
+    monkeypatch.setattr("awsddp.aws.teardown.RELEASED_S", 60)
+    cloud.fail("DeleteSecurityGroup", *["DependencyViolation"] * 100)
+    [left] = end(aws, clock).leftovers
+    assert left.startswith("sg-")
+    assert 60 <= clock.monotonic() < 70
+
+
+def test_instances_that_may_not_be_ended_are_leftovers_with_the_reason(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    nodes = launcher(plan_for(aws))
+    cloud.fail("TerminateInstances", "OperationNotPermitted", message="termination protection")
+    cloud.fail("DeleteSecurityGroup", "DependencyViolation")
+    ended = end(aws, clock)
+    assert ended.terminated == ()
+    for node in nodes:
+        [told] = [left for left in ended.leftovers if left.startswith(node.instance_id)]
+        assert "termination protection" in told
+
+
+def test_an_id_that_is_not_visible_to_terminate_is_no_proof_of_an_end(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    launcher(plan_for(aws))
+    cloud.fail("TerminateInstances", "InvalidInstanceID.NotFound", "InvalidInstanceID.NotFound")
+    assert len(end(aws, clock).terminated) == 2
+    assert ours(aws) == []
+
+
+def test_a_launch_that_shows_late_is_ended_too(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    launcher(plan_for(aws))
+    hidden = dict(cloud.backend.reservations)
+    cloud.backend.reservations.clear()
+    cloud.fail("DeleteSecurityGroup", "DependencyViolation")
+
+    def appear(text: str) -> None:
+        if text.startswith("deleted key"):
+            cloud.backend.reservations.update(hidden)
+
+    cluster = find_cluster(aws, "demo", aws.identity().user_id)
+    assert cluster is not None
+    ended = teardown(aws, cluster, on_event=appear, clock=clock)
+    assert len(ended.terminated) == 2
+    assert ours(aws) == []
+
+
+def test_credentials_that_no_longer_hold_are_said_so(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    launcher(plan_for(aws))
+    cluster = find_cluster(aws, "demo", aws.identity().user_id)
+    assert cluster is not None
+    cloud.fail("DescribeInstances", "ExpiredToken")
+    with pytest.raises(CloudError, match="expired"):
+        teardown(aws, cluster, on_event=lambda text: None, clock=clock)

@@ -1,0 +1,183 @@
+"""From a spec and facts to a plan, or to a refusal that names what would be right."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from awsddp import compat
+from awsddp.compat import GpuType
+from awsddp.errors import AwsddpError, CloudError, ConfigError
+from awsddp.plan import Facts, Image, LaunchPlan, Subnet, make_plan
+from awsddp.spec import ClusterSection, ClusterSpec, NetworkSection
+
+ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
+DLAMI = Image(
+    id="ami-0123456789abcdef0",
+    name="Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+    created="2026-08-22T00:00:00.000Z",
+    architecture="x86_64",
+    root_device="/dev/sda1",
+    root_gb=75,
+    ssh_user="ubuntu",
+)
+FACTS = Facts(
+    region="us-east-1",
+    target="aws",
+    owner="AIDAEXAMPLE",
+    offers={
+        "g4dn.metal": ZONES,
+        "g5.48xlarge": ZONES,
+        "g6.12xlarge": ZONES,
+        "g6.48xlarge": ("us-east-1b", "us-east-1c"),
+        "g7e.48xlarge": ZONES,
+        "p3dn.24xlarge": ZONES,
+        "p4d.24xlarge": ("us-east-1a",),
+        "p5.48xlarge": ZONES,
+    },
+    image=DLAMI,
+    subnets=tuple(
+        Subnet(id=f"subnet-{zone[-1]}", zone=zone, vpc="vpc-1", free_addresses=4000) for zone in ZONES
+    ),
+    quotas={compat.QUOTA_P[0]: 384.0, compat.QUOTA_G[0]: 768.0},
+    callers=("203.0.113.7/32",),
+)
+
+
+def plan(
+    facts: Facts = FACTS, *, cidr: tuple[str, ...] = (), tags: dict[str, str] | None = None, **cluster: Any
+) -> LaunchPlan:
+    spec = ClusterSpec(
+        name="demo",
+        cluster=ClusterSection(**cluster),
+        network=NetworkSection(ssh_cidr=cidr),
+        tags=tags or {},
+    )
+    return make_plan(spec, facts)
+
+
+def test_without_a_type_the_cheapest_virtualised_one_with_eight_gpus_is_taken() -> None:
+    made = plan()
+    assert (made.instance_type, made.nodes, made.gpus_per_node, made.gpu) == ("g6.48xlarge", 2, 8, "L4")
+    assert [zone.name for zone in made.zones] == ["us-east-1b", "us-east-1c"]
+    assert len(made.choices) == 3
+    assert made.instance_type not in {choice.instance_type for choice in made.choices}
+    assert all(choice.gpus_per_node == 8 for choice in made.choices)
+    assert made.warnings == ()
+
+
+def test_a_type_that_does_not_fit_the_quota_is_passed_over() -> None:
+    made = plan(replace(FACTS, quotas={compat.QUOTA_P[0]: 384.0, compat.QUOTA_G[0]: 0.0}))
+    assert made.instance_type == "p4d.24xlarge"
+    assert {choice.instance_type: choice.fits_quota for choice in made.choices}["g5.48xlarge"] is False
+
+
+def test_a_quota_that_cannot_be_read_is_a_warning() -> None:
+    made = plan(replace(FACTS, quotas={}))
+    assert made.instance_type == "g6.48xlarge"
+    assert any("quota not readable" in text and "384 vCPUs" in text for text in made.warnings)
+
+
+def test_a_quota_that_is_too_small_is_refused_with_need_and_have() -> None:
+    with pytest.raises(CloudError) as caught:
+        plan(nodes=5, instance_type="g6.48xlarge")
+    assert "960 vCPUs" in caught.value.why
+    assert "L-DB2E81BA" in caught.value.why
+    assert "768" in caught.value.why
+
+
+def test_the_price_counts_machines_disks_and_addresses() -> None:
+    made = plan(instance_type="g6.48xlarge", disk_gb=200)
+    one = 13.3504 + 200 * 0.08 / 730 + 0.005
+    assert made.price_usd_per_hour == pytest.approx(2 * one, abs=1e-4)
+    assert made.price_date == "2026-07-20"
+
+
+def test_prices_of_another_region_are_told_as_such() -> None:
+    assert any("us-east-1" in text for text in plan(replace(FACTS, region="eu-west-1")).warnings)
+
+
+@pytest.mark.parametrize(("root_gb", "asked", "expected"), [(75, None, 200), (140, None, 240), (75, 75, 75)])
+def test_the_disk_holds_the_image_and_room_to_work(root_gb: int, asked: int | None, expected: int) -> None:
+    assert plan(replace(FACTS, image=replace(DLAMI, root_gb=root_gb)), disk_gb=asked).disk_gb == expected
+
+
+def test_lost_nodes_are_replaced_under_their_own_numbers() -> None:
+    spec = ClusterSpec(name="demo", cluster=ClusterSection(nodes=4))
+    made = make_plan(spec, FACTS, numbers=(3, 1))
+    run = made.request("RunInstances").parameters
+    assert (run["MinCount"], run["MaxCount"]) == (2, 2)
+    tags = {tag["Key"]: tag["Value"] for tag in run["TagSpecifications"][0]["Tags"]}
+    assert tags["awsddp:nodes"] == "1,3"
+    assert made.nodes == 4
+
+
+def test_zones_without_room_are_passed_over() -> None:
+    full = tuple(
+        replace(subnet, free_addresses=1 if subnet.zone == "us-east-1b" else 9) for subnet in FACTS.subnets
+    )
+    assert [zone.name for zone in plan(replace(FACTS, subnets=full)).zones] == ["us-east-1c"]
+
+
+def test_pretended_gpus_are_told() -> None:
+    made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "pretended"})))
+    assert made.pretended
+    assert any("gloo on CPU" in text for text in made.warnings)
+
+
+def test_two_ssh_blocks_are_two_rules() -> None:
+    made = plan(cidr=("198.51.100.9/24", "2001:db8::/48"))
+    assert made.ssh_cidrs == ("198.51.100.0/24", "2001:db8::/48")
+    rules = made.request("AuthorizeSecurityGroupIngress").parameters["IpPermissions"]
+    assert rules[1]["IpRanges"] == [{"CidrIp": "198.51.100.0/24"}]
+    assert rules[2]["Ipv6Ranges"] == [{"CidrIpv6": "2001:db8::/48"}]
+
+
+ARM = GpuType(name="g5g.xlarge", gpu="T4g", gpus=1, memory_gb=16, capability="7.5", vcpus=4, cpu="arm64")
+REFUSED = replace(FACTS, refusal="InvalidInstanceType: The following supplied instance types do not exist")
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "kind", "told"),
+    [
+        (
+            REFUSED,
+            {"instance_type": "p2.8xlarge"},
+            CloudError,
+            ("2025-03-30", "K80", "g6.48xlarge", "EC2 says"),
+        ),
+        (REFUSED, {"instance_type": "p3.8xlarge"}, CloudError, ("2026-05-01", "V100", "g6.12xlarge")),
+        (REFUSED, {"instance_type": "g6.48xlrage"}, ConfigError, ("cluster.instance_type", "'g6.48xlarge'")),
+        (FACTS, {"instance_type": "p5en.48xlarge"}, CloudError, ("no zone of this region", "--region")),
+        (FACTS, {"instance_type": "p3dn.24xlarge"}, ConfigError, ("V100", "--image")),
+        (FACTS, {"disk_gb": 50}, ConfigError, ("cluster.disk_gb", "75")),
+        (FACTS, {"cidr": ("0.0.0.0/0",)}, ConfigError, ("network.ssh_cidr", "whole world")),
+        (FACTS, {"cidr": ("10.0.0.0/33",)}, ConfigError, ("network.ssh_cidr", "203.0.113.0/24")),
+        (FACTS, {"tags": {"awsddp:id": "x"}}, ConfigError, ("tags.awsddp:id",)),
+        (replace(FACTS, callers=()), {}, ConfigError, ("network.ssh_cidr",)),
+        (replace(FACTS, offers={}), {}, CloudError, ("us-east-1", "--instance-type")),
+        (replace(FACTS, subnets=()), {}, CloudError, ("subnet", "create-default-vpc")),
+        (
+            replace(FACTS, described=ARM, offers={"g5g.xlarge": ZONES}),
+            {"instance_type": "g5g.xlarge"},
+            ConfigError,
+            ("cluster.image", "arm64", "--image"),
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_place_and_the_remedy(
+    facts: Facts, asked: dict[str, Any], kind: type[AwsddpError], told: tuple[str, ...]
+) -> None:
+    with pytest.raises(kind) as caught:
+        plan(facts, **asked)
+    for text in told:
+        assert text in str(caught.value)
+
+
+def test_a_v100_is_launched_with_an_image_of_ones_own() -> None:
+    own = replace(DLAMI, name="my image with driver 535")
+    assert plan(replace(FACTS, image=own), instance_type="p3dn.24xlarge").gpu == "V100"
+
+
+def test_a_family_that_the_release_notes_do_not_list_is_a_warning() -> None:
+    assert any("g7e" in text for text in plan(instance_type="g7e.48xlarge").warnings)

@@ -1,0 +1,150 @@
+"""The requests of a plan, and what they are resolved to."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_make_plan import plan
+
+from awsddp.plan import document, names, read_numbers, resolve, write_numbers
+
+IDS = {**names("demo", "0a1b2c3d"), "security_group": "sg-1", "subnet": "subnet-b", "client_token": "token"}
+SECRETS = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
+NOW = datetime(2026, 11, 21, 8, 45, tzinfo=UTC)
+TAGS = [
+    {"Key": "awsddp:cluster", "Value": "demo"},
+    {"Key": "awsddp:id", "Value": "0a1b2c3d"},
+    {"Key": "awsddp:owner", "Value": "AIDAEXAMPLE"},
+    {"Key": "awsddp:created", "Value": "2026-11-21T08:45:00Z"},
+    {"Key": "team", "Value": "vision"},
+]
+NAME = {"Key": "Name", "Value": "awsddp-demo"}
+INSIDE = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
+
+
+def test_the_requests_that_are_sent() -> None:
+    sent = resolve(plan(tags={"team": "vision"}), ids=IDS, secrets=SECRETS, now=NOW)
+    assert [(item.operation, item.parameters) for item in sent] == [
+        (
+            "ImportKeyPair",
+            {
+                "KeyName": "awsddp-demo-0a1b2c3d",
+                "PublicKeyMaterial": "ssh-ed25519 AAAA awsddp",
+                "TagSpecifications": [{"ResourceType": "key-pair", "Tags": TAGS}],
+            },
+        ),
+        (
+            "CreateSecurityGroup",
+            {
+                "GroupName": "awsddp-demo-0a1b2c3d",
+                "Description": "awsddp cluster demo",
+                "VpcId": "vpc-1",
+                "TagSpecifications": [{"ResourceType": "security-group", "Tags": TAGS}],
+            },
+        ),
+        (
+            "AuthorizeSecurityGroupIngress",
+            {
+                "GroupId": "sg-1",
+                "IpPermissions": [
+                    INSIDE,
+                    {
+                        "IpProtocol": "tcp",
+                        "FromPort": 22,
+                        "ToPort": 22,
+                        "IpRanges": [{"CidrIp": "203.0.113.7/32"}],
+                    },
+                ],
+            },
+        ),
+        ("AuthorizeSecurityGroupEgress", {"GroupId": "sg-1", "IpPermissions": [INSIDE]}),
+        (
+            "RunInstances",
+            {
+                "ClientToken": "token",
+                "ImageId": "ami-0123456789abcdef0",
+                "InstanceType": "g6.48xlarge",
+                "MinCount": 2,
+                "MaxCount": 2,
+                "KeyName": "awsddp-demo-0a1b2c3d",
+                "UserData": "#cloud-config\n",
+                "InstanceInitiatedShutdownBehavior": "terminate",
+                "MetadataOptions": {
+                    "HttpEndpoint": "enabled",
+                    "HttpTokens": "required",
+                    "HttpPutResponseHopLimit": 1,
+                },
+                "BlockDeviceMappings": [
+                    {
+                        "DeviceName": "/dev/sda1",
+                        "Ebs": {
+                            "VolumeSize": 200,
+                            "VolumeType": "gp3",
+                            "Encrypted": True,
+                            "DeleteOnTermination": True,
+                        },
+                    }
+                ],
+                "NetworkInterfaces": [
+                    {
+                        "DeviceIndex": 0,
+                        "SubnetId": "subnet-b",
+                        "Groups": ["sg-1"],
+                        "AssociatePublicIpAddress": True,
+                        "DeleteOnTermination": True,
+                    }
+                ],
+                "TagSpecifications": [
+                    {
+                        "ResourceType": "instance",
+                        "Tags": [
+                            NAME,
+                            *TAGS,
+                            {"Key": "awsddp:nodes", "Value": "0,1"},
+                            {"Key": "awsddp:expires", "Value": "2026-11-22T08:45:00Z"},
+                        ],
+                    },
+                    {"ResourceType": "volume", "Tags": [NAME, *TAGS]},
+                    {"ResourceType": "network-interface", "Tags": [NAME, *TAGS]},
+                ],
+            },
+        ),
+    ]
+
+
+def test_the_document_is_json_and_holds_nothing_secret() -> None:
+    text = json.dumps(document(plan()))
+    made = json.loads(text)
+    assert made["requests"][-1]["parameters"]["UserData"] == {"$secret": "user_data"}
+    assert made["expires"] == {"$now": 86400}
+    assert made["zones"] == ["us-east-1b", "us-east-1c"]
+    assert set(made) >= {
+        "cluster", "target", "region", "instance_type", "nodes", "gpus_per_node", "image", "zones",
+        "requests", "choices", "price_usd_per_hour", "price_date", "expires", "warnings",
+    }  # fmt: skip
+
+
+def test_an_id_that_is_not_given_is_no_request() -> None:
+    with pytest.raises(KeyError):
+        resolve(plan(), ids=names("demo", "0a1b2c3d"), secrets=SECRETS, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((0,), "0"),
+        ((1, 0), "0,1"),
+        ((0, 1, 2), "0-2"),
+        (tuple(range(64)), "0-63"),
+        ((0, 2, 3, 7, 8, 9), "0,2,3,7-9"),
+    ],
+)
+def test_node_numbers_as_the_tag_holds_them(numbers: tuple[int, ...], text: str) -> None:
+    assert write_numbers(numbers) == text
+
+
+@given(st.sets(st.integers(0, 999), min_size=1))
+def test_node_numbers_are_read_as_they_were_written(numbers: set[int]) -> None:
+    assert read_numbers(write_numbers(numbers)) == tuple(sorted(numbers))
