@@ -1,0 +1,213 @@
+"""What a node is told: requests to the supervisor's program, and the command that carries one there."""
+
+import json
+import posixpath
+import secrets
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from awsddp.cluster import Node, Prepared
+from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
+from awsddp.jobs.ranks import Rank, Rendezvous, defaults, environment, expand
+from awsddp.jobs.supervisor.wire import MAGIC
+from awsddp.spec import JobSpec, seconds
+
+FIRST_PORT = 29400
+SLOTS = 64
+JOIN_SECONDS = 60.0
+"""How long the first node waits for the supervisors of the others."""
+
+# The modules of the node's program, each after those that it imports; the last one has main().
+_MODULES = (
+    "wire",
+    "folder",
+    "diagnose",
+    "processes",
+    "link",
+    "coordinator",
+    "serve",
+    "follow",
+    "manifest",
+    "launch",
+    "main",
+)
+_PACKAGE = "awsddp.jobs.supervisor"
+
+# The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
+_BOOT = """\
+import json, sys, types, zlib
+stdin = sys.stdin.buffer
+for name, source in json.loads(zlib.decompress(stdin.read(int(stdin.readline())))):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+sys.exit(module.main(stdin))
+"""
+_ERRORS = {"usage": UsageError, "notfound": NotFoundError, "node": NodeError, "job": JobError}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A node of a job: its record, what the probe found there, and its synced folder (absolute)."""
+
+    node: Node
+    prepared: Prepared
+    workdir: str
+
+
+def command(request: Mapping[str, Any]) -> tuple[list[str], bytes]:
+    """Return the remote command (to be quoted word by word) and its whole stdin for `request`.
+
+    The command is the same for every request: nothing of the user's is ever part of it.
+    """
+    folder = Path(__file__).parent / "supervisor"
+    source = [(f"{_PACKAGE}.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in _MODULES]
+    parts = zlib.compress(json.dumps(source).encode()), json.dumps(request).encode()
+    return ["python3", "-I", "-c", _BOOT], b"".join(b"%d\n%s" % (len(part), part) for part in parts)
+
+
+def answer(stdout: bytes, *, node: int, stderr: bytes = b"") -> dict[str, Any]:
+    """Return the answer in what `node` said. Raises the error that it names; NodeError for no answer."""
+    _, mark, said = stdout.partition(MAGIC)
+    try:
+        document: dict[str, Any] = json.loads(said)
+    except ValueError as error:
+        why = (said if mark else stderr or stdout)[-2000:].decode("utf-8", "replace").strip()
+        raise NodeError(f"node{node} gave no answer", why, "try: awsddp doctor") from error
+    if "error" in document:
+        said_error = document["error"]
+        raise _ERRORS[said_error["kind"]](f"node{node}: {said_error['message']}", said_error["why"])
+    return document
+
+
+def launch_requests(
+    spec: JobSpec, *, job: str, ranks: Sequence[Rank], hosts: Sequence[Host], slot: int
+) -> dict[int, dict[str, Any]]:
+    """Return, by node, the request that launches its part of the job `job`.
+
+    `hosts` are the nodes that `ranks` (of `layout`) names, in any order. Raises UsageError for placeholders
+    that cannot be filled in, and where no script is named.
+    """
+    if not spec.job.script:
+        raise UsageError("there is no script to run", "", "try: awsddp train SCRIPT")
+    by_node = {host.node.node: host for host in hosts}
+    used = [by_node[rank.node] for rank in ranks if rank.local_rank == 0]
+    port, link_port = _ports(slot, spec.job.master_port)
+    first = _private(used[0])
+    meeting = Rendezvous(job=job, master_addr=first, master_port=port)
+    common: dict[str, Any] = {
+        "do": "launch",
+        "job": job,
+        "slot": slot,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "nodes": [
+            {"node": host.node.node, "private_ip": _private(host), "instance_id": host.node.instance_id}
+            for host in used
+        ],
+        "layout": [(rank.rank, rank.local_rank, rank.node) for rank in ranks],
+        "secret": secrets.token_hex(32),
+        "master_port": port,
+        "link_port": link_port,
+        "join_s": JOIN_SECONDS,
+        "timeout": None if spec.job.timeout is None else seconds(spec.job.timeout),
+        "grace": seconds(spec.job.grace),
+        "outputs": list(spec.job.outputs),
+        "defaults": defaults(ranks[0].local_world_size),
+    }
+    return {
+        host.node.node: {
+            **common,
+            "node": host.node.node,
+            "folder": _folder(host, job),
+            "workdir": host.workdir,
+            "ranks": [_process(spec, rank, host=host, meeting=meeting) for rank in _of(ranks, host)],
+        }
+        for host in used
+    }
+
+
+def follow_request(job: str, *, offsets: Mapping[int, int]) -> dict[str, Any]:
+    """Ask for everything that the ranks of a node say, from `offsets` (bytes, by rank) on."""
+    return {"do": "follow", "job": job, "offsets": {str(rank): offset for rank, offset in offsets.items()}}
+
+
+def state_request(job: str | None = None) -> dict[str, Any]:
+    """Ask for the document of `job`, or of all jobs of the node: {"jobs": [...]}."""
+    return {"do": "state", "job": job}
+
+
+def cancel_request(job: str, *, grace: float | None = None) -> dict[str, Any]:
+    """Ask to end `job`; the answer is its document, at its end. `grace` (s): else as it was launched."""
+    return {"do": "cancel", "job": job, "grace": grace}
+
+
+def manifest_request(job: str) -> dict[str, Any]:
+    """Ask for the results of `job` on the node (supervisor/manifest.py)."""
+    return {"do": "manifest", "job": job}
+
+
+def slots_request(master_port: int | None = None) -> dict[str, Any]:
+    """Ask which slots are used on the node, and which of the ports that a job could take are taken."""
+    ports = {port for slot in range(SLOTS) for port in _ports(slot, master_port)}
+    return {"do": "slots", "ports": sorted(ports)}
+
+
+def choose_slot(
+    answers: Mapping[int, Mapping[str, Any]], *, first: int, master_port: int | None = None
+) -> int:
+    """Return the lowest slot that is used on no node and whose ports are free on the node `first`.
+
+    `answers` are those to `slots_request(master_port)`, by node. Raises JobError where there is none.
+    """
+    used = {slot for found in answers.values() for slot in found["used"]}
+    taken = set(answers[first]["taken"])
+    for slot in range(SLOTS):
+        if slot not in used and taken.isdisjoint(_ports(slot, master_port)):
+            return slot
+    raise JobError(
+        f"node{first} has no free ports for another job",
+        f"a job needs two: {master_port or 'MASTER_PORT'}, and the one above for its supervisors",
+        "try: awsddp jobs, then awsddp cancel",
+    )
+
+
+def _ports(slot: int, master_port: int | None) -> tuple[int, int]:
+    """Return MASTER_PORT and the supervisors' port of a slot; one that the user chose holds for all slots."""
+    port = master_port or FIRST_PORT + 10 * slot
+    return port, port + 1
+
+
+def _process(spec: JobSpec, rank: Rank, *, host: Host, meeting: Rendezvous) -> dict[str, Any]:
+    """Return one rank's program: its argument list, its environment, and the file that must be there."""
+    folder = _folder(host, meeting.job)
+    script = expand(spec.job.script or "", rank, meeting=meeting, folder=folder)
+    args = [expand(text, rank, meeting=meeting, folder=folder) for text in spec.job.args]
+    variables = environment(
+        rank, meeting=meeting, nic=host.prepared.nic, folder=folder, variables=spec.env.variables
+    )
+    file = f"./{script}" if script.startswith("-") else script  # else python takes it for an option
+    program = ["-m", script] if spec.job.module else [file]
+    return {
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "argv": [host.prepared.python, *program, *args],
+        "script": None if spec.job.module else file,
+        "environment": variables,
+    }
+
+
+def _of(ranks: Sequence[Rank], host: Host) -> list[Rank]:
+    return [rank for rank in ranks if rank.node == host.node.node]
+
+
+def _folder(host: Host, job: str) -> str:
+    return posixpath.join(host.prepared.home, ".awsddp", "jobs", job)
+
+
+def _private(host: Host) -> str:
+    if host.node.private_ip is None:
+        raise NodeError(f"node{host.node.node} has no private address", f"it is {host.node.state}")
+    return host.node.private_ip

@@ -1,0 +1,250 @@
+"""What the ranks say: the nodes' streams taken apart, merged, labelled, and kept byte by byte at home.
+
+Labels are put in chunk by chunk, never line by line: a loop over lines is 20 times slower.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from awsddp.jobs.supervisor.wire import HEADER, MAGIC
+
+PARTIAL_SECONDS = 1.0
+"""How long a line without its end is kept back."""
+_PARTIAL_BYTES = 32 << 20
+_MAGIC_WITHIN = 1 << 20
+_LINE_END = re.compile(rb"(?<!\r)\r+\n")
+_OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
+
+
+class StreamError(Exception):
+    """A node's stream is not what a supervisor sends; the text says what came instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """A piece of a node's stream; see supervisor/wire.py for `kind`."""
+
+    kind: bytes
+    rank: int
+    offset: int
+    payload: bytes
+
+
+class Stream:
+    """Takes the bytes of one connection's follow apart into frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._begun = False
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take bytes in, however they are cut, and return the frames they complete. Raises StreamError."""
+        self._data += data
+        if not self._begun and not self._begin():
+            return []
+        frames, at = [], 0
+        while len(self._data) - at >= HEADER.size:
+            kind, rank, offset, length = HEADER.unpack_from(self._data, at)
+            if kind not in (b"L", b"S", b"H", b"E"):
+                raise StreamError(bytes(self._data[at : at + 2000]).decode("utf-8", "replace").strip())
+            start = at + HEADER.size
+            if len(self._data) - start < length:
+                break
+            at = start + length
+            frames.append(Frame(kind=kind, rank=rank, offset=offset, payload=bytes(self._data[start:at])))
+        del self._data[:at]
+        return frames
+
+    def _begin(self) -> bool:
+        found = self._data.find(MAGIC)
+        if found < 0:
+            if len(self._data) > _MAGIC_WITHIN:
+                raise StreamError(bytes(self._data[:2000]).decode("utf-8", "replace").strip())
+            return False
+        del self._data[: found + len(MAGIC)]
+        self._begun = True
+        return True
+
+
+class Labeller:
+    """Puts the label of one rank before each of its lines.
+
+    A line is given out when it is complete; one without an end when nothing has come for a second, so that a
+    prompt or a progress bar does not stall. Of a line that overwrites itself with \\r the last state shows.
+    """
+
+    def __init__(self, label: bytes) -> None:
+        self._label = label
+        self._chunks: list[bytes] = []  # of a line that has not ended; joined once
+        self._since = 0.0  # when it began, or when a part of it was given out
+        self._heard = 0.0
+        self._broken = False  # the beginning of the line that comes next was given out already
+
+    def feed(self, data: bytes, *, now: float) -> bytes:
+        """Take bytes of the rank in and return the lines they complete, labelled."""
+        self._heard = now
+        if not self._chunks:
+            self._since = now
+        end = data.rfind(b"\n") + 1
+        body = b"".join((*self._chunks, data[:end])) if end else b""
+        if end:
+            self._chunks, self._since = [], now
+        if end < len(data):
+            self._chunks.append(data[end:])
+        if body and self._broken:
+            self._broken = False
+            body = body[1:] if body.startswith(b"\n") else body
+        return self._lines(body)
+
+    def idle(self, *, now: float) -> bytes:
+        """Return a line without an end that has waited long enough, labelled."""
+        overwrites = any(b"\r" in chunk for chunk in self._chunks)
+        waited = now - (self._since if overwrites else self._heard)
+        if not self._chunks or (waited < PARTIAL_SECONDS and sum(map(len, self._chunks)) < _PARTIAL_BYTES):
+            return b""
+        body = b"".join(self._chunks)
+        cut = len(body) - _unfinished(body)
+        self._chunks, self._since = ([body[cut:]] if cut < len(body) else []), now
+        return self._partial(body[:cut])
+
+    def finish(self) -> bytes:
+        """Return what is left at the end, labelled and with a newline."""
+        body, self._chunks = b"".join(self._chunks), []
+        return self._partial(body)
+
+    def _lines(self, body: bytes) -> bytes:
+        if b"\r" in body:
+            body = _OVERWRITTEN.sub(b"", _LINE_END.sub(b"\n", body))
+        if not body:
+            return b""
+        return self._label + body[:-1].replace(b"\n", b"\n" + self._label) + b"\n"
+
+    def _partial(self, body: bytes) -> bytes:
+        shown = body.rstrip(b"\r").rpartition(b"\r")[2]
+        if not shown:
+            return b""
+        self._broken = True
+        return self._label + shown + b"\n"
+
+
+class Merger:
+    """The logs of a job: raw and whole in a folder at home, labelled and merged for whoever watches.
+
+    Feed it what each node's follow sends, over as many connections as it takes: each byte of a rank is
+    written and shown once. `documents` holds the last document of each node.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[int, int],
+        *,
+        folder: Path,
+        shown: Collection[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`nodes` has the node of each rank; `folder` receives rank3.log; `shown` are the ranks to show."""
+        self._nodes = dict(nodes)
+        self._folder = folder
+        self._shown = self._nodes.keys() if shown is None else shown
+        self._clock = clock
+        self._streams: dict[int, Stream] = {}
+        self._offsets = dict.fromkeys(self._nodes, 0)
+        self._labellers = {
+            rank: Labeller(b"[rank %d @ node%d] " % (rank, node)) for rank, node in self._nodes.items()
+        }
+        self._files: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self.documents: dict[int, dict[str, Any]] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether every node has sent everything."""
+        return self._ended >= set(self._nodes.values())
+
+    def ended(self, node: int) -> bool:
+        """Tell whether `node` has sent everything: the job is over there."""
+        return node in self._ended
+
+    def replay(self) -> Iterator[bytes]:
+        """Show what an earlier client brought home already; `attach` then asks for the rest alone."""
+        for rank, labeller in self._labellers.items():
+            path = self._path(rank)
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                while data := file.read(1 << 20):
+                    self._offsets[rank] += len(data)
+                    yield self._show(rank, labeller, data)
+
+    def attach(self, node: int) -> dict[int, int]:
+        """Begin a connection to `node`, and return the offsets that its follow must be asked for."""
+        self._streams[node] = Stream()
+        return {rank: offset for rank, offset in self._offsets.items() if self._nodes[rank] == node}
+
+    def feed(self, node: int, data: bytes) -> bytes:
+        """Take bytes of `node`'s stream in and return the labelled lines they complete.
+
+        Raises StreamError where the stream is no supervisor's, or leaves bytes out.
+        """
+        return b"".join(self._take(node, frame) for frame in self._streams[node].feed(data))
+
+    def idle(self) -> bytes:
+        """Return unfinished lines that have waited for a second. Call it a few times a second."""
+        now = self._clock()
+        return b"".join(labeller.idle(now=now) for labeller in self._labellers.values())
+
+    def finish(self) -> bytes:
+        """Return the last unfinished lines, and close the files."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+        return b"".join(labeller.finish() for labeller in self._labellers.values())
+
+    def _take(self, node: int, frame: Frame) -> bytes:
+        if frame.kind in (b"S", b"E"):
+            self.documents[node] = json.loads(frame.payload)
+        if frame.kind == b"E":
+            self._ended.add(node)
+        return self._log(node, frame) if frame.kind == b"L" else b""
+
+    def _log(self, node: int, frame: Frame) -> bytes:
+        """Write and show what is new in a piece of a rank's log."""
+        if self._nodes.get(frame.rank) != node:
+            raise StreamError(f"node{node} sent a log of rank {frame.rank}, which does not run there")
+        known = self._offsets[frame.rank] - frame.offset
+        if known < 0:
+            raise StreamError(f"node{node} left {-known} bytes of rank {frame.rank} out")
+        data = frame.payload[known:]
+        os.pwrite(self._file(frame.rank), data, self._offsets[frame.rank])
+        self._offsets[frame.rank] += len(data)
+        return self._show(frame.rank, self._labellers[frame.rank], data)
+
+    def _show(self, rank: int, labeller: Labeller, data: bytes) -> bytes:
+        return labeller.feed(data, now=self._clock()) if data and rank in self._shown else b""
+
+    def _file(self, rank: int) -> int:
+        if rank not in self._files:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._files[rank] = os.open(self._path(rank), os.O_CREAT | os.O_WRONLY, 0o600)
+        return self._files[rank]
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"rank{rank}.log"
+
+
+def _unfinished(data: bytes) -> int:
+    """Return how many bytes at the end of `data` (0 to 3) begin a UTF-8 character without completing it."""
+    for count in range(1, min(3, len(data)) + 1):
+        byte = data[-count]
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return count if count < length else 0
+        if byte < 0x80:
+            return 0
+    return 0

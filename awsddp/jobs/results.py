@@ -1,0 +1,103 @@
+"""What a job came to: the documents of its nodes as one Job, and the files that come home."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from awsddp.cluster import Job
+from awsddp.errors import ConfigError, NodeError, NotFoundError
+
+_BY_WEIGHT = ("running", "failed", "cancelled", "interrupted", "succeeded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultFile:
+    """A file to bring home: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
+
+    `sha256` is None for a symbolic link, which has `link`, its target.
+    """
+
+    path: str
+    home: str
+    size: int
+    sha256: str | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedFile:
+    """A file that stays on the node, and why."""
+
+    path: str
+    size: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The results of a job on one node."""
+
+    files: tuple[ResultFile, ...]
+    skipped: tuple[SkippedFile, ...]
+
+
+def manifest(answer: Mapping[str, Any], *, node: int) -> Manifest:
+    """Return a node's answer to `manifest_request`. Raises NodeError for a place outside of runs/JOB."""
+    found = msgspec.convert(dict(answer), Manifest)
+    for file in found.files:
+        place = PurePosixPath(file.home)
+        if place.is_absolute() or ".." in place.parts or "\0" in file.home + file.path:
+            raise NodeError(
+                f"node{node} names {file.home!r} as a place for results", "it lies outside of runs/"
+            )
+    return found
+
+
+def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "runs") -> Job:
+    """Return the job that its nodes' documents (by node) tell of.
+
+    One that speaks for the whole job is believed, a final one first; where the first node is lost, what the
+    others saw counts. A rank is as its own node says. Raises NotFoundError where there is no document.
+    """
+    if not documents:
+        raise NotFoundError("no node knows this job", "", "try: awsddp jobs")
+    believed = min(documents.values(), key=_weight)
+    own = {(node, rank["rank"]): rank for node, found in documents.items() for rank in found["ranks"]}
+    ranks = [_rank(rank, own.get((rank["node"], rank["rank"]))) for rank in believed["ranks"]]
+    job = believed["job"]
+    return msgspec.convert({**believed, "ranks": ranks, "home": f"{results}/{job}"}, Job)
+
+
+def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str = "runs") -> tuple[Job, ...]:
+    """Return all jobs, oldest first, that the nodes tell of: "jobs" in the answers to `state_request()`."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for node, several in documents.items():
+        for document in several:
+            found.setdefault(document["job"], {})[node] = document
+    ordered = sorted(found.values(), key=lambda nodes: min(told["created"] for told in nodes.values()))
+    return tuple(job_document(nodes, results=results) for nodes in ordered)
+
+
+def encode(job: Job) -> bytes:
+    """Return job.json, the document of design.md, "JSON"."""
+    return msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n"
+
+
+def decode(data: bytes) -> Job:
+    """Return the job of a job.json. Raises ConfigError where it is none."""
+    try:
+        return msgspec.json.decode(data, type=Job)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("job.json cannot be read", str(error), "try: awsddp fetch") from error
+
+
+def _weight(document: Mapping[str, Any]) -> tuple[bool, bool, int]:
+    final = document["state"] != "running"
+    return not document["complete"], not final, _BY_WEIGHT.index(document["state"])
+
+
+def _rank(told: Mapping[str, Any], own: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return own if own is not None and own["exit_code"] is not None else told

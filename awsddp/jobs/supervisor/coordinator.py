@@ -1,0 +1,152 @@
+"""What the first node of a job decides: when the ranks start, when all must end, and what it was due to.
+
+It hears what the nodes say and answers with orders for all of them. It does no I/O and asks no clock, so
+that each of its decisions can be tried alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from awsddp.jobs.supervisor.folder import cause_of_node
+
+FAILED_GRACE = 1.0
+"""Seconds between TERM and KILL for the others when a rank has failed."""
+_FAULTS = ("own", "echo", "stopped")
+
+
+class Coordinator:
+    """The job as a whole. `now` is in seconds of one monotonic clock throughout.
+
+    `orders` are to be carried out by all nodes, oldest first; the caller takes them away. `done` is true
+    when nothing of the job is left on any node that answers; `document()` is final from then on.
+    """
+
+    def __init__(self, request: dict[str, Any], *, now: float) -> None:
+        self._request = request
+        self._nodes = [entry["node"] for entry in request["nodes"]]
+        self._join_by: float | None = now + request["join_s"]
+        self._end_by: float | None = None
+        self._absent = set(self._nodes)
+        self._left = set(self._nodes)  # nodes on which something of the job may still be
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._failures: list[dict[str, Any]] = []
+        self._cause: dict[str, Any] | None = None
+        self._lost: dict[str, Any] | None = None
+        self._verdict: str | None = None
+        self._stopping = False
+        self._stuck: list[str] = []
+        self.orders: list[dict[str, Any]] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has ended everywhere."""
+        return self._stopping and not self._left
+
+    def hear(self, node: int, message: dict[str, Any], *, now: float) -> None:
+        """Take in what the supervisor of `node` says."""
+        kind = message.get("is")
+        if kind == "here":
+            self._join(node, now)
+        elif kind == "started":
+            for rank, started in message["ranks"]:
+                self._reports.setdefault(rank, {"exit_code": None, "seconds": 0.0, "started": started})
+        elif kind == "exit":
+            self._exit(node, message)
+        elif kind == "gone":
+            self._left.discard(node)
+            self._stuck += [f"node{node}: process {pid}" for pid in message["stuck"]]
+        elif kind == "stop":
+            self._stop(message["state"], None, message["grace"])
+
+    def lose(self, node: int, why: str) -> None:
+        """Take in that the supervisor of `node` does not answer any more; without it the job has failed."""
+        if node not in self._left:
+            return
+        self._left.discard(node)
+        explanation = f"node{node} was lost while the job ran: {why}."
+        self._lost = self._lost or cause_of_node(self._request, node, explanation)
+        self._stop("failed", None, FAILED_GRACE)
+
+    def tick(self, *, now: float) -> None:
+        """Take in that time has passed."""
+        if self._join_by is not None and now >= self._join_by and not self._stopping:
+            names = ", ".join(f"node{node}" for node in sorted(self._absent))
+            why = f"The supervisor of {names} did not report within {self._request['join_s']:g} s."
+            self._stop("failed", cause_of_node(self._request, min(self._absent), why), FAILED_GRACE)
+        if self._end_by is not None and now >= self._end_by and not self._stopping:
+            why = f"The job ran for longer than its timeout of {self._request['timeout']:g} s."
+            self._stop("failed", cause_of_node(self._request, None, why), self._request["grace"])
+
+    def document(self) -> dict[str, Any]:
+        """Return the whole job as it is known now, in the keys that every node's document takes over."""
+        return {
+            "state": (self._verdict or "succeeded") if self.done else "running",
+            "cause": self._named_cause(),
+            "ranks": [self._rank(*entry) for entry in self._request["layout"]],
+            "complete": True,
+            "stuck": self._stuck,
+        }
+
+    def _join(self, node: int, now: float) -> None:
+        self._absent.discard(node)
+        if self._stopping:
+            self.orders.append({"do": "stop", "grace": FAILED_GRACE})
+        if self._absent or self._stopping or self._join_by is None:
+            return
+        self._join_by = None
+        if self._request["timeout"] is not None:
+            self._end_by = now + self._request["timeout"]
+        self.orders.append({"do": "go"})
+
+    def _exit(self, node: int, report: dict[str, Any]) -> None:
+        self._reports[report["rank"]] = report
+        if report["exit_code"] != 0:
+            self._failures.append({**report, "node": node})
+            self._stop("failed", None, FAILED_GRACE)
+        elif all(self._ended(rank) for rank, _, _ in self._request["layout"]):
+            self._stop(None, None, FAILED_GRACE)
+
+    def _ended(self, rank: int) -> bool:
+        return self._reports.get(rank, {}).get("exit_code") is not None
+
+    def _stop(self, verdict: str | None, cause: dict[str, Any] | None, grace: float) -> None:
+        """End the job on all nodes. The first reason counts; a later one may only shorten the grace."""
+        if not self._stopping:
+            self._left -= self._absent  # there is nothing of the job on them yet, and now never will be
+            self._stopping, self._verdict, self._cause = True, verdict, cause
+        self.orders.append({"do": "stop", "grace": grace})
+
+    def _rank(self, rank: int, local_rank: int, node: int) -> dict[str, Any]:
+        report = self._reports.get(rank, {"exit_code": None, "seconds": 0.0, "started": None})
+        return {
+            "rank": rank,
+            "local_rank": local_rank,
+            "node": node,
+            "exit_code": report["exit_code"],
+            "seconds": report["seconds"],
+            "started": report["started"],
+        }
+
+    def _named_cause(self) -> dict[str, Any] | None:
+        """Return why the job failed. The first rank with a reason of its own, a lost node, the first rank."""
+        if self._verdict != "failed" or self._cause is not None:
+            return self._cause
+        first = min(self._failures, key=lambda failure: _FAULTS.index(failure["fault"]), default=None)
+        if first is None or (first["fault"] != "own" and self._lost is not None):
+            return self._lost
+        code = first["exit_code"]
+        return {
+            **cause_of_node(self._request, first["node"], self._early() + first["explanation"]),
+            "rank": first["rank"],
+            "exit_code": code,
+            "signal": -code if code < 0 else None,
+            "tail": first["tail"],
+        }
+
+    def _early(self) -> str:
+        """Name the ranks that had ended with 0 before: what the others then say is often due to them."""
+        early = [str(rank) for rank, report in sorted(self._reports.items()) if report["exit_code"] == 0]
+        if not early:
+            return ""
+        return f"Rank{'s'[: len(early) > 1]} {', '.join(early)} had already ended with exit code 0. "

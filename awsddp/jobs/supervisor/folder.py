@@ -1,0 +1,175 @@
+"""The folder of a job on its node: what lies where, whether its supervisor lives, and what it says.
+
+~/.awsddp/jobs/JOB/  job.json       the launch request; it holds the job's secret (0600)
+                     state.json     the job as this node knows it, replaced whole
+                     lock           held for as long as the supervisor lives: no pid that can be reused
+                     cancel.json    how to end, written before the supervisor is signalled
+                     snapshot.json  the synced folder as it was before the ranks started
+                     logs/          rank3.log, written by the rank itself
+                     run/           AWSDDP_RUN_DIR
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+FINAL = ("succeeded", "failed", "cancelled", "interrupted")
+
+
+class CommandError(Exception):
+    """A request that cannot be done; `kind` is usage, notfound, node or job."""
+
+    def __init__(self, message: str, why: str = "", *, kind: str = "job") -> None:
+        super().__init__(message)
+        self.document = {"message": message, "why": why, "kind": kind}
+
+
+class JobFolder:
+    """The folder of the job `job`. Raises CommandError for a name that is no name."""
+
+    def __init__(self, job: str, path: Path | None = None) -> None:
+        if not NAME.fullmatch(job):
+            raise CommandError(f"{job!r} is no name of a job", kind="usage")
+        self.job = job
+        self.path = path or jobs_folder() / job
+        self.logs = self.path / "logs"
+        self.run = self.path / "run"
+        self.state = self.path / "state.json"
+        self.cancel = self.path / "cancel.json"
+        self.snapshot = self.path / "snapshot.json"
+
+    def log(self, rank: int) -> Path:
+        """Return the log of `rank`."""
+        return self.logs / f"rank{rank}.log"
+
+    def request(self) -> dict[str, Any]:
+        """Return the request that launched the job. Raises CommandError where there is no such job."""
+        request = read_json(self.path / "job.json")
+        if request is None:
+            raise CommandError(f"there is no job {self.job} on this node", kind="notfound")
+        return request
+
+    def lock(self) -> int:
+        """Take the lock and return its descriptor; it lives until every copy of it is closed."""
+        descriptor = os.open(str(self.path / "lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return descriptor
+
+    def held(self) -> bool:
+        """Tell whether the job's supervisor lives: a reboot and kill -9 release its lock, too."""
+        try:
+            descriptor = os.open(str(self.path / "lock"), os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def document(self) -> dict[str, Any]:
+        """Return what the node knows of the job now; a job whose supervisor is gone is not running."""
+        request = self.request()
+        alive = self.held()  # asked first: what a supervisor that is gone has written does not change
+        document = read_json(self.state) or initial(request)
+        if document["state"] == "running" and not alive:
+            document.update(state="interrupted", cause=_loss(request, document))
+        for rank in document["ranks"]:
+            if document["state"] == "running" and rank["exit_code"] is None and rank.get("started"):
+                rank["seconds"] = round(time.time() - rank["started"], 3)
+        return document
+
+
+def jobs_folder() -> Path:
+    """Return the folder of all jobs of this node."""
+    return Path.home() / ".awsddp" / "jobs"
+
+
+def folders() -> list[JobFolder]:
+    """Return the folders of all jobs of this node, oldest first."""
+    found = [path for path in jobs_folder().glob("*/job.json") if NAME.fullmatch(path.parent.name)]
+    return [JobFolder(path.parent.name) for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
+
+
+def initial(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a job whose ranks have not started.
+
+    `complete`: it speaks for the whole job, as the first node's does; else for this node's ranks alone.
+    """
+    return {
+        "job": request["job"],
+        "node": request["node"],
+        "slot": request["slot"],
+        "state": "running",
+        "cause": None,
+        "complete": False,
+        "boot": boot_id(),
+        "created": request["created"],
+        "stuck": [],
+        "ranks": [
+            {
+                "rank": rank,
+                "local_rank": local_rank,
+                "node": node,
+                "exit_code": None,
+                "seconds": 0.0,
+                "started": None,
+            }
+            for rank, local_rank, node in request["layout"]
+        ],
+    }
+
+
+def cause_of_node(request: dict[str, Any], node: int | None, explanation: str) -> dict[str, Any]:
+    """Return the cause of a job that failed by a node, not by one of its ranks."""
+    ids = {entry["node"]: entry["instance_id"] for entry in request["nodes"]}
+    return {
+        "rank": None,
+        "node": node,
+        "instance_id": None if node is None else ids[node],
+        "exit_code": None,
+        "signal": None,
+        "tail": [],
+        "explanation": explanation,
+    }
+
+
+def boot_id() -> str:
+    """Return what tells this run of the kernel from the next."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in the file `path`, or None where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Replace the file `path` by `document` (0600): a reader finds the old or the new, never a half."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(str(part), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _loss(request: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    node = request["node"]
+    if document.get("boot") != boot_id():
+        return cause_of_node(request, node, f"node{node} was restarted while the job ran.")
+    return cause_of_node(request, node, f"The supervisor of node{node} was killed; its ranks ended with it.")

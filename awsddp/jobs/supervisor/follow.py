@@ -1,0 +1,87 @@
+"""What a job says, as it says it: the logs of this node's ranks and its document, in frames (wire.py).
+
+Following reads files only: any number may follow, at any time, and none can hold the job up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, BinaryIO
+
+from awsddp.jobs.supervisor.folder import FINAL, JobFolder
+from awsddp.jobs.supervisor.wire import HEADER
+
+_CHUNK = 1 << 18
+_POLL_SECONDS = 0.03
+_BEAT_SECONDS = 2.0
+
+
+def follow(folder: JobFolder, offsets: dict[str, int], out: BinaryIO) -> None:
+    """Write frames to `out` until the job has ended and all was sent. `offsets` are by rank, as text.
+
+    Raises BrokenPipeError when the reader has gone.
+    """
+    stream = _Stream(folder, offsets, out)
+    while True:
+        document = stream.document()  # read before the logs: after a final one nothing is written any more
+        sent = stream.logs()
+        if document["state"] in FINAL and not sent:
+            stream.frame(b"E", payload=json.dumps(document).encode())
+            return
+        stream.beat()
+        if not sent:
+            time.sleep(_POLL_SECONDS)
+
+
+class _Stream:
+    def __init__(self, folder: JobFolder, offsets: dict[str, int], out: BinaryIO) -> None:
+        self._folder = folder
+        self._out = out
+        self._offsets = {entry["rank"]: 0 for entry in folder.request()["ranks"]}
+        self._offsets.update({int(rank): offset for rank, offset in offsets.items()})
+        self._files: dict[int, int] = {}
+        self._sent_at = 0.0
+        self._seen: tuple[int, int, bool] | None = None
+        self._document: dict[str, Any] = {}
+
+    def document(self) -> dict[str, Any]:
+        """Return the document; what is new in it is sent."""
+        alive = self._folder.held()
+        try:
+            info = self._folder.state.stat()
+            seen = (info.st_ino, info.st_mtime_ns, alive)
+        except FileNotFoundError:
+            seen = (0, 0, alive)
+        if seen != self._seen:
+            self._seen, self._document = seen, self._folder.document()
+            self.frame(b"S", payload=json.dumps(self._document).encode())
+        return self._document
+
+    def logs(self) -> bool:
+        """Send the next piece of each log; tell whether there was any."""
+        return sum(self._log(rank) for rank in self._offsets) > 0
+
+    def _log(self, rank: int) -> bool:
+        if rank not in self._files:
+            try:
+                self._files[rank] = os.open(str(self._folder.log(rank)), os.O_RDONLY)
+            except FileNotFoundError:
+                return False
+        offset = self._offsets[rank]
+        data = os.pread(self._files[rank], _CHUNK, offset)
+        if data:
+            self.frame(b"L", rank=rank, offset=offset, payload=data)
+            self._offsets[rank] += len(data)
+        return bool(data)
+
+    def beat(self) -> None:
+        """Send a heartbeat where nothing was sent for a while."""
+        if time.monotonic() - self._sent_at > _BEAT_SECONDS:
+            self.frame(b"H")
+
+    def frame(self, kind: bytes, *, rank: int = 0, offset: int = 0, payload: bytes = b"") -> None:
+        self._out.write(HEADER.pack(kind, rank, offset, len(payload)) + payload)
+        self._out.flush()
+        self._sent_at = time.monotonic()

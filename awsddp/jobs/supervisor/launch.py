@@ -1,0 +1,146 @@
+"""Starting this node's part of a job: checked, written down, and on its way before the reply."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from awsddp.jobs.supervisor.folder import CommandError, JobFolder, folders, jobs_folder, write_json
+from awsddp.jobs.supervisor.manifest import snapshot
+from awsddp.jobs.supervisor.serve import guard
+
+
+def launch(request: dict[str, Any]) -> dict[str, Any]:
+    """Start the job's supervisor on this node, detached, and return its pid.
+
+    The job's folder appears whole or not at all. Raises CommandError: a port is taken, the script is missing,
+    the job exists already, the folder cannot be written.
+    """
+    folder = JobFolder(request["job"])
+    if request["folder"] != str(folder.path):
+        raise CommandError(f"the home of this node is {Path.home()}, not as it was probed", kind="node")
+    _check(request)
+    listener = _listen(request) if request["node"] == request["nodes"][0]["node"] else None
+    try:
+        jobs_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = JobFolder(request["job"], Path(tempfile.mkdtemp(prefix=".new-", dir=str(jobs_folder()))))
+        try:
+            lock = _fill(part, request)
+            part.path.rename(folder.path)
+        except BaseException:
+            shutil.rmtree(str(part.path), ignore_errors=True)
+            raise
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise CommandError(f"the job {folder.job} exists already on this node", kind="usage") from error
+        raise CommandError(f"{jobs_folder()} cannot be written", str(error), kind="node") from error
+    return {"job": request["job"], "pid": _detach(request, folder, listener, lock)}
+
+
+def slots(ports: list[int]) -> dict[str, Any]:
+    """Return the slots that running jobs of this node hold, and those of `ports` that are taken here."""
+    used = [folder.request()["slot"] for folder in folders() if folder.held()]
+    return {"used": sorted(used), "taken": [port for port in ports if not _is_free(port)]}
+
+
+def _check(request: dict[str, Any]) -> None:
+    workdir = Path(request["workdir"])
+    if not workdir.is_dir():
+        raise CommandError(f"{workdir} is not on this node", "the synced folder is missing", kind="node")
+    for entry in request["ranks"]:
+        python = entry["argv"][0]
+        if not os.access(python, os.X_OK):
+            raise CommandError(f"{python} cannot be run on this node", kind="node")
+        if entry["script"] is not None and not (workdir / entry["script"]).is_file():
+            raise CommandError(
+                f"there is no {entry['script']} on this node", f"rank {entry['rank']} runs it", kind="usage"
+            )
+
+
+def _listen(request: dict[str, Any]) -> socket.socket:
+    """Return the socket at which the other supervisors will report; MASTER_PORT must be free, too."""
+    port = request["link_port"]
+    if not _is_free(request["master_port"]):
+        raise CommandError(f"port {request['master_port']} (MASTER_PORT) is taken on this node")
+    try:
+        return _bound(request["nodes"][0]["private_ip"], port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CommandError(f"port {port} (for the job's supervisors) is taken on this node") from error
+        raise CommandError(f"port {port} cannot be opened on this node", str(error), kind="node") from error
+
+
+def _is_free(port: int) -> bool:
+    try:
+        _bound("", port).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    sock = socket.socket()
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(128)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
+    """Make the job's folder and return the descriptor of its lock, which is held."""
+    lock = folder.lock()
+    for path in (folder.logs, folder.run, folder.path / "errors"):
+        path.mkdir(mode=0o700)
+    write_json(folder.path / "job.json", request)
+    folder.snapshot.write_text(json.dumps(snapshot(Path(request["workdir"]))), encoding="utf-8")
+    return lock
+
+
+def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, lock: int) -> int:
+    """Leave a guard and its supervisor behind, in a session of their own; return when they are up."""
+    up, ready = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(up)
+            _leave(folder.path / "supervisor.log")
+            guard(request, folder, listener, ready)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(ready)
+    os.close(lock)
+    if listener is not None:
+        listener.close()
+    with os.fdopen(up, "rb") as pipe:
+        if not pipe.read(1):
+            raise CommandError(
+                "the supervisor did not start", (folder.path / "supervisor.log").read_text("utf-8", "replace")
+            )
+    return child
+
+
+def _leave(log: Path) -> None:
+    """In the child: let go of the terminal, the connection and the current folder."""
+    os.setsid()
+    os.chdir("/")
+    descriptor = os.open(str(log), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (descriptor, 1), (descriptor, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(descriptor)

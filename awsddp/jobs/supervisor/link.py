@@ -1,0 +1,143 @@
+"""A connection between two supervisors of a job: lines of JSON, once both have proved to know the secret.
+
+Both sides answer a challenge with an HMAC over both challenges, each under its own role, so that neither a
+replay nor a reflection proves anything. What is said is not encrypted: a VPC's traffic between instances is
+not readable by others, and no secret is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+from typing import Any
+
+_LIMIT = 4 << 20  # bytes of a line
+_STRANGER_LIMIT = 4096  # bytes of a line before the other side has proved itself
+
+
+class LinkLost(Exception):
+    """The other side is gone, or is not who it should be."""
+
+
+class Link:
+    """One end of a connection. `node` is who the other side is: on the accepting side None until proved.
+
+    Never blocks: `receive` and `flush` are called when the socket is ready.
+    """
+
+    def __init__(self, sock: socket.socket, secret: str, *, me: int, node: int | None = None) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self.node = node
+        self.proved = False
+        self._accepting = node is None
+        self._secret = secret.encode()
+        self._me = me
+        self._challenge = secrets.token_hex(16)
+        self._expected: str | None = None
+        self._in = b""
+        self._out = b""
+        self._held = b""  # said before the other side has proved itself
+        if self._accepting:
+            self._put({"challenge": self._challenge})
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes wait for the socket to take them."""
+        return bool(self._out)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Say `message` once the other side has proved itself and the socket takes it. Raises LinkLost."""
+        if self.proved:
+            self._put(message)
+            self.flush()
+        else:
+            self._held += _line(message)
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it. Raises LinkLost."""
+        try:
+            while self._out:
+                self._out = self._out[self.socket.send(self._out) :]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise LinkLost(str(error)) from error
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Return the messages that have come. Raises LinkLost."""
+        messages = []
+        try:
+            data = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise LinkLost(str(error)) from error
+        if not data:
+            raise LinkLost("it closed the connection")
+        *lines, self._in = (self._in + data).split(b"\n")
+        for line in lines:
+            message = _parse(line)
+            if self.proved:
+                messages.append(message)
+            else:
+                self._greet(message)
+        if len(self._in) > (_LIMIT if self.proved else _STRANGER_LIMIT):
+            raise LinkLost("it sent a line without end")
+        return messages
+
+    def close(self) -> None:
+        """Close the socket."""
+        with contextlib.suppress(OSError):
+            self.socket.close()
+
+    def _greet(self, message: dict[str, Any]) -> None:
+        if self._accepting:
+            node = message.get("node")
+            challenge = str(message.get("challenge"))
+            proof = self._proof("join", node, self._challenge, challenge)
+            if not isinstance(node, int) or not hmac.compare_digest(proof, str(message.get("proof"))):
+                raise LinkLost("it does not know the job's secret")
+            self.node = node
+            self._put({"proof": self._proof("lead", node, self._challenge, challenge)})
+            self._trust()
+        elif "challenge" in message:
+            theirs = str(message["challenge"])
+            proof = self._proof("join", self._me, theirs, self._challenge)
+            self._expected = self._proof("lead", self._me, theirs, self._challenge)
+            self._put({"node": self._me, "challenge": self._challenge, "proof": proof})
+            self.flush()
+        elif self._expected and hmac.compare_digest(self._expected, str(message.get("proof"))):
+            self._trust()
+        else:
+            raise LinkLost("it does not know the job's secret")
+
+    def _trust(self) -> None:
+        self.proved = True
+        self._out, self._held = self._out + self._held, b""
+        self.flush()
+
+    def _proof(self, role: str, node: object, asked: str, answered: str) -> str:
+        text = json.dumps([role, node, asked, answered])
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+    def _put(self, message: dict[str, Any]) -> None:
+        self._out += _line(message)
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except ValueError as error:
+        raise LinkLost("it does not speak our language") from error
+    if not isinstance(message, dict):
+        raise LinkLost("it does not speak our language")
+    return message

@@ -1,0 +1,244 @@
+"""The processes of a job on this node: started, reaped, and ended to the last grandchild.
+
+Each rank leads a session of its own and writes into its log itself, so that nothing is lost when somebody
+else dies. The supervisor is a child subreaper (prctl(2)): whatever its ranks started stays its descendant,
+also across setsid and a double fork, and is found by descent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from awsddp.jobs.supervisor.diagnose import exception, explain, is_echo, last_lines, read_tail
+from awsddp.jobs.supervisor.folder import JobFolder
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+STRAY_SECONDS = 1.0
+_UNKILLABLE_SECONDS = 20.0
+
+
+@dataclass
+class Process:
+    """A rank that was started. `pid` is None where it could not be."""
+
+    rank: int
+    local_rank: int
+    log: Path
+    started: float  # time.time()
+    since: float  # time.monotonic()
+    pid: int | None = None
+    exit_code: int | None = None
+    seconds: float = 0.0
+
+    def entry(self) -> dict[str, Any]:
+        """Return what a job's document says of it."""
+        return {"exit_code": self.exit_code, "seconds": self.seconds, "started": self.started}
+
+
+class Ranks:
+    """The ranks of this node, from their start until nothing of them is left."""
+
+    def __init__(self, request: dict[str, Any], folder: JobFolder) -> None:
+        self._request = request
+        self._folder = folder
+        self._oom_kills = oom_kills()
+        self._stopped_at = 0.0  # time.time(): what a log says later may be our doing
+        self._kill_at: float | None = None
+        self._strays_told = False
+        self.processes: list[Process] = []
+        self.stuck: list[int] = []
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._kill_at is not None
+
+    @property
+    def alive(self) -> list[Process]:
+        """The ranks that have not ended."""
+        return [process for process in self.processes if process.exit_code is None]
+
+    def start(self) -> None:
+        """Start every rank of this node; one that cannot be started has ended, with the reason in its log."""
+        for entry in self._request["ranks"]:
+            self.processes.append(self._start(entry))
+
+    def _start(self, entry: dict[str, Any]) -> Process:
+        path = self._folder.log(entry["rank"])
+        process = Process(entry["rank"], entry["local_rank"], path, time.time(), time.monotonic())
+        parent = os.getpid()
+        log = os.open(str(path), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        try:
+            process.pid = subprocess.Popen(
+                entry["argv"],
+                cwd=self._request["workdir"],
+                env={**self._request["defaults"], **os.environ, **entry["environment"]},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509 (this process has one thread)
+            ).pid
+        except (OSError, ValueError) as error:
+            os.write(log, f"awsddp could not start this rank: {error}\n".encode("utf-8", "replace"))
+        finally:
+            os.close(log)
+        return process
+
+    def reap(self) -> list[dict[str, Any]]:
+        """Collect what has ended, and return the report of each rank among it."""
+        ended = [process for process in self.alive if process.pid is None]
+        codes = {id(process): 127 for process in ended}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            for process in self.alive:
+                if process.pid == pid:
+                    ended.append(process)
+                    codes[id(process)] = _code(status)
+        return [self._report(process, codes[id(process)]) for process in ended]
+
+    def _report(self, process: Process, code: int) -> dict[str, Any]:
+        process.exit_code = code
+        process.seconds = round(time.monotonic() - process.since, 3)
+        report: dict[str, Any] = {
+            "is": "exit",
+            "rank": process.rank,
+            "exit_code": code,
+            "seconds": process.seconds,
+            "started": process.started,
+        }
+        if code != 0:
+            text = read_tail(process.log)
+            report["tail"] = last_lines(text)
+            report["explanation"] = explain(code, text, oom_kills=oom_kills() - self._oom_kills)
+            report["fault"] = self._fault(process, text)
+        return report
+
+    def _fault(self, process: Process, text: str) -> str:
+        """Return own, echo or stopped: whether a rank's end is its own doing, another's, or ours.
+
+        A rank that is still taking itself down after an exception when we stop it has a reason of its own.
+        """
+        if self._stopped_at and not (exception(text) and _written(process.log) < self._stopped_at):
+            return "stopped"
+        return "echo" if is_echo(text) else "own"
+
+    def stop(self, grace: float) -> None:
+        """Ask the ranks to end; what is left after `grace` seconds is killed, with all that it started.
+
+        Only the ranks are asked: a loader worker that got TERM, too, would spoil a checkpoint on the way.
+        """
+        kill_at = time.monotonic() + grace
+        if self._kill_at is not None:
+            self._kill_at = min(self._kill_at, kill_at)
+            return
+        self._kill_at, self._stopped_at = kill_at, time.time()
+        for process in self.alive:
+            _signal(process.pid, signal.SIGTERM)
+
+    def gone(self) -> bool:
+        """Carry a stop on, and tell whether all has ended here and was reaped. Call it often after `stop`."""
+        if self._kill_at is None:
+            return False
+        left = descendants()
+        now = time.monotonic()
+        if not (left or self.alive) or now > self._kill_at + _UNKILLABLE_SECONDS:
+            self.stuck = left
+            return True
+        if now >= self._kill_at:
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+        elif not self.alive and not self._strays_told:
+            self._strays_told = True
+            self._kill_at = min(self._kill_at, now + STRAY_SECONDS)
+            for pid in left:
+                _signal(pid, signal.SIGTERM)
+        return False
+
+
+def adopt_orphans(name: str) -> None:
+    """Become the parent of every orphan among the descendants, and go by `name` in lists of processes."""
+    if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    _LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def sweep(seconds: float = _UNKILLABLE_SECONDS) -> None:
+    """Kill every descendant and wait until none is left, for at most `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        left = descendants()
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.02)
+
+
+def descendants() -> list[int]:
+    """Return the pids of all living descendants of this process."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_bytes().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in (b"Z", b"X"):
+            children.setdefault(int(parent), []).append(int(path.parent.name))
+    found: list[int] = []
+    level = children.get(os.getpid(), [])
+    while level:
+        found += level
+        level = [child for pid in level for child in children.get(pid, [])]
+    return found
+
+
+def oom_kills() -> int:
+    """Return how many processes this kernel has killed for memory since it booted (0: it does not say)."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _die_with(parent: int) -> None:
+    """In a rank, before its program: end with the supervisor, also where that gets kill -9."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _signal(pid: int | None, number: signal.Signals) -> None:
+    if pid is not None:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):  # gone, or a program with another user's rights
+            return
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _code(status: int) -> int:
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -1,0 +1,234 @@
+"""A fleet of nodes on one machine: a home and a loopback address each, and the program as it is sent."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.cluster import Job, Node, Prepared
+from awsddp.jobs import launchers
+from awsddp.jobs.launchers import Host
+from awsddp.jobs.logs import Merger
+from awsddp.jobs.ranks import Rank, layout
+from awsddp.jobs.results import job_document
+from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.spec import JobSection, JobSpec
+
+NODE_PYTHON = os.environ.get("AWSDDP_TEST_NODE_PYTHON", sys.executable)
+
+
+class Fleet:
+    """Nodes 0 to count-1, and the jobs on them."""
+
+    def __init__(self, top: Path, count: int) -> None:
+        self.port = free_ports()
+        self.homes = [top / f"home{node}" for node in range(count)]
+        self.workdirs = [home / "my project" for home in self.homes]
+        address = f"127.{secrets.randbelow(200) + 10}.{secrets.randbelow(250)}"
+        self.hosts = [
+            Host(
+                node=Node(
+                    node=node,
+                    instance_id=f"i-{node}",
+                    state="running",
+                    instance_type="p4d.24xlarge",
+                    zone="us-east-1a",
+                    image_id="ami-1",
+                    private_ip=f"{address}.{node + 1}",
+                ),
+                prepared=Prepared(
+                    node=node,
+                    instance_id=f"i-{node}",
+                    user="ubuntu",
+                    home=str(self.homes[node]),
+                    python=sys.executable,
+                    nic="lo",
+                ),
+                workdir=str(self.workdirs[node]),
+            )
+            for node in range(count)
+        ]
+        for folder in self.workdirs:
+            folder.mkdir(parents=True)
+        self.ranks: tuple[Rank, ...] = ()
+        self.jobs: list[str] = []
+
+    def write(self, name: str, text: str) -> None:
+        """Put a file into the synced folder of every node."""
+        for folder in self.workdirs:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+    def start(self, node: int, request: dict[str, Any]) -> subprocess.Popen[bytes]:
+        """Send a request, as SSH would, and return at once."""
+        argv, stdin = launchers.command(request)
+        process = subprocess.Popen(
+            [NODE_PYTHON, *argv[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self.homes[node],
+            env={"PATH": os.environ["PATH"], "HOME": str(self.homes[node])},
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def ask(self, node: int, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return its answer."""
+        out, err = self.start(node, request).communicate(timeout=90)
+        return launchers.answer(out, node=node, stderr=err)
+
+    def requests(self, script: str, *, job: str = "job", slot: int = 0, **settings: Any) -> dict[int, Any]:
+        """Return what launches `script` (a file, or the text of one) on all nodes, two ranks each."""
+        if "\n" in script:
+            self.write(f"{job}.py", script)
+            script = f"{job}.py"
+        world_size = settings.pop("world_size", None)
+        variables = settings.pop("variables", {})
+        self.ranks = layout(range(len(self.hosts)), gpus=0, world_size=world_size)
+        section = replace(JobSection(script=script, master_port=self.port), **settings)
+        spec = replace(JobSpec(job=section), env=replace(JobSpec().env, variables=variables))
+        return launchers.launch_requests(spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot)
+
+    def launch(self, script: str, *, job: str = "job", **settings: Any) -> None:
+        """Launch a job on all nodes at once."""
+        self.jobs.append(job)
+        running = {
+            node: self.start(node, request)
+            for node, request in self.requests(script, job=job, **settings).items()
+        }
+        for node, process in running.items():
+            out, err = process.communicate(timeout=60)
+            launchers.answer(out, node=node, stderr=err)
+
+    def document(self, node: int, job: str = "job") -> dict[str, Any]:
+        """Return what a node knows of a job, read in this process: a request costs one of its own."""
+        return JobFolder(job, self.folder(node, job)).document()
+
+    def wait(self, job: str = "job", *, nodes: list[int] | None = None, seconds: float = 60) -> Job:
+        """Return the job when it is over on all nodes."""
+        chosen = list(range(len(self.hosts))) if nodes is None else nodes
+        until(lambda: all(self.document(node, job)["state"] != "running" for node in chosen), seconds=seconds)
+        return job_document({node: self.document(node, job) for node in chosen})
+
+    def run(self, script: str, **settings: Any) -> Job:
+        """Launch a job and return it when it is over."""
+        self.launch(script, **settings)
+        return self.wait()
+
+    def log(self, rank: int, job: str = "job") -> bytes:
+        """Return what a rank has written."""
+        node = next(entry.node for entry in self.ranks if entry.rank == rank)
+        return (self.folder(node, job) / "logs" / f"rank{rank}.log").read_bytes()
+
+    def up(self) -> bool:
+        """Tell whether every rank has said that it is up."""
+        return all(
+            self.folder(rank.node).joinpath("logs", f"rank{rank.rank}.log").exists()
+            and b"up" in self.log(rank.rank)
+            for rank in self.ranks
+        )
+
+    def folder(self, node: int, job: str = "job") -> Path:
+        return self.homes[node] / ".awsddp" / "jobs" / job
+
+    def follow(self, merger: Merger, node: int, job: str = "job") -> bytes:
+        """Follow a job on a node to its end and return what is shown."""
+        process = self.start(node, launchers.follow_request(job, offsets=merger.attach(node)))
+        assert process.stdout is not None
+        shown = b""
+        while data := os.read(process.stdout.fileno(), 100_000):
+            shown += merger.feed(node, data)
+        process.communicate(timeout=10)
+        return shown
+
+    def processes(self) -> list[int]:
+        """Return every living process that belongs to a job of the fleet, supervisors too."""
+        return [
+            pid
+            for pid, environ, line in all_processes()
+            if any(str(home).encode() in environ for home in self.homes) and b"-I" not in line[1:2]
+        ]
+
+    def supervisors(self, node: int) -> list[int]:
+        """Return the pids of a node's supervisors and their guards."""
+        home = f"HOME={self.homes[node]}".encode()
+        return [
+            pid for pid, environ, line in all_processes() if home in environ.split(b"\0") and b"-I" in line
+        ]
+
+    def end(self) -> None:
+        """End whatever a failed test has left."""
+        for pid in self.processes() + [
+            pid for node in range(len(self.homes)) for pid in self.supervisors(node)
+        ]:
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+
+
+def all_processes() -> Iterator[tuple[int, bytes, list[bytes]]]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z":
+                yield (
+                    int(folder.name),
+                    (folder / "environ").read_bytes(),
+                    (folder / "cmdline").read_bytes().split(b"\0"),
+                )
+        except OSError:
+            continue
+
+
+def free_ports() -> int:
+    """Return a port that is free together with the next."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def until(condition: Callable[[], object], *, seconds: float = 30) -> None:
+    """Wait until `condition` holds; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not so within {seconds} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def make_fleet(tmp_path: Path) -> Iterator[Callable[[int], Fleet]]:
+    """Makes fleets of so many nodes; whatever runs on them ends with the test."""
+    fleets: list[Fleet] = []
+
+    def make(count: int) -> Fleet:
+        fleets.append(Fleet(tmp_path / f"fleet{len(fleets)}", count))
+        return fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        fleet.end()
+
+
+@pytest.fixture
+def fleet(make_fleet: Callable[[int], Fleet]) -> Fleet:
+    """Two nodes."""
+    return make_fleet(2)

@@ -1,0 +1,374 @@
+"""Real jobs of real processes on two nodes of this machine."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
+from awsddp.jobs import launchers
+from awsddp.jobs.logs import Merger
+
+if TYPE_CHECKING:
+    from conftest import Fleet
+
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+def wait(condition: Any, seconds: float = 30) -> None:
+    from conftest import until
+
+    until(condition, seconds=seconds)
+
+
+def codes(job: Any) -> list[int | None]:
+    return [rank.exit_code for rank in job.ranks]
+
+
+def test_job_of_four_ranks_on_two_nodes_succeeds(fleet: "Fleet") -> None:
+    job = fleet.run("import os\nprint('rank', os.environ['RANK'])\n")
+    assert (job.state, job.cause, codes(job)) == ("succeeded", None, [0, 0, 0, 0])
+    assert [(rank.rank, rank.local_rank, rank.node) for rank in job.ranks] == [
+        (0, 0, 0),
+        (1, 1, 0),
+        (2, 0, 1),
+        (3, 1, 1),
+    ]
+    assert [fleet.log(rank) for rank in range(4)] == [b"rank %d\n" % rank for rank in range(4)]
+    wait(lambda: not fleet.supervisors(0) + fleet.supervisors(1))
+
+
+def test_both_nodes_know_the_same_end(fleet: "Fleet") -> None:
+    fleet.run("import os, sys\nsys.exit(3 * (os.environ['RANK'] == '2'))\n")
+    first, second = fleet.document(0), fleet.document(1)
+    for key in ("state", "cause", "ranks", "complete"):
+        assert first[key] == second[key]
+
+
+def test_failing_rank_ends_the_others_and_is_named(fleet: "Fleet") -> None:
+    job = fleet.run(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '2':\n"
+        "    time.sleep(0.5)\n"
+        "    for line in range(30): print('line', line)\n"
+        "    sys.exit(3)\n"
+        "time.sleep(600)\n"
+    )
+    assert job.state == "failed"
+    assert job.cause is not None
+    assert (job.cause.rank, job.cause.node, job.cause.instance_id) == (2, 1, "i-1")
+    assert (job.cause.exit_code, job.cause.signal) == (3, None)
+    assert job.cause.tail == tuple(f"line {line}" for line in range(10, 30))
+    assert "exit code 3" in job.cause.explanation
+    assert codes(job) == [-15, -15, 3, -15]
+    assert fleet.processes() == []
+
+
+def test_exit_0_does_not_end_the_others(fleet: "Fleet") -> None:
+    job = fleet.run("import os, time\nif os.environ['RANK'] == '0': time.sleep(2)\n")
+    assert job.state == "succeeded"
+    assert job.ranks[0].seconds > 1.5 > job.ranks[3].seconds
+
+
+def test_rank_that_ended_early_is_named_before_the_one_that_failed(fleet: "Fleet") -> None:
+    job = fleet.run("import os, time\nif os.environ['RANK'] != '1': time.sleep(1); raise ValueError('x')\n")
+    assert job.cause is not None
+    assert job.cause.explanation.startswith("Rank 1 had already ended with exit code 0. ValueError: x.")
+
+
+def test_killed_rank_is_named_with_its_signal(fleet: "Fleet") -> None:
+    job = fleet.run(
+        "import os, time\nif os.environ['RANK'] == '3': os.kill(os.getpid(), 9)\ntime.sleep(600)\n"
+    )
+    assert job.cause is not None
+    assert (job.cause.rank, job.cause.exit_code, job.cause.signal) == (3, -9, 9)
+    assert "SIGKILL" in job.cause.explanation
+
+
+def test_ranks_that_ignore_term_are_killed(fleet: "Fleet") -> None:
+    job = fleet.run(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.environ['RANK'] == '0': time.sleep(1); raise SystemExit(7)\ntime.sleep(600)\n"
+    )
+    assert codes(job) == [7, -9, -9, -9]
+    assert fleet.processes() == []
+
+
+def test_grandchildren_in_sessions_of_their_own_are_ended(fleet: "Fleet") -> None:
+    job = fleet.run(
+        "import os, signal, subprocess, sys\n"
+        "sleep = 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)'\n"
+        "subprocess.Popen([sys.executable, '-c', sleep], start_new_session=True, env={})\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0: os.execv(sys.executable, [sys.executable, '-c', sleep, os.environ['HOME']])\n"
+        "    os._exit(0)\n"
+    )
+    assert job.state == "succeeded"
+    assert fleet.processes() == []
+
+
+def test_killed_supervisor_takes_its_ranks_with_it_and_the_job_fails(fleet: "Fleet") -> None:
+    fleet.launch(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "time.sleep(600)\n"
+    )
+    wait(lambda: len(fleet.processes()) == 8)
+    os.kill(fleet.document(1)["pid"], signal.SIGKILL)
+    job = fleet.wait()
+    assert job.state == "failed"
+    assert job.cause is not None
+    assert (job.cause.rank, job.cause.node) == (None, 1)
+    assert "node1 was lost" in job.cause.explanation
+    assert fleet.document(1)["state"] == "interrupted"
+    assert "supervisor of node1 was killed" in fleet.document(1)["cause"]["explanation"]
+    wait(lambda: fleet.processes() == [])
+
+
+def test_ranks_end_when_node_0_is_lost(fleet: "Fleet") -> None:
+    fleet.launch(SLEEP)
+    wait(lambda: len(fleet.processes()) == 4)
+    os.kill(fleet.document(0)["pid"], signal.SIGKILL)
+    job = fleet.wait()
+    assert (job.state, codes(job)) == ("interrupted", [None, None, -15, -15])
+    assert fleet.processes() == []
+    alone = fleet.wait(nodes=[1])
+    assert alone.state == "failed"
+    assert alone.cause is not None
+    assert alone.cause.node == 0
+    assert "lost node0" in alone.cause.explanation
+
+
+def test_silent_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
+    fleet.launch(SLEEP)
+    wait(lambda: len(fleet.processes()) == 4)
+    os.kill(fleet.document(1)["pid"], signal.SIGSTOP)
+    job = fleet.wait(nodes=[0])
+    assert job.state == "failed"
+    assert job.cause is not None
+    assert (job.cause.node, job.cause.instance_id) == (1, "i-1")
+    assert "nothing was heard" in job.cause.explanation
+    os.kill(fleet.document(1)["pid"], signal.SIGCONT)
+    fleet.wait(nodes=[1])
+    assert fleet.processes() == []
+
+
+def test_missing_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
+    request = fleet.requests(SLEEP)[0]
+    fleet.ask(0, {**request, "join_s": 1.0})
+    job = fleet.wait(nodes=[0])
+    assert job.cause is not None
+    assert (job.state, job.cause.node) == ("failed", 1)
+    assert "node1 did not report within 1 s" in job.cause.explanation
+    assert codes(job) == [None] * 4
+
+
+def test_stranger_at_the_port_does_not_disturb_the_job(fleet: "Fleet") -> None:
+    import socket
+
+    requests = fleet.requests("import time\ntime.sleep(1)\n")
+    fleet.ask(0, requests[0])
+    first = socket.create_connection((requests[0]["nodes"][0]["private_ip"], requests[0]["link_port"]))
+    first.sendall(b'{"node": 1, "challenge": "x", "proof": "x"}\n{"is": "here"}\n')
+    second = socket.create_connection((requests[0]["nodes"][0]["private_ip"], requests[0]["link_port"]))
+    second.sendall(b"\0" * 10_000)
+    fleet.ask(1, requests[1])
+    assert fleet.wait().state == "succeeded"
+    first.close()
+    second.close()
+
+
+def test_node_with_another_secret_does_not_join(fleet: "Fleet") -> None:
+    requests = fleet.requests(SLEEP)
+    fleet.ask(0, {**requests[0], "join_s": 2.0})
+    fleet.ask(1, {**requests[1], "join_s": 2.0, "secret": "x"})
+    job = fleet.wait()
+    assert job.cause is not None
+    assert (job.state, job.cause.node, codes(job)) == ("failed", 1, [None] * 4)
+
+
+def test_cancel_gives_time_to_save(fleet: "Fleet") -> None:
+    fleet.launch(
+        "import os, signal, sys, time\n"
+        "def save(*_):\n    time.sleep(1.5); print('saved', flush=True); sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(600)\n"
+    )
+    wait(fleet.up)
+    answer = fleet.ask(1, launchers.cancel_request("job", grace=20))
+    assert (answer["state"], answer["cause"]) == ("cancelled", None)
+    assert all(b"saved" in fleet.log(rank) for rank in range(4))
+    assert fleet.wait().state == "cancelled"
+    assert fleet.ask(0, launchers.cancel_request("job"))["state"] == "cancelled"
+
+
+def test_cancel_kills_after_the_grace(fleet: "Fleet") -> None:
+    fleet.launch(
+        "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
+    )
+    wait(fleet.up)
+    fleet.ask(0, launchers.cancel_request("job", grace=0.5))
+    job = fleet.wait()
+    assert (job.state, codes(job)) == ("cancelled", [-9] * 4)
+
+
+def test_timeout_ends_the_job_and_is_its_cause(fleet: "Fleet") -> None:
+    job = fleet.run(SLEEP, timeout="1s")
+    assert job.state == "failed"
+    assert job.cause is not None
+    assert job.cause.rank is None
+    assert "timeout of 1 s" in job.cause.explanation
+
+
+def test_hangup_of_a_node_does_not_end_the_job(fleet: "Fleet") -> None:
+    fleet.launch("import time\ntime.sleep(2)\n")
+    for node in (0, 1):
+        for pid in fleet.supervisors(node):
+            os.kill(pid, signal.SIGHUP)
+    assert fleet.wait().state == "succeeded"
+
+
+def test_node_that_shuts_down_interrupts_the_job(fleet: "Fleet") -> None:
+    fleet.launch(SLEEP)
+    wait(lambda: len(fleet.processes()) == 4)
+    os.kill(fleet.document(1)["pid"], signal.SIGTERM)
+    assert fleet.wait().state == "interrupted"
+
+
+def test_restarted_node_says_interrupted(fleet: "Fleet") -> None:
+    fleet.run("pass\n")
+    for node in (0, 1):
+        path = fleet.folder(node) / "state.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "state": "running", "boot": "another"}))
+    job = fleet.wait()
+    assert job.state == "interrupted"
+    assert job.cause is not None
+    assert "was restarted" in job.cause.explanation
+
+
+def test_weird_arguments_arrive_as_they_are(fleet: "Fleet") -> None:
+    args = (
+        "--flag",
+        "-x",
+        "a b",
+        'it\'s "quoted"',
+        "new\nline",
+        "$(touch canary)",
+        "`x`",
+        "",
+        "ä€😀",
+        "{{}}",
+        "\\",
+    )
+    fleet.write("-it's {odd}.py", "import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    job = fleet.run("-it's {{odd}}.py", args=(*args, "{rank}", "{local_rank}"))
+    assert job.state == "succeeded"
+    for rank in range(4):
+        expected = [arg.replace("{{}}", "{}") for arg in args] + [str(rank), str(rank % 2)]
+        assert json.loads(fleet.log(rank)) == expected
+    assert not list(fleet.homes[0].rglob("canary"))
+
+
+def test_two_jobs_run_side_by_side_in_slots_of_their_own(fleet: "Fleet") -> None:
+    from conftest import free_ports
+
+    fleet.launch(SLEEP, job="one", slot=0)
+    answers = {node: fleet.ask(node, launchers.slots_request(free_ports())) for node in (0, 1)}
+    assert [answers[node]["used"] for node in (0, 1)] == [[0], [0]]
+    assert launchers.choose_slot(answers, first=0) == 1
+    fleet.port = free_ports()
+    fleet.launch("import os\nprint(os.environ['MASTER_PORT'])\n", job="two", slot=1)
+    assert fleet.wait("two").state == "succeeded"
+    assert fleet.log(0, "two") == b"%d\n" % fleet.port
+    assert fleet.document(0, "one")["state"] == "running"
+    listed = fleet.ask(0, launchers.state_request())["jobs"]
+    assert [document["job"] for document in listed] == ["one", "two"]
+    fleet.ask(0, launchers.cancel_request("one"))
+
+
+def test_launch_says_what_is_wrong_and_leaves_nothing(fleet: "Fleet") -> None:
+    import socket
+
+    requests = fleet.requests("nowhere.py")
+    with pytest.raises(UsageError, match=r"no nowhere\.py on this node"):
+        fleet.ask(1, requests[1])
+    request = fleet.requests(SLEEP)[0]
+    with socket.socket() as taken:
+        taken.bind((request["nodes"][0]["private_ip"], request["link_port"]))
+        taken.listen()
+        with pytest.raises(JobError, match=r"port \d+ .* is taken"):
+            fleet.ask(0, request)
+    with pytest.raises(NodeError, match="cannot be run"):
+        fleet.ask(0, {**request, "ranks": [{**request["ranks"][0], "argv": ["/no/python"]}]})
+    with pytest.raises(NotFoundError, match="no job other"):
+        fleet.ask(0, launchers.cancel_request("other"))
+    with pytest.raises(UsageError, match="no name of a job"):
+        fleet.ask(0, launchers.state_request("../job"))
+    assert not list((fleet.homes[0] / ".awsddp").glob("jobs/*"))
+
+
+def test_existing_job_is_not_overwritten(fleet: "Fleet") -> None:
+    fleet.run("print('first')\n")
+    with pytest.raises(UsageError, match="exists already"):
+        fleet.ask(1, fleet.requests("print('second')\n")[1])
+    assert fleet.log(2) == b"first\n"
+
+
+def test_secret_is_neither_in_the_ranks_environment_nor_readable_by_others(fleet: "Fleet") -> None:
+    fleet.run("import os, sys\nprint(dict(os.environ), sys.argv)\n")
+    file = fleet.folder(0) / "job.json"
+    secret = json.loads(file.read_text())["secret"]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert fleet.folder(0).stat().st_mode & 0o777 == 0o700
+    assert not any(secret.encode() in fleet.log(rank) for rank in range(4))
+
+
+def test_rank_gets_what_torchrun_would_give_it(fleet: "Fleet") -> None:
+    fleet.run(
+        "import json, os\nprint(json.dumps(dict(os.environ)))\n",
+        variables={"NCCL_DEBUG": "INFO", "RANK": "9"},
+    )
+    found = json.loads(fleet.log(3))
+    expected = {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "3",
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": fleet.hosts[0].node.private_ip,
+        "MASTER_PORT": str(fleet.port),
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "1",
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TP_SOCKET_IFNAME": "lo",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "AWSDDP_RUN_DIR": str(fleet.folder(1) / "run"),
+        "NCCL_DEBUG": "INFO",
+        "HOME": str(fleet.homes[1]),
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert Path(found["AWSDDP_RUN_DIR"]).is_dir()
+
+
+def test_gloo_group_forms_over_two_nodes(fleet: "Fleet", tmp_path: Path) -> None:
+    job = fleet.run(
+        "import os, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.tensor([float(dist.get_rank())]); dist.all_reduce(x); print('sum', x.item())\n"
+        "dist.barrier(); time.sleep(0.2); dist.destroy_process_group()\n"
+    )
+    assert job.state == "succeeded", fleet.log(0)
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path / "logs")
+    shown = fleet.follow(merger, 0) + fleet.follow(merger, 1)
+    assert b"[rank 3 @ node1] sum 6.0\n" in shown
