@@ -4,7 +4,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -146,11 +146,12 @@ class Fleet:
         outcomes = self._talk(
             requests, lambda node, data: output[node].extend(data), timeout_s=timeout_s, silent_after_s=None
         )
-        results = split(outcomes)
-        return {
-            node: Result(exit_code=result.exit_code, stdout=bytes(output[node]), stderr=result.stderr)
-            for node, result in results.items()
-        }
+        return split(
+            {
+                node: replace(end, stdout=bytes(output[node])) if isinstance(end, Result) else end
+                for node, end in outcomes.items()
+            }
+        )
 
     def stream(
         self,
@@ -317,7 +318,8 @@ class _Exchange:
             channel.in_stderr_buffer.set_event(self._bell)
             self._channel = channel
             channel.exec_command(self._line)
-            channel.sendall(self._stdin)
+            for start in range(0, len(self._stdin), _CHUNK):  # sendall() copies all that is left, each 32 KB
+                channel.sendall(self._stdin[start : start + _CHUNK])
             channel.shutdown_write()
         except (paramiko.SSHException, OSError, EOFError) as error:
             self._error = error  # a command that ends before it has read all its stdin is none: see outcome()

@@ -1,0 +1,51 @@
+"""Hosts to test against: see ssh_hosts.py."""
+
+import os
+import sys
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ssh_hosts import Host, Lab, make_host
+
+from awsddp.nodes import hostkeys
+from awsddp.nodes.hostkeys import make_key
+
+
+@pytest.fixture
+def lab(tmp_path: Path, isolated: Path) -> Iterator[Callable[[int], Lab]]:
+    """Makes N hosts that run, known by their host keys. Their folder's name holds a space and a quote."""
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's own demand; systemd makes it elsewhere
+    made: list[Host] = []
+
+    def make(count: int) -> Lab:
+        folder = tmp_path / "a lab's"
+        folder.mkdir()
+        login = make_key("login")
+        key = folder / "key"
+        key.touch(mode=0o600)
+        key.write_text(login.private)
+        made.extend(make_host(tmp_path, node, login) for node in range(count))
+        known_hosts = folder / "known hosts"
+        hostkeys.accept(known_hosts, {host.endpoint.instance_id: host.seed.public for host in made})
+        for host in made:
+            host.start()
+        return Lab(folder, list(made), key, known_hosts)
+
+    yield make
+    for host in made:
+        host.stop()
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A python environment with something that calls itself torch."""
+    folder = tmp_path_factory.mktemp("pytorch")
+    venv.create(folder, with_pip=False, symlinks=True)
+    torch = folder / f"lib/python3.{sys.version_info.minor}/site-packages/torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise ImportError('asked only on nodes with GPUs')\n")
+    (torch / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda = '13.0'\n")
+    return folder

@@ -1,0 +1,189 @@
+"""Real nodes of the simplest kind: an OpenSSH server each, with an address and a home of its own."""
+
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from awsddp.nodes.hostkeys import KeyPair, make_key
+from awsddp.nodes.sync import ssh_config
+from awsddp.nodes.transport import Endpoint, Fleet
+
+SSHD = "/usr/sbin/sshd"
+
+CONFIG = """\
+ListenAddress {host}
+Port {port}
+HostKey {root}/etc/ssh/ssh_host_ed25519_key
+AuthorizedKeysFile {root}/authorized_keys
+ForceCommand {root}/enter
+UsePAM no
+StrictModes no
+PermitRootLogin yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PidFile none
+MaxStartups 100
+LogLevel VERBOSE
+"""
+
+ENTER = """\
+#!/bin/sh
+export HOME='{home}' AWSDDP_ROOT='{root}' PATH='{root}/bin':"$PATH"
+cd "$HOME"
+exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"
+"""
+
+SYSTEMCTL = """\
+#!/bin/sh
+case "$1 $2" in
+  "is-active ssh.service" | "is-active awsddp-expiry.service") echo active ;;
+  "reload ssh.service") kill -HUP $(cat '{root}/sshd.pid') ;;
+  *) exit 3 ;;
+esac
+"""
+
+
+@dataclass
+class Host:
+    """A server that a test may stop, freeze and start again."""
+
+    node: int
+    host: str
+    port: int
+    root: Path
+    seed: KeyPair
+    process: "subprocess.Popen[bytes] | None" = None
+    frozen: list[int] = field(default_factory=list)
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def work(self) -> Path:
+        return self.home / "awsddp" / "work"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(
+            node=self.node,
+            instance_id=f"i-{self.node:017x}",
+            host=self.host,
+            port=self.port,
+            user=getpass.getuser(),
+        )
+
+    def start(self) -> None:
+        log = (self.root / "log").open("ab")
+        self.process = subprocess.Popen(
+            [SSHD, "-D", "-e", "-f", str(self.root / "sshd_config")], stdin=subprocess.DEVNULL, stderr=log
+        )
+        log.close()
+        (self.root / "sshd.pid").write_text(str(self.process.pid))
+        wait_until(self._answers, f"sshd of node{self.node}")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.thaw()
+            for pid in self.sessions():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def freeze(self) -> None:
+        """Stop sshd and all that it serves, as a machine does that hangs."""
+        assert self.process is not None
+        self.frozen = [self.process.pid, *self.sessions()]
+        for pid in self.frozen:
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for pid in self.frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.frozen = []
+
+    def sessions(self) -> list[int]:
+        """Process ids of all that sshd serves."""
+        assert self.process is not None
+        found, todo = [], [self.process.pid]
+        while todo:
+            pid = todo.pop()
+            with suppress(OSError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    todo += [int(child) for child in (task / "children").read_text().split()]
+            found.append(pid)
+        return found[1:]
+
+    def script(self, name: str, text: str) -> None:
+        """Put a program of the test's own before the machine's."""
+        path = self.root / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.format(root=self.root, home=self.home))
+        path.chmod(0o755)
+
+    def _answers(self) -> bool:
+        with suppress(OSError), socket.create_connection((self.host, self.port), 1) as line:
+            return line.recv(4) == b"SSH-"
+        return False
+
+
+@dataclass
+class Lab:
+    """Some hosts, the login key that they accept, and what is known of them."""
+
+    folder: Path
+    hosts: list[Host]
+    key: Path
+    known_hosts: Path
+
+    def fleet(self, **settings: object) -> Fleet:
+        options: dict[str, object] = {
+            "key": self.key,
+            "known_hosts": self.known_hosts,
+            "deadline_s": 20,
+        }
+        return Fleet([host.endpoint for host in self.hosts], **{**options, **settings})  # type: ignore[arg-type]
+
+    @property
+    def ssh_config(self) -> Path:
+        path = self.folder / "ssh config"
+        path.write_text(ssh_config([host.endpoint for host in self.hosts], self.key, self.known_hosts))
+        return path
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    """Poll a condition until a deadline."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.02)
+
+
+def make_host(folder: Path, node: int, login: KeyPair) -> Host:
+    address = f"127.77.{os.getpid() % 250 + 1}.{node + 1}"
+    with socket.create_server((address, 0)) as probe:
+        port = probe.getsockname()[1]
+    """Lay out a host in `folder`; it is not started yet."""
+    host = Host(node, address, port, folder / f"node{node}", make_key("seed"))
+    (host.root / "etc/ssh").mkdir(parents=True)
+    host.home.mkdir()
+    private = host.root / "etc/ssh/ssh_host_ed25519_key"
+    private.touch(mode=0o600)
+    private.write_text(host.seed.private)
+    (host.root / "authorized_keys").write_text(login.public + "\n")
+    (host.root / "sshd_config").write_text(CONFIG.format(host=address, port=port, root=host.root))
+    (host.root / "enter").write_text(ENTER.format(home=host.home, root=host.root))
+    (host.root / "enter").chmod(0o755)
+    host.script("systemctl", SYSTEMCTL)
+    host.script("cloud-init", "#!/bin/sh\nexit 0\n")
+    return host
