@@ -1,0 +1,83 @@
+"""A cgroup for each node, under one for the local cloud: limits, and a sure way to find and end its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from awsddp.local.place import Place
+
+ROOT = Path("/sys/fs/cgroup")
+MAX_PROCESSES = 8192
+MEMORY_SHARE = 0.9
+
+
+def hierarchies() -> list[Path]:
+    """The mounted trees that systemd and the limits need: one with cgroup v2, several with v1 or both."""
+    if (ROOT / "cgroup.controllers").exists():
+        return [ROOT]
+    return [ROOT / name for name in ("unified", "systemd", "memory", "pids") if (ROOT / name).is_dir()]
+
+
+def make(place: Place, instance_id: str) -> list[Path]:
+    """Makes a node's cgroups with their limits and returns them."""
+    made = []
+    for tree in hierarchies():
+        folder = tree / place.cgroup / instance_id
+        folder.mkdir(parents=True, exist_ok=True)
+        if tree == ROOT:
+            for parent in (ROOT, folder.parent):
+                with suppress(OSError):
+                    (parent / "cgroup.subtree_control").write_text("+memory +pids")
+        made.append(folder)
+    memory_bytes = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
+    limits = {
+        "memory.max": memory_bytes,
+        "memory.limit_in_bytes": memory_bytes,
+        "pids.max": MAX_PROCESSES,
+    }
+    for folder in made:
+        for name, value in limits.items():
+            if (folder / name).exists():
+                (folder / name).write_text(str(value))
+    return made
+
+
+def processes(place: Place, instance_id: str = "") -> set[int]:
+    """The pids in a node's cgroups, or in those of the whole local cloud."""
+    pids: set[int] = set()
+    # Every process is in every tree, so one tells of all.
+    for folder, _, files in os.walk(hierarchies()[0] / place.cgroup / instance_id):
+        if "cgroup.procs" in files:
+            with suppress(OSError):
+                pids.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
+    return pids
+
+
+def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
+    """Kills what is in the cgroups and removes them; false if something was left at the deadline."""
+    until = time.monotonic() + deadline_s
+    while pids := processes(place, instance_id):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return all([_remove(tree / place.cgroup / instance_id, until) for tree in hierarchies()])
+
+
+def _remove(folder: Path, until: float) -> bool:
+    """Removes a tree of cgroups; a cgroup stays busy for a moment after its last process is gone."""
+    for path, _, _ in os.walk(folder, topdown=False):
+        while os.path.isdir(path):
+            try:
+                os.rmdir(path)
+            except OSError:
+                if time.monotonic() > until:
+                    return False
+                time.sleep(0.01)
+    return True

@@ -1,0 +1,268 @@
+"""Starting, finding and stopping the local cloud of a home. Light: the daemon's heavy imports stay with it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+from awsddp.errors import LocalCloudError
+from awsddp.local.place import Place
+
+REGION = "us-east-1"
+START_S = 60.0
+MODES = ("nspawn", "records")
+
+
+@dataclass(frozen=True)
+class LocalInfo:
+    """A local cloud: how to reach it, what it is, who started it."""
+
+    endpoint: str
+    region: str
+    access_key_id: str
+    secret_access_key: str
+    mode: str
+    why: str
+    ssh_port: int
+    caller_address: str
+    auto: bool
+    pid: int | None
+    """None when its daemon is dead; `start` revives it."""
+
+
+def start(
+    home: Path,
+    *,
+    auto: bool = False,
+    mode: str | None = None,
+    share: tuple[Path, ...] = (),
+    on_event: Callable[[str], None] = lambda _: None,
+) -> LocalInfo:
+    """Makes sure that the local cloud of a home runs, and returns it; one that died goes on where it was.
+
+    :param auto: nobody asked for it by name, so the client may stop it when nothing lives in it.
+    :param mode: "nspawn" or "records"; None takes what this machine can do, or what runs.
+    :param share: folders of the machine to show read-only in nodes that boot from now on.
+    :param on_event: told what takes long.
+    :raises LocalCloudError: this machine cannot, or the daemon did not come up; `why` says it.
+    """
+    place = Place(home)
+    with _client_lock(place):
+        settings = _settings(place, auto=auto, mode=mode, share=share)
+        if settings["mode"] == "nspawn":
+            from awsddp.local import torchenv
+
+            settings["torch"] = str(torchenv.ensure(torchenv.cache_folder(), on_event=on_event))
+        write_json(place.settings, settings)
+        if not _daemon_lives(place):
+            _spawn(place)
+        return _wait(place)
+
+
+def find(home: Path) -> LocalInfo | None:
+    """The local cloud of a home, or None if there is none.
+
+    One whose daemon died counts while it has instances; its `pid` is None.
+    """
+    place = Place(home)
+    alive = _daemon_lives(place)
+    if not alive and not any(place.nodes.glob("*/made")):
+        return None
+    with suppress(FileNotFoundError, KeyError, ValueError):
+        return _info(place, alive=alive)
+    return None
+
+
+def stop(home: Path) -> None:
+    """Ends the local cloud of a home: instances, processes, mounts, namespaces, interfaces, cgroups, files.
+
+    The image cache stays. None running is fine.
+
+    :raises LocalCloudError: something could not be ended.
+    """
+    from awsddp.local import sweep
+
+    place = Place(home)
+    if not place.folder.exists():
+        return
+    with _client_lock(place):
+        _end_daemon(place)
+        sweep.sweep(place)
+
+
+def status(info: LocalInfo) -> dict[str, Any]:
+    """The document of `awsddp local status`.
+
+    :raises LocalCloudError: its daemon does not answer.
+    """
+    request = urllib.request.Request(
+        f"{info.endpoint}/_awsddp/status", headers={"X-Awsddp-Secret": info.secret_access_key}
+    )
+    try:
+        with _direct().open(request, timeout=10) as reply:
+            instances = json.load(reply)["instances"]
+    except OSError as error:
+        raise LocalCloudError(
+            f"the local cloud at {info.endpoint} does not answer", why=str(error), next="awsddp local start"
+        ) from error
+    return {
+        "endpoint": info.endpoint,
+        "region": info.region,
+        "access_key_id": info.access_key_id,
+        "secret_access_key": info.secret_access_key,
+        "mode": info.mode,
+        "why": info.why,
+        "instances": instances,
+    }
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Writes a file whole or not at all, readable by its owner alone."""
+    new = path.with_suffix(".new")
+    new.touch(mode=0o600)
+    new.write_text(json.dumps(document, indent=1))
+    new.rename(path)
+
+
+def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, ...]) -> dict[str, Any]:
+    """What was asked for so far and now."""
+    earlier: dict[str, Any] = json.loads(place.settings.read_text()) if place.settings.exists() else {}
+    if earlier and mode not in (None, earlier["mode"]):
+        raise LocalCloudError(
+            f"the local cloud already runs in {earlier['mode']} mode",
+            why="its mode cannot change while it exists",
+            next=f"awsddp local stop, then: awsddp local start ({mode})",
+        )
+    for folder in share:
+        if not folder.is_dir():
+            raise LocalCloudError(f"cannot share {folder}", why="it is not a folder", next="name a folder")
+    if not earlier:
+        from awsddp.local import requirements
+
+        chosen, why = requirements.choose(mode)
+        earlier = {"mode": chosen, "why": why, "auto": True, "share": []}
+    shared = [*earlier["share"], *(str(folder.resolve()) for folder in share)]
+    return {**earlier, "auto": earlier["auto"] and auto, "share": sorted(set(shared))}
+
+
+def _info(place: Place, *, alive: bool) -> LocalInfo:
+    settings, report = json.loads(place.settings.read_text()), json.loads(place.report.read_text())
+    return LocalInfo(
+        endpoint=f"http://127.0.0.1:{report['port']}",
+        region=REGION,
+        access_key_id=report["access_key_id"],
+        secret_access_key=report["secret_access_key"],
+        mode=settings["mode"],
+        why=settings["why"],
+        ssh_port=22,
+        caller_address=str(IPv4Network(report["block"])[1]),
+        auto=settings["auto"],
+        pid=report["pid"] if alive else None,
+    )
+
+
+@contextmanager
+def _client_lock(place: Place) -> Iterator[None]:
+    """One client at a time; `stop` removes the file, so who waited looks whether it is still the one."""
+    while True:
+        place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            lock = place.client_lock.open("w")
+        except FileNotFoundError:
+            continue
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if place.client_lock.stat().st_ino == os.fstat(lock.fileno()).st_ino:
+                    yield
+                    return
+
+
+def _daemon_lives(place: Place) -> bool:
+    try:
+        with place.daemon_lock.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+def _spawn(place: Place) -> None:
+    """Starts the daemon in a session of its own, and waits until it has taken its lock or ended."""
+    package = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    search = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+    if place.report.exists():
+        report = json.loads(place.report.read_text())
+        write_json(place.report, {key: report[key] for key in ("port", "block") if key in report})
+    with place.log.open("ab") as log:
+        subprocess.run(
+            ["setsid", "--fork", sys.executable, "-m", "awsddp.local.daemon", str(place.home.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": path, "PATH": search},
+            check=True,
+        )
+
+
+def _wait(place: Place) -> LocalInfo:
+    until = time.monotonic() + START_S
+    seen_alive = False
+    while time.monotonic() < until:
+        alive = _daemon_lives(place)
+        seen_alive = seen_alive or alive
+        report = json.loads(place.report.read_text()) if place.report.exists() else {}
+        if alive and "pid" in report:
+            return _info(place, alive=True)
+        if "error" in report:
+            error = report["error"]
+            raise LocalCloudError(error["message"], why=error["why"], next=error["next"])
+        if seen_alive and not alive:
+            break
+        time.sleep(0.02)
+    lines = place.log.read_text(errors="replace").strip().splitlines() if place.log.exists() else []
+    raise LocalCloudError(
+        "the local cloud did not start",
+        why="\n".join(lines[-5:]),
+        next=f"read {place.log}, then: awsddp local stop",
+    )
+
+
+def _end_daemon(place: Place) -> None:
+    until = time.monotonic() + 10
+    sent: set[int] = set()
+    while _daemon_lives(place):
+        kill = signal.SIGTERM if time.monotonic() < until - 5 else signal.SIGKILL
+        with suppress(FileNotFoundError, KeyError, ValueError, ProcessLookupError):
+            pid = json.loads(place.report.read_text())["pid"]
+            if kill not in sent:
+                os.kill(pid, kill)
+                sent.add(kill)
+        if time.monotonic() > until:
+            raise LocalCloudError(
+                "the local cloud's daemon does not end",
+                why=f"its log is {place.log}",
+                next="awsddp local stop",
+            )
+        time.sleep(0.02)
+
+
+def _direct() -> urllib.request.OpenerDirector:
+    """Never through a proxy: the endpoint is on this machine."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))

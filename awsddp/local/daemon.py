@@ -1,0 +1,135 @@
+"""The process of a local cloud: `python -m awsddp.local.daemon HOME`.
+
+It reads what was asked for (`settings.json`), takes up the state of an earlier run, opens the network, serves the
+endpoint and says where (`daemon.json`). It ends on SIGTERM and leaves everything in place: `control.stop`
+sweeps what it had, and a new start finds it again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import ipaddress
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from awsddp.errors import AwsddpError
+from awsddp.local import network
+from awsddp.local.control import REGION, write_json
+from awsddp.local.hosts import Hosts, NoHosts
+from awsddp.local.place import Place
+
+NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
+
+
+def main() -> None:
+    place = Place(Path(sys.argv[1]))
+    with place.daemon_lock.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(0)  # another one serves this home
+        try:
+            serve(place)
+        except AwsddpError as error:
+            write_json(place.report, {"error": error.document()["error"]})
+            sys.exit(error.exit_code)
+
+
+def serve(place: Place) -> None:
+    """Serves until SIGTERM.
+
+    :raises AwsddpError: the network or the state of an earlier run cannot be used.
+    """
+    settings = json.loads(place.settings.read_text())
+    earlier = json.loads(place.report.read_text()) if place.report.exists() else {}
+    block = ipaddress.IPv4Network(earlier["block"]) if "block" in earlier else None
+    hosts: Hosts = NoHosts()
+    if settings["mode"] == "nspawn":
+        from awsddp.local import torchenv
+        from awsddp.local.nspawn import NspawnHosts
+
+        block = network.open_switch(place, block)
+        image = torchenv.describe(Path(settings["torch"]))
+        hosts = NspawnHosts(place, image, share=lambda: _shared(place))
+    block = block or NO_HOSTS_BLOCK
+
+    gc.disable()  # moto's tables are read once and never dropped
+    from werkzeug.serving import make_server
+
+    from awsddp.local.emulator import Emulator
+    from awsddp.local.front import Front
+    from awsddp.local.lifecycle import Lifecycle
+    from awsddp.local.store import Store
+
+    gc.freeze()
+    gc.enable()
+    emulator = Emulator(block)
+    store = Store(place.state)
+    store.load()
+    emulator.backend(REGION)
+    key, secret = emulator.credentials()
+    store.save()
+    lifecycle = Lifecycle(emulator, store, hosts)
+    front = Front(emulator, store, lifecycle, secret=secret, status=lambda: status(emulator))
+    server = make_server(
+        "127.0.0.1", int(earlier.get("port", 0)), front, threaded=True, request_handler=_quiet()
+    )
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+    lifecycle.start()
+    report = {
+        "pid": os.getpid(),
+        "port": server.server_port,
+        "block": str(block),
+        "access_key_id": key,
+        "secret_access_key": secret,
+    }
+    write_json(place.report, report)
+    server.serve_forever(poll_interval=0.1)
+
+
+def status(emulator: Any) -> dict[str, Any]:
+    """What `local status` shows of the instances."""
+    with emulator.lock:
+        return {
+            "instances": [
+                {
+                    "instance_id": one.id,
+                    "state": one.state,
+                    "instance_type": one.instance_type,
+                    "region": one.region_name,
+                    "private_ip": one.private_ip if one.state != "terminated" else None,
+                    "name": {tag["key"]: tag["value"] for tag in one.get_tags()}.get("Name"),
+                    "reason": one.state_reason.message,
+                }
+                for one in emulator.instances()
+            ]
+        }
+
+
+def _shared(place: Place) -> list[Path]:
+    """Read when a node boots: a later `local start --share` adds to it."""
+    return [Path(path) for path in json.loads(place.settings.read_text())["share"]]
+
+
+def _quiet() -> Any:
+    from moto.moto_server.werkzeug_app import MotoRequestHandler
+
+    class Quiet(MotoRequestHandler):
+        """No line in the log for each request; kept-alive connections."""
+
+        protocol_version = "HTTP/1.1"
+
+        def log_request(self, code: Any = "-", size: Any = "-") -> None:
+            return None
+
+    return Quiet
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""moto's EC2, made to behave like a cloud that has machines behind it.
+
+What moto decides on its own here is changed in one place: instances take time and end when their host
+has ended, addresses come from the block that is really routed, and the images are Deep Learning AMIs.
+"""
+
+from __future__ import annotations
+
+import copy
+import ipaddress
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.responses import ActionResult
+from moto.ec2 import exceptions as ec2_exceptions
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.amis import Ami, AmiBackend
+from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
+from moto.ec2.models.elastic_network_interfaces import NetworkInterface
+from moto.ec2.models.instances import Instance, StateReason
+from moto.ec2.models.subnets import Subnet
+from moto.ec2.models.vpcs import VPCBackend
+from moto.ec2.responses.instances import InstanceResponse
+from moto.iam.models import iam_backends
+from moto.ssm.models import Parameter, SimpleSystemManagerBackend
+
+from awsddp.local import dlami
+
+USER = "local"
+CODES = {
+    "pending": 0,
+    "running": 16,
+    "shutting-down": 32,
+    "terminated": 48,
+    "stopping": 64,
+    "stopped": 80,
+}
+USER_SHUTDOWN = ("Client.UserInitiatedShutdown", "User initiated shutdown")
+INSTANCE_SHUTDOWN = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
+BROKEN = ("Server.InternalError", "Internal error on launch")
+
+_original_init = Instance.__init__
+_original_terminate = Instance.terminate
+_original_stop = Instance.stop
+_original_ssm_init = SimpleSystemManagerBackend.__init__
+
+
+class Emulator:
+    """The records of the cloud. Whoever reads or changes them holds `lock`."""
+
+    def __init__(self, block: ipaddress.IPv4Network) -> None:
+        self.lock = threading.RLock()
+        self.block = block
+        _patch(block)
+
+    def backend(self, region: str) -> Any:
+        """moto's EC2 back end of a region; made on first use.
+
+        :raises KeyError: no such region.
+        """
+        return ec2_backends[DEFAULT_ACCOUNT_ID][region]
+
+    def instances(self) -> Iterator[Any]:
+        """All instances of all regions, terminated ones too."""
+        for backend in list(ec2_backends[DEFAULT_ACCOUNT_ID].values()):
+            for reservation in list(backend.reservations.values()):
+                yield from reservation.instances
+
+    def credentials(self) -> tuple[str, str]:
+        """Access key id and secret of the account's first user; made on first use, the same ever after."""
+        iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
+        if USER not in iam.users:
+            user = iam.create_user("us-east-1", USER)
+            user.id = f"AIDA{user.id.upper()[:17]}"
+            iam.create_access_key(USER)
+        key = iam.list_access_keys(USER)[0]
+        return key.access_key_id, key.secret_access_key
+
+    def secret(self, access_key_id: str) -> str | None:
+        """The secret of an access key, None if there is no such key."""
+        key = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].access_keys.get(access_key_id)
+        return key.secret_access_key if key is not None and key.status == "Active" else None
+
+    def forget_old(self, *, older_than_s: float = 3600) -> bool:
+        """Drops terminated instances that EC2 would no longer list; true if there were any."""
+        now, changed = datetime.now(UTC), False
+        for backend in list(ec2_backends[DEFAULT_ACCOUNT_ID].values()):
+            for key, reservation in list(backend.reservations.items()):
+                ends = [getattr(instance, "ended", None) for instance in reservation.instances]
+                if all(end is not None and (now - end).total_seconds() > older_than_s for end in ends):
+                    del backend.reservations[key]
+                    changed = True
+        return changed
+
+
+def set_state(instance: Any, name: str) -> None:
+    instance._state.name, instance._state.code = name, CODES[name]
+
+
+def set_reason(instance: Any, reason: tuple[str, str], detail: str = "") -> None:
+    """Why an instance left `running`, as DescribeInstances shows it."""
+    code, message = reason
+    instance._reason = f"{message} ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} GMT)"
+    instance.state_reason = StateReason(f"{code}: {detail or message}", code)
+
+
+def finish_stop(instance: Any) -> None:
+    """The host is off: what EC2 does then."""
+    reason, state_reason = instance._reason, instance.state_reason
+    _original_stop(instance)
+    instance._reason, instance.state_reason = reason, state_reason
+
+
+def finish_terminate(instance: Any) -> None:
+    """The host is gone: interfaces and volumes go too."""
+    reason, state_reason = instance._reason, instance.state_reason
+    _original_terminate(instance)
+    instance._reason, instance.state_reason = reason, state_reason
+    instance.ended = datetime.now(UTC)
+
+
+def _patch(block: ipaddress.IPv4Network) -> None:
+    Instance.__init__ = _instance_init
+    Instance.terminate = _terminate
+    Instance.stop = _stop
+    Instance.start = _start
+    Instance.reboot = _reboot
+    InstanceResponse.terminate_instances = _terminate_response
+    NetworkInterface.check_auto_public_ip = _public_ip
+    Subnet.get_available_subnet_ip = _subnet_ip
+    AmiBackend._load_amis = _load_images
+    Ami.block_device_mappings = property(_image_disks)
+    SimpleSystemManagerBackend.__init__ = _ssm_init
+    VPCBackend.create_default_vpc = lambda self: _default_vpc(self, block)
+
+
+def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    _original_init(self, *args, **kwargs)
+    set_state(self, "pending")
+    self.reboot_wanted = False
+    for nic in self.nics.values():
+        nic.delete_on_termination = True
+
+
+def _terminate(self: Any) -> Any:
+    previous = copy.copy(self._state)
+    if previous.name not in ("shutting-down", "terminated"):
+        set_state(self, "shutting-down")
+        set_reason(self, USER_SHUTDOWN)
+    return previous
+
+
+def _stop(self: Any) -> Any:
+    previous = copy.copy(self._state)
+    if previous.name in ("shutting-down", "terminated"):
+        raise _wrong_state(self, "stopped")
+    if previous.name in ("pending", "running"):
+        set_state(self, "stopping")
+        set_reason(self, USER_SHUTDOWN)
+    return previous
+
+
+def _start(self: Any) -> Any:
+    previous = copy.copy(self._state)
+    if previous.name in ("shutting-down", "terminated", "stopping"):
+        raise _wrong_state(self, "started")
+    if previous.name == "stopped":
+        for nic in self.nics.values():
+            nic.start()
+        set_state(self, "pending")
+        self._reason, self.state_reason = "", StateReason()
+    return previous
+
+
+def _reboot(self: Any) -> None:
+    if self._state.name not in ("pending", "running"):
+        raise _wrong_state(self, "rebooted")
+    self.reboot_wanted = True
+
+
+def _wrong_state(instance: Any, wish: str) -> Exception:
+    return ec2_exceptions.EC2ClientError(
+        "IncorrectInstanceState",
+        f"The instance '{instance.id}' is not in a state from which it can be {wish}.",
+    )
+
+
+def _terminate_response(self: Any) -> ActionResult:
+    ids = self._get_param("InstanceIds", [])
+    self.error_on_dryrun()
+    ended = self.ec2_backend.terminate_instances(ids)
+    return ActionResult(
+        {
+            "TerminatingInstances": [
+                {"InstanceId": one.id, "CurrentState": one._state, "PreviousState": previous}
+                for one, previous in ended
+            ]
+        }
+    )
+
+
+def _public_ip(self: Any) -> None:
+    """The private address is reachable from the machine, so it is the public one too."""
+    if str(self.public_ip_auto_assign).lower() == "true":
+        self.public_ip = self.private_ip_address
+
+
+def _subnet_ip(self: Any, instance: Any) -> str:
+    """The lowest free address; EC2 keeps the first four and the last of a subnet."""
+    for address in list(self.cidr.hosts())[3:]:
+        if str(address) not in self._subnet_ips and address not in self._reserved_ips:
+            self._subnet_ips[str(address)] = instance
+            return str(address)
+    raise ec2_exceptions.EC2ClientError(
+        "InsufficientFreeAddressesInSubnet",
+        f"There are not enough free addresses in subnet '{self.id}' to satisfy the requested number of instances.",
+    )
+
+
+def _default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
+    """A default VPC with a default subnet in each zone, each zone of the world with a /24 of its own."""
+    vpc = self.create_vpc(cidr_block=str(block), is_default=True)
+    networks = list(block.subnets(new_prefix=24))
+    ranks = {
+        zone.name: rank
+        for rank, zone in enumerate(zone for zones in RegionsAndZonesBackend.zones.values() for zone in zones)
+    }
+    for zone in self.describe_availability_zones():
+        self.create_subnet(vpc.id, str(networks[ranks[zone.name]]), availability_zone=zone.name)
+    gateway = self.create_internet_gateway()
+    self.attach_internet_gateway(gateway.id, vpc.id)
+    main = next(table for table in self.route_tables.values() if table.vpc_id == vpc.id)
+    self.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
+    return vpc
+
+
+def _load_images(self: Any) -> None:
+    for image in dlami.IMAGES:
+        ami = Ami(
+            self,
+            image.id(self.region_name),
+            name=image.name,
+            description=f"Supported EC2 instances: {dlami.FAMILIES}. Local: its GPUs are pretended.",
+            owner_id=dlami.OWNER,
+            owner_alias="amazon",
+            public=True,
+            virtualization_type="hvm",
+            architecture=image.architecture,
+            creation_date=datetime.fromisoformat(image.created).replace(tzinfo=None),
+            image_location=f"amazon/{image.name}",
+            hypervisor="xen",
+            root_device_type="ebs",
+            root_device_name=dlami.ROOT_DEVICE,
+            tags=dlami.TAGS,
+        )
+        ami.ebs_snapshot.volume.size = dlami.ROOT_GIB
+        ami.ena_support = True
+        self.amis[ami.id] = ami
+
+
+def _image_disks(self: Any) -> list[dict[str, Any]]:
+    disk = {
+        "SnapshotId": self.ebs_snapshot.id,
+        "VolumeSize": self.ebs_snapshot.volume.size,
+        "DeleteOnTermination": True,
+        "VolumeType": "gp3",
+        "Encrypted": False,
+    }
+    return [{"DeviceName": self.root_device_name, "Ebs": disk}]
+
+
+def _ssm_init(self: Any, region_name: str, account_id: str) -> None:
+    _original_ssm_init(self, region_name, account_id)
+    self._resource_tags = defaultdict(partial(defaultdict, dict))  # moto's lambda does not pickle
+    for image in dlami.IMAGES:
+        if image.parameter:
+            name = image.parameter_name()
+            self._parameters[name].append(
+                Parameter(
+                    account_id=account_id,
+                    name=name,
+                    value=image.id(region_name),
+                    parameter_type="String",
+                    description=None,
+                    allowed_pattern=None,
+                    keyid=None,
+                    last_modified_date=datetime.fromisoformat(image.created),
+                    version=1,
+                    data_type="aws:ec2:image",
+                )
+            )

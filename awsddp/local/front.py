@@ -1,0 +1,195 @@
+"""The endpoint: every request passes here, before and after moto.
+
+In this order: the signature, what EC2 refuses, what moto cannot do, moto itself; then, if the request changed
+something, it is written down before the reply goes out, and the hosts are told.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import traceback
+import uuid
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+from xml.sax.saxutils import escape
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+from awsddp.local import refusals
+from awsddp.local.emulator import Emulator
+from awsddp.local.lifecycle import Lifecycle
+from awsddp.local.requests import Refusal, Reply, Request, check_signature, read, refuse
+from awsddp.local.store import Launch, Store
+
+ADMIN = "/_awsddp/"
+NOT_ASKED = ("ClientToken", "DryRun")  # of a launch: what may differ when it is sent again
+
+
+class Front:
+    """The WSGI application."""
+
+    def __init__(
+        self,
+        emulator: Emulator,
+        store: Store,
+        lifecycle: Lifecycle,
+        *,
+        secret: str,
+        status: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._emulator = emulator
+        self._store = store
+        self._lifecycle = lifecycle
+        self._secret = secret
+        self._status = status
+        self._moto = DomainDispatcherApplication(create_backend_app)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ.get("PATH_INFO", "").startswith(ADMIN):
+            status, headers, body = self._admin(environ)
+        else:
+            status, headers, body = self._api(environ)
+        start_response(status, [*headers, ("Content-Length", str(len(body)))])
+        return [body]
+
+    def _admin(self, environ: dict[str, Any]) -> Reply:
+        """What the `local` verb asks; only who can read the daemon's folder knows the secret."""
+        if environ.get("HTTP_X_AWSDDP_SECRET") != self._secret:
+            return "403 Forbidden", [("Content-Type", "text/plain")], b"no\n"
+        return "200 OK", [("Content-Type", "application/json")], json.dumps(self._status()).encode()
+
+    def _api(self, environ: dict[str, Any]) -> Reply:
+        service, target = "", "HTTP_X_AMZ_TARGET" in environ
+        try:
+            request = read(environ)
+            service = request.service
+            with self._emulator.lock:
+                check_signature(request, environ, self._emulator.secret)
+                before = self._store.size()
+                reply = self._answer(request, environ)
+                if request.changes or self._store.size() != before:
+                    self._store.save()
+            if request.changes and service == "ec2":
+                self._lifecycle.wake()
+            return reply
+        except Refusal as refusal:
+            return refuse(refusal, service=service, target=target)
+        except Exception:
+            traceback.print_exc()
+            internal = Refusal(
+                "InternalError", "An internal error has occurred", status="500 Internal Server Error"
+            )
+            return refuse(internal, service=service, target=target)
+
+    def _answer(self, request: Request, environ: dict[str, Any]) -> Reply:
+        if request.service != "ec2":
+            return self._ask_moto(request, environ)
+        try:
+            backend = self._emulator.backend(request.region)
+        except KeyError:
+            raise Refusal("AuthFailure", f"There is no region {request.region}") from None
+        if request.action == "RunInstances":
+            return self._launch(request, environ, backend)
+        if request.action == "DeleteSecurityGroup":
+            refusals.check_group_unused(request, backend)
+        if request.action == "GetConsoleOutput":
+            return self._console(request, backend)
+        return self._ask_moto(request, environ)
+
+    def _launch(self, request: Request, environ: dict[str, Any], backend: Any) -> Reply:
+        """RunInstances; the same token and request again is answered with what was launched then."""
+        digest = _digest(request)
+        key = (request.region, request.parameters.get("ClientToken", ""))
+        if key[1] and (earlier := self._store.launches.get(key)):
+            return self._replay(earlier, digest, backend)
+        refusals.check_launch(request, backend)
+        parameters = {**request.parameters, "MinCount": request.parameters.get("MaxCount", "1")}
+        if not {"SubnetId", "NetworkInterface.1.SubnetId"} & set(parameters):
+            nics = any(name.startswith("NetworkInterface.1.") for name in parameters)
+            subnet = refusals.default_subnet(request, backend)
+            if subnet is None:
+                raise Refusal(
+                    "MissingInput", "No default subnet can take this instance type. Specify a subnet."
+                )
+            parameters["NetworkInterface.1.SubnetId" if nics else "SubnetId"] = subnet
+        before = {instance.id for instance in self._emulator.instances()}
+        reply = self._ask_moto(request, environ, parameters)
+        made = [instance for instance in self._emulator.instances() if instance.id not in before]
+        if made:
+            _tag_interfaces(request, made)
+            if key[1]:
+                self._store.launches[key] = Launch(digest, reply, tuple(one.id for one in made))
+        return reply
+
+    def _replay(self, earlier: Launch, digest: str, backend: Any) -> Reply:
+        if earlier.digest != digest:
+            raise Refusal(
+                "IdempotentParameterMismatch",
+                "Arguments on this idempotent request are inconsistent with arguments used in previous request(s).",
+            )
+        alive = {
+            instance.id
+            for reservation in backend.reservations.values()
+            for instance in reservation.instances
+            if instance.state not in ("shutting-down", "terminated")
+        }
+        if not alive & set(earlier.instance_ids):
+            raise Refusal(
+                "IdempotentInstanceTerminated",
+                "The instances launched with this client token have been terminated. Please use a new token.",
+            )
+        return earlier.reply
+
+    def _console(self, request: Request, backend: Any) -> Reply:
+        instance_id = request.parameters.get("InstanceId", "")
+        if backend.get_instance_by_id(instance_id) is None:
+            raise Refusal("InvalidInstanceID.NotFound", f"The instance ID '{instance_id}' does not exist")
+        text = base64.b64encode(self._lifecycle.console(instance_id)[-65536:]).decode()
+        body = (
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
+            f"<requestId>{uuid.uuid4()}</requestId><instanceId>{escape(instance_id)}</instanceId>"
+            f"<timestamp>{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}</timestamp>"
+            f"<output>{text}</output></GetConsoleOutputResponse>"
+        )
+        return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], body.encode()
+
+    def _ask_moto(
+        self, request: Request, environ: dict[str, Any], parameters: dict[str, str] | None = None
+    ) -> Reply:
+        body = request.body if parameters is None else urlencode(parameters).encode()
+        answer: list[Any] = []
+
+        def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
+            answer[:] = [status, [pair for pair in headers if pair[0].lower() != "content-length"]]
+
+        inner = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        chunks = self._moto(inner, start_response)
+        content = b"".join(chunks)
+        return answer[0], answer[1], content
+
+
+def _digest(request: Request) -> str:
+    asked = sorted((k, v) for k, v in request.parameters.items() if k not in NOT_ASKED)
+    return hashlib.sha256(repr(asked).encode()).hexdigest()
+
+
+def _tag_interfaces(request: Request, instances: list[Any]) -> None:
+    """Tags for network interfaces in the launch, which moto drops."""
+    tags: dict[str, str] = {}
+    number = 1
+    while kind := request.parameters.get(f"TagSpecification.{number}.ResourceType"):
+        stem = f"TagSpecification.{number}.Tag"
+        count = 1
+        while kind == "network-interface" and (name := request.parameters.get(f"{stem}.{count}.Key")):
+            tags[name] = request.parameters.get(f"{stem}.{count}.Value", "")
+            count += 1
+        number += 1
+    for instance in instances:
+        for nic in instance.nics.values():
+            nic.add_tags(tags)

@@ -1,0 +1,250 @@
+"""What happens to instances after the reply: one worker brings records and hosts together.
+
+The records say what should be (`pending`, `stopping`, `shutting-down`, a reboot that was asked for), the hosts
+say what is; each pass takes each instance one step. Nothing else is remembered that a restart would
+lose. Steps that take time run in a pool, one at a time for an instance.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import select
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from awsddp.local import emulator as records
+from awsddp.local.emulator import Emulator
+from awsddp.local.groups import Rule, ruleset
+from awsddp.local.hosts import Condition, Hosts, HostSpec
+from awsddp.local.store import Store
+
+BUSY_POLL_S = 0.05
+IDLE_POLL_S = 5.0
+SHUT_DOWN_S = 60.0
+ENDED = ("stopped", "terminated")
+
+
+class Lifecycle:
+    """The worker."""
+
+    def __init__(self, emulator: Emulator, store: Store, hosts: Hosts) -> None:
+        self._emulator = emulator
+        self._store = store
+        self._hosts = hosts
+        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="host")
+        self._busy: set[str] = set()
+        self._booted: set[str] = set()
+        self._broken: dict[str, str] = {}
+        self._asked: dict[str, float] = {}
+        self._rules: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._thread = threading.Thread(target=self._run, name="lifecycle", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Asks for a pass now."""
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+
+    def console(self, instance_id: str) -> bytes:
+        return self._hosts.console(instance_id)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                settled = self._pass()
+            except Exception:
+                traceback.print_exc()
+                settled = True
+            self._wait(IDLE_POLL_S if settled else BUSY_POLL_S, watch=settled)
+
+    def _wait(self, timeout_s: float, *, watch: bool) -> None:
+        """Until a request, the end of a host, or the time is up."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        exits = [self._hosts.exits(instance_id) for instance_id in self._living()] if watch else []
+        for descriptor in exits:
+            if descriptor is not None:
+                poll.register(descriptor, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+        for descriptor in exits:
+            if descriptor is not None:
+                os.close(descriptor)
+        with suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+
+    def _living(self) -> list[str]:
+        with self._emulator.lock:
+            return [one.id for one in self._emulator.instances() if one.state not in ENDED]
+
+    def _pass(self) -> bool:
+        """One step for every instance; true if nothing is on its way."""
+        with self._emulator.lock:
+            instances = list(self._emulator.instances())
+            before = [(one.id, one.state) for one in instances]
+            for instance in instances:
+                if instance.state not in ENDED and instance.id not in self._busy:
+                    self._step(instance)
+            living = [one for one in instances if one.state != "terminated"]
+            changed = before != [(one.id, one.state) for one in instances]
+            if self._emulator.forget_old() or changed:
+                self._store.save()
+            rules = {one.id: _rules(one, living) for one in living}
+            names = {one.private_ip: one.private_dns_name for one in living}
+            unsettled = bool(self._busy) or any(
+                one.state not in (*ENDED, "running") or one.reboot_wanted for one in living
+            )
+        self._enforce(rules, names)
+        return not unsettled and not changed
+
+    def _enforce(self, rules: dict[str, str], names: dict[str, str]) -> None:
+        for instance_id, text in rules.items():
+            if self._rules.get(instance_id) != text and instance_id not in self._busy:
+                self._hosts.apply_rules(instance_id, text)
+                self._rules[instance_id] = text
+        if names != self._names:
+            self._hosts.announce(names)
+            self._names = names
+        for gone in set(self._rules) - set(rules):
+            del self._rules[gone]
+
+    def _step(self, instance: Any) -> None:
+        """One instance, under the lock."""
+        step: Callable[[Any, Condition], None] = {
+            "pending": self._pending,
+            "running": self._running,
+            "stopping": self._stopping,
+            "shutting-down": self._shutting_down,
+        }[instance.state]
+        step(instance, self._hosts.condition(instance.id))
+
+    def _pending(self, instance: Any, condition: Condition) -> None:
+        if condition is Condition.UP:
+            records.set_state(instance, "running")
+            self._booted.discard(instance.id)
+        elif instance.id in self._broken or (condition is Condition.BROKEN and instance.id in self._booted):
+            detail = self._broken.pop(instance.id, "") or self._hosts.complaint(instance.id)
+            records.set_state(instance, "shutting-down")
+            records.set_reason(instance, records.BROKEN, f"Internal error on launch: {detail}")
+        elif condition is Condition.STARTING:
+            return
+        elif condition is Condition.OFF and instance.id in self._booted:
+            self._powered_off(instance)
+        else:
+            self._boot(instance)
+
+    def _running(self, instance: Any, condition: Condition) -> None:
+        if instance.id in self._broken:
+            self._broken.pop(instance.id)
+            self._powered_off(instance)
+        elif condition in (Condition.OFF, Condition.BROKEN):
+            self._powered_off(instance)
+        elif condition in (Condition.RESTARTING, Condition.ABSENT):
+            instance.reboot_wanted = False
+            self._boot(instance)
+        elif instance.reboot_wanted and condition is Condition.UP:
+            instance.reboot_wanted = False
+            self._hosts.shut_down(instance.id, reboot=True)
+
+    def _stopping(self, instance: Any, condition: Condition) -> None:
+        if condition not in (Condition.UP, Condition.STARTING):
+            self._asked.pop(instance.id, None)
+            self._booted.discard(instance.id)
+            records.finish_stop(instance)
+        elif instance.id not in self._asked:
+            self._asked[instance.id] = time.monotonic()
+            self._hosts.shut_down(instance.id)
+        elif time.monotonic() - self._asked[instance.id] > SHUT_DOWN_S:
+            self._later(instance.id, lambda: self._hosts.cut_power(instance.id))
+
+    def _shutting_down(self, instance: Any, condition: Condition) -> None:
+        def end() -> None:
+            self._hosts.remove(instance.id)
+            with self._emulator.lock:
+                records.finish_terminate(instance)
+                self._store.save()
+
+        self._later(instance.id, end)
+
+    def _powered_off(self, instance: Any) -> None:
+        """Its power went from inside: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_ChangingInstanceInitiatedShutdownBehavior.html"""
+        end = instance.instance_initiated_shutdown_behavior == "terminate"
+        records.set_state(instance, "shutting-down" if end else "stopping")
+        records.set_reason(instance, records.INSTANCE_SHUTDOWN)
+        self._booted.discard(instance.id)
+
+    def _boot(self, instance: Any) -> None:
+        spec = _spec(instance, self._emulator.block.prefixlen)
+        rules = _rules(instance, [one for one in self._emulator.instances() if one.state != "terminated"])
+
+        def boot() -> None:
+            try:
+                self._hosts.apply_rules(spec.instance_id, rules)
+                self._hosts.boot(spec)
+                self._booted.add(spec.instance_id)
+            except Exception as error:
+                traceback.print_exc()
+                self._broken[spec.instance_id] = str(error).splitlines()[-1] if str(error) else repr(error)
+
+        self._later(spec.instance_id, boot)
+
+    def _later(self, instance_id: str, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception:
+                traceback.print_exc()
+                time.sleep(BUSY_POLL_S)
+            finally:
+                self._busy.discard(instance_id)
+                self.wake()
+
+        self._busy.add(instance_id)
+        self._pool.submit(run)
+
+
+def _spec(instance: Any, prefix: int) -> HostSpec:
+    pair = instance.ec2_backend.key_pairs.get(instance.key_name)
+    image = instance.ec2_backend.amis.get(instance.image_id)
+    return HostSpec(
+        instance_id=instance.id,
+        address=instance.private_ip,
+        prefix=prefix,
+        name=instance.private_dns_name,
+        user_data=base64.b64decode(str(instance.user_data or "")),
+        public_keys=(pair.material_public.decode().strip(),) if pair else (),
+        has_torch=image is None or "PyTorch" in image.name,
+    )
+
+
+def _groups(instance: Any) -> dict[str, Any]:
+    return {group.id: group for nic in instance.nics.values() for group in nic.group_set}
+
+
+def _rules(instance: Any, living: list[Any]) -> str:
+    members: dict[str, list[str]] = {}
+    for one in living:
+        for group_id in _groups(one):
+            members.setdefault(group_id, []).append(one.private_ip)
+    groups = _groups(instance).values()
+    return ruleset(
+        ingress=[_rule(rule, members) for group in groups for rule in group.ingress_rules],
+        egress=[_rule(rule, members) for group in groups for rule in group.egress_rules],
+    )
+
+
+def _rule(rule: Any, members: dict[str, list[str]]) -> Rule:
+    peers = [rule.ip_range["CidrIp"]] if rule.ip_range.get("CidrIp") else []
+    peers += members.get((rule.source_group or {}).get("GroupId", ""), [])
+    return Rule(rule.ip_protocol or "-1", rule.from_port, rule.to_port, tuple(peers))

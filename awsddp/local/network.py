@@ -1,0 +1,178 @@
+"""The network of the nodes: a bridge in a namespace of its own, one veth to the machine, one to each node.
+
+A bridge in the machine's own namespace would be cut by Docker's rules (br_netfilter); one in a namespace
+needs no rule in the machine's firewall. Nothing leads out: nodes have no default route, and the switch drops
+what is not between addresses of the block.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from awsddp.errors import LocalCloudError
+from awsddp.local.place import Place
+
+BLOCKS = tuple(ipaddress.IPv4Network(f"10.{second}.0.0/16") for second in range(77, 128))
+NAMESPACES = Path("/run/netns")
+
+
+def run(*argv: str, text: str = "") -> str:
+    """Runs a command of the system and returns its output.
+
+    :raises LocalCloudError: it failed; `why` holds what it said.
+    """
+    done = subprocess.run(argv, input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise LocalCloudError(
+            f"{argv[0]} failed while the local cloud's network was set up",
+            why=(done.stderr or done.stdout).strip()[-500:],
+            next="awsddp local stop",
+        )
+    return done.stdout
+
+
+def ip(lines: list[str]) -> None:
+    """Carries out lines of `ip -batch` in order."""
+    run("ip", "-batch", "-", text="\n".join(lines) + "\n")
+
+
+def machine_address(block: ipaddress.IPv4Network) -> str:
+    """The machine's own address in the block, as the nodes see it."""
+    return str(block.network_address + 1)
+
+
+def free_block() -> ipaddress.IPv4Network:
+    """The first /16 from 10.77 on that this machine does not route.
+
+    :raises LocalCloudError: all are taken.
+    """
+    routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all") or "[]")
+    taken = []
+    for route in routes:
+        with suppress(ValueError):
+            taken.append(ipaddress.IPv4Network(route["dst"], strict=False))
+    for block in BLOCKS:
+        if not any(block.overlaps(network) for network in taken):
+            return block
+    raise LocalCloudError(
+        "no address block is free for the local cloud",
+        why="this machine routes each /16 from 10.77.0.0 to 10.127.0.0",
+        next="awsddp local stop",
+    )
+
+
+@contextmanager
+def alone_on_machine(*, deadline_s: float = 30) -> Iterator[None]:
+    """Held while a block is chosen and taken: an abstract socket, so that nothing is left by a kill."""
+    holder = socket.socket(socket.AF_UNIX)
+    until = time.monotonic() + deadline_s
+    while True:
+        try:
+            holder.bind("\0awsddp-local-network")
+            break
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+    with holder:
+        yield
+
+
+def open_switch(place: Place, block: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network:
+    """Makes the switch if it is not there and returns its block.
+
+    :param block: the block of an earlier start, or None to take the next free one.
+    :raises LocalCloudError: the block is taken by something else now.
+    """
+    with alone_on_machine():
+        if (NAMESPACES / place.switch).exists() and Path(f"/sys/class/net/{place.interface}").exists():
+            if block is not None:
+                return block
+            close_network(place)
+        block = block or free_block()
+        try:
+            _make_switch(place, block)
+        except LocalCloudError:
+            close_network(place)
+            raise
+    return block
+
+
+def _make_switch(place: Place, block: ipaddress.IPv4Network) -> None:
+    name, interface = place.switch, place.interface
+    ip(
+        [
+            f"netns add {name}",
+            f"link add {interface} type veth peer name machine netns {name}",
+            f"addr add {machine_address(block)}/{block.prefixlen} dev {interface}",
+            f"link set {interface} up",
+        ]
+    )
+    run(
+        "ip",
+        "-n",
+        name,
+        "-batch",
+        "-",
+        text="link set lo up\nlink add vpc type bridge\nlink set vpc up\nlink set machine master vpc up\n",
+    )
+    # Debian's kernel may lack the bridge family of nftables: then the missing default route still holds.
+    with suppress(LocalCloudError):
+        run("ip", "netns", "exec", name, "nft", "-f", "-", text=_border(block))
+
+
+def _border(block: ipaddress.IPv4Network) -> str:
+    return (
+        "table bridge border {\n chain forward {\n  type filter hook forward priority 0; policy accept;\n"
+        f"  ip daddr != {block} drop\n  ip saddr != {block} drop\n  ether type ip6 drop\n }}\n}}\n"
+    )
+
+
+def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> None:
+    """Makes a node's namespace with `ens5` on the switch; one that is there already is made anew."""
+    name = place.machine(instance_id)
+    unplug(place, instance_id)
+    port = f"v{instance_id[-12:]}"
+    ip([f"netns add {name}"])
+    run(
+        "ip",
+        "-n",
+        place.switch,
+        "-batch",
+        "-",
+        text=f"link add {port} type veth peer name ens5 netns {name}\nlink set {port} master vpc up\n",
+    )
+    run(
+        "ip",
+        "-n",
+        name,
+        "-batch",
+        "-",
+        text=f"link set lo up\naddr add {address}/{prefix} dev ens5\nlink set ens5 up\n",
+    )
+
+
+def unplug(place: Place, instance_id: str) -> None:
+    """Removes a node's namespace and with it its port; none is fine."""
+    name = place.machine(instance_id)
+    if (NAMESPACES / name).exists():
+        run("ip", "netns", "del", name)
+
+
+def load_rules(place: Place, instance_id: str, ruleset: str) -> None:
+    """Puts an nftables ruleset in force in a node's namespace, all at once."""
+    run("ip", "netns", "exec", place.machine(instance_id), "nft", "-f", "-", text=ruleset)
+
+
+def close_network(place: Place) -> None:
+    """Removes every namespace and interface of this local cloud."""
+    for path in [*NAMESPACES.glob(place.switch), *NAMESPACES.glob(f"{place.switch}-*")]:
+        subprocess.run(["ip", "netns", "del", path.name], capture_output=True)
+    subprocess.run(["ip", "link", "del", place.interface], capture_output=True)

@@ -1,0 +1,132 @@
+"""What EC2 refuses and moto lets pass, checked before moto sees the request."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from moto.core.utils import get_service_model
+from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
+
+from awsddp.local.requests import Refusal, Request
+
+USER_DATA_BYTES = 16384
+
+
+def check_launch(request: Request, backend: Any) -> None:
+    """What RunInstances refuses.
+
+    :raises Refusal: with EC2's code.
+    """
+    low, high = int(request.parameters.get("MinCount", 1)), int(request.parameters.get("MaxCount", 1))
+    if low < 1 or high < low:
+        raise Refusal(
+            "InvalidParameterValue",
+            f"Value ({low}) for parameter minCount is invalid. It must be at least 1 and at most maxCount ({high}).",
+        )
+    user_data = base64.b64decode(request.parameters.get("UserData", ""))
+    if len(user_data) > USER_DATA_BYTES:
+        raise Refusal("InvalidParameterValue", f"User data is limited to {USER_DATA_BYTES} bytes")
+    image = _image(request, backend)
+    key = request.parameters.get("KeyName")
+    if key is not None and key not in backend.key_pairs:
+        raise Refusal("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
+    _check_type(request, backend, image)
+
+
+def check_group_unused(request: Request, backend: Any) -> None:
+    """A group that an interface, or a rule of another group, still needs cannot be deleted.
+
+    :raises Refusal: DependencyViolation.
+    """
+    wanted = request.parameters.get("GroupId") or request.parameters.get("GroupName", "")
+    for group in [group for groups in backend.groups.values() for group in groups.values()]:
+        if wanted not in (group.id, group.name):
+            continue
+        used = [eni.id for eni in backend.enis.values() if group.id in {one.id for one in eni.group_set}]
+        used += [
+            other.id
+            for others in backend.groups.values()
+            for other in others.values()
+            for rule in (*other.ingress_rules, *other.egress_rules)
+            if other.id != group.id and rule.source_group.get("GroupId") == group.id
+        ]
+        if used:
+            raise Refusal("DependencyViolation", f"resource {group.id} has a dependent object")
+
+
+def _image(request: Request, backend: Any) -> Any:
+    image_id = request.parameters.get("ImageId")
+    if image_id is None:
+        if any(name.startswith("LaunchTemplate.") for name in request.parameters):
+            return None
+        raise Refusal("MissingParameter", "The request must contain the parameter ImageId")
+    if not image_id.startswith("ami-"):
+        raise Refusal("InvalidAMIID.Malformed", f'Invalid id: "{image_id}" (expecting "ami-...")')
+    if image_id not in backend.amis:
+        raise Refusal("InvalidAMIID.NotFound", f"The image id '[{image_id}]' does not exist")
+    return backend.amis[image_id]
+
+
+def _check_type(request: Request, backend: Any, image: Any) -> None:
+    name = request.parameters.get("InstanceType", "m1.small")
+    zone = wanted_zone(request, backend)
+    if name not in INSTANCE_TYPES and name not in known_types():
+        raise Refusal("InvalidParameterValue", f"Invalid value '{name}' for InstanceType.")
+    offered = zones_offering(name, request.region)
+    if not offered:
+        raise Refusal(
+            "Unsupported",
+            "The requested configuration is currently not supported. "
+            "Please check the documentation for supported configurations.",
+        )
+    if zone is not None and zone not in offered:
+        raise Refusal(
+            "Unsupported",
+            f"Your requested instance type ({name}) is not supported in your requested Availability Zone ({zone}). "
+            "Please retry your request by not specifying an Availability Zone or choosing "
+            f"{', '.join(sorted(offered))}.",
+        )
+    supported = INSTANCE_TYPES[name]["ProcessorInfo"]["SupportedArchitectures"]
+    if image is not None and image.architecture not in supported:
+        raise Refusal(
+            "InvalidParameterValue",
+            f"The architecture '{','.join(supported)}' of the specified instance type does not match the "
+            f"architecture '{image.architecture}' of the specified AMI. Specify an instance type and an AMI "
+            "that have matching architectures, and try again.",
+        )
+
+
+def known_types() -> set[str]:
+    """Every type that EC2's API has ever known by name, offered or not."""
+    return set(get_service_model("ec2").shape_for("InstanceType").enum)
+
+
+def zones_offering(instance_type: str, region: str) -> set[str]:
+    """The zones of a region where a type can be launched."""
+    return {
+        offer["Location"]
+        for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
+        if offer["InstanceType"] == instance_type
+    }
+
+
+def wanted_zone(request: Request, backend: Any) -> str | None:
+    """The zone a launch asks for, by a subnet or by name; None leaves it to EC2."""
+    subnet_id = request.parameters.get("SubnetId") or request.parameters.get("NetworkInterface.1.SubnetId")
+    if subnet_id:
+        for subnets in backend.subnets.values():
+            if subnet_id in subnets:
+                return str(subnets[subnet_id].availability_zone)
+        raise Refusal("InvalidSubnetID.NotFound", f"The subnet ID '{subnet_id}' does not exist")
+    return request.parameters.get("Placement.AvailabilityZone")
+
+
+def default_subnet(request: Request, backend: Any) -> str | None:
+    """The subnet EC2 would take: the default one of the wanted zone, else of the first that offers the type."""
+    zone = wanted_zone(request, backend)
+    offered = zones_offering(request.parameters.get("InstanceType", "m1.small"), request.region)
+    for name, subnet in sorted(backend.get_default_subnets().items()):
+        if name == zone or (zone is None and name in offered):
+            return str(subnet.id)
+    return None

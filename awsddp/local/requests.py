@@ -1,0 +1,174 @@
+"""A request to the endpoint as the front reads it, its signature, and EC2's way to refuse."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, quote
+from xml.sax.saxutils import escape
+
+Reply = tuple[str, list[tuple[str, str]], bytes]
+"""Status line, headers, body."""
+
+SCOPE = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/([^/]+)/aws4_request,\s*"
+    r"SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})"
+)
+
+
+class Refusal(Exception):
+    """What EC2 would refuse, with its code, its message and its HTTP status."""
+
+    def __init__(self, code: str, message: str, *, status: str = "400 Bad Request") -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of the API."""
+
+    service: str
+    region: str
+    action: str
+    parameters: dict[str, str]
+    body: bytes
+    access_key_id: str
+    signed_headers: str
+    date: str
+    signature: str
+
+    @property
+    def changes(self) -> bool:
+        return not self.action.startswith(("Describe", "Get", "List"))
+
+    def listed(self, name: str) -> list[str]:
+        """The values of `Name.1`, `Name.2` and so on, in order."""
+        found = {}
+        for key, value in self.parameters.items():
+            stem, _, number = key.rpartition(".")
+            if stem == name and number.isdigit():
+                found[int(number)] = value
+        return [found[number] for number in sorted(found)]
+
+
+def read(environ: dict[str, Any]) -> Request:
+    """Reads a request; the body is taken from the input.
+
+    :raises Refusal: it is not signed, or not a call of the API.
+    """
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    body = environ["wsgi.input"].read(length) if length else b""
+    match = SCOPE.fullmatch(environ.get("HTTP_AUTHORIZATION", ""))
+    if match is None:
+        raise Refusal(
+            "MissingAuthenticationToken",
+            "Request is missing Authentication Token",
+            status="403 Forbidden",
+        )
+    key, date, region, service, signed, signature = match.groups()
+    parameters: dict[str, str] = {}
+    target = environ.get("HTTP_X_AMZ_TARGET", "")
+    if not target:
+        text = body.decode("utf-8", "replace") if body else environ.get("QUERY_STRING", "")
+        parameters = dict(parse_qsl(text, keep_blank_values=True))
+    return Request(
+        service=service,
+        region=region,
+        action=target.rpartition(".")[2] or parameters.get("Action", ""),
+        parameters=parameters,
+        body=body,
+        access_key_id=key,
+        signed_headers=signed,
+        date=date,
+        signature=signature,
+    )
+
+
+def check_signature(
+    request: Request, environ: dict[str, Any], secret_of: Callable[[str], str | None]
+) -> None:
+    """Lets only holders of the credentials in: nodes run as root, and any user of the machine can connect.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
+
+    :raises Refusal: the key is unknown or the signature is not its.
+    """
+    secret = secret_of(request.access_key_id)
+    if secret is None or not hmac.compare_digest(_signature(request, environ, secret), request.signature):
+        if request.service == "ec2":
+            raise Refusal(
+                "AuthFailure",
+                "AWS was not able to validate the provided access credentials",
+                status="401 Unauthorized",
+            )
+        if secret is None:
+            code = "UnrecognizedClientException" if "HTTP_X_AMZ_TARGET" in environ else "InvalidClientTokenId"
+            raise Refusal(
+                code, "The security token included in the request is invalid.", status="403 Forbidden"
+            )
+        raise Refusal(
+            "SignatureDoesNotMatch",
+            "The request signature we calculated does not match the signature you provided.",
+            status="403 Forbidden",
+        )
+
+
+def _signature(request: Request, environ: dict[str, Any], secret: str) -> str:
+    names = request.signed_headers.split(";")
+    headers = "".join(f"{name}:{_header(environ, name)}\n" for name in names)
+    query = "&".join(
+        f"{quote(key, safe='-_.~')}={quote(value, safe='-_.~')}"
+        for key, value in sorted(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
+    )
+    path = quote(environ.get("PATH_INFO") or "/", safe="/-_.~")
+    digest = hashlib.sha256(request.body).hexdigest()
+    canonical = "\n".join([environ["REQUEST_METHOD"], path, query, headers, request.signed_headers, digest])
+    scope = f"{request.date}/{request.region}/{request.service}/aws4_request"
+    to_sign = "\n".join(
+        [
+            "AWS4-HMAC-SHA256",
+            environ.get("HTTP_X_AMZ_DATE", ""),
+            scope,
+            hashlib.sha256(canonical.encode()).hexdigest(),
+        ]
+    )
+    key = f"AWS4{secret}".encode()
+    for part in (request.date, request.region, request.service, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, to_sign.encode(), "sha256").hex()
+
+
+def _header(environ: dict[str, Any], name: str) -> str:
+    key = name.upper().replace("-", "_")
+    value = environ.get(key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}", "")
+    return " ".join(str(value).split())
+
+
+def refuse(refusal: Refusal, *, service: str, target: bool) -> Reply:
+    """A refusal as the service would word it: JSON, or the XML of EC2 or of the query services."""
+    request_id = str(uuid.uuid4())
+    code, message = escape(refusal.code), escape(refusal.message)
+    if target:
+        body = json.dumps({"__type": refusal.code, "message": refusal.message})
+        return refusal.status, [("Content-Type", "application/x-amz-json-1.1")], body.encode()
+    if service in ("ec2", ""):
+        body = (
+            f"<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
+            f"<RequestID>{request_id}</RequestID></Response>"
+        )
+    else:
+        body = (
+            f"<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error>"
+            f"<RequestId>{request_id}</RequestId></ErrorResponse>"
+        )
+    head = '<?xml version="1.0" encoding="UTF-8"?>\n'
+    return refusal.status, [("Content-Type", "text/xml;charset=UTF-8")], (head + body).encode()

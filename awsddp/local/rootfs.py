@@ -1,0 +1,260 @@
+"""The layer between the machine's system and a node's own files: what makes the one look like a fresh image.
+
+A node's root is an overlay: its own folder over this layer over `/`. The layer hides everything of the
+machine that is not its system (homes, data, services, accounts, secrets) with whiteouts and opaque folders,
+and puts a small systemd, sshd and cloud-init configuration in their place.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+TOP_SYSTEM = {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"}
+TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp")
+
+# What of /etc is the system's and holds nothing of the machine's users, services or secrets.
+ETC_SYSTEM = {
+    *("alternatives", "adduser.conf", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "dbus-1"),
+    *("debian_version", "default", "deluser.conf", "dpkg", "gai.conf", "host.conf", "inputrc", "issue"),
+    *("issue.net", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf", "locale.gen"),
+    *("localtime", "login.defs", "logrotate.d", "lsb-release", "magic", "magic.mime", "mime.types"),
+    *("mke2fs.conf", "mtab", "networks", "os-release", "pam.conf", "pam.d", "perl", "profile", "protocols"),
+    *(
+        "python3",
+        "python3.11",
+        "python3.12",
+        "python3.13",
+        "rpc",
+        "security",
+        "selinux",
+        "services",
+        "shells",
+        "skel",
+        "sudo.conf",
+        "terminfo",
+    ),
+    *("timezone", "vim", "xattr.conf"),
+}
+VAR_KEPT = {"lib", "lock", "run"}
+VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
+VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
+VAR_LIB_EMPTY = ("apt", "cloud", "dbus", "misc", "private", "sudo", "systemd")
+
+# Only what a fresh Ubuntu image would start, and nothing that waits for hardware. The order is cloud-init's own.
+UNITS = (
+    "ssh.service",
+    "cloud-init-local.service",
+    "cloud-init.service",
+    "cloud-init-main.service",
+    "cloud-init-network.service",
+    "cloud-config.service",
+    "cloud-final.service",
+)
+MASKED_UNITS = ("getty.target", "systemd-firstboot.service", "systemd-random-seed.service")
+
+CLOUD_CFG = """\
+datasource_list: [NoCloud]
+network: {{config: disabled}}
+users: [default]
+disable_root: true
+ssh_pwauth: false
+ssh_genkeytypes: [ed25519]
+cloud_init_modules: [bootcmd, write-files, set_hostname, users-groups, ssh]
+cloud_config_modules: [set-passwords, runcmd]
+cloud_final_modules: [write-files-deferred, scripts-vendor, scripts-per-once, scripts-per-boot,
+  scripts-per-instance, scripts-user, ssh-authkey-fingerprints, keys-to-console, final-message,
+  power-state-change]
+system_info:
+  distro: {distro}
+  default_user:
+    name: ubuntu
+    gecos: Ubuntu
+    lock_passwd: true
+    groups: [adm, sudo]
+    sudo: ["ALL=(ALL) NOPASSWD:ALL"]
+    shell: /bin/bash
+  paths: {{cloud_dir: /var/lib/cloud/, templates_dir: /etc/cloud/templates/}}
+  ssh_svcname: ssh
+"""
+
+SSHD_CONFIG = """\
+HostKey /etc/ssh/ssh_host_ed25519_key
+HostKey /etc/ssh/ssh_host_ecdsa_key
+HostKey /etc/ssh/ssh_host_rsa_key
+Include /etc/ssh/sshd_config.d/*.conf
+KbdInteractiveAuthentication no
+PasswordAuthentication no
+UsePAM yes
+PrintMotd no
+AcceptEnv LANG LC_*
+Subsystem sftp /usr/lib/openssh/sftp-server
+"""
+
+# When sshd answers, the instance is "running"; the daemon sees this file in the node's own layer.
+UP_MARK = "var/lib/misc/answers"
+UP_UNIT = f"""\
+[Unit]
+Description=Tells the local cloud that this instance answers
+After=ssh.service systemd-user-sessions.service
+[Service]
+Type=oneshot
+ExecStart=/bin/touch /{UP_MARK}
+"""
+
+# Before any group is known nothing gets in or out.
+CLOSED = """\
+table inet groups
+delete table inet groups
+table inet groups {
+ chain input { type filter hook input priority 0; policy drop; }
+ chain output { type filter hook output priority 0; policy drop; }
+}
+"""
+
+FILES = {
+    "etc/cloud/cloud.cfg.d/README": "",
+    "etc/cloud/templates/README": "",
+    "etc/crypttab": "",
+    "etc/environment": 'PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n',
+    "etc/fstab": "",
+    "etc/hostname": "localhost\n",
+    "etc/hosts": "127.0.0.1 localhost\n",
+    "etc/machine-id": "",
+    "etc/motd": "A node of awsddp's local cloud. Its GPUs are pretended.\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
+    "networks: files\nprotocols: files\nservices: files\n",
+    "etc/resolv.conf": "",
+    "etc/ssh/ssh_config": "Host *\n    SendEnv LANG LC_*\n",
+    "etc/ssh/sshd_config": SSHD_CONFIG,
+    "etc/ssh/sshd_config.d/README": "",
+    "etc/sudoers": "Defaults env_reset\n"
+    'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
+    "root ALL=(ALL:ALL) ALL\n%sudo ALL=(ALL:ALL) ALL\n@includedir /etc/sudoers.d\n",
+    "etc/sudoers.d/README": "# one file for each rule\n",
+    "etc/systemd/system/answers.service": UP_UNIT,
+}
+
+
+def build_layer(folder: Path, *, libraries: tuple[Path, ...] = ()) -> None:
+    """Makes the layer in `folder`, which must not be there yet.
+
+    :param libraries: shared libraries (as nodes see them) that programs of the image need from outside /usr.
+    """
+    building = folder.with_name(folder.name + ".new")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True, mode=0o755)
+    _mask(Path("/"), building, kept=TOP_SYSTEM, empty=TOP_EMPTY)
+    _mask(Path("/etc"), building / "etc", kept=ETC_SYSTEM, empty=("ssh", "systemd", "cloud", "sudoers.d"))
+    _mask(Path("/var"), building / "var", kept=VAR_KEPT, empty=VAR_EMPTY)
+    _mask(Path("/var/lib"), building / "var/lib", kept=VAR_LIB_KEPT, empty=VAR_LIB_EMPTY)
+    (building / "usr").mkdir()
+    _empty(building / "usr/local")
+    for path in (
+        "usr/local/bin",
+        "usr/local/sbin",
+        "usr/local/lib",
+        "opt/pytorch",
+        "opt/python",
+        "var/lib/dbus",
+    ):
+        (building / path).mkdir(parents=True, exist_ok=True)
+    for path in ("tmp", "var/tmp"):
+        (building / path).chmod(0o1777)
+    (building / "root").chmod(0o700)
+    for name, text in FILES.items():
+        _write(building / name, text)
+    (building / "etc/sudoers").chmod(0o440)
+    _write(building / "etc/cloud/cloud.cfg", CLOUD_CFG.format(distro=distribution()))
+    _certificates(building)
+    logging = Path("/etc/cloud/cloud.cfg.d/05_logging.cfg")
+    if logging.exists():
+        _write(building / "etc/cloud/cloud.cfg.d" / logging.name, logging.read_text())
+    _units(building)
+    _accounts(building)
+    for library in libraries:
+        (building / "usr/lib" / library.name).parent.mkdir(exist_ok=True)
+        (building / "usr/lib" / library.name).symlink_to(library)
+    building.rename(folder)
+
+
+def distribution() -> str:
+    """`debian` or `ubuntu`: what cloud-init has to know of the machine's system."""
+    text = Path("/etc/os-release").read_text()
+    return "ubuntu" if "\nID=ubuntu" in "\n" + text else "debian"
+
+
+def _mask(machine: Path, layer: Path, *, kept: set[str], empty: tuple[str, ...]) -> None:
+    """Hides each entry of a folder of the machine that is not kept; those in `empty` are there, but empty."""
+    layer.mkdir(exist_ok=True)
+    for entry in os.listdir(machine):
+        if entry not in kept and entry not in empty:
+            os.mknod(layer / entry, stat.S_IFCHR, os.makedev(0, 0))
+    for entry in empty:
+        _empty(layer / entry)
+
+
+def _empty(folder: Path) -> None:
+    folder.mkdir()
+    os.setxattr(folder, "trusted.overlay.opaque", b"y")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+
+
+def _certificates(layer: Path) -> None:
+    """The public certificates stay, the machine's private keys go."""
+    if Path("/etc/ssl").is_dir():
+        (layer / "etc/ssl").unlink()
+        _mask(Path("/etc/ssl"), layer / "etc/ssl", kept={"certs", "openssl.cnf"}, empty=())
+
+
+def _units(layer: Path) -> None:
+    system = layer / "etc/systemd/system"
+    wants = system / "multi-user.target.wants"
+    wants.mkdir(parents=True, exist_ok=True)
+    (system / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
+    (system / "sshd.service").symlink_to("/lib/systemd/system/ssh.service")
+    for unit in UNITS:
+        if Path("/lib/systemd/system", unit).exists():
+            (wants / unit).symlink_to(f"/lib/systemd/system/{unit}")
+    (wants / "answers.service").symlink_to("../answers.service")
+    for unit in MASKED_UNITS:
+        (system / unit).symlink_to("/dev/null")
+    generators = layer / "etc/systemd/system-generators"
+    generators.mkdir()
+    for generator in os.listdir("/lib/systemd/system-generators"):
+        (generators / generator).symlink_to("/dev/null")
+
+
+def _accounts(layer: Path) -> None:
+    """The system's own accounts without passwords; no user of the machine."""
+    people = {
+        fields[0]
+        for fields in (line.split(":") for line in Path("/etc/passwd").read_text().splitlines())
+        if len(fields) > 2 and 1000 <= int(fields[2]) < 65534
+    }
+    for name in ("passwd", "group"):
+        lines = Path("/etc", name).read_text().splitlines()
+        kept = [line for line in lines if not 1000 <= int(line.split(":")[2]) < 65534]
+        if name == "group":
+            kept = [_without_members(line, people) for line in kept]
+        _write(layer / "etc" / name, "\n".join(kept) + "\n")
+    users = [line.split(":")[0] for line in (layer / "etc/passwd").read_text().splitlines()]
+    groups = [line.split(":")[0] for line in (layer / "etc/group").read_text().splitlines()]
+    _write(layer / "etc/shadow", "".join(f"{user}:*:19000:0:99999:7:::\n" for user in users))
+    _write(layer / "etc/gshadow", "".join(f"{group}:*::\n" for group in groups))
+    for name in ("shadow", "gshadow"):
+        (layer / "etc" / name).chmod(0o640)
+    _write(layer / "etc/subuid", "")
+    _write(layer / "etc/subgid", "")
+
+
+def _without_members(line: str, people: set[str]) -> str:
+    name, password, number, members = line.split(":")
+    return f"{name}:{password}:{number}:{','.join(m for m in members.split(',') if m and m not in people)}"

@@ -1,0 +1,82 @@
+"""What the cloud knows, on the disk: written whole before a reply that changed it, read when the daemon starts."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import moto
+from moto.ec2.models import ec2_backends
+from moto.iam.models import iam_backends
+from moto.ssm.models import ssm_backends
+from moto.sts.models import sts_backends
+
+from awsddp.errors import LocalCloudError
+
+BACKENDS = {"ec2": ec2_backends, "iam": iam_backends, "ssm": ssm_backends, "sts": sts_backends}
+
+
+@dataclass
+class Launch:
+    """A launch that was answered: what was asked, what was said, and which instances it made."""
+
+    digest: str
+    reply: tuple[str, list[tuple[str, str]], bytes]
+    instance_ids: tuple[str, ...]
+
+
+@dataclass
+class Store:
+    """The pickled state in one file."""
+
+    path: Path
+    launches: dict[tuple[str, str], Launch] = field(default_factory=dict)
+
+    def load(self) -> None:
+        """Puts what was saved back into moto; nothing saved is fine.
+
+        :raises LocalCloudError: the file cannot be read, or another version of moto wrote it.
+        """
+        if not self.path.exists():
+            return
+        try:
+            saved = pickle.loads(self.path.read_bytes())
+            version = saved["moto"]
+        except Exception as error:  # a cut or foreign pickle may raise anything
+            raise _unusable(f"{self.path} cannot be read: {type(error).__name__}: {error}") from error
+        if version != moto.__version__:
+            raise _unusable(f"it was made with moto {version}, and moto {moto.__version__} is installed")
+        self.launches = saved["launches"]
+        for service, regions in saved["backends"].items():
+            for (account, region), backend in regions.items():
+                dict.__setitem__(BACKENDS[service][account], region, backend)
+
+    def save(self) -> None:
+        """Writes everything down; when it returns a power cut loses nothing."""
+        saved: dict[str, Any] = {
+            "moto": moto.__version__,
+            "launches": self.launches,
+            "backends": {
+                service: {(account, region): backend for account, region, backend in backends.iter_backends()}
+                for service, backends in BACKENDS.items()
+            },
+        }
+        new = self.path.with_suffix(".new")
+        with new.open("wb") as file:
+            pickle.dump(saved, file, protocol=pickle.HIGHEST_PROTOCOL)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(self.path)
+
+    def size(self) -> int:
+        """How many back ends there are: a read makes those of a region on first use."""
+        return sum(1 for backends in BACKENDS.values() for _ in backends.iter_backends())
+
+
+def _unusable(why: str) -> LocalCloudError:
+    return LocalCloudError(
+        "the local cloud's state cannot be used", why=why, next="awsddp local stop (it ends all instances)"
+    )

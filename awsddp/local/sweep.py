@@ -1,0 +1,32 @@
+"""Removes all that a local cloud had, by name alone: it needs neither its daemon nor its state."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+
+from awsddp.errors import LocalCloudError
+from awsddp.local import cgroups, network, nspawn
+from awsddp.local.place import Place
+
+
+def sweep(place: Place) -> None:
+    """Ends every process of its hosts and removes namespaces, interfaces, cgroups and files.
+
+    :raises LocalCloudError: something is still there.
+    """
+    if not cgroups.end(place):
+        raise LocalCloudError(
+            "processes of the local cloud do not end",
+            why=f"pids {sorted(cgroups.processes(place))[:10]}",
+            next="awsddp local stop",
+        )
+    network.close_network(place)
+    for folder in (nspawn.RUNTIME / "propagate").glob(f"{place.machine('')}*"):
+        with suppress(OSError):
+            folder.rmdir()
+    nspawn.forget_locks()
+    for name in ("locks", "propagate", ""):
+        with suppress(OSError):
+            (nspawn.RUNTIME / name).rmdir()
+    shutil.rmtree(place.folder)
