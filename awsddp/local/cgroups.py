@@ -1,4 +1,4 @@
-"""A cgroup for each node, under one for the local cloud: limits, and a sure way to find and end its processes."""
+"""A cgroup for each node, under one for the local cloud: limits, and a sure way to find and end processes."""
 
 from __future__ import annotations
 
@@ -67,15 +67,17 @@ def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(0.01)
-    return all([_remove(tree / place.cgroup / instance_id, until) for tree in hierarchies()])
+    removed = [_remove(tree / place.cgroup / instance_id, until) for tree in hierarchies()]
+    return all(removed)
 
 
 def _remove(folder: Path, until: float) -> bool:
     """Removes a tree of cgroups; a cgroup stays busy for a moment after its last process is gone."""
-    for path, _, _ in os.walk(folder, topdown=False):
-        while os.path.isdir(path):
+    for name, _, _ in os.walk(folder, topdown=False):
+        path = Path(name)
+        while path.is_dir():
             try:
-                os.rmdir(path)
+                path.rmdir()
             except OSError:
                 if time.monotonic() > until:
                     return False

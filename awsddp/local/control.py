@@ -1,4 +1,4 @@
-"""Starting, finding and stopping the local cloud of a home. Light: the daemon's heavy imports stay with it."""
+"""Starting, finding and stopping the local cloud of a home. Light: heavy imports stay with the daemon."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The process of a local cloud: `python -m awsddp.local.daemon HOME`.
 
-It reads what was asked for (`settings.json`), takes up the state of an earlier run, opens the network, serves the
-endpoint and says where (`daemon.json`). It ends on SIGTERM and leaves everything in place: `control.stop`
+It reads what was asked for (`settings.json`), takes up the state of an earlier run, opens the network, serves
+the endpoint and says where (`daemon.json`). It ends on SIGTERM and leaves everything in place: `control.stop`
 sweeps what it had, and a new start finds it again.
 """
 
@@ -120,7 +120,9 @@ def _shared(place: Place) -> list[Path]:
 def _quiet() -> Any:
     from moto.moto_server.werkzeug_app import MotoRequestHandler
 
-    class Quiet(MotoRequestHandler):
+    handler: Any = MotoRequestHandler
+
+    class Quiet(handler):  # type: ignore[misc]
         """No line in the log for each request; kept-alive connections."""
 
         protocol_version = "HTTP/1.1"

@@ -18,7 +18,7 @@ FAMILIES = "G4dn, G5, G6, Gr6, G6e, P4, P4de, P5, P5e, P5en, P6-B200"
 
 @dataclass(frozen=True)
 class Image:
-    """One image; `parameter` is the part of its SSM name after the architecture, "" if it is not the newest."""
+    """One image; `parameter` is the part of its SSM name after the architecture, "" if it has none."""
 
     name: str
     created: str

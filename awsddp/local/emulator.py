@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.responses import ActionResult
 from moto.ec2 import exceptions as ec2_exceptions
 from moto.ec2.models import ec2_backends
@@ -125,18 +125,22 @@ def finish_terminate(instance: Any) -> None:
 
 
 def _patch(block: ipaddress.IPv4Network) -> None:
-    Instance.__init__ = _instance_init
-    Instance.terminate = _terminate
-    Instance.stop = _stop
-    Instance.start = _start
-    Instance.reboot = _reboot
-    InstanceResponse.terminate_instances = _terminate_response
-    NetworkInterface.check_auto_public_ip = _public_ip
-    Subnet.get_available_subnet_ip = _subnet_ip
-    AmiBackend._load_amis = _load_images
-    Ami.block_device_mappings = property(_image_disks)
-    SimpleSystemManagerBackend.__init__ = _ssm_init
-    VPCBackend.create_default_vpc = lambda self: _default_vpc(self, block)
+    changes: list[tuple[type, str, Any]] = [
+        (Instance, "__init__", _instance_init),
+        (Instance, "terminate", _terminate),
+        (Instance, "stop", _stop),
+        (Instance, "start", _start),
+        (Instance, "reboot", _reboot),
+        (InstanceResponse, "terminate_instances", _terminate_response),
+        (NetworkInterface, "check_auto_public_ip", _public_ip),
+        (Subnet, "get_available_subnet_ip", _subnet_ip),
+        (AmiBackend, "_load_amis", _load_images),
+        (Ami, "block_device_mappings", property(_image_disks)),
+        (SimpleSystemManagerBackend, "__init__", _ssm_init),
+        (VPCBackend, "create_default_vpc", lambda self: _default_vpc(self, block)),
+    ]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
 
 
 def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -218,7 +222,8 @@ def _subnet_ip(self: Any, instance: Any) -> str:
             return str(address)
     raise ec2_exceptions.EC2ClientError(
         "InsufficientFreeAddressesInSubnet",
-        f"There are not enough free addresses in subnet '{self.id}' to satisfy the requested number of instances.",
+        f"There are not enough free addresses in subnet '{self.id}' to satisfy the requested number of "
+        "instances.",
     )
 
 
@@ -241,7 +246,7 @@ def _default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
 
 def _load_images(self: Any) -> None:
     for image in dlami.IMAGES:
-        ami = Ami(
+        ami: Any = Ami(
             self,
             image.id(self.region_name),
             name=image.name,
@@ -277,11 +282,12 @@ def _image_disks(self: Any) -> list[dict[str, Any]]:
 def _ssm_init(self: Any, region_name: str, account_id: str) -> None:
     _original_ssm_init(self, region_name, account_id)
     self._resource_tags = defaultdict(partial(defaultdict, dict))  # moto's lambda does not pickle
+    parameter: Any = Parameter
     for image in dlami.IMAGES:
         if image.parameter:
             name = image.parameter_name()
             self._parameters[name].append(
-                Parameter(
+                parameter(
                     account_id=account_id,
                     name=name,
                     value=image.id(region_name),

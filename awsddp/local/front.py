@@ -130,7 +130,8 @@ class Front:
         if earlier.digest != digest:
             raise Refusal(
                 "IdempotentParameterMismatch",
-                "Arguments on this idempotent request are inconsistent with arguments used in previous request(s).",
+                "Arguments on this idempotent request are inconsistent with arguments used in previous "
+                "request(s).",
             )
         alive = {
             instance.id

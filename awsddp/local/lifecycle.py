@@ -1,7 +1,7 @@
 """What happens to instances after the reply: one worker brings records and hosts together.
 
-The records say what should be (`pending`, `stopping`, `shutting-down`, a reboot that was asked for), the hosts
-say what is; each pass takes each instance one step. Nothing else is remembered that a restart would
+The records say what should be (`pending`, `stopping`, `shutting-down`, a reboot that was asked for), the
+hosts say what is; each pass takes each instance one step. Nothing else is remembered that a restart would
 lose. Steps that take time run in a pool, one at a time for an instance.
 """
 

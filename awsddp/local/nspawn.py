@@ -26,7 +26,7 @@ REBOOT_STATUS = 133
 SEED = "var/lib/cloud/seed/nocloud"
 RUNTIME = Path("/run/systemd/nspawn")
 
-# $1 cgroups, one a line, the rest what to run in them. Who waits for this knows that the host is in its cgroups.
+# $1 cgroups, one a line, the rest what to run in them. Who waits for this knows that the host is in them.
 LAUNCHER = """\
 groups=$1; shift
 for group in $groups; do echo $$ > "$group/cgroup.procs" || exit 1; done
@@ -64,9 +64,9 @@ class NspawnHosts:
         network.load_rules(self._place, spec.instance_id, (node / "rules").read_text())
         groups = cgroups.make(self._place, spec.instance_id)
         with (node / "console.log").open("ab") as console:
+            launch = ["sh", "-c", LAUNCHER, "sh", "\n".join(map(str, groups)), WRAPPER, str(node)]
             subprocess.run(
-                ["sh", "-c", LAUNCHER, "sh", "\n".join(map(str, groups)), WRAPPER, str(node)]
-                + self._command(node, spec),
+                [*launch, *self._command(node, spec)],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,

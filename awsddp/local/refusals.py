@@ -22,7 +22,8 @@ def check_launch(request: Request, backend: Any) -> None:
     if low < 1 or high < low:
         raise Refusal(
             "InvalidParameterValue",
-            f"Value ({low}) for parameter minCount is invalid. It must be at least 1 and at most maxCount ({high}).",
+            f"Value ({low}) for parameter minCount is invalid. It must be at least 1 and at most maxCount "
+            f"({high}).",
         )
     user_data = base64.b64decode(request.parameters.get("UserData", ""))
     if len(user_data) > USER_DATA_BYTES:
@@ -83,7 +84,8 @@ def _check_type(request: Request, backend: Any, image: Any) -> None:
     if zone is not None and zone not in offered:
         raise Refusal(
             "Unsupported",
-            f"Your requested instance type ({name}) is not supported in your requested Availability Zone ({zone}). "
+            f"Your requested instance type ({name}) is not supported in your requested Availability Zone "
+            f"({zone}). "
             "Please retry your request by not specifying an Availability Zone or choosing "
             f"{', '.join(sorted(offered))}.",
         )
@@ -99,7 +101,8 @@ def _check_type(request: Request, backend: Any, image: Any) -> None:
 
 def known_types() -> set[str]:
     """Every type that EC2's API has ever known by name, offered or not."""
-    return set(get_service_model("ec2").shape_for("InstanceType").enum)
+    shape: Any = get_service_model("ec2").shape_for("InstanceType")
+    return set(shape.enum)
 
 
 def zones_offering(instance_type: str, region: str) -> set[str]:
@@ -123,7 +126,7 @@ def wanted_zone(request: Request, backend: Any) -> str | None:
 
 
 def default_subnet(request: Request, backend: Any) -> str | None:
-    """The subnet EC2 would take: the default one of the wanted zone, else of the first that offers the type."""
+    """The default subnet of the wanted zone, else of the first zone that offers the type; None if none."""
     zone = wanted_zone(request, backend)
     offered = zones_offering(request.parameters.get("InstanceType", "m1.small"), request.region)
     for name, subnet in sorted(backend.get_default_subnets().items()):

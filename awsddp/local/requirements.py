@@ -30,7 +30,7 @@ def choose(mode: str | None) -> tuple[str, str]:
         raise LocalCloudError(
             "the local cloud runs on Linux only",
             why=f"this is {sys.platform}",
-            next="docker run --privileged -it -v $PWD:/work -w /work debian:12, and install awsddp[local] there",
+            next="docker run --privileged -it debian:12, and install awsddp[local] in it",
         )
     if mode == "records":
         return "records", "asked for: instances change state and nothing boots"

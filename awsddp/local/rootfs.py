@@ -43,7 +43,7 @@ VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
 VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
 VAR_LIB_EMPTY = ("apt", "cloud", "dbus", "misc", "private", "sudo", "systemd")
 
-# Only what a fresh Ubuntu image would start, and nothing that waits for hardware. The order is cloud-init's own.
+# Only what a fresh Ubuntu image would start, and nothing that waits for hardware.
 UNITS = (
     "ssh.service",
     "cloud-init-local.service",
@@ -189,11 +189,11 @@ def distribution() -> str:
 def _mask(machine: Path, layer: Path, *, kept: set[str], empty: tuple[str, ...]) -> None:
     """Hides each entry of a folder of the machine that is not kept; those in `empty` are there, but empty."""
     layer.mkdir(exist_ok=True)
-    for entry in os.listdir(machine):
-        if entry not in kept and entry not in empty:
-            os.mknod(layer / entry, stat.S_IFCHR, os.makedev(0, 0))
-    for entry in empty:
-        _empty(layer / entry)
+    for entry in machine.iterdir():
+        if entry.name not in kept and entry.name not in empty:
+            os.mknod(layer / entry.name, stat.S_IFCHR, os.makedev(0, 0))
+    for name in empty:
+        _empty(layer / name)
 
 
 def _empty(folder: Path) -> None:
@@ -228,8 +228,8 @@ def _units(layer: Path) -> None:
         (system / unit).symlink_to("/dev/null")
     generators = layer / "etc/systemd/system-generators"
     generators.mkdir()
-    for generator in os.listdir("/lib/systemd/system-generators"):
-        (generators / generator).symlink_to("/dev/null")
+    for generator in Path("/lib/systemd/system-generators").iterdir():
+        (generators / generator.name).symlink_to("/dev/null")
 
 
 def _accounts(layer: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the cloud knows, on the disk: written whole before a reply that changed it, read when the daemon starts."""
+"""What the cloud knows, on the disk: written before a reply that changed it, read when the daemon starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from moto.sts.models import sts_backends
 
 from awsddp.errors import LocalCloudError
 
-BACKENDS = {"ec2": ec2_backends, "iam": iam_backends, "ssm": ssm_backends, "sts": sts_backends}
+BACKENDS: dict[str, Any] = {
+    "ec2": ec2_backends,
+    "iam": iam_backends,
+    "ssm": ssm_backends,
+    "sts": sts_backends,
+}
 
 
 @dataclass

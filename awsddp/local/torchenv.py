@@ -1,7 +1,7 @@
-"""/opt/pytorch of the nodes: a Python environment with torch, installed once into a cache, bound read-only.
+"""/opt/pytorch of the nodes: a Python with torch, installed once into a cache and bound read-only.
 
-Deep Learning AMIs have theirs at /opt/pytorch. The Python below it may lie in a home that a node does not show
-(pyenv, uv), so it is bound at /opt/python, and the environment points there.
+Deep Learning AMIs have theirs at /opt/pytorch. The Python below it may lie in a home that a node does not
+show (pyenv, uv), so it is bound at /opt/python, and the environment points there.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def describe(folder: Path) -> TorchEnvironment:
     base = Path(sys.base_prefix)
     if base == Path("/usr"):
         return TorchEnvironment(binds=((folder, AT),), libraries=())
-    libraries = ()
+    libraries: tuple[Path, ...] = ()
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
         libraries = (BASE_AT / "lib" / str(sysconfig.get_config_var("INSTSONAME")),)
     return TorchEnvironment(binds=((folder, AT), (base, BASE_AT)), libraries=libraries)
@@ -81,13 +81,21 @@ def _install(folder: Path) -> None:
     building = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(building, ignore_errors=True)
     index = os.environ.get("AWSDDP_TORCH_INDEX") or TORCH_INDEX
-    base_python = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
-    _run([str(base_python), "-m", "venv", str(building)])
-    _run(
-        [str(building / "bin/python"), "-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "15"]
-        + ["--disable-pip-version-check", "--no-compile", "--index-url", index]
-        + ["--extra-index-url", "https://pypi.org/simple", f"torch=={TORCH_VERSION}", "numpy"]
-    )
+    _run([str(_base_python()), "-m", "venv", str(building)])
+    install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--retries",
+        "1",
+        "--timeout",
+        "15",
+        "--disable-pip-version-check",
+        "--no-compile",
+    ]
+    indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
+    _run([str(building / "bin/python"), *install, *indexes, f"torch=={TORCH_VERSION}", "numpy"])
     _point_at_node(building)
     building.rename(folder)
 
@@ -104,7 +112,8 @@ def _point_at_node(building: Path) -> None:
         (building / "bin" / name).unlink(missing_ok=True)
         (building / "bin" / name).symlink_to("python")
     (building / "pyvenv.cfg").write_text(
-        f"home = {base_at / 'bin'}\ninclude-system-site-packages = false\nversion = {platform.python_version()}\n"
+        f"home = {base_at / 'bin'}\ninclude-system-site-packages = false\n"
+        f"version = {platform.python_version()}\n"
     )
     for script in (building / "bin").iterdir():
         if not script.is_symlink():
@@ -114,13 +123,16 @@ def _point_at_node(building: Path) -> None:
 
 def _compile(building: Path) -> None:
     """Byte code beforehand: the nodes see the environment read-only, and each would compile it again."""
-    base_python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    where = ["-s", str(building), "-p", str(AT), "--invalidation-mode", "unchecked-hash"]
     subprocess.run(
-        [str(base_python), "-m", "compileall", "-q", "-j", "0", "-s", str(building), "-p", str(AT)]
-        + ["--invalidation-mode", "unchecked-hash", str(building / "lib")],
+        [str(_base_python()), "-m", "compileall", "-q", "-j", "0", *where, str(building / "lib")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+def _base_python() -> Path:
+    return Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
 
 
 def _run(argv: list[str]) -> None:
