@@ -52,7 +52,7 @@ FORMATS = {
     "mnist": Format((1, 28, 28)),
     "digits": Format((1, 8, 8), header=0, scale=16),
 }
-COUNTS = {"stl10": (5000, 8000), "cifar10": (50000, 10000), "mnist": (60000, 10000), "digits": (1438, 359)}
+COUNTS = {"stl10": (5000, 8000), "cifar10": (50000, 10000), "mnist": (60000, 10000), "digits": (1471, 326)}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,10 @@ PUBLISHED_FOLDER = {"stl10": "stl10_binary", "cifar10": "cifar-10-batches-bin", 
 
 def _made_counts(root: Path) -> list[int] | None:
     path = root / MADE
-    return list(json.loads(path.read_text())["counts"]) if path.exists() else None
+    try:
+        return [int(count) for count in json.loads(path.read_text())["counts"]] if path.exists() else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} does not say how many images were made: make them again.") from error
 
 
 def _mapped(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
@@ -192,7 +195,7 @@ READERS = {"stl10": _stl10, "cifar10": _cifar10, "mnist": _mnist}
 
 
 def _digits(train: bool) -> Images:
-    """The UCI digits that ship beside this file: each fifth image is held out."""
+    """The UCI digits that ship beside this file. Two of each eleven are held out: ten would pick by digit."""
     path = HERE / "digits.csv.gz"
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")
@@ -200,7 +203,8 @@ def _digits(train: bool) -> Images:
         rows = torch.frombuffer(values, dtype=torch.uint8).view(sum(COUNTS["digits"]), 65)
     except (OSError, EOFError, ValueError, RuntimeError) as error:
         raise DataError(f"{path} cannot be read as the UCI digits: {error}. Copy it anew.") from error
-    half = (torch.arange(len(rows)) % 5 != 4) if train else (torch.arange(len(rows)) % 5 == 4)
+    held_out = torch.arange(len(rows)) % 11 > 8
+    half = ~held_out if train else held_out
     pixels, labels = rows[half, :64].contiguous(), rows[half, 64].long()
     return Images("digits", HERE, train, False, FORMATS["digits"], (pixels,), labels)
 

@@ -108,7 +108,7 @@ def join(place: Place, *, device: torch.device, backend: str | None = None, time
             world_size=place.world_size,
             timeout=timedelta(seconds=timeout_s),
         )
-    except (RuntimeError, ValueError) as error:  # torch.distributed's own errors are RuntimeErrors
+    except (RuntimeError, ValueError, AssertionError) as error:  # the last for an unknown backend
         raise LaunchError(
             f"rank {place.rank} of {place.world_size} found no group at {place.init_method}: {error}"
         ) from error

@@ -28,10 +28,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_ranks(
-    program: str, *args: str, ranks: int, folder: Path, env: dict[str, str] | None = None
+def start(
+    command: list[str], *, ranks: int, folder: Path, env: dict[str, str] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """Start `ranks` processes of train/`program`, which meet through the environment and keep to `folder`.
+    """Start `command` `ranks` times; they meet through the environment; `folder` is where they work.
 
     `{rank}` in an argument is the rank.
     """
@@ -40,7 +40,7 @@ def start_ranks(
     folder.mkdir(parents=True, exist_ok=True)
     return [
         subprocess.Popen(
-            [sys.executable, str(TRAIN / program), *(a.replace("{rank}", str(rank)) for a in args)],
+            [part.replace("{rank}", str(rank)) for part in command],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -61,8 +61,15 @@ def wait_all(processes: list[subprocess.Popen[str]], *, timeout_s: float = 180) 
             process.kill()
 
 
+def run_program(
+    command: list[str], *, ranks: int, folder: Path, env: dict[str, str] | None = None
+) -> list[Ended]:
+    """Start `command` as `start` does and wait for the end of all."""
+    return wait_all(start(command, ranks=ranks, folder=folder, env=env))
+
+
 def run_ranks(
     program: str, *args: str, ranks: int, folder: Path, env: dict[str, str] | None = None
 ) -> list[Ended]:
-    """Start the ranks as start_ranks does and wait for their end."""
-    return wait_all(start_ranks(program, *args, ranks=ranks, folder=folder, env=env))
+    """Run train/`program` on `ranks` ranks."""
+    return run_program([sys.executable, str(TRAIN / program), *args], ranks=ranks, folder=folder, env=env)
