@@ -1,12 +1,13 @@
-"""Runs on a node (python3 3.8 or newer, standard library only): compares the work folder with what home has.
+"""Runs on a node (python3 3.8 or newer, standard library only): compares a folder of ours with what home has.
 
+Its first word is the folder's name below ~/awsddp.
 Reads from stdin one record for each path that home sends, and answers with the paths that differ here, and
 with those that an earlier sync sent and home did not name now:
 
     in:   <kind> <mode> <size> <mtime in ns> <path> NUL       kind f, d or l
-    out:  changed <path> NUL ... , missing <path> NUL ...
+    out:  NUL, changed <path> NUL ... , missing <path> NUL ...
 
-With the word `remove` the records on stdin are the paths alone that are to be removed: only what an earlier
+With the second word `remove` the records on stdin are the paths alone that are to be removed: only what an earlier
 sync sent, and only as it was sent. What this node made or changed stays. May be repeated and interrupted.
 """
 
@@ -19,8 +20,9 @@ import stat
 import sys
 
 HOME = os.path.expanduser(b"~")
-WORK = os.path.join(HOME, b"awsddp", b"work")
-SENT = os.path.join(HOME, b"awsddp", b"sent")  # outside the folder that a job sees
+FOLDER = os.fsencode(sys.argv[1])
+WORK = os.path.join(HOME, b"awsddp", FOLDER)
+SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside the folder that a job sees
 
 
 def records(data):
@@ -109,11 +111,12 @@ def remove(paths):
 def main():
     """Answer on stdout."""
     data = sys.stdin.buffer.read()
-    if sys.argv[1:] == ["remove"]:
+    if sys.argv[2:] == ["remove"]:
         remove([path for path in data.split(b"\0") if path])
         return
     changed, missing = compare(records(data))
     out = sys.stdout.buffer
+    out.write(b"\0")  # ends whatever the login shell's own files have printed
     for word, paths in ((b"changed ", changed), (b"missing ", missing)):
         for path in paths:
             out.write(word + path + b"\0")

@@ -129,9 +129,13 @@ def launch_requests(
     }
 
 
-def follow_request(job: str, *, offsets: Mapping[int, int]) -> dict[str, Any]:
-    """Ask for everything that the ranks of a node say, from `offsets` (bytes, by rank) on."""
-    return {"do": "follow", "job": job, "offsets": {str(rank): offset for rank, offset in offsets.items()}}
+def follow_request(job: str, *, offsets: Mapping[int, int], to_the_end: bool = True) -> dict[str, Any]:
+    """Ask for everything that the ranks of a node say, from `offsets` (bytes, by rank) on.
+
+    Without `to_the_end` only for what they have said so far.
+    """
+    known = {str(rank): offset for rank, offset in offsets.items()}
+    return {"do": "follow", "job": job, "offsets": known, "to_the_end": to_the_end}
 
 
 def state_request(job: str | None = None) -> dict[str, Any]:

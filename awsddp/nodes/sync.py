@@ -8,7 +8,7 @@ from pathlib import Path
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import rsync
-from awsddp.nodes.failures import NodeFailure, NodesFailed, split
+from awsddp.nodes.failures import NodeFailure, split
 from awsddp.nodes.listing import Entry, Listing, files_to_send
 from awsddp.nodes.parallel import ignore, side_by_side
 from awsddp.nodes.rendering import render
@@ -19,7 +19,8 @@ from awsddp.resources import template
 
 __all__ = ["Fetched", "Listing", "Sent", "Wanted", "files_to_send", "pull", "push", "ssh_config"]
 
-WORK = "awsddp/work"  # the synced folder on a node, in the user's home
+PLACE = "awsddp"  # where our folders are on a node, in the user's home
+WORK = "work"  # the synced one
 _ASK_S = 120.0
 
 
@@ -47,43 +48,69 @@ def ssh_config(endpoints: Iterable[Endpoint], key: Path, known_hosts: Path) -> s
     return render("ssh_config", hosts=hosts, key=_config_path(key), known_hosts=_config_path(known_hosts))
 
 
-def push(listing: Listing, fleet: Fleet, *, ssh_config: Path, on_event: OnEvent = ignore) -> dict[int, Sent]:
-    """Make ~/awsddp/work on all connected nodes hold what `listing` names, all at once.
+def push(
+    listing: Listing,
+    fleet: Fleet,
+    *,
+    ssh_config: Path,
+    folder: str = "work",
+    on_event: OnEvent = ignore,
+) -> dict[int, Sent]:
+    """Make ~/awsddp/FOLDER on all connected nodes hold what `listing` names, all at once.
 
     Each node says which paths differ from home; rsync carries only those. A path that an earlier sync sent
     and that is gone at home is removed, unless the node changed it; what a node made stays. Raises
     NodesFailed; the other nodes are complete then.
     """
-    records = b"".join(_record(entry) for entry in listing.entries)
-    compared = fleet.run(_script(), stdin=records, timeout_s=_ASK_S)
     failures: dict[int, NodeError] = {}
+    changed, gone = _compare(listing, fleet, folder, failures)
+    _remove(fleet, folder, gone, failures)
+
+    def carry(node: int, tell: OnEvent, stop: threading.Event) -> Sent:
+        sent = Sent(files=len(changed[node]), bytes=sum(entry.size for entry in changed[node]))
+        who, amount = node_name(node), f"{sent.files} files, {sent.bytes / 1e6:.1f} MB"
+
+        def on_bytes(done: int) -> None:
+            tell(Event(f"sending {amount}", who=who, fraction=min(1.0, done / max(1, sent.bytes))))
+
+        if changed[node]:
+            # Which files differ is known: -I keeps rsync from comparing by whole seconds again.
+            options = ["-lpt", "--dirs", "--no-implied-dirs", "-I", "--"]
+            rsync.transfer(
+                [*options, f"{os.fspath(listing.root)}/", f"{who}:awsddp/{folder}/"],
+                [entry.path for entry in changed[node]],
+                node=node,
+                ssh_config=ssh_config,
+                stop=stop,
+                on_bytes=on_bytes,
+            )
+        tell(Event(f"synced: {amount}", who=who, fraction=1.0))
+        return sent
+
+    outcomes = side_by_side(carry, [node for node in changed if node not in failures], on_event=on_event)
+    return split({**outcomes, **failures})
+
+
+def _compare(
+    listing: Listing, fleet: Fleet, folder: str, failures: dict[int, NodeError]
+) -> tuple[dict[int, list[Entry]], dict[int, list[bytes]]]:
+    """Return, by node, the entries that differ there, and the paths sent earlier that are gone at home.
+
+    What a node answers is no instruction: only what is listed is ever sent.
+    """
+    entries = {os.fsencode(entry.path): entry for entry in listing.entries}
+    records = b"".join(_record(entry) for entry in listing.entries)
     changed, gone = {}, {}
-    for node, result in compared.items():
+    for node, result in fleet.run(_script(folder), stdin=records, timeout_s=_ASK_S).items():
         if result.exit_code:
             failures[node] = _refused(node, result)
             continue
-        answers = [answer.partition(b" ") for answer in result.stdout.split(b"\0") if answer]
-        changed[node] = [os.fsdecode(path) for word, _, path in answers if word == b"changed"]
+        answers = [answer.partition(b" ") for answer in result.stdout.split(b"\0")]
+        differing = [path for word, _, path in answers if word == b"changed"]
+        changed[node] = [entries[path] for path in differing if path in entries]
         missing = [path for word, _, path in answers if word == b"missing"]
-        gone[node] = [
-            path for path in missing if not os.path.lexists(os.fsencode(listing.root) + b"/" + path)
-        ]
-    _remove(fleet, gone, failures)
-    sizes = {entry.path: entry.size for entry in listing.entries}
-    sent = {
-        node: Sent(files=len(paths), bytes=sum(sizes[path] for path in paths))
-        for node, paths in changed.items()
-    }
-    outcomes = side_by_side(
-        lambda node, tell, stop: _carry(
-            listing.root, changed[node], sent[node], node, ssh_config, tell, stop
-        ),
-        [node for node in changed if node not in failures],
-        on_event=on_event,
-    )
-    if failures:
-        raise NodesFailed(failures, outcomes, len(compared))
-    return split(outcomes)
+        gone[node] = [path for path in missing if not _at_home(listing.root, path)]
+    return changed, gone
 
 
 def _at_home(root: Path, path: bytes) -> bool:
@@ -92,33 +119,11 @@ def _at_home(root: Path, path: bytes) -> bool:
     return os.path.lexists(whole) and whole.parent.resolve() == whole.parent
 
 
-def _carry(
-    root: Path,
-    paths: list[str],
-    sent: Sent,
-    node: int,
-    ssh_config: Path,
-    on_event: OnEvent,
-    stop: threading.Event,
-) -> Sent:
-    who = node_name(node)
-    if paths:
-        text = f"sending {sent.files} files, {sent.bytes / 1e6:.1f} MB"
-
-        def on_bytes(done: int) -> None:
-            on_event(Event(text, who=who, fraction=min(1.0, done / max(1, sent.bytes))))
-
-        on_bytes(0)
-        # Which files differ is known: -I keeps rsync from comparing by whole seconds again.
-        words = ["-lpt", "--dirs", "--no-implied-dirs", "-I", "--", f"{os.fspath(root)}/", f"{who}:{WORK}/"]
-        rsync.transfer(words, paths, node=node, ssh_config=ssh_config, stop=stop, on_bytes=on_bytes)
-    on_event(Event(f"synced: {sent.files} files, {sent.bytes / 1e6:.1f} MB", who=who, fraction=1.0))
-    return sent
-
-
-def _remove(fleet: Fleet, gone: Mapping[int, list[bytes]], failures: dict[int, NodeError]) -> None:
+def _remove(
+    fleet: Fleet, folder: str, gone: Mapping[int, list[bytes]], failures: dict[int, NodeError]
+) -> None:
     requests = {
-        node: (_script("remove"), b"".join(path + b"\0" for path in paths))
+        node: (_script(folder, "remove"), b"".join(path + b"\0" for path in paths))
         for node, paths in gone.items()
         if paths
     }
@@ -132,7 +137,7 @@ def _script(*words: str) -> list[str]:
 
 
 def _refused(node: int, result: Result) -> NodeFailure:
-    return NodeFailure(node, "files", "its work folder cannot be used", result.tail())
+    return NodeFailure(node, "files", "its folders cannot be used", result.tail())
 
 
 def _record(entry: Entry) -> bytes:

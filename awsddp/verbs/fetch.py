@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError, NodeError
-from awsddp.jobs import launchers, results
 from awsddp.report import node_name
 from awsddp.verbs.context import Context, Found
 from awsddp.verbs.nodes import (
     Ready,
-    ask_all,
     bring_home,
+    cancel,
     choose_job,
     connect,
     jobs_on,
@@ -70,8 +69,8 @@ def _end_and_fetch(ctx: Context, cluster: Ready, fleet: Any, name: str) -> None:
         return
     if jobs[0].state == "running":
         ctx.say(f"ending job {name}, which still runs: its ranks have {ctx.job.job.grace}")
-        told = ask_all(fleet, launchers.cancel_request(name))
-        jobs = [results.job_document(told, results=ctx.job.job.results)]
+        cancel(ctx, fleet, name)
+        jobs = [job for job in jobs_on(ctx, fleet) if job.job == name]
     ctx.say(f"bringing the results of {name} home from {', '.join(map(node_name, fleet.nodes))}")
     bring_home(ctx, cluster, fleet, jobs[0])
 

@@ -12,6 +12,7 @@ from awsddp.errors import NodeError, NotFoundError
 from awsddp.jobs import launchers, results
 from awsddp.nodes.results import Fetched, Wanted
 from awsddp.report import Event, node_name
+from awsddp.spec import seconds
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, Found, found
 
@@ -105,10 +106,12 @@ def connect(
     )
 
 
-def ask(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+def ask(
+    fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
+) -> dict[int, dict[str, Any]]:
     """Send each node its request and return the answers. Raises NodeError or what a node says it is."""
     sent = {node: launchers.command(request) for node, request in requests.items()}
-    replies = fleet.run_each(sent, timeout_s=ANSWER_S)
+    replies = fleet.run_each(sent, timeout_s=timeout_s)
     return {
         node: launchers.answer(reply.stdout, node=node, stderr=reply.stderr)
         for node, reply in replies.items()
@@ -118,6 +121,18 @@ def ask(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict[int, 
 def ask_all(fleet: "Fleet", request: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Send every connected node the same request."""
     return ask(fleet, dict.fromkeys(fleet.nodes, request))
+
+
+def cancel(ctx: Context, fleet: "Fleet", job: str, *, grace_s: float | None = None) -> None:
+    """End a job on every node that knows it: TERM, the grace (of the configuration), KILL; wait until it is so."""
+    grace = seconds(ctx.job.job.grace) if grace_s is None else grace_s
+    knows = {node for node, told in ask_all(fleet, launchers.state_request()).items() if _knows(told, job)}
+    request = launchers.cancel_request(job, grace=grace)
+    ask(fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
+
+
+def _knows(told: Mapping[str, Any], job: str) -> bool:
+    return any(known["job"] == job for known in told["jobs"])
 
 
 def jobs_on(ctx: Context, fleet: "Fleet") -> tuple[Job, ...]:

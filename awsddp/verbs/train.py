@@ -7,15 +7,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Job
+from awsddp.cluster import Job, RankResult
 from awsddp.errors import Interrupted, UsageError
-from awsddp.jobs import launchers, results
+from awsddp.jobs import launchers
 from awsddp.jobs.ranks import Rank, layout
 from awsddp.spec import JobSpec
 from awsddp.verbs import sync
 from awsddp.verbs.context import Context
 from awsddp.verbs.logs import watch
-from awsddp.verbs.nodes import Ready, ask, ask_all, bring_home, connect, job_result, place_of, ready, remember
+from awsddp.verbs.nodes import (
+    Ready,
+    ask,
+    ask_all,
+    bring_home,
+    cancel,
+    connect,
+    job_result,
+    place_of,
+    ready,
+    remember,
+)
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -93,12 +104,20 @@ def _launch(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...
     try:
         ask(fleet, requests)
     except BaseException:
-        ask_all(fleet, launchers.cancel_request(name, grace=0))
+        cancel(ctx, fleet, name, grace_s=0)
         release(cluster.aws, nodes, name)
         raise
     ctx.folder.note("train", job=name, world_size=len(ranks))
-    told = ask(fleet, dict.fromkeys(used, launchers.state_request(name)))
-    job = results.job_document(told, results=ctx.job.job.results)
+    job = Job(
+        job=name,
+        state="running",
+        cause=None,
+        ranks=tuple(
+            RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
+            for one in ranks
+        ),
+        home=f"{ctx.job.job.results}/{name}",
+    )
     remember(ctx, job)
     return job
 
@@ -107,18 +126,20 @@ def _spec(ctx: Context, cluster: Ready) -> JobSpec:
     """Return the job's spec with the bundled program as its script where none is named."""
     if ctx.job.job.script is not None:
         return ctx.job
-    script = f"{cluster.record.prepared[0].home}/awsddp/{sync.BUNDLED}/{BUNDLED_SCRIPT}"
+    from awsddp.nodes.sync import PLACE
+
+    script = f"{cluster.record.prepared[0].home}/{PLACE}/{sync.BUNDLED}/{BUNDLED_SCRIPT}"
     return replace(ctx.job, job=replace(ctx.job.job, script=script, module=False))
 
 
 def _hosts(cluster: Ready, used: set[int]) -> list[launchers.Host]:
-    from awsddp.nodes.sync import WORK
+    from awsddp.nodes.sync import PLACE, WORK
 
     return [
         launchers.Host(
             node=node,
             prepared=cluster.prepared(node.node),
-            workdir=f"{cluster.prepared(node.node).home}/{WORK}",
+            workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{WORK}",
         )
         for node in cluster.nodes
         if node.node in used
@@ -158,7 +179,7 @@ def _interrupted(
     ctx.say(f"interrupted: ending job {job.job}, its ranks have {ctx.job.job.grace}; Ctrl-C again leaves it")
     still = f"awsddp logs -f {job.job}   # follow it again\nawsddp down   # end the nodes"
     try:
-        ask_all(fleet, launchers.cancel_request(job.job))
+        cancel(ctx, fleet, job.job)
         job = watch(ctx, fleet, job, on_lines=on_lines)
         bring_home(ctx, cluster, fleet, job)
         remember(ctx, job)

@@ -19,8 +19,6 @@ from awsddp.verbs.status import cluster_document
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
 
-BOOT_S = 600.0
-
 
 def up(ctx: Context, *, confirm: Callable[[LaunchPlan], None]) -> dict[str, Any]:
     """Bring the cluster up and return it as design.md's `up` document.
@@ -179,10 +177,16 @@ def _login_key(ctx: Context) -> str:
 def _prepare(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) -> Record:
     """Wait until all nodes run, then make those ready that are not yet."""
     from awsddp.aws.instances import wait_running
+    from awsddp.aws.waits import deadline_s
     from awsddp.nodes import hostkeys, provision
 
     nodes = wait_running(
-        aws, record.id, len(nodes), instance_ids=[node.instance_id for node in nodes], on_event=ctx.say
+        aws,
+        record.id,
+        len(nodes),
+        instance_ids=[node.instance_id for node in nodes],
+        deadline_s=deadline_s([record.instance_type]),
+        on_event=ctx.say,
     )
     if {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}:
         return record
@@ -192,7 +196,7 @@ def _prepare(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) 
             node.instance_id: record.intent["host_key"] for node in nodes if node.instance_id not in known
         }
         hostkeys.accept(ctx.folder.known_hosts, fresh)
-    with connect(ctx, record, nodes, deadline_s=BOOT_S) as fleet:
+    with connect(ctx, record, nodes, deadline_s=deadline_s([record.instance_type])) as fleet:
         prepared = provision.prepare(fleet, nodes, known_hosts=ctx.folder.known_hosts, on_event=ctx.on_event)
     record = replace(record, prepared=prepared, intent=None)
     ctx.folder.write(record)

@@ -18,16 +18,16 @@ _POLL_SECONDS = 0.03
 _BEAT_SECONDS = 2.0
 
 
-def follow(folder: JobFolder, offsets: dict[str, int], out: BinaryIO) -> None:
-    """Write frames to `out` until the job has ended and all was sent. `offsets` are by rank, as text.
+def follow(folder: JobFolder, offsets: dict[str, int], out: BinaryIO, *, to_the_end: bool) -> None:
+    """Write frames to `out` until all was sent, and with `to_the_end` until the job has ended.
 
-    Raises BrokenPipeError when the reader has gone.
+    `offsets` are by rank, as text. Raises BrokenPipeError when the reader has gone.
     """
     stream = _Stream(folder, offsets, out)
     while True:
         document = stream.document()  # read before the logs: after a final one nothing is written any more
         sent = stream.logs()
-        if document["state"] in FINAL and not sent:
+        if not sent and (document["state"] in FINAL or not to_the_end):
             stream.frame(b"E", payload=json.dumps(document).encode())
             return
         stream.beat()

@@ -29,7 +29,7 @@ def main(stdin: BinaryIO) -> int:
     out.write(MAGIC)
     try:
         if request["do"] == "follow":
-            follow(JobFolder(request["job"]), request["offsets"], out)
+            follow(JobFolder(request["job"]), request["offsets"], out, to_the_end=request["to_the_end"])
             return 0
         answer = _answer(request)
     except BrokenPipeError:

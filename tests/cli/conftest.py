@@ -1,0 +1,100 @@
+"""A cluster of two real local nodes, made once for the tests that only use it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Lab:
+    """A home of its own with a local cloud, and folders to start `awsddp` in."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.home = root / "home"
+        self.project = root / "project"
+        self.project.mkdir(parents=True)
+        clean = {
+            key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "AWSDDP_", "SSH_"))
+        }
+        kept = {key: os.environ[key] for key in ("AWSDDP_CACHE",) if key in os.environ}
+        self.environ = (
+            clean
+            | kept
+            | {
+                "HOME": str(root),
+                "AWSDDP_HOME": str(self.home),
+                "AWS_CONFIG_FILE": str(root / "none"),
+                "AWS_SHARED_CREDENTIALS_FILE": str(root / "none"),
+                "AWS_EC2_METADATA_DISABLED": "true",
+            }
+        )
+
+    def run(
+        self, *words: str, timeout: float = 170, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Start `awsddp` as a user does and return what they would see."""
+        return subprocess.run(
+            [sys.executable, "-m", "awsddp", *words],
+            cwd=cwd or self.project,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    def json(self, *words: str, code: int = 0) -> dict[str, Any]:
+        """Start `awsddp --json` and return its document."""
+        shown = self.run(*words[:1], "--json", *words[1:])
+        assert shown.returncode == code, shown.stderr + shown.stdout
+        document: dict[str, Any] = json.loads(shown.stdout)
+        return document
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start `awsddp` and return at once."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "awsddp", *words],
+            cwd=self.project,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def script(self, name: str, text: str) -> None:
+        """Put a script into the project."""
+        path = self.project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def close(self) -> None:
+        """End whatever is left."""
+        self.run("local", "stop", timeout=60)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """A lab with nothing in it."""
+    made = Lab(tmp_path / "lab")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab whose cluster `default` has two nodes that are ready."""
+    made = Lab(tmp_path_factory.mktemp("lab"))
+    shown = made.run("up", "--local", "--nodes", "2", "-y")
+    try:
+        assert shown.returncode == 0, shown.stderr
+        yield made
+        ended = made.run("down", "-y")
+        assert ended.returncode == 0, ended.stderr
+    finally:
+        made.close()
