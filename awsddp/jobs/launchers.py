@@ -20,6 +20,8 @@ FIRST_PORT = 29400
 SLOTS = 64
 JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
+SILENT_SECONDS = 12.0
+"""After how long without a word, one is due every 2 s, a node counts as lost: to be seen within 15 s."""
 
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
@@ -112,6 +114,7 @@ def launch_requests(
         "master_port": port,
         "link_port": link_port,
         "join_s": JOIN_SECONDS,
+        "silent_s": SILENT_SECONDS,
         "timeout": None if spec.job.timeout is None else seconds(spec.job.timeout),
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),

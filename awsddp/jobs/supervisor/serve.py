@@ -16,7 +16,6 @@ from awsddp.jobs.supervisor.link import Link, LinkLost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
 
 _BEAT_SECONDS = 2.0
-_SILENT_SECONDS = 12.0  # a silent node must be noticed within 15
 _FAREWELL_SECONDS = 3.0
 
 
@@ -253,8 +252,9 @@ class Supervisor:
             self._write()
 
     def _beat(self, now: float) -> None:
-        for link in [link for link, heard in self._links.items() if now - heard > _SILENT_SECONDS]:
-            self._drop(link, f"nothing was heard of it for {_SILENT_SECONDS:g} s")
+        limit = self._request["silent_s"]
+        for link in [link for link, heard in self._links.items() if now - heard > limit]:
+            self._drop(link, f"nothing was heard of it for {limit:g} s")
         if now >= self._beat_at:
             self._beat_at = now + _BEAT_SECONDS
             self._tell_all({"is": "alive"})

@@ -1,0 +1,135 @@
+"""The decisions of the first node, one at a time."""
+
+from typing import Any
+
+from awsddp.jobs.supervisor.coordinator import Coordinator
+
+REQUEST: dict[str, Any] = {
+    "job": "job",
+    "nodes": [{"node": node, "instance_id": f"i-{node}"} for node in (0, 1)],
+    "layout": [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)],
+    "join_s": 60.0,
+    "timeout": None,
+    "grace": 30.0,
+}
+GO = {"do": "go"}
+STOP = {"do": "stop", "grace": 1.0}
+
+
+def joined(**settings: Any) -> Coordinator:
+    coordinator = Coordinator({**REQUEST, **settings}, now=0)
+    for node in (0, 1):
+        coordinator.hear(node, {"is": "here"}, now=1)
+    return coordinator
+
+
+def exit_of(rank: int, code: int, fault: str = "own", said: str = "") -> dict[str, Any]:
+    report = {"is": "exit", "rank": rank, "exit_code": code, "seconds": 1.0, "started": 5.0}
+    return {**report, "tail": [said], "explanation": said, "fault": fault}
+
+
+def gone(coordinator: Coordinator) -> None:
+    for node in (0, 1):
+        coordinator.hear(node, {"is": "gone", "stuck": []}, now=9)
+
+
+def named(coordinator: Coordinator) -> int | None:
+    cause = coordinator.document()["cause"]
+    return None if cause is None else cause["rank"]
+
+
+def test_ranks_start_when_all_are_here_and_once() -> None:
+    coordinator = Coordinator(REQUEST, now=0)
+    coordinator.hear(1, {"is": "here"}, now=1)
+    assert coordinator.orders == []
+    coordinator.hear(0, {"is": "here"}, now=1)
+    coordinator.hear(0, {"is": "here"}, now=1)
+    assert coordinator.orders == [GO]
+
+
+def test_success_needs_every_rank_and_every_node_gone() -> None:
+    coordinator = joined()
+    for rank in (0, 1, 2):
+        coordinator.hear(rank // 2, exit_of(rank, 0), now=2)
+    assert coordinator.orders == [GO]
+    coordinator.hear(1, exit_of(3, 0), now=3)
+    assert coordinator.orders == [GO, STOP]
+    assert coordinator.document()["state"] == "running"
+    gone(coordinator)
+    assert (coordinator.done, coordinator.document()["state"]) == (True, "succeeded")
+
+
+def test_rank_that_lost_its_peer_is_no_cause_beside_the_one_that_left() -> None:
+    coordinator = joined()
+    coordinator.hear(0, exit_of(0, 1, "echo"), now=2.0)
+    assert named(coordinator) == 0
+    coordinator.hear(1, exit_of(2, 1, "own"), now=2.3)
+    coordinator.hear(0, exit_of(1, -15, "stopped"), now=2.4)
+    assert named(coordinator) == 2
+    gone(coordinator)
+    assert coordinator.document()["state"] == "failed"
+
+
+def test_lost_node_is_the_cause_of_what_the_others_then_say() -> None:
+    coordinator = joined()
+    coordinator.hear(0, exit_of(0, 1, "echo"), now=2.0)
+    coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
+    assert not coordinator.done
+    coordinator.lose(1, "nothing was heard of it for 12 s")
+    assert coordinator.done
+    assert coordinator.document()["cause"]["node"] == 1
+    assert coordinator.document()["cause"]["instance_id"] == "i-1"
+
+
+def test_first_of_several_own_failures_is_the_cause() -> None:
+    coordinator = joined()
+    coordinator.hear(1, exit_of(3, 5), now=2.0)
+    coordinator.hear(0, exit_of(0, 6), now=2.1)
+    assert named(coordinator) == 3
+
+
+def test_cancel_is_no_failure_whatever_the_ranks_then_say() -> None:
+    coordinator = joined()
+    coordinator.hear(1, {"is": "stop", "state": "cancelled", "grace": 30.0}, now=2)
+    coordinator.hear(1, exit_of(3, 1, "stopped"), now=3)
+    gone(coordinator)
+    document = coordinator.document()
+    assert (document["state"], document["cause"]) == ("cancelled", None)
+    assert coordinator.orders[1] == {"do": "stop", "grace": 30.0}
+
+
+def test_cancel_before_all_are_here_does_not_wait_for_them() -> None:
+    coordinator = Coordinator(REQUEST, now=0)
+    coordinator.hear(0, {"is": "here"}, now=1)
+    coordinator.hear(0, {"is": "stop", "state": "cancelled", "grace": 30.0}, now=2)
+    coordinator.hear(0, {"is": "gone", "stuck": []}, now=2)
+    assert (coordinator.done, coordinator.document()["state"]) == (True, "cancelled")
+    coordinator.hear(1, {"is": "here"}, now=3)
+    assert GO not in coordinator.orders
+
+
+def test_lost_node_after_the_work_was_done_changes_nothing() -> None:
+    coordinator = joined()
+    for rank in range(4):
+        coordinator.hear(rank // 2, exit_of(rank, 0), now=2)
+    coordinator.lose(1, "it closed the connection")
+    coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
+    assert (coordinator.done, coordinator.document()["state"]) == (True, "succeeded")
+
+
+def test_timeout_counts_from_the_start_of_the_ranks() -> None:
+    coordinator = joined(timeout=10.0)
+    coordinator.tick(now=10.9)
+    assert coordinator.orders == [GO]
+    coordinator.tick(now=11)
+    coordinator.tick(now=12)
+    assert coordinator.orders == [GO, {"do": "stop", "grace": 30.0}]
+    assert named(coordinator) is None
+
+
+def test_process_that_cannot_be_ended_is_named() -> None:
+    coordinator = joined()
+    coordinator.hear(0, exit_of(0, 1), now=2)
+    coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
+    coordinator.hear(1, {"is": "gone", "stuck": [77]}, now=30)
+    assert coordinator.document()["stuck"] == ["node1: process 77"]

@@ -1,0 +1,81 @@
+"""Two supervisors that must know the same secret."""
+
+import json
+import socket
+
+import pytest
+
+from awsddp.jobs.supervisor.link import Link, LinkLost
+
+
+def pair(secret: str = "s", other: str = "s") -> tuple[Link, Link]:
+    first, second = socket.socketpair()
+    return Link(first, secret, me=0), Link(second, other, me=1, node=0)
+
+
+def turn(*links: Link) -> list[dict[str, object]]:
+    heard: list[dict[str, object]] = []
+    for _ in range(4):
+        for link in links:
+            link.flush()
+            heard += link.receive()
+    return heard
+
+
+def test_what_was_said_before_the_proof_arrives_after_it() -> None:
+    server, client = pair()
+    client.send({"is": "here"})
+    assert turn(server, client) == [{"is": "here"}]
+    assert (server.proved, client.proved, server.node) == (True, True, 1)
+    server.send({"do": "go"})
+    assert turn(client) == [{"do": "go"}]
+
+
+def test_other_secret_is_refused() -> None:
+    server, client = pair("s", "t")
+    client.send({"is": "here"})
+    with pytest.raises(LinkLost, match="secret"):
+        turn(server, client)
+    assert not server.proved
+
+
+@pytest.mark.parametrize("said", [{"proof": "None"}, {"proof": ""}, {"proof": None}, {}, {"do": "go"}])
+def test_server_that_proves_nothing_is_not_obeyed(said: dict[str, object]) -> None:
+    first, second = socket.socketpair()
+    client = Link(second, "s", me=1, node=0)
+    first.sendall(json.dumps(said).encode() + b"\n")
+    with pytest.raises(LinkLost):
+        client.receive()
+
+
+def test_answer_cannot_be_reflected_or_replayed() -> None:
+    server, client = pair()
+    server.flush()
+    client.receive()
+    answer = server.socket.recv(4096)
+    again, wire = socket.socketpair()
+    second = Link(again, "s", me=0)
+    wire.sendall(answer)
+    with pytest.raises(LinkLost, match="secret"):
+        second.receive()
+
+
+@pytest.mark.parametrize("junk", [b"\xff\n", b"[]\n", b"x" * 5000, b"{\n"])
+def test_junk_of_a_stranger_ends_the_connection(junk: bytes) -> None:
+    server, client = pair()
+    client.socket.sendall(junk)
+    with pytest.raises(LinkLost):
+        server.receive()
+
+
+def test_message_larger_than_the_socket_takes_arrives_whole() -> None:
+    server, client = pair()
+    turn(server, client)
+    text = "x" * 1_000_000
+    client.send({"tail": text})
+    assert client.unsent
+    heard: list[dict[str, object]] = []
+    while not heard:
+        client.flush()
+        heard = server.receive()
+    assert heard == [{"tail": text}]

@@ -1,0 +1,234 @@
+"""Merged, labelled, and kept byte by byte."""
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from awsddp.jobs import launchers
+from awsddp.jobs.logs import Labeller, Merger, Stream, StreamError
+from awsddp.jobs.supervisor.wire import HEADER, MAGIC
+
+if TYPE_CHECKING:
+    from conftest import Fleet
+
+LABEL = b"[rank 3 @ node1] "
+
+
+def frame(kind: bytes, rank: int = 0, offset: int = 0, payload: bytes = b"") -> bytes:
+    return HEADER.pack(kind, rank, offset, len(payload)) + payload
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([b"one\ntwo\n"], b"[L] one\n[L] two\n"),
+        ([b"on", b"e\nt", b"wo", b"\n"], b"[L] one\n[L] two\n"),
+        ([b"\n\n"], b"[L] \n[L] \n"),
+        ([b"no end"], b"[L] no end\n"),
+        ([b"windows\r\n"], b"[L] windows\n"),
+        ([b"\r 1%\r 50%\r100%\ndone\n"], b"[L] 100%\n[L] done\n"),
+        ([b"a\rb\rc\r\nd\n"], b"[L] c\n[L] d\n"),
+        ([b"\0\xff\x1b[0m\n"], b"[L] \0\xff\x1b[0m\n"),
+        ([], b""),
+    ],
+)
+def test_each_line_gets_its_label(pieces: list[bytes], shown: bytes) -> None:
+    labeller = Labeller(b"[L] ")
+    assert b"".join(labeller.feed(piece, now=0) for piece in pieces) + labeller.finish() == shown
+
+
+def test_line_without_an_end_is_shown_after_a_second_and_not_twice() -> None:
+    labeller = Labeller(b"[L] ")
+    assert labeller.feed(b"Name: ", now=10) == b""
+    assert labeller.idle(now=10.5) == b""
+    assert labeller.idle(now=11) == b"[L] Name: \n"
+    assert labeller.idle(now=13) == b""
+    assert labeller.feed(b"\nnext\n", now=14) == b"[L] next\n"
+
+
+def test_long_line_that_keeps_coming_is_not_torn() -> None:
+    labeller = Labeller(b"[L] ")
+    shown = b""
+    for step in range(40):
+        shown += labeller.feed(b"x" * 250_000, now=step / 2) + labeller.idle(now=step / 2 + 0.4)
+    shown += labeller.feed(b"\n", now=20)
+    assert shown == b"[L] " + b"x" * 10_000_000 + b"\n"
+
+
+def test_progress_bar_that_never_ends_its_line_is_shown_once_a_second() -> None:
+    labeller = Labeller(b"[L] ")
+    shown = []
+    for tenth in range(35):
+        now = tenth / 10
+        labeller.feed(b"\r%d%%" % tenth, now=now)
+        shown += [labeller.idle(now=now)]
+    assert [line for line in shown if line] == [b"[L] 10%\n", b"[L] 21%\n", b"[L] 32%\n"]
+    assert labeller.feed(b"\r100%\n", now=4) == b"[L] 100%\n"
+
+
+def test_character_is_not_cut_in_two() -> None:
+    labeller = Labeller(b"[L] ")
+    whole = "naïve 😀".encode()
+    labeller.feed(whole[:-2], now=0)
+    assert labeller.idle(now=2) == "[L] naïve \n".encode()
+    assert labeller.feed(whole[-2:] + b"\n", now=3) == "[L] 😀\n".encode()
+
+
+def test_stream_is_found_behind_the_words_of_a_login_script() -> None:
+    stream = Stream()
+    sent = b"Welcome!\n" + MAGIC + frame(b"L", 3, 0, b"hello\n") + frame(b"H")
+    frames = [found for byte in range(len(sent)) for found in stream.feed(sent[byte : byte + 1])]
+    assert [(found.kind, found.rank, found.payload) for found in frames] == [
+        (b"L", 3, b"hello\n"),
+        (b"H", 0, b""),
+    ]
+
+
+def test_error_in_place_of_a_stream_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StreamError, match="there is no job x"):
+        Stream().feed(MAGIC + b'{"error": {"message": "there is no job x"}}\n')
+
+
+def test_bytes_come_home_once_over_broken_connections(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    data = b"".join(b"line %d\n" % number for number in range(3000))
+    merger = Merger({3: 1}, folder=tmp_path)
+    shown, connections = b"", 0
+    while (at := merger.attach(1)[3]) < len(data):
+        connections += 1
+        start = max(0, at - chance.randrange(50))  # a node may send more than it was asked for
+        cuts = range(start, min(start + 3000, len(data)), 100)
+        sent = MAGIC + b"".join(frame(b"L", 3, cut, data[cut : cut + 100]) for cut in cuts)
+        shown += merger.feed(1, sent[: chance.randrange(len(sent) + 1)])
+    assert connections > 10
+    assert (tmp_path / "rank3.log").read_bytes() == data
+    assert shown == b"".join(LABEL + line + b"\n" for line in data.splitlines())
+
+
+def test_gap_in_a_stream_is_an_error(tmp_path: Path) -> None:
+    merger = Merger({3: 1}, folder=tmp_path)
+    merger.attach(1)
+    with pytest.raises(StreamError, match="left 5 bytes of rank 3 out"):
+        merger.feed(1, MAGIC + frame(b"L", 3, 5, b"late"))
+    merger.attach(1)
+    with pytest.raises(StreamError, match="does not run there"):
+        merger.feed(1, MAGIC + frame(b"L", 4, 0, b"foreign"))
+
+
+def test_second_client_shows_everything_and_asks_for_the_rest_alone(tmp_path: Path) -> None:
+    first = Merger({3: 1}, folder=tmp_path)
+    first.attach(1)
+    first.feed(1, MAGIC + frame(b"L", 3, 0, b"one\ntw"))
+    second = Merger({3: 1}, folder=tmp_path)
+    assert b"".join(second.replay()) == LABEL + b"one\n"
+    assert second.attach(1) == {3: 6}
+    assert second.feed(1, MAGIC + frame(b"L", 3, 6, b"o\n")) == LABEL + b"two\n"
+    assert (tmp_path / "rank3.log").read_bytes() == b"one\ntwo\n"
+
+
+def test_chosen_ranks_alone_are_shown_and_all_are_kept(tmp_path: Path) -> None:
+    merger = Merger({0: 0, 1: 0}, folder=tmp_path, shown={1})
+    merger.attach(0)
+    sent = MAGIC + frame(b"L", 0, 0, b"zero\n") + frame(b"L", 1, 0, b"one\n")
+    assert merger.feed(0, sent) == b"[rank 1 @ node0] one\n"
+    assert (tmp_path / "rank0.log").read_bytes() == b"zero\n"
+
+
+def test_merger_knows_when_every_node_has_ended(tmp_path: Path) -> None:
+    merger = Merger({0: 0, 1: 1}, folder=tmp_path, clock=Clock())
+    merger.attach(0)
+    merger.attach(1)
+    merger.feed(0, MAGIC + frame(b"S", payload=json.dumps({"state": "running"}).encode()))
+    assert merger.documents == {0: {"state": "running"}}
+    merger.feed(0, frame(b"E", payload=json.dumps({"state": "failed"}).encode()))
+    assert (merger.documents[0], merger.ended(0), merger.done) == ({"state": "failed"}, True, False)
+    merger.feed(1, MAGIC + frame(b"E", payload=b"{}"))
+    assert merger.done
+
+
+NASTY = r"""
+import os, random, sys, time
+chance = random.Random(int(os.environ['RANK']))
+out = sys.stdout.buffer
+out.write(chance.randbytes(300_000)); out.flush()
+out.write(b'x' * 10_000_000 + b'\n'); out.flush()
+text = ('naïve 😀 ' * 5000 + '\n').encode()
+while text:
+    cut = chance.randrange(1, 5000)
+    out.write(text[:cut]); out.flush(); text = text[cut:]
+    time.sleep(0.005)
+for number in range(20_000): out.write(b'line %d\n' % number)
+out.write(b'no newline at the end'); out.flush()
+"""
+
+
+def test_several_followers_get_every_byte(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.launch(NASTY)
+    nodes = {rank.rank: rank.node for rank in fleet.ranks}
+    mergers = [Merger(nodes, folder=tmp_path / name) for name in ("early", "late")]
+    shown = fleet.follow(mergers[0], 0) + fleet.follow(mergers[0], 1) + mergers[0].finish()
+    for node in (0, 1):
+        fleet.follow(mergers[1], node)
+    assert all(merger.done for merger in mergers)
+    for rank in range(4):
+        there = hashlib.sha256(fleet.log(rank)).hexdigest()
+        assert len(fleet.log(rank)) > 10_300_000
+        for name in ("early", "late"):
+            assert hashlib.sha256((tmp_path / name / f"rank{rank}.log").read_bytes()).hexdigest() == there
+        label = b"[rank %d @ node%d] " % (rank, nodes[rank])
+        assert label + b"x" * 100 not in shown.replace(b"x" * 10_000_000, b"")
+        assert shown.count(label + b"line ") == 20_000
+        assert label + b"no newline at the end\n" in shown
+
+
+def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.launch("for number in range(200_000): print('line', number)\n")
+    request = launchers.follow_request("job", offsets={})
+    deaf = fleet.start(0, request)
+    dead = fleet.start(0, request)
+    assert dead.stdout is not None
+    os.read(dead.stdout.fileno(), 10)
+    dead.kill()
+    assert fleet.wait().state == "succeeded"
+    deaf.kill()
+    for process in (deaf, dead):
+        process.communicate()
+
+
+def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
+    fleet.launch("import time\ntime.sleep(600)\n")
+    process = fleet.start(1, launchers.follow_request("job", offsets={2: 0, 3: 0}))
+    assert process.stdout is not None
+    stream, kinds = Stream(), b""
+    while kinds.count(b"H") < 2:
+        kinds += b"".join(found.kind for found in stream.feed(os.read(process.stdout.fileno(), 1 << 16)))
+    assert b"L" not in kinds
+    assert b"E" not in kinds
+    process.kill()
+    process.communicate()
+
+
+def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.launch("print('up', flush=True)\nimport time\ntime.sleep(600)\n")
+    from conftest import until
+
+    until(fleet.up)
+    for pid in fleet.supervisors(1):
+        os.kill(pid, 9)  # the guard, too
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path)
+    shown = fleet.follow(merger, 1) + fleet.follow(merger, 0)
+    assert b"[rank 3 @ node1] up\n" in shown
+    assert [merger.documents[node]["state"] for node in (0, 1)] == ["failed", "interrupted"]
+    until(lambda: fleet.processes() == [])

@@ -1,0 +1,102 @@
+"""Layouts, environments and placeholders."""
+
+import pytest
+
+from awsddp.errors import UsageError
+from awsddp.jobs.ranks import PLACEHOLDERS, Rank, Rendezvous, defaults, environment, expand, layout
+
+MEETING = Rendezvous(job="job", master_addr="10.0.0.1", master_port=29400)
+RANK = Rank(rank=3, local_rank=1, node=1, node_rank=1, world_size=4, local_world_size=2, nnodes=2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "asked", "places"),
+    [
+        ([0, 1], 8, {}, [(node, local) for node in (0, 1) for local in range(8)]),
+        ([0, 1], 0, {}, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        ([0, 1], 8, {"world_size": 4}, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        ([0, 1], 8, {"nproc_per_node": 1}, [(0, 0), (1, 0)]),
+        ([0, 2, 5], 8, {"world_size": 2, "nproc_per_node": 1}, [(0, 0), (2, 0)]),
+        ([0, 1, 2], 8, {"world_size": 4, "nproc_per_node": 2}, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        ([0, 1], 8, {"world_size": 1}, [(0, 0)]),
+        ([0], 0, {"world_size": 16}, [(0, local) for local in range(16)]),
+    ],
+)
+def test_ranks_are_laid_out_contiguously_by_node(
+    nodes: list[int], gpus: int, asked: dict[str, int], places: list[tuple[int, int]]
+) -> None:
+    ranks = layout(nodes, gpus=gpus, **asked)
+    assert [(rank.node, rank.local_rank) for rank in ranks] == places
+    assert [rank.rank for rank in ranks] == list(range(len(places)))
+    assert {rank.world_size for rank in ranks} == {len(places)}
+    assert {rank.nnodes for rank in ranks} == {len({node for node, _ in places})}
+    assert all(rank.rank == rank.node_rank * rank.local_world_size + rank.local_rank for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "named"),
+    [
+        (8, {"world_size": 5}, "--world-size 4 or 6"),
+        (8, {"world_size": 18}, "a node has 8 GPUs"),
+        (1, {"nproc_per_node": 2}, "a node has 1 GPU\n"),
+        (8, {"world_size": 5, "nproc_per_node": 2}, "fit: 2, 4"),
+        (8, {"world_size": 8, "nproc_per_node": 2}, "fit: 2, 4"),
+    ],
+)
+def test_size_that_does_not_fit_is_refused_and_told_what_does(
+    gpus: int, asked: dict[str, int], named: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        layout([0, 1], gpus=gpus, **asked)
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{rank}", "3"),
+        ("--local_rank={local_rank}", "--local_rank=1"),
+        ("train_rank{rank}.py", "train_rank3.py"),
+        ("tcp://{master_addr}:{master_port}", "tcp://10.0.0.1:29400"),
+        ("{node_rank}/{nnodes} {world_size} {local_world_size}", "1/2 4 2"),
+        ('{{"a": {{"b": {rank}}}}}', '{"a": {"b": 3}}'),
+        ("{{rank}}", "{rank}"),
+        ("", ""),
+        ("no braces $(x) 'y'", "no braces $(x) 'y'"),
+    ],
+)
+def test_placeholders_are_filled_in(text: str, expected: str) -> None:
+    assert expand(text, RANK, meeting=MEETING, folder="/job") == expected
+
+
+@pytest.mark.parametrize("text", ["{ranks}", "{", "}", '{"a": 1}', "{}", "{rank:02d}", "{rank!r}", "{ rank}"])
+def test_unknown_placeholder_is_refused_and_the_way_out_named(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        expand(text, RANK, meeting=MEETING, folder="/job")
+    assert "{local_rank}" in refused.value.why
+    assert "{{" in refused.value.next
+
+
+def test_init_file_is_for_a_single_node() -> None:
+    (alone,) = layout([4], gpus=0, world_size=1)
+    assert expand("file://{init_file}", alone, meeting=MEETING, folder="/job") == "file:///job/init"
+    with pytest.raises(UsageError, match="single node"):
+        expand("{init_file}", RANK, meeting=MEETING, folder="/job")
+
+
+def test_every_placeholder_that_is_named_is_filled_in() -> None:
+    (alone,) = layout([0], gpus=0, world_size=1)
+    for name in PLACEHOLDERS:
+        assert "{" not in expand(f"{{{name}}}", alone, meeting=MEETING, folder="/job")
+
+
+def test_users_variables_win_over_all_but_the_ranks_identity() -> None:
+    mine = {"NCCL_SOCKET_IFNAME": "eth", "WORLD_SIZE": "99", "X": "1"}
+    found = environment(RANK, meeting=MEETING, nic="ens5", folder="/job", variables=mine)
+    assert (found["NCCL_SOCKET_IFNAME"], found["X"], found["WORLD_SIZE"]) == ("eth", "1", "4")
+    assert (found["GLOO_SOCKET_IFNAME"], found["AWSDDP_RUN_DIR"]) == ("ens5", "/job/run")
+
+
+def test_one_process_of_a_node_keeps_all_threads() -> None:
+    assert "OMP_NUM_THREADS" not in defaults(1)
+    assert defaults(2)["OMP_NUM_THREADS"] == "1"

@@ -1,0 +1,72 @@
+"""One job out of what its nodes say."""
+
+from typing import Any
+
+import pytest
+
+from awsddp.errors import ConfigError, NotFoundError
+from awsddp.jobs.results import decode, encode, job_document, jobs
+
+
+def document(
+    node: int, state: str, codes: list[int | None], *, complete: bool, **more: Any
+) -> dict[str, Any]:
+    ranks = [
+        {
+            "rank": rank,
+            "local_rank": rank % 2,
+            "node": rank // 2,
+            "exit_code": code,
+            "seconds": 1.0,
+            "started": 1.0,
+        }
+        for rank, code in enumerate(codes)
+    ]
+    more = {"job": "j", "created": "2026-01-01T00:00:00+00:00", "cause": None, **more}
+    return {"node": node, "state": state, "complete": complete, "ranks": ranks, **more}
+
+
+def lost(node: int) -> dict[str, Any]:
+    return {"rank": None, "node": node, "tail": [], "explanation": f"node{node} was lost"}
+
+
+def test_first_node_speaks_for_the_whole_job() -> None:
+    first = document(0, "running", [0, None, None, None], complete=True)
+    second = document(1, "running", [None, None, 0, None], complete=False)
+    job = job_document({1: second, 0: first})
+    assert (job.state, [rank.exit_code for rank in job.ranks]) == ("running", [0, None, 0, None])
+    assert job.home == "runs/j"
+
+
+def test_final_word_on_any_node_counts() -> None:
+    first = document(0, "interrupted", [None] * 4, complete=True, cause=lost(0))
+    second = document(1, "succeeded", [0] * 4, complete=True)
+    assert job_document({1: second}).state == "succeeded"
+    assert job_document({0: {**first, "state": "running"}, 1: second}).state == "succeeded"
+
+
+def test_when_the_first_node_cannot_be_asked_the_others_tell() -> None:
+    second = document(1, "failed", [None, None, -15, -15], complete=False, cause=lost(0))
+    job = job_document({1: second})
+    assert job.state == "failed"
+    assert job.cause is not None
+    assert (job.cause.node, job.cause.explanation) == (0, "node0 was lost")
+
+
+def test_job_that_nobody_knows_is_not_found() -> None:
+    with pytest.raises(NotFoundError):
+        job_document({})
+
+
+def test_jobs_are_listed_oldest_first() -> None:
+    new = document(0, "running", [None], complete=True, job="a", created="2026-02-01T00:00:00+00:00")
+    old = document(0, "failed", [1], complete=True, job="b")
+    assert [job.job for job in jobs({0: [new, old], 1: []})] == ["b", "a"]
+
+
+def test_job_survives_its_file() -> None:
+    job = job_document({0: document(0, "failed", [3, -15], complete=True, cause=lost(1))}, results="out")
+    assert decode(encode(job)) == job
+    assert job.home == "out/j"
+    with pytest.raises(ConfigError):
+        decode(encode(job)[:-20])
