@@ -25,11 +25,12 @@ ONE = ["--epochs", "1"]
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run main in this process: in a folder of its own, without a launcher's variables, and clean up after it."""
+    """Run main in this process, in a folder of its own and without a launcher's variables."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "AWSDDP_RESUME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWSDDP_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
     handler = signal.getsignal(signal.SIGTERM)
     yield
@@ -115,15 +116,14 @@ def test_a_checkpoint_that_would_run_code_is_refused(
     assert code == 1 and "evil.pt is no checkpoint" in error
 
 
-@pytest.mark.parametrize("keep", [0, 10, 20_000])
-def test_a_damaged_checkpoint_is_refused(
-    keep: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main.run(ONE) == 0
     path = max((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
-    path.write_bytes(path.read_bytes()[:keep])
-    code, error = refused(capsys, *ONE)
-    assert code == 1 and path.name in error
+    whole = path.read_bytes()
+    for size in (0, 10, 20_000):
+        path.write_bytes(whole[:size])
+        code, error = refused(capsys, *ONE)
+        assert code == 1 and path.name in error
 
 
 def test_no_checkpoint_where_one_was_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
