@@ -22,7 +22,7 @@ from awsddp.local.place import Place
 
 REGION = "us-east-1"
 START_S = 60.0
-MODES = ("nspawn", "records")
+KEPT = ("port", "block", "access_key_id", "secret_access_key")
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,7 @@ def start(
 
             settings["torch"] = str(torchenv.ensure(torchenv.cache_folder(), on_event=on_event))
         write_json(place.settings, settings)
-        if not _daemon_lives(place):
-            _spawn(place)
-        return _wait(place)
+        return _running(place)
 
 
 def find(home: Path) -> LocalInfo | None:
@@ -78,7 +76,7 @@ def find(home: Path) -> LocalInfo | None:
     """
     place = Place(home)
     alive = _daemon_lives(place)
-    if not alive and not any(place.nodes.glob("*/made")):
+    if not alive and not place.living.exists():
         return None
     with suppress(FileNotFoundError, KeyError, ValueError):
         return _info(place, alive=alive)
@@ -201,40 +199,48 @@ def _daemon_lives(place: Place) -> bool:
         return True
 
 
-def _spawn(place: Place) -> None:
-    """Starts the daemon in a session of its own, and waits until it has taken its lock or ended."""
+def _spawn(place: Place) -> bool:
+    """Starts the daemon in a session of its own, its lock handed over; false if one lives after all."""
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     search = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
-    if place.report.exists():
-        report = json.loads(place.report.read_text())
-        write_json(place.report, {key: report[key] for key in ("port", "block") if key in report})
-    with place.log.open("ab") as log:
+    with place.daemon_lock.open("w") as lock, place.log.open("ab") as log:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if place.report.exists():
+            report = json.loads(place.report.read_text())
+            write_json(place.report, {key: report[key] for key in KEPT if key in report})
+        daemon = [sys.executable, "-m", "awsddp.local.daemon", str(place.home.resolve()), str(lock.fileno())]
         subprocess.run(
-            ["setsid", "--fork", sys.executable, "-m", "awsddp.local.daemon", str(place.home.resolve())],
+            ["setsid", "--fork", *daemon],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd="/",
             env={**os.environ, "PYTHONPATH": path, "PATH": search},
+            pass_fds=[lock.fileno()],
             check=True,
         )
+    return True
 
 
-def _wait(place: Place) -> LocalInfo:
+def _running(place: Place) -> LocalInfo:
+    """Waits until the daemon answers; starts it where none lives, also if one is just dying."""
     until = time.monotonic() + START_S
-    seen_alive = False
+    spawned = False
     while time.monotonic() < until:
         alive = _daemon_lives(place)
-        seen_alive = seen_alive or alive
         report = json.loads(place.report.read_text()) if place.report.exists() else {}
-        if alive and "pid" in report:
-            return _info(place, alive=True)
-        if "error" in report:
+        if alive and "pid" in report and _answers(info := _info(place, alive=True)):
+            return info
+        if spawned and "error" in report:
             error = report["error"]
             raise LocalCloudError(error["message"], why=error["why"], next=error["next"])
-        if seen_alive and not alive:
+        if spawned and not alive:
             break
+        spawned = spawned or (not alive and _spawn(place))
         time.sleep(0.02)
     lines = place.log.read_text(errors="replace").strip().splitlines() if place.log.exists() else []
     raise LocalCloudError(
@@ -242,6 +248,14 @@ def _wait(place: Place) -> LocalInfo:
         why="\n".join(lines[-5:]),
         next=f"read {place.log}, then: awsddp local stop",
     )
+
+
+def _answers(info: LocalInfo) -> bool:
+    try:
+        status(info)
+    except LocalCloudError:
+        return False
+    return True
 
 
 def _end_daemon(place: Place) -> None:

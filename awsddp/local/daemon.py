@@ -1,4 +1,4 @@
-"""The process of a local cloud: `python -m awsddp.local.daemon HOME`.
+"""The process of a local cloud: `python -m awsddp.local.daemon HOME LOCK`.
 
 It reads what was asked for (`settings.json`), takes up the state of an earlier run, opens the network, serves
 the endpoint and says where (`daemon.json`). It ends on SIGTERM and leaves everything in place: `control.stop`
@@ -7,7 +7,6 @@ sweeps what it had, and a new start finds it again.
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import ipaddress
 import json
@@ -29,16 +28,14 @@ NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 
 def main() -> None:
     place = Place(Path(sys.argv[1]))
-    with place.daemon_lock.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.exit(0)  # another one serves this home
-        try:
-            serve(place)
-        except AwsddpError as error:
-            write_json(place.report, {"error": error.document()["error"]})
-            sys.exit(error.exit_code)
+    # The home's lock, taken by who started us: held until this process ends, and by no child of it.
+    os.set_inheritable(int(sys.argv[2]), False)
+    try:
+        serve(place)
+    except AwsddpError as error:
+        earlier = json.loads(place.report.read_text()) if place.report.exists() else {}
+        write_json(place.report, {**earlier, **error.document()})
+        sys.exit(error.exit_code)
 
 
 def serve(place: Place) -> None:
@@ -70,7 +67,7 @@ def serve(place: Place) -> None:
     gc.freeze()
     gc.enable()
     emulator = Emulator(block)
-    store = Store(place.state)
+    store = Store(place.state, place.living)
     store.load()
     emulator.backend(REGION)
     key, secret = emulator.credentials()

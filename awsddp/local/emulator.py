@@ -27,9 +27,10 @@ from moto.ec2.models.subnets import Subnet
 from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses.instances import InstanceResponse
 from moto.iam.models import iam_backends
-from moto.ssm.models import Parameter, SimpleSystemManagerBackend
+from moto.ssm.models import Parameter, ParameterDict, SimpleSystemManagerBackend
 
 from awsddp.local import dlami
+from awsddp.local.network import hardware_address
 
 USER = "local"
 CODES = {
@@ -137,6 +138,7 @@ def _patch(block: ipaddress.IPv4Network) -> None:
         (AmiBackend, "_load_amis", _load_images),
         (Ami, "block_device_mappings", property(_image_disks)),
         (SimpleSystemManagerBackend, "__init__", _ssm_init),
+        (ParameterDict, "__reduce__", _reduce_parameters),
         (VPCBackend, "create_default_vpc", lambda self: _default_vpc(self, block)),
     ]
     for owner, name, value in changes:
@@ -149,6 +151,7 @@ def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
     self.reboot_wanted = False
     for nic in self.nics.values():
         nic.delete_on_termination = True
+        nic.mac_address = hardware_address(nic.private_ip_address)
 
 
 def _terminate(self: Any) -> Any:
@@ -300,3 +303,8 @@ def _ssm_init(self: Any, region_name: str, account_id: str) -> None:
                     data_type="aws:ec2:image",
                 )
             )
+
+
+def _reduce_parameters(self: Any) -> tuple[Any, ...]:
+    """How to pickle a dict whose constructor takes other arguments than a dict's."""
+    return ParameterDict, (self.account_id, self.region_name), self.__dict__, None, iter(self.items())

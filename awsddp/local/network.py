@@ -135,6 +135,11 @@ def _border(block: ipaddress.IPv4Network) -> str:
     )
 
 
+def hardware_address(address: str) -> str:
+    """The MAC of an address, always the same: no neighbour remembers a wrong one when a host is made anew."""
+    return "02:0a:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
+
+
 def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> None:
     """Makes a node's namespace with `ens5` on the switch; one that is there already is made anew."""
     name = place.machine(instance_id)
@@ -147,7 +152,8 @@ def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> Non
         place.switch,
         "-batch",
         "-",
-        text=f"link add {port} type veth peer name ens5 netns {name}\nlink set {port} master vpc up\n",
+        text=f"link add {port} type veth peer name ens5 address {hardware_address(address)} netns {name}\n"
+        f"link set {port} master vpc up\n",
     )
     run(
         "ip",

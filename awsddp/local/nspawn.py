@@ -35,6 +35,7 @@ exec setsid --fork unshare --mount sh -c "$1" sh "$@"
 # $2 the host's folder, the rest the command. Runs in a mount namespace of its own.
 WRAPPER = """\
 node=$2; shift 2
+echo $$ > "$node/wrapper"
 if mount -t overlay overlay -o "lowerdir=/,upperdir=$node/upper,workdir=$node/work" "$node/root"; then
     "$@" & echo $! > "$node/pid"; wait $!
 fi
@@ -58,7 +59,7 @@ class NspawnHosts:
         cgroups.end(self._place, spec.instance_id)
         if not (node / "made").exists():
             self._make(node, spec)
-        for name in ("exit", "pid", f"upper/{rootfs.UP_MARK}"):
+        for name in ("exit", "pid", "wrapper", f"upper/{rootfs.UP_MARK}"):
             (node / name).unlink(missing_ok=True)
         network.plug_in(self._place, spec.instance_id, spec.address, prefix=spec.prefix)
         network.load_rules(self._place, spec.instance_id, (node / "rules").read_text())
@@ -163,7 +164,8 @@ class NspawnHosts:
                 (mark.parent / "hosts").write_text(self._hosts)
 
     def exits(self, instance_id: str) -> int | None:
-        if (pid := self._pid(instance_id)) is None:
+        # Not nspawn itself: the wrapper ends when the exit status is written.
+        if (pid := self._pid(instance_id, "wrapper")) is None:
             return None
         with suppress(ProcessLookupError):
             return os.pidfd_open(pid)
@@ -172,10 +174,10 @@ class NspawnHosts:
     def _folder(self, instance_id: str) -> Path:
         return self._place.nodes / instance_id
 
-    def _pid(self, instance_id: str) -> int | None:
+    def _pid(self, instance_id: str, name: str = "pid") -> int | None:
         """The pid of its nspawn, if it lives: a recorded number may be another process's by now."""
         try:
-            pid = int((self._folder(instance_id) / "pid").read_text())
+            pid = int((self._folder(instance_id) / name).read_text())
         except (FileNotFoundError, ValueError):
             return None
         return pid if pid in cgroups.processes(self._place, instance_id) else None

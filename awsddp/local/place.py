@@ -55,8 +55,9 @@ class Place:
         return self.folder / "state.pickle"
 
     @property
-    def image(self) -> Path:
-        return self.folder / "image"
+    def living(self) -> Path:
+        """There as long as an instance is not terminated."""
+        return self.folder / "living"
 
     @property
     def nodes(self) -> Path:

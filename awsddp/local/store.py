@@ -38,6 +38,7 @@ class Store:
     """The pickled state in one file."""
 
     path: Path
+    living: Path
     launches: dict[tuple[str, str], Launch] = field(default_factory=dict)
 
     def load(self) -> None:
@@ -69,12 +70,25 @@ class Store:
                 for service, backends in BACKENDS.items()
             },
         }
+        if alive := self._any_alive():
+            self.living.touch()
         new = self.path.with_suffix(".new")
         with new.open("wb") as file:
             pickle.dump(saved, file, protocol=pickle.HIGHEST_PROTOCOL)
             file.flush()
             os.fsync(file.fileno())
         new.rename(self.path)
+        if not alive:
+            self.living.unlink(missing_ok=True)
+
+    def _any_alive(self) -> bool:
+        backends: list[Any] = [backend for _, _, backend in ec2_backends.iter_backends()]
+        return any(
+            instance.state != "terminated"
+            for backend in backends
+            for reservation in backend.reservations.values()
+            for instance in reservation.instances
+        )
 
     def size(self) -> int:
         """How many back ends there are: a read makes those of a region on first use."""

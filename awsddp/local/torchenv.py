@@ -82,20 +82,10 @@ def _install(folder: Path) -> None:
     shutil.rmtree(building, ignore_errors=True)
     index = os.environ.get("AWSDDP_TORCH_INDEX") or TORCH_INDEX
     _run([str(_base_python()), "-m", "venv", str(building)])
-    install = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--retries",
-        "1",
-        "--timeout",
-        "15",
-        "--disable-pip-version-check",
-        "--no-compile",
-    ]
+    pip = [str(building / "bin/python"), "-m", "pip", "install", "--quiet", "--no-compile"]
+    patience = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
-    _run([str(building / "bin/python"), *install, *indexes, f"torch=={TORCH_VERSION}", "numpy"])
+    _run([*pip, *patience, *indexes, f"torch=={TORCH_VERSION}", "numpy"])
     _point_at_node(building)
     building.rename(folder)
 
