@@ -124,7 +124,7 @@ def ask_all(fleet: "Fleet", request: Mapping[str, Any]) -> dict[int, dict[str, A
 
 
 def cancel(ctx: Context, fleet: "Fleet", job: str, *, grace_s: float | None = None) -> None:
-    """End a job on every node that knows it: TERM, the grace (of the configuration), KILL; wait until it is so."""
+    """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended."""
     grace = seconds(ctx.job.job.grace) if grace_s is None else grace_s
     knows = {node for node, told in ask_all(fleet, launchers.state_request()).items() if _knows(told, job)}
     request = launchers.cancel_request(job, grace=grace)

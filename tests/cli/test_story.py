@@ -138,7 +138,8 @@ def test_what_each_node_saved_comes_home_and_the_next_sync_deletes_nothing(clust
     assert cluster.run("sync").returncode == 0
     cluster.script(
         "look.py",
-        "import pathlib; print('still', pathlib.Path('saved_models/x.pth').read_text(), pathlib.Path('saves.py').exists())",
+        "from pathlib import Path\n"
+        "print('still', Path('saved_models/x.pth').read_text(), Path('saves.py').exists())",
     )
     shown = cluster.run("train", "look.py", "--world-size", "2")
     assert "[rank 1 @ node1] still weights of rank 1 False" in shown.stdout.splitlines()
