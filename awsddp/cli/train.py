@@ -11,11 +11,16 @@ from awsddp.cli.options import Globals, Verb
 class Launch(Verb):
     """A verb with [SCRIPT] [-- ARGS]: everything after the first -- belongs to the script."""
 
+    allow_extra_args = True  # so that we can say where they belong
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the script's words away before click reads the rest."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["awsddp.script_args"] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
+        rest = super().parse_args(ctx, args[:at])
+        if rest:
+            ctx.fail(f"Unknown: {' '.join(rest)}. The script's own words stand after --")
+        return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show where the script's own words go."""

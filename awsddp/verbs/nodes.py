@@ -143,12 +143,12 @@ def jobs_on(ctx: Context, fleet: "Fleet") -> tuple[Job, ...]:
 
 def choose_job(jobs: Sequence[Job], name: str | None) -> Job:
     """Return the job of this name, or the last one. Raises NotFoundError."""
-    if not jobs:
-        raise NotFoundError("no job has run on this cluster", "", "awsddp train")
-    chosen = next((job for job in jobs if job.job == name), None) if name else jobs[-1]
+    chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:
-        known = ", ".join(job.job for job in jobs)
-        raise NotFoundError(f"no job {name}", f"known are: {known}", f"awsddp logs {jobs[-1].job}")
+        known = (
+            f"known are: {', '.join(job.job for job in jobs)}" if jobs else "no job has run on this cluster"
+        )
+        raise NotFoundError(f"no job {name}" if name else "no job", known, "awsddp train")
     return chosen
 
 

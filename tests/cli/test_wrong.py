@@ -1,0 +1,126 @@
+"""What people type wrong: the documented exit code, a message that names the place, never a traceback."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import Lab
+
+
+def refused(lab: Lab, *words: str, code: int) -> str:
+    """Start `awsddp`, expect the exit code and a clear error; return what was said."""
+    shown = lab.run(*words)
+    assert shown.returncode == code, shown.stdout + shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert "error: unexpected" not in shown.stderr
+    assert shown.stderr.startswith("error: ")
+    return shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["upp"], 2, "Did you mean 'up'?"),
+        (["up", "--nodse", "2"], 2, "--nodes"),
+        (["up", "--nodes", "two"], 2, "two"),
+        (["up", "--nodes", "0"], 3, "cluster.nodes: 0 is out of range"),
+        (["up", "--expires", "soon"], 3, "24h"),
+        (["-c", "My Cluster", "up"], 3, "no cluster name"),
+        (["-c", "$(touch canary)", "up"], 3, "no cluster name"),
+        (["up", "-o", "cluster.nods=2"], 3, "did you mean 'nodes'?"),
+        (["up", "-o", "cluster"], 2, "-o NAME=VALUE"),
+        (["train", "--env-var", "X"], 2, "--env-var NAME=VALUE"),
+        (["train", "nowhere.py"], 2, "there is no script nowhere.py"),
+        (["train", "--name", "../x"], 2, "no job name"),
+        (["train", "a.py", "b.py"], 2, "after --"),
+        (["run", "nowhere.py", "--local", "-y"], 2, "there is no script nowhere.py"),
+        (["train", "--workdir", "nowhere"], 3, "nowhere"),
+        (["local", "status"], 7, "awsddp local start"),
+    ],
+)
+def test_wrong_words(lab: Lab, words: list[str], code: int, said: str) -> None:
+    assert said in refused(lab, *words, code=code)
+    assert not list(lab.root.rglob("canary"))
+
+
+def test_without_credentials_aws_is_not_asked_and_the_ways_to_get_them_are_named(lab: Lab) -> None:
+    said = refused(lab, "--region", "us-east-1", "up", "-y", code=4)
+    assert "credentials" in said
+    assert "--local" in said or "aws configure" in said
+
+
+def test_without_a_region_the_flag_is_named(lab: Lab) -> None:
+    assert "--region" in refused(lab, "plan", code=3)
+
+
+def test_an_unknown_key_in_the_file_is_named_with_the_nearest(lab: Lab) -> None:
+    (lab.project / "awsddp.toml").write_text("[cluster]\ninstance_typ = 'x'\n")
+    said = refused(lab, "plan", "--local", code=3)
+    assert "awsddp.toml: [cluster] instance_typ" in said
+    assert "did you mean 'instance_type'?" in said
+
+
+def test_an_endpoint_that_is_down_is_named(lab: Lab) -> None:
+    lab.environ |= {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    }
+    assert "127.0.0.1:9" in refused(lab, "--region", "us-east-1", "up", "-y", code=4)
+
+
+def test_p2_is_refused_with_the_day_it_went_and_what_takes_its_place(lab: Lab) -> None:
+    said = refused(lab, "up", "--local", "--instance-type", "p2.8xlarge", "-y", code=4)
+    assert "2025-03-30" in said
+    assert "g6.48xlarge" in said
+
+
+def test_nobody_to_answer_is_a_usage_error_that_names_the_flag(lab: Lab) -> None:
+    shown = lab.run("up", "--local")
+    assert shown.returncode == 2
+    assert "-y" in shown.stderr
+    assert not any((lab.home / "clusters").glob("*/key"))
+
+
+def test_a_world_size_that_does_not_fit_names_what_does(cluster: Lab) -> None:
+    said = refused(cluster, "train", "--world-size", "5", code=2)
+    assert "4 or 6" in said
+
+
+def test_a_job_that_nobody_knows(cluster: Lab) -> None:
+    assert "no job nope" in refused(cluster, "fetch", "--job", "nope", code=7)
+    assert "no job nope" in refused(cluster, "logs", "nope", code=7)
+
+
+def test_a_home_folder_is_not_sent(cluster: Lab) -> None:
+    shown = cluster.run("train", "--world-size", "1", cwd=cluster.root)
+    assert shown.returncode == 3
+    assert "home folder" in shown.stderr
+
+
+def test_a_second_cluster_of_the_name_elsewhere_is_refused(cluster: Lab) -> None:
+    said = refused(cluster, "--region", "eu-west-1", "up", "-y", code=3)
+    assert "lives in the local cloud" in said
+
+
+def test_without_a_cluster_the_way_to_one_is_named(lab: Lab) -> None:
+    lab.script("x.py", "print(1)")
+    said = refused(lab, "train", "x.py", "--local", code=7)
+    assert "awsddp up" in said
+
+
+def test_the_error_is_a_document_with_json(lab: Lab) -> None:
+    shown = lab.run("train", "nowhere.py", "--json")
+    assert shown.returncode == 2
+    assert '"exit_code": 2' in shown.stdout
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(lab: Lab) -> None:
+    shown = subprocess.run(
+        ["sh", "-c", '"$0" -m awsddp --help | true', sys.executable],
+        capture_output=True,
+        text=True,
+        env=lab.environ,
+    )
+    assert shown.stderr == ""
