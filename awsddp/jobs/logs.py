@@ -3,6 +3,7 @@
 Labels are put in chunk by chunk, never line by line: a loop over lines is 20 times slower.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from awsddp.errors import NodeError
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 
 PARTIAL_SECONDS = 1.0
@@ -22,8 +24,8 @@ _LINE_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
 
-class StreamError(Exception):
-    """A node's stream is not what a supervisor sends; the text says what came instead."""
+class StreamError(NodeError):
+    """A node's stream is not what a supervisor sends; `why` says what came instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class Stream:
         while len(self._data) - at >= HEADER.size:
             kind, rank, offset, length = HEADER.unpack_from(self._data, at)
             if kind not in (b"L", b"S", b"H", b"E"):
-                raise StreamError(bytes(self._data[at : at + 2000]).decode("utf-8", "replace").strip())
+                raise _unexpected(bytes(self._data[at : at + 4000]))
             start = at + HEADER.size
             if len(self._data) - start < length:
                 break
@@ -65,7 +67,7 @@ class Stream:
         found = self._data.find(MAGIC)
         if found < 0:
             if len(self._data) > _MAGIC_WITHIN:
-                raise StreamError(bytes(self._data[:2000]).decode("utf-8", "replace").strip())
+                raise _unexpected(bytes(self._data[:4000]))
             return False
         del self._data[: found + len(MAGIC)]
         self._begun = True
@@ -236,6 +238,14 @@ class Merger:
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.log"
+
+
+def _unexpected(said: bytes) -> StreamError:
+    """Return the error for what came in place of frames: an error's document, or anything else."""
+    text = said.decode("utf-8", "replace").strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["error"]["message"]
+    return StreamError("the logs of a node cannot be followed", text, "try: awsddp logs -f")
 
 
 def _unfinished(data: bytes) -> int:

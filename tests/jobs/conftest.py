@@ -126,7 +126,7 @@ class Fleet:
     def run(self, script: str, **settings: Any) -> Job:
         """Launch a job and return it when it is over."""
         self.launch(script, **settings)
-        return self.wait()
+        return self.wait(self.jobs[-1])
 
     def log(self, rank: int, job: str = "job") -> bytes:
         """Return what a rank has written."""

@@ -14,6 +14,10 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <modu
     [
         (3, "", "It ended with exit code 3."),
         (1, TRACEBACK + "ValueError: no\n", "ValueError: no."),
+        (1, TRACEBACK.replace("\n", "\n[rank2]: ") + "ValueError: no\n[rank2]: \n", "ValueError: no."),
+        (-6, TRACEBACK + "ValueError: no\nterminate called\n", "ValueError: no."),
+        (1, "/usr/bin/python3: No module named pkg\n", "pkg is not installed"),
+        (1, "UserWarning: Failed to initialize NumPy: No module named 'numpy'\n", "exit code 1."),
         (1, TRACEBACK + "ModuleNotFoundError: No module named 'timm'\n", "timm is not installed"),
         (1, TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried\n", "smaller batch"),
         (1, TRACEBACK + "OSError: [Errno 98] Address already in use\n", "port"),

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +79,19 @@ def test_rank_that_ended_early_is_named_before_the_one_that_failed(fleet: "Fleet
     job = fleet.run("import os, time\nif os.environ['RANK'] != '1': time.sleep(1); raise ValueError('x')\n")
     assert job.cause is not None
     assert job.cause.explanation.startswith("Rank 1 had already ended with exit code 0. ValueError: x.")
+
+
+def test_ranks_that_end_at_once_are_all_seen(make_fleet: "Callable[[int], Fleet]") -> None:
+    fleet = make_fleet(1)
+    fleet.hosts[0] = replace(fleet.hosts[0], prepared=replace(fleet.hosts[0].prepared, python="/bin/true"))
+    assert codes(fleet.run("x\n", world_size=16)) == [0] * 16
+
+
+def test_rank_that_cannot_be_started_says_why(make_fleet: "Callable[[int], Fleet]") -> None:
+    fleet = make_fleet(1)
+    job = fleet.run("x\n", args=("x" * 200_000,))
+    assert codes(job) == [127, 127]
+    assert b"could not start this rank: [Errno 7]" in fleet.log(0)
 
 
 def test_killed_rank_is_named_with_its_signal(fleet: "Fleet") -> None:

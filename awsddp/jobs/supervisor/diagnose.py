@@ -8,11 +8,15 @@ from pathlib import Path
 
 LINES = 20
 _BYTES = 64 * 1024
+_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _WIDTH = 2000  # of a line of the tail, in characters
 
 # (what the log says, what it means); the first that matches the exception or, failing that, the tail
 _KNOWN = (
-    (r"No module named '?([\w.]+)", "{0} is not installed for the python that runs the ranks."),
+    (
+        r"(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)",
+        "{0} is not installed for the python that runs the ranks.",
+    ),
     (r"CUDA out of memory|CUDA error: out of memory", "The GPU's memory was too small: try a smaller batch."),
     (r"[Aa]ddress already in use|EADDRINUSE", "A port that the script opens is taken on this node."),
     (r"No space left on device", "The node's disk is full: `awsddp up --disk` makes a larger one."),
@@ -49,7 +53,11 @@ def last_lines(text: str) -> list[str]:
 
 
 def exception(text: str) -> str | None:
-    """Return the line that names the last exception of which `text` holds the traceback."""
+    """Return the line that names the last exception of which `text` holds the traceback.
+
+    Within a process group torch puts "[rank2]: " before each line of it.
+    """
+    text = _TORCH_PREFIX.sub("", text)
     _, mark, rest = text.rpartition("Traceback (most recent call last):")
     if not mark:
         return None
@@ -69,10 +77,10 @@ def explain(exit_code: int, text: str, *, oom_kills: int) -> str:
 
     `oom_kills` counts the processes that the node's kernel killed for memory while the job ran.
     """
-    raised = exception(text) if exit_code > 0 else None
     if exit_code in (-9, 137):
         return _killed(oom_kills)
-    if exit_code == -6 and "destroy_process_group" in text:
+    raised = exception(text) if exit_code in (1, -6) else None  # python ends with 1; torch may then abort
+    if exit_code == -6 and raised is None and "destroy_process_group" in text:
         return (
             "Aborted (SIGABRT) after its work was done, while it took its process group down: torch's gloo "
             "does so now and then. A barrier before destroy_process_group() avoids it."

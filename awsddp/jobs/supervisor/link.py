@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import hmac
 import json
-import secrets
+import os
 import socket
 from typing import Any
 
@@ -37,7 +37,7 @@ class Link:
         self._accepting = node is None
         self._secret = secret.encode()
         self._me = me
-        self._challenge = secrets.token_hex(16)
+        self._challenge = os.urandom(16).hex()
         self._expected: str | None = None
         self._in = b""
         self._out = b""

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,17 @@ STRAY_SECONDS = 1.0
 _UNKILLABLE_SECONDS = 20.0
 
 
-@dataclass
 class Process:
-    """A rank that was started. `pid` is None where it could not be."""
+    """A rank that was started. `child` is None where it could not be."""
 
-    rank: int
-    local_rank: int
-    log: Path
-    started: float  # time.time()
-    since: float  # time.monotonic()
-    pid: int | None = None
-    exit_code: int | None = None
-    seconds: float = 0.0
+    def __init__(self, rank: int, log: Path) -> None:
+        self.rank = rank
+        self.log = log
+        self.started = time.time()
+        self.since = time.monotonic()
+        self.child: subprocess.Popen[bytes] | None = None  # kept: Popen reaps those that nobody holds itself
+        self.exit_code: int | None = None
+        self.seconds = 0.0
 
     def entry(self) -> dict[str, Any]:
         """Return what a job's document says of it."""
@@ -73,11 +71,11 @@ class Ranks:
 
     def _start(self, entry: dict[str, Any]) -> Process:
         path = self._folder.log(entry["rank"])
-        process = Process(entry["rank"], entry["local_rank"], path, time.time(), time.monotonic())
+        process = Process(entry["rank"], path)
         parent = os.getpid()
         log = os.open(str(path), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
-            process.pid = subprocess.Popen(
+            process.child = subprocess.Popen(
                 entry["argv"],
                 cwd=self._request["workdir"],
                 env={**self._request["defaults"], **os.environ, **entry["environment"]},
@@ -86,7 +84,7 @@ class Ranks:
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509 (this process has one thread)
-            ).pid
+            )
         except (OSError, ValueError) as error:
             os.write(log, f"awsddp could not start this rank: {error}\n".encode("utf-8", "replace"))
         finally:
@@ -95,7 +93,7 @@ class Ranks:
 
     def reap(self) -> list[dict[str, Any]]:
         """Collect what has ended, and return the report of each rank among it."""
-        ended = [process for process in self.alive if process.pid is None]
+        ended = [process for process in self.alive if process.child is None]
         codes = {id(process): 127 for process in ended}
         while True:
             try:
@@ -105,7 +103,7 @@ class Ranks:
             if pid == 0:
                 break
             for process in self.alive:
-                if process.pid == pid:
+                if process.child is not None and process.child.pid == pid:
                     ended.append(process)
                     codes[id(process)] = _code(status)
         return [self._report(process, codes[id(process)]) for process in ended]
@@ -147,7 +145,8 @@ class Ranks:
             return
         self._kill_at, self._stopped_at = kill_at, time.time()
         for process in self.alive:
-            _signal(process.pid, signal.SIGTERM)
+            if process.child is not None:
+                _signal(process.child.pid, signal.SIGTERM)
 
     def gone(self) -> bool:
         """Carry a stop on, and tell whether all has ended here and was reaped. Call it often after `stop`."""
@@ -225,12 +224,11 @@ def _die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _signal(pid: int | None, number: signal.Signals) -> None:
-    if pid is not None:
-        try:
-            os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):  # gone, or a program with another user's rights
-            return
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):  # gone, or a program with another user's rights
+        return
 
 
 def _written(path: Path) -> float:
