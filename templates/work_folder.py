@@ -1,14 +1,13 @@
 """Runs on a node (python3 3.8 or newer, standard library only): compares a folder of ours with what home has.
 
-Its first word is the folder's name below ~/awsddp.
-Reads from stdin one record for each path that home sends, and answers with the paths that differ here, and
-with those that an earlier sync sent and home did not name now:
+Its first word is the folder's name below ~/awsddp. Reads one record for each path that home sends, and tells
+which paths differ here, and which an earlier sync sent and home did not name now:
 
     in:   <kind> <mode> <size> <mtime in ns> <path> NUL       kind f, d or l
     out:  NUL, changed <path> NUL ... , missing <path> NUL ...
 
-With the second word `remove` the records on stdin are the paths alone that are to be removed: only what an earlier
-sync sent, and only as it was sent. What this node made or changed stays. May be repeated and interrupted.
+With the second word `remove` it reads paths that are to be removed: only what an earlier sync sent, and while
+it is as it was sent. What this node made or changed stays. May be repeated and interrupted.
 """
 
 # File names are bytes here, which pathlib does not take.

@@ -52,13 +52,13 @@ def transfer(
     its sender meanwhile is none. Ends early, without an error, once `stop` is set.
     """
     shell = f"ssh -F {_quoted(os.fspath(ssh_config))}"
-    argv = [program(), "--from0", "--files-from=-", "--info=progress2", "--no-human-readable"]
+    argv = [program(), "--from0", "--files-from=-", "--ignore-missing-args", "--info=progress2"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
         names.write(b"".join(os.fsencode(path) + b"\0" for path in paths))
         names.seek(0)
         process = subprocess.Popen(
-            [*argv, "-e", shell, *words],
+            [*argv, "--no-human-readable", "-e", shell, *words],
             stdin=names,
             stdout=subprocess.PIPE,
             stderr=complaints,

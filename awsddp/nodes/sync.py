@@ -53,7 +53,7 @@ def push(
     fleet: Fleet,
     *,
     ssh_config: Path,
-    folder: str = "work",
+    folder: str = WORK,
     on_event: OnEvent = ignore,
 ) -> dict[int, Sent]:
     """Make ~/awsddp/FOLDER on all connected nodes hold what `listing` names, all at once.
@@ -74,11 +74,11 @@ def push(
             tell(Event(f"sending {amount}", who=who, fraction=min(1.0, done / max(1, sent.bytes))))
 
         if changed[node]:
-            # Which files differ is known: -I keeps rsync from comparing by whole seconds again.
-            options = ["-lpt", "--dirs", "--no-implied-dirs", "-I", "--"]
+            # Which files differ is known: rsync is not to find, by whole seconds, that they do not.
+            options = ["-lpt", "--dirs", "--no-implied-dirs", "--ignore-times", "--modify-window=-1", "--"]
             rsync.transfer(
-                [*options, f"{os.fspath(listing.root)}/", f"{who}:awsddp/{folder}/"],
-                [entry.path for entry in changed[node]],
+                [*options, f"{os.fspath(listing.root)}/", f"{who}:{PLACE}/{folder}/"],
+                [f"./{entry.path}" for entry in changed[node]],  # rsync drops names that begin with # or ;
                 node=node,
                 ssh_config=ssh_config,
                 stop=stop,
@@ -114,9 +114,10 @@ def _compare(
 
 
 def _at_home(root: Path, path: bytes) -> bool:
-    """Whether home has this very path, not merely one that a link on the way leads to."""
+    """Whether home has what was sent: no folder in its place, nothing that a link on the way leads to."""
     whole = Path(root, os.fsdecode(path))
-    return os.path.lexists(whole) and whole.parent.resolve() == whole.parent
+    is_folder = whole.is_dir() and not whole.is_symlink()
+    return os.path.lexists(whole) and not is_folder and whole.parent.resolve() == whole.parent
 
 
 def _remove(

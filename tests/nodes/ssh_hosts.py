@@ -30,6 +30,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PidFile none
 MaxStartups 100
+SetEnv HOME={home}
 LogLevel VERBOSE
 """
 
@@ -181,7 +182,9 @@ def make_host(folder: Path, node: int, login: KeyPair) -> Host:
     private.touch(mode=0o600)
     private.write_text(host.seed.private)
     (host.root / "authorized_keys").write_text(login.public + "\n")
-    (host.root / "sshd_config").write_text(CONFIG.format(host=address, port=port, root=host.root))
+    (host.root / "sshd_config").write_text(
+        CONFIG.format(host=address, port=port, root=host.root, home=host.home)
+    )
     (host.root / "enter").write_text(ENTER.format(home=host.home, root=host.root))
     (host.root / "enter").chmod(0o755)
     host.script("systemctl", SYSTEMCTL)

@@ -1,0 +1,220 @@
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ssh_hosts import Host, Lab
+from test_listing import HELL
+from test_sync import tree
+
+from awsddp.errors import AwsddpError, ConfigError
+from awsddp.nodes import sync
+from awsddp.nodes.failures import NodesFailed
+from awsddp.nodes.sync import Fetched, Wanted
+from awsddp.report import Event
+
+MakeLab = Callable[[int], Lab]
+
+
+def made(host: Host, name: str, data: bytes, *, home: str | None = None) -> Wanted:
+    """Let a node hold a file, and return what an honest node says of it."""
+    path = host.work / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return Wanted(
+        remote=str(path),
+        home=home if home is not None else f"node{host.node}/{name}",
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def pull(lab: Lab, wanted: dict[int, list[Wanted]], target: Path, **settings: object) -> dict[int, Fetched]:
+    return sync.pull(wanted, target, ssh_config=lab.ssh_config, **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Where results belong, as a path that needs quoting."""
+    return tmp_path / "my runs" / "job's"
+
+
+def test_the_results_of_all_nodes_come_into_one_folder(lab: MakeLab, target: Path) -> None:
+    two = lab(2)
+    log = b"log\n" * 1000
+    wanted = {
+        0: [made(two.hosts[0], "out/x.pth", b"zero"), made(two.hosts[0], "l0", log, home="logs/rank0.log")],
+        1: [made(two.hosts[1], "out/x.pth", b"one"), made(two.hosts[1], "l1", log, home="logs/rank1.log")],
+    }
+    said: list[Event] = []
+    came = pull(two, wanted, target, also={"job.json": b"{}"}, on_event=said.append)
+    assert came == {0: Fetched(files=2, bytes=4004), 1: Fetched(files=2, bytes=4003)}
+    files = {name: data for name, data in tree(target).items() if data is not None}
+    assert files == {
+        "job.json": b"{}",
+        "logs/rank0.log": log,
+        "logs/rank1.log": log,
+        "node0/out/x.pth": b"zero",
+        "node1/out/x.pth": b"one",
+    }
+    assert list(target.parent.iterdir()) == [target]
+    assert said[-1].fraction == 1.0
+
+
+def test_a_second_time_only_what_is_new_comes_and_what_is_at_home_stays(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    first = [made(host, "a", b"a"), made(host, "b", b"b")]
+    pull(one, {0: first}, target)
+    (target / "notes.txt").write_text("mine")
+    (target / "node0/a").write_text("spoiled")
+    came = pull(one, {0: [*first, made(host, "c", b"ccc")]}, target)
+    assert came == {0: Fetched(files=2, bytes=4)}
+    assert tree(target) == {
+        "node0": None,
+        "node0/a": b"a",
+        "node0/b": b"b",
+        "node0/c": b"ccc",
+        "notes.txt": b"mine",
+    }
+
+
+def test_any_name_comes_home(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    files = [made(one.hosts[0], f"{name}/{name}", name.encode("utf-8", "surrogateescape")) for name in HELL]
+    pull(one, {0: files}, target)
+    assert tree(target / "node0") == tree(one.hosts[0].work)
+    assert not list(target.parent.rglob("canary"))
+
+
+def test_nothing_wanted_is_a_folder_all_the_same(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    assert pull(one, {0: []}, target, also={"job.json": b"{}"}) == {0: Fetched(files=0, bytes=0)}
+    assert tree(target) == {"job.json": b"{}"}
+
+
+def wrong_sha(host: Host) -> Wanted:
+    return Wanted(**{**vars(made(host, "x", b"data")), "sha256": "0" * 64})
+
+
+def wrong_size(host: Host) -> Wanted:
+    return Wanted(**{**vars(made(host, "x", b"data")), "size": 5})
+
+
+def missing(host: Host) -> Wanted:
+    wanted = made(host, "x", b"data")
+    Path(wanted.remote).unlink()
+    return wanted
+
+
+def link(host: Host) -> Wanted:
+    wanted = made(host, "x", b"data")
+    Path(wanted.remote).rename(host.work / "real")
+    Path(wanted.remote).symlink_to("real")
+    return wanted
+
+
+def folder(host: Host) -> Wanted:
+    wanted = missing(host)
+    Path(wanted.remote).mkdir()
+    return wanted
+
+
+def pipe(host: Host) -> Wanted:
+    wanted = missing(host)
+    os.mkfifo(wanted.remote)
+    return wanted
+
+
+@pytest.mark.parametrize("spoil", [wrong_sha, wrong_size, missing, link, folder, pipe])
+@pytest.mark.parametrize("there", [False, True])
+def test_what_is_not_as_the_node_said_leaves_home_as_it_was(
+    lab: MakeLab, target: Path, spoil: Callable[[Host], Wanted], there: bool
+) -> None:
+    two = lab(2)
+    if there:
+        target.mkdir(parents=True)
+        (target / "old").write_text("old")
+    before = tree(target.parent)
+    with pytest.raises(NodesFailed, match="did not come home as the node described it") as caught:
+        pull(two, {0: [made(two.hosts[0], "good", b"good")], 1: [spoil(two.hosts[1])]}, target)
+    assert list(caught.value.failures) == [1]
+    assert tree(target.parent) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/passwd", "../x", "a/../../x", "a/..", ".", "./a", "a//b", "a/", "a\0b", ".."]
+)
+def test_a_name_that_could_lead_elsewhere_is_refused(lab: MakeLab, target: Path, name: str) -> None:
+    one = lab(1)
+    with pytest.raises(ConfigError, match="no place for a result"):
+        pull(one, {0: [made(one.hosts[0], "x", b"data", home=name)]}, target)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("remote", ["relative", "/a/../etc/passwd", "/a\0b", ""])
+def test_a_remote_path_must_be_one(lab: MakeLab, target: Path, remote: str) -> None:
+    wanted = Wanted(remote=remote, home="x", size=0, sha256="")
+    with pytest.raises(ConfigError, match="no absolute path"):
+        pull(lab(1), {0: [wanted]}, target)
+
+
+def test_two_files_for_one_place_are_refused(lab: MakeLab, target: Path) -> None:
+    two = lab(2)
+    wanted = {host.node: [made(host, "x", b"data", home="same")] for host in two.hosts}
+    with pytest.raises(ConfigError, match="two results"):
+        pull(two, wanted, target)
+    wanted = {0: [made(two.hosts[0], "x", b"x", home="a"), made(two.hosts[0], "y", b"y", home="a/b")]}
+    with pytest.raises(AwsddpError):
+        pull(two, wanted, target)
+    assert not target.exists()
+
+
+def test_a_disk_without_the_room_is_said_before_anything_comes(lab: MakeLab, target: Path) -> None:
+    huge = Wanted(remote="/x", home="x", size=2**60, sha256="0")
+    with pytest.raises(ConfigError, match="GB free"):
+        pull(lab(1), {0: [huge]}, target)
+    assert not target.parent.exists()
+
+
+@pytest.mark.parametrize("when", [0, 2])
+def test_an_interrupt_shows_nothing_half_made_and_the_next_time_it_is_whole(
+    lab: MakeLab, target: Path, when: int
+) -> None:
+    two = lab(2)
+    wanted = {
+        host.node: [made(host, str(number), os.urandom(1000)) for number in range(20)] for host in two.hosts
+    }
+    said: list[Event] = []
+
+    def interrupt(event: Event) -> None:
+        said.append(event)
+        if len(said) > when:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull(two, wanted, target, on_event=interrupt)
+    assert not target.exists()
+    assert pull(two, wanted, target) == {0: Fetched(files=20, bytes=20000), 1: Fetched(files=20, bytes=20000)}
+
+
+def test_what_a_killed_fetch_left_is_cleared_away(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    (target.parent / f"{target.name}.part/whole").mkdir(parents=True)
+    (target.parent / f"{target.name}.part/whole/rubbish").write_text("rubbish")
+    pull(one, {0: [made(one.hosts[0], "a", b"a")]}, target)
+    assert tree(target.parent) == {
+        target.name: None,
+        f"{target.name}/node0": None,
+        f"{target.name}/node0/a": b"a",
+    }
+
+
+def test_a_node_that_is_gone_is_named_and_home_is_as_it_was(lab: MakeLab, target: Path) -> None:
+    two = lab(2)
+    wanted = {host.node: [made(host, "a", b"a")] for host in two.hosts}
+    two.hosts[1].stop()
+    with pytest.raises(NodesFailed, match="node1: the transfer broke off"):
+        pull(two, wanted, target)
+    assert not target.exists()

@@ -1,0 +1,344 @@
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ssh_hosts import Host, Lab
+from test_listing import HELL, make
+
+from awsddp.errors import ConfigError
+from awsddp.nodes import rsync, sync
+from awsddp.nodes.failures import NodesFailed
+from awsddp.nodes.hostkeys import make_key
+from awsddp.nodes.sync import Sent, files_to_send, ssh_config
+from awsddp.nodes.transport import Endpoint
+from awsddp.report import Event
+
+MakeLab = Callable[[int], Lab]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The synced folder, with a name that needs quoting."""
+    folder = tmp_path / "my project's $HOME"
+    folder.mkdir()
+    return folder
+
+
+def push(lab: Lab, home: Path, *ignore: str, **settings: object) -> dict[int, Sent]:
+    with lab.fleet() as fleet:
+        listing = files_to_send(home, ignore)
+        return sync.push(listing, fleet, ssh_config=lab.ssh_config, **settings)  # type: ignore[arg-type]
+
+
+def tree(root: Path) -> dict[str, object]:
+    """All that a folder holds: file contents, link targets, None for folders."""
+    found: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = ("link", str(path.readlink()))
+        else:
+            found[name] = path.read_bytes() if path.is_file() else None
+    return found
+
+
+def test_the_work_folder_of_each_node_becomes_like_home(lab: MakeLab, home: Path) -> None:
+    two = lab(2)
+    make(home, "a.py", "pkg/b.py")
+    (home / "empty").mkdir()
+    (home / "link").symlink_to("pkg/b.py")
+    (home / "run.sh").write_text("#!/bin/sh\n")
+    (home / "run.sh").chmod(0o750)
+    said: list[Event] = []
+    sent = push(two, home, on_event=said.append)
+    for host in two.hosts:
+        assert tree(host.work) == tree(home)
+        assert (host.work / "run.sh").stat().st_mode & 0o777 == 0o750
+        assert (host.work / "a.py").stat().st_mtime_ns == (home / "a.py").stat().st_mtime_ns
+    size = sum(path.lstat().st_size for path in home.rglob("*") if not path.is_dir() or path.is_symlink())
+    assert sent == {0: Sent(files=5, bytes=size), 1: Sent(files=5, bytes=size)}
+    assert {event.who for event in said} == {"node0", "node1"}
+    assert said[-1].fraction == 1.0
+
+
+def test_a_second_time_nothing_goes_and_then_only_what_differs(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(home, "a", "b", "c", "d")
+    (home / "link").symlink_to("a")
+    push(one, home)
+    assert push(one, home) == {0: Sent(files=0, bytes=0)}
+    before = (home / "b").stat()
+    (home / "b").write_bytes(b"X" * before.st_size)
+    os.utime(home / "b", ns=(before.st_mtime_ns, before.st_mtime_ns + 1))  # the same second, the same size
+    (home / "c").chmod(0o700)
+    (one.hosts[0].work / "d").unlink()
+    (home / "link").unlink()
+    (home / "link").symlink_to("b")
+    assert push(one, home)[0].files == 4
+    assert tree(one.hosts[0].work) == tree(home)
+    assert push(one, home)[0].files == 0
+
+
+def test_only_the_node_that_differs_gets_anything(lab: MakeLab, home: Path) -> None:
+    two = lab(2)
+    make(home, "a", "b")
+    push(two, home)
+    (two.hosts[1].work / "a").write_text("spoiled")
+    assert push(two, home) == {0: Sent(files=0, bytes=0), 1: Sent(files=1, bytes=2)}
+
+
+def test_what_a_node_made_stays(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(home, "train.py", "pkg/old.py")
+    push(one, home)
+    work = one.hosts[0].work
+    make(work, "saved_models/x.pth", "data/stl10.bin", "pkg/made_here.txt")
+    (home / "pkg/old.py").unlink()
+    (home / "pkg").rmdir()
+    make(home, "new.py")
+    push(one, home)
+    assert set(tree(work)) == {
+        *("train.py", "new.py", "pkg", "pkg/made_here.txt"),
+        *("saved_models", "saved_models/x.pth", "data", "data/stl10.bin"),
+    }
+
+
+def test_what_is_gone_at_home_goes_on_the_node_with_the_folders_it_leaves_empty(
+    lab: MakeLab, home: Path
+) -> None:
+    one = lab(1)
+    make(home, "a", "old/deep/b", "old/deep/c", "kept/d")
+    (home / "empty").mkdir()
+    (home / "link").symlink_to("a")
+    push(one, home)
+    for path in ("old/deep/b", "old/deep/c", "kept/d", "link"):
+        (home / path).unlink()
+    for path in ("old/deep", "old", "empty"):
+        (home / path).rmdir()
+    push(one, home)
+    assert set(tree(one.hosts[0].work)) == {"a", "kept"}
+
+
+def test_what_is_gone_at_home_but_changed_on_the_node_stays(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(home, "metrics.json", "a")
+    push(one, home)
+    (one.hosts[0].work / "metrics.json").write_text("made on the node")
+    (home / "metrics.json").unlink()
+    push(one, home)
+    push(one, home)
+    assert (one.hosts[0].work / "metrics.json").read_text() == "made on the node"
+
+
+def test_what_is_newly_ignored_stays_until_it_is_gone_at_home(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(home, "data/set.bin", "a")
+    push(one, home)
+    push(one, home, "data/")
+    assert (one.hosts[0].work / "data/set.bin").exists()
+    (home / "data/set.bin").unlink()
+    (home / "data").rmdir()
+    push(one, home)
+    assert set(tree(one.hosts[0].work)) == {"a"}
+
+
+def test_files_folders_and_links_may_take_each_others_place(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(home, "one", "two/x", "three/y", "four")
+    push(one, home)
+    (home / "one").unlink()
+    make(home, "one/inside")
+    (home / "two/x").unlink()
+    (home / "two").rmdir()
+    make(home, "two")
+    (home / "three").rename(home / "five")
+    (home / "three").symlink_to("five")
+    (home / "four").unlink()
+    (home / "four").symlink_to("two")
+    push(one, home)
+    assert tree(one.hosts[0].work) == tree(home)
+
+
+def test_any_name_arrives(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(home, *HELL, *(f"dir {name}/{name}" for name in HELL))
+    push(one, home)
+    assert tree(one.hosts[0].work) == tree(home)
+    assert push(one, home)[0].files == 0
+    for name in HELL:
+        (home / name).unlink()
+    push(one, home)
+    assert tree(one.hosts[0].work) == tree(home)
+    assert not list(one.folder.rglob("canary"))
+
+
+def test_another_folder_is_kept_apart(lab: MakeLab, home: Path, tmp_path: Path) -> None:
+    one = lab(1)
+    make(home, "a")
+    other = tmp_path / "train"
+    make(other, "main.py")
+    push(one, home)
+    push(one, other, folder="train")
+    push(one, home)
+    assert set(tree(one.hosts[0].home)) == {
+        *("awsddp", "awsddp/train.sent", "awsddp/work.sent", "awsddp/train", "awsddp/train/main.py"),
+        *("awsddp/work", "awsddp/work/a"),
+    }
+
+
+def test_a_node_cannot_ask_for_what_is_not_listed(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(home, "a", ".git/secret")
+    (home.parent / "key").write_text("private")
+    answer = r"changed a\0changed .git/secret\0changed ../key\0changed /etc/passwd\0missing ../key\0"
+    one.hosts[0].script("python3", f"#!/bin/sh\ncat >/dev/null\nprintf '\\0{answer}'\n")
+    (one.hosts[0].work).mkdir(parents=True)
+    assert push(one, home)[0].files == 1
+    assert set(tree(one.hosts[0].work)) == {"a"}
+    assert (home.parent / "key").exists()
+
+
+def test_a_talkative_login_shell_does_not_disturb(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    enter = one.hosts[0].root / "enter"
+    enter.write_text(
+        enter.read_text().replace("exec ", 'case "$SSH_ORIGINAL_COMMAND" in p*) echo hi;; esac\nexec ')
+    )
+    make(home, "a")
+    assert push(one, home)[0].files == 1
+
+
+def test_a_file_that_vanishes_meanwhile_is_no_error(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(home, "a", "b")
+    with one.fleet() as fleet:
+        listing = files_to_send(home)
+        (home / "b").unlink()
+        sync.push(listing, fleet, ssh_config=one.ssh_config)
+    assert set(tree(one.hosts[0].work)) == {"a"}
+
+
+def failing(one: Host) -> Callable[[str], None]:
+    return lambda text: one.script("rsync", f"#!/bin/sh\n{text}\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("echo 'rsync: command not found' >&2; exit 127", "it has no rsync"),
+        ("echo 'rsync: write failed: No space left on device (28)' >&2; exit 11", "a disk is full"),
+        ("kill -9 $PPID", "the transfer broke off"),
+        ("echo oops >&2; exit 2", "exit"),
+    ],
+)
+def test_a_transfer_that_fails_says_why_and_the_others_are_complete(
+    lab: MakeLab, home: Path, program: str, said: str
+) -> None:
+    two = lab(2)
+    failing(two.hosts[1])(program)
+    make(home, "a")
+    with pytest.raises(NodesFailed, match=said) as caught:
+        push(two, home)
+    assert list(caught.value.failures) == [1]
+    assert tree(two.hosts[0].work) == tree(home)
+
+
+def test_something_made_on_the_node_that_is_in_the_way_is_named(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(one.hosts[0].work, "out/made_here")
+    make(home, "out")
+    with pytest.raises(NodesFailed, match="out"):
+        push(one, home)
+    assert (one.hosts[0].work / "out/made_here").exists()
+
+
+def test_a_work_folder_that_cannot_be_made_is_said(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    (one.hosts[0].home / "awsddp").write_text("a file")
+    make(home, "a")
+    with pytest.raises(NodesFailed, match="folders cannot be used"):
+        push(one, home)
+
+
+def test_an_interrupt_ends_the_transfer_and_the_next_sync_finishes_it(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    (home / "big").write_bytes(os.urandom(2**20) * 8)
+    one.hosts[0].script("rsync", '#!/bin/sh\nexec /usr/bin/rsync --bwlimit=100 "$@"\n')
+
+    def interrupt(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        push(one, home, on_event=interrupt)
+    assert threading.active_count() <= before + 4
+    (one.hosts[0].root / "bin/rsync").unlink()
+    push(one, home)
+    assert tree(one.hosts[0].work) == tree(home)
+
+
+def test_without_rsync_or_ssh_at_home_that_is_said(
+    lab: MakeLab, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lab(1)
+    make(home, "a")
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    monkeypatch.setenv("PATH", str(bin))
+    rsync.program.cache_clear()
+    with pytest.raises(ConfigError, match="no rsync"):
+        push(one, home)
+    (bin / "rsync").write_text("#!/bin/sh\necho 'openrsync: protocol version 29'\n")
+    (bin / "rsync").chmod(0o755)
+    with pytest.raises(ConfigError, match="no ssh"):
+        push(one, home)
+    (bin / "ssh").symlink_to("/usr/bin/ssh")
+    with pytest.raises(ConfigError, match="no rsync 3"):
+        push(one, home)
+
+
+def test_ssh_and_rsync_reach_the_nodes_through_the_ssh_config(lab: MakeLab) -> None:
+    two = lab(2)
+    for host in two.hosts:
+        done = subprocess.run(
+            ["ssh", "-F", two.ssh_config, f"node{host.node}", "pwd"], capture_output=True, text=True
+        )
+        assert done.stdout.strip() == str(host.home), done.stderr
+
+
+def test_ssh_is_as_strict_as_we_are(lab: MakeLab) -> None:
+    two = lab(2)
+    two.hosts[0].stop()
+    key = two.hosts[0].root / "etc/ssh/ssh_host_ed25519_key"
+    key.write_text(make_key("another").private)
+    two.hosts[0].start()
+    done = subprocess.run(["ssh", "-F", two.ssh_config, "node0", "pwd"], capture_output=True, text=True)
+    assert done.returncode == 255
+    assert "host key" in done.stderr.lower()
+
+
+@pytest.mark.parametrize("name", ["a b", "per%cent", 'quo"te', "it's", "back\\slash", "~tilde", "#hash", "ü"])
+def test_ssh_config_holds_any_path_that_ssh_can_use(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    endpoint = Endpoint(node=0, instance_id="i-0a", host="127.0.0.1", port=2222, user="ubuntu")
+    config = tmp_path / "config"
+    config.write_text(ssh_config([endpoint], folder / "key", folder / "known_hosts"))
+    told = subprocess.run(
+        ["ssh", "-G", "-F", config, "node0"], capture_output=True, text=True, check=True
+    ).stdout
+    settings = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
+    assert settings["hostname"] == "127.0.0.1"
+    assert settings["hostkeyalias"] == "i-0a"
+    assert settings["stricthostkeychecking"] == "true"
+    assert settings["identityfile"].replace("%%", "%").strip('"') == str(folder / "key")
+    assert settings["userknownhostsfile"].replace("%%", "%").strip('"') == str(folder / "known_hosts")
+
+
+@pytest.mark.parametrize("name", ["new\nline", "${HOME}"])
+def test_a_path_that_ssh_cannot_use_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="ssh cannot use"):
+        ssh_config([], tmp_path / name / "key", tmp_path / "known_hosts")
