@@ -1,13 +1,11 @@
 """The main job on two real nodes: launched, given the code, trained on, results home, everything ended."""
 
 import json
-import os
 import signal
-import subprocess
 import time
-from pathlib import Path
 
 from tests.cli.conftest import Lab
+from tests.cli.traces import traces
 
 ARGV = """
 import sys
@@ -187,12 +185,12 @@ def test_names_that_trouble_shells_simply_work(cluster: Lab) -> None:
 
 def test_run_leaves_nothing(lab: Lab) -> None:
     lab.script("hello.py", "print('hello')")
-    before = _traces(lab)
+    before = traces(lab.home)
     result = lab.json("run", "hello.py", "--local", "--nodes", "2", "--world-size", "2", "-y")
     assert result["train"]["state"] == "succeeded"
     assert len(result["down"]["terminated"]) == 2
     assert result["down"]["leftovers"] == []
-    assert _traces(lab) == before
+    assert traces(lab.home) == before
     assert not (lab.home / "local").exists()
 
 
@@ -207,21 +205,3 @@ def test_down_of_what_is_not_there_is_no_error(lab: Lab) -> None:
     for _ in range(2):
         result = lab.json("down", "--local", "-y")
         assert (result["state"], result["terminated"]) == ("absent", [])
-
-
-def _traces(lab: Lab) -> list[str]:
-    """Return what a local cloud leaves on a machine while it runs."""
-    namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
-    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout.splitlines()
-    mounts = Path("/proc/mounts").read_text().splitlines()
-    processes = []
-    for pid in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = (pid / "environ").read_bytes()
-        except OSError:
-            continue
-        if os.fsencode(lab.home) in environ and int(pid.name) != os.getpid():
-            processes.append(pid.name)
-    return sorted(
-        [name for name in namespaces if "awsddp" in name] + [str(len(links)), str(len(mounts)), *processes]
-    )
