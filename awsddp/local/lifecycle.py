@@ -92,12 +92,12 @@ class Lifecycle:
         """One step for every instance; true if nothing is on its way."""
         with self._emulator.lock:
             instances = list(self._emulator.instances())
-            before = [(one.id, one.state) for one in instances]
+            before = [(one.id, one.state, one.reboot_wanted) for one in instances]
             for instance in instances:
                 if instance.state not in ENDED and instance.id not in self._busy:
                     self._step(instance)
             living = [one for one in instances if one.state != "terminated"]
-            changed = before != [(one.id, one.state) for one in instances]
+            changed = before != [(one.id, one.state, one.reboot_wanted) for one in instances]
             if self._emulator.forget_old() or changed:
                 self._store.save()
             rules = {one.id: _rules(one, living) for one in living}

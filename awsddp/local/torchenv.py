@@ -81,7 +81,7 @@ def _install(folder: Path) -> None:
     building = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(building, ignore_errors=True)
     index = os.environ.get("AWSDDP_TORCH_INDEX") or TORCH_INDEX
-    _run([str(_base_python()), "-m", "venv", str(building)])
+    _run([str(_base_python()), "-m", "venv", "--prompt", "pytorch", str(building)])
     pip = [str(building / "bin/python"), "-m", "pip", "install", "--quiet", "--no-compile"]
     patience = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]

@@ -1,0 +1,238 @@
+"""Real hosts behind the endpoint: what a user of EC2 does with two instances, with boto3 and ssh alone."""
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.local import control
+from tests.local.conftest import Cloud, left_over, needs_root, refusal, until
+
+pytestmark = needs_root
+
+USER_DATA = """\
+#cloud-config
+ssh_keys:
+  ed25519_private: |
+{private}
+  ed25519_public: {public}
+write_files:
+  - path: /etc/systemd/system/counted.service
+    content: |
+      [Service]
+      Type=oneshot
+      ExecStart=/bin/sh -c 'echo boot >> /var/log/boots'
+      [Install]
+      WantedBy=multi-user.target
+runcmd:
+  - [systemctl, enable, --now, counted.service]
+"""
+ALL_REDUCE = """\
+import os, socket, sys, time
+import torch, torch.distributed as dist
+os.environ["GLOO_SOCKET_IFNAME"] = "ens5"
+dist.init_process_group("gloo", init_method=f"tcp://{sys.argv[2]}:29500", rank=int(sys.argv[1]), world_size=2)
+value = torch.tensor([float(sys.argv[1]) + 1])
+dist.all_reduce(value)
+print(value.item(), socket.gethostname())
+dist.barrier()
+time.sleep(0.2)
+dist.destroy_process_group()
+"""
+
+
+def keygen(path: Path) -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+    return path
+
+
+@dataclass
+class Pair:
+    """Two instances of one group, with a host key that is known beforehand."""
+
+    cloud: Cloud
+    folder: Path
+    group: str
+    ids: list[str]
+
+    def ssh(self, number: int, *command: str) -> list[str]:
+        address = self.cloud.instances(*self.ids)[number]["PublicIpAddress"]
+        public = (self.folder / "host.pub").read_text()
+        (self.folder / f"known-{number}").write_text(f"{address} {public}")
+        known = f"UserKnownHostsFile={self.folder / f'known-{number}'}"
+        options = [
+            "-o",
+            "StrictHostKeyChecking=yes",
+            "-o",
+            known,
+            "-o",
+            "ConnectTimeout=10",
+            "-o",
+            "BatchMode=yes",
+        ]
+        return [
+            "ssh",
+            "-F",
+            "none",
+            "-i",
+            str(self.folder / "login"),
+            *options,
+            f"ubuntu@{address}",
+            *command,
+        ]
+
+    def run(self, number: int, command: str) -> str:
+        done = subprocess.run(self.ssh(number, command), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    def reaches(self, command: str) -> bool:
+        return subprocess.run(self.ssh(0, command), capture_output=True, timeout=60).returncode == 0
+
+    def address(self, number: int) -> str:
+        return str(self.cloud.instances(*self.ids)[number]["PrivateIpAddress"])
+
+    @property
+    def inside(self) -> dict[str, Any]:
+        pairs = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": self.group}]}]
+        return {"GroupId": self.group, "IpPermissions": pairs}
+
+
+@pytest.fixture(scope="module")
+def pair(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("keys")
+    login, host = keygen(folder / "login"), keygen(folder / "host")
+    ec2 = cloud.client("ec2")
+    ec2.import_key_pair(KeyName="login", PublicKeyMaterial=login.with_suffix(".pub").read_bytes())
+    group = ec2.create_security_group(GroupName="nodes", Description="-")["GroupId"]
+    caller = [{"CidrIp": f"{cloud.info.caller_address}/32"}]
+    ssh = [{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": caller}]
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=ssh)
+    private = "".join(f"    {line}\n" for line in host.read_text().splitlines()).rstrip("\n")
+    user_data = USER_DATA.format(private=private, public=host.with_suffix(".pub").read_text().strip())
+    made = ec2.run_instances(
+        **cloud.request(MinCount=2, MaxCount=2, KeyName="login", SecurityGroupIds=[group], UserData=user_data)
+    )["Instances"]
+    ids = [one["InstanceId"] for one in made]
+    cloud.wait("running", *ids)
+    yield Pair(cloud, folder, group, ids)
+    ec2.terminate_instances(InstanceIds=ids)
+    cloud.wait("terminated", *ids)
+    ec2.delete_security_group(GroupId=group)
+
+
+def test_a_node_is_what_a_deep_learning_image_is(pair: Pair) -> None:
+    assert "status: done" in pair.run(0, "cloud-init status --wait")
+    assert pair.run(0, "sudo -n id -un; id -un; systemctl is-enabled counted") == "root\nubuntu\nenabled\n"
+    assert (
+        pair.run(0, '/opt/pytorch/bin/python -c "import torch; print(torch.ones(2).sum().item())"') == "2.0\n"
+    )
+    name = pair.run(1, "hostname").strip()
+    assert pair.run(0, f"getent hosts {name}").split()[0] == pair.address(1)
+    assert pair.run(0, "ip -brief -4 address show ens5").split()[2].startswith(pair.address(0))
+
+
+def test_a_node_shows_none_of_the_machines_files(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    assert not pair.reaches(f"sudo ls {tmp_path}")
+    assert not pair.reaches(f"sudo ls {pair.cloud.home}")
+    assert pair.run(0, "ls /home; sudo ls -A /root | grep -v ssh || true; ls -A /mnt /srv") == (
+        "ubuntu\n/mnt:\n\n/srv:\n"
+    )
+    assert pair.run(0, "getent passwd | awk -F: '$3 >= 1000 && $3 < 65534 { print $1 }'") == "ubuntu\n"
+
+
+def test_nodes_reach_the_machine_and_nothing_else(pair: Pair) -> None:
+    assert not pair.reaches("timeout 3 bash -c '</dev/tcp/198.51.100.1/80'")
+    refused = f"timeout 3 bash -c '</dev/tcp/{pair.cloud.info.caller_address}/9' 2>&1 | grep -q refused"
+    assert pair.reaches(refused)
+
+
+def test_the_group_decides_what_peers_reach(pair: Pair) -> None:
+    ec2 = pair.cloud.client("ec2")
+    server = subprocess.Popen(pair.ssh(1, "python3 -m http.server 8000"), stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: "8000" in pair.run(1, "ss -tln"))
+        probe = f"timeout 1 bash -c '</dev/tcp/{pair.address(1)}/8000'"
+        assert not pair.reaches(probe)
+        ec2.authorize_security_group_ingress(**pair.inside)
+        until(lambda: pair.reaches(probe))
+        ec2.revoke_security_group_ingress(**pair.inside)
+        until(lambda: not pair.reaches(probe))
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_process_group_forms_between_two_nodes(pair: Pair) -> None:
+    ec2 = pair.cloud.client("ec2")
+    ec2.authorize_security_group_ingress(**pair.inside)
+    try:
+        ranks = [
+            subprocess.Popen(
+                pair.ssh(rank, f"/opt/pytorch/bin/python - {rank} {pair.address(0)}"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in (0, 1)
+        ]
+        for rank in ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(ALL_REDUCE)
+            rank.stdin.close()
+            rank.stdin = None
+        outputs = [rank.communicate(timeout=60)[0].split() for rank in ranks]
+    finally:
+        ec2.revoke_security_group_ingress(**pair.inside)
+    assert [output[0] for output in outputs] == ["3.0", "3.0"]
+    assert outputs[0][1] != outputs[1][1]
+
+
+def test_units_of_the_user_data_start_again_after_a_reboot(pair: Pair) -> None:
+    boots = pair.run(0, "cat /var/log/boots")
+    pair.cloud.client("ec2").reboot_instances(InstanceIds=pair.ids[:1])
+    until(lambda: pair.reaches("grep -c boot /var/log/boots") and pair.run(0, "cat /var/log/boots") > boots)
+    assert pair.run(0, "cat /var/log/boots") == boots + "boot\n"
+
+
+def test_the_console_shows_the_boot_and_the_host_key(pair: Pair) -> None:
+    public = (pair.folder / "host.pub").read_text().split()[1]
+    console = pair.cloud.client("ec2").get_console_output
+    until(lambda: public in console(InstanceId=pair.ids[1])["Output"])
+
+
+def test_a_killed_daemon_finds_its_hosts_again(pair: Pair) -> None:
+    up_since = pair.run(0, "systemctl show -p UserspaceTimestampMonotonic")
+    pair.cloud.kill()
+    assert [one["State"]["Name"] for one in pair.cloud.instances(*pair.ids)] == ["running", "running"]
+    assert pair.run(0, "systemctl show -p UserspaceTimestampMonotonic") == up_since
+
+
+@pytest.mark.parametrize(("behaviour", "state"), [("stop", "stopped"), ("terminate", "terminated")])
+def test_poweroff_inside_does_what_the_instance_was_launched_for(
+    pair: Pair, behaviour: str, state: str
+) -> None:
+    ec2 = pair.cloud.client("ec2")
+    data = "#cloud-config\nruncmd:\n  - [touch, /home/ubuntu/was-here]\n  - [systemctl, poweroff]\n"
+    request = pair.cloud.request(UserData=data, InstanceInitiatedShutdownBehavior=behaviour)
+    made = ec2.run_instances(**request)["Instances"][0]["InstanceId"]
+    (instance,) = pair.cloud.wait(state, made)
+    assert instance["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
+    ec2.terminate_instances(InstanceIds=[made])
+    pair.cloud.wait("terminated", made)
+    assert not (pair.cloud.home / "local/nodes" / made).exists()
+
+
+def test_stop_leaves_nothing(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, control.start(tmp_path))
+    ec2 = cloud.client("ec2")
+    made = ec2.run_instances(**cloud.request(MinCount=2, MaxCount=2))["Instances"]
+    cloud.wait("running", *[one["InstanceId"] for one in made])
+    assert {"processes", "namespaces", "interfaces", "cgroups", "files"} <= set(left_over(tmp_path))
+    assert refusal(ec2.delete_security_group, GroupId=made[0]["SecurityGroups"][0]["GroupId"])
+    control.stop(tmp_path)
+    assert left_over(tmp_path) == {}
