@@ -100,7 +100,7 @@ def connect(
                 told = failure.layer
                 on_event(Event(f"waiting for SSH ({told})", who=node_name(endpoint.node)))
         stop.wait(pause)
-        pause = min(1.0, pause * 1.3)
+        pause = min(0.3, pause * 1.3)
 
 
 def _attempt(endpoint: Endpoint, key: paramiko.PKey, known_hosts: Path, left_s: float) -> Connection:

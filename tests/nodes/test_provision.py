@@ -194,12 +194,23 @@ def test_cloud_init_that_complains_is_heard_but_ends_nothing(lab_with_torch: Mak
     assert "cloud-init complains: status: error - vendor data" in said[-1].text
 
 
+def test_cloud_inits_own_result_is_read(lab_with_torch: MakeLab) -> None:
+    one = lab_with_torch(1)
+    one.hosts[0].script("cloud-init", "#!/bin/sh\nexec sleep 600\n")
+    result = one.hosts[0].root / "run/cloud-init/result.json"
+    result.parent.mkdir(parents=True)
+    result.write_text('{"v1": {"datasource": "DataSourceEc2", "errors": ["a", "b"]}}')
+    said: list[Event] = []
+    ready(one, on_event=said.append)
+    assert "cloud-init complains: a; b" in said[-1].text
+
+
 def test_a_boot_without_an_end_is_not_waited_for_forever(lab_with_torch: MakeLab) -> None:
     one = lab_with_torch(1)
     one.hosts[0].script("cloud-init", "#!/bin/sh\nexec sleep 600\n")
     said: list[Event] = []
     ready(one, deadline_s=0.5, on_event=said.append)
-    assert "no end after 0.5 s" in said[-1].text
+    assert "the boot has no end after 0.5 s" in said[-1].text
 
 
 def test_a_talkative_login_shell_does_not_disturb(lab_with_torch: MakeLab) -> None:
