@@ -152,6 +152,8 @@ def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
     for nic in self.nics.values():
         nic.delete_on_termination = True
         nic.mac_address = hardware_address(nic.private_ip_address)
+    if not self.security_groups:  # named with the interface, or none: then the default one
+        self.security_groups = list(self.nics[0].group_set)
 
 
 def _terminate(self: Any) -> Any:

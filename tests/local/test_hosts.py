@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from awsddp.local import control
-from tests.local.conftest import Cloud, left_over, needs_root, refusal, until
+from tests.local.conftest import Cloud, left_over, needs_root, until
 
 pytestmark = needs_root
 
@@ -229,10 +229,11 @@ def test_poweroff_inside_does_what_the_instance_was_launched_for(
 
 def test_stop_leaves_nothing(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path))
-    ec2 = cloud.client("ec2")
-    made = ec2.run_instances(**cloud.request(MinCount=2, MaxCount=2))["Instances"]
-    cloud.wait("running", *[one["InstanceId"] for one in made])
-    assert {"processes", "namespaces", "interfaces", "cgroups", "files"} <= set(left_over(tmp_path))
-    assert refusal(ec2.delete_security_group, GroupId=made[0]["SecurityGroups"][0]["GroupId"])
-    control.stop(tmp_path)
+    try:
+        made = cloud.client("ec2").run_instances(**cloud.request(MinCount=2, MaxCount=2))["Instances"]
+        assert [group["GroupName"] for group in made[0]["SecurityGroups"]] == ["default"]
+        cloud.wait("running", *[one["InstanceId"] for one in made])
+        assert {"processes", "namespaces", "interfaces", "cgroups", "files"} <= set(left_over(tmp_path))
+    finally:
+        control.stop(tmp_path)
     assert left_over(tmp_path) == {}
