@@ -32,4 +32,3 @@ def test_up_killed_at_random_moments(lab: Lab) -> None:
         assert ended.returncode == 0, (delay, ended.stderr)
         assert lab.json("status", "--local")["state"] == "absent", delay
         assert traces(lab.home) == before, delay
-    print(f"{MOMENTS} moments, seed {SEED}, 0 skipped")
