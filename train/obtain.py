@@ -136,26 +136,42 @@ def _unpack(archive: Path, target: Path) -> None:
 
 
 def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: int = 0) -> None:
-    """Write a small set in `name`'s format into `folder`: a noisy pattern a class, so that it can be learnt.
+    """Write a small set in `name`'s format into `folder`, for rehearsals: it can be learnt, and is marked as made.
 
-    It is marked as made: programs say so, and a real set is never overwritten. `train` is a multiple of 5.
-    Raises data.DataError where a real set lies.
+    For mnist the UCI digits are enlarged and moved about, else each class is a random pattern under noise. A real
+    set is never overwritten. `train` is a multiple of 5. Raises data.DataError where a real set lies.
     """
     target = folder / data.PUBLISHED_FOLDER[name]
     if target.is_dir() and any(target.iterdir()) and not (target / data.MADE).exists():
         raise data.DataError(f"{target} is not empty and not made data: it is left alone.")
     target.mkdir(parents=True, exist_ok=True)
-    (target / data.MADE).write_text(
-        json.dumps({"made": "random patterns, not " + name, "counts": [train, test]}) + "\n"
-    )
+    (target / data.MADE).write_text(json.dumps({"made": f"not {name}", "counts": [train, test]}) + "\n")
     random = torch.Generator().manual_seed(seed)
     pattern = torch.randint(0, 256, (10, data.FORMATS[name].record), generator=random)
     for half, count in ((True, train), (False, test)):
-        labels = torch.randint(0, 10, (count,), generator=random)
-        noise = torch.randint(0, 256, (count, data.FORMATS[name].record), generator=random)
-        pixels = ((pattern[labels] + noise) // 2).to(torch.uint8)
+        if name == "mnist":
+            pixels, labels = _enlarged_digits(count, train=half, random=random)
+        else:
+            labels = torch.randint(0, 10, (count,), generator=random)
+            noise = torch.randint(0, 256, (count, data.FORMATS[name].record), generator=random)
+            pixels = ((pattern[labels] + noise) // 2).to(torch.uint8)
         _WRITERS[name](target, half, pixels, labels.to(torch.uint8))
-    print(f"made {train} + {test} images in the format of {name} in {target}: random patterns, not {name}")
+    print(f"made {train} + {test} images in the format of {name} in {target}: for rehearsals, not {name}")
+
+
+def _enlarged_digits(
+    count: int, *, train: bool, random: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `count` UCI digits, 20 x 20 somewhere in 28 x 28, flat, and their labels."""
+    digits = data.load("digits", Path(), train)
+    chosen = torch.randint(0, len(digits), (count,), generator=random)
+    small = digits.pixels(digits.gather(chosen)).float() * (255 / 16)
+    large = torch.nn.functional.interpolate(small, (20, 20), mode="bilinear")[:, 0]
+    place = torch.randint(0, 9, (2, count, 1), generator=random) + torch.arange(20)
+    pixels = torch.zeros(count, 28, 28, dtype=torch.uint8)
+    samples = torch.arange(count)[:, None, None]
+    pixels[samples, place[0][:, :, None], place[1][:, None, :]] = large.to(torch.uint8)
+    return pixels.flatten(1), digits.labels[chosen]
 
 
 def _write(path: Path, *parts: bytes | bytearray) -> None:

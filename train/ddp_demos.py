@@ -1,0 +1,137 @@
+"""Three demos of DistributedDataParallel on a toy model: basic use, a checkpoint, a model over two devices.
+
+    python train/ddp_demos.py basic                       # all GPUs of this machine, or 2 ranks on its CPU
+    python train/ddp_demos.py checkpoint --ranks 4
+    python train/ddp_demos.py split                       # two GPUs a rank: rank r owns GPUs 2r and 2r + 1
+    torchrun --nproc-per-node 2 train/ddp_demos.py basic  # under a launcher each process is one rank
+    torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/ddp_demos.py basic
+    awsddp train train/ddp_demos.py --world-size 4 -- basic
+    awsddp train train/ddp_demos.py --nproc-per-node 4 -o job.gpus_per_process=2 -- split     # 8 GPUs a node
+
+Legacy launchers pass --local_rank=N, and --local_world_size=N where one process owns several GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Toy(nn.Module):
+    """10 -> 10 -> 5; with two devices the first layer lies on one and the second on the other."""
+
+    def __init__(self, first: torch.device, second: torch.device) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+        self.net1 = nn.Linear(10, 10).to(first)
+        self.net2 = nn.Linear(10, 5).to(second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 5] on the second device."""
+        hidden = torch.relu(self.net1(x.to(self.first)))
+        out: Tensor = self.net2(hidden.to(self.second))
+        return out
+
+
+def devices(local_rank: int, demo: str) -> tuple[torch.device, torch.device]:
+    """Return where rank `local_rank` of this machine keeps its layers."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu"), torch.device("cpu")
+    if demo == "split":
+        return torch.device("cuda", 2 * local_rank), torch.device("cuda", 2 * local_rank + 1)
+    return torch.device("cuda", local_rank), torch.device("cuda", local_rank)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> float:
+    """Train once on random numbers; return the loss."""
+    optimizer.zero_grad()
+    outputs = model(torch.randn(20, 10))
+    loss = nn.functional.mse_loss(outputs, torch.randn(20, 5).to(device))
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def checkpoint(model: nn.Module, path: Path, rank: int, device: torch.device) -> None:
+    """Rank 0 saves, all ranks of its machine load, rank 0 removes; barriers keep them in that order."""
+    if rank == 0:
+        torch.save(model.state_dict(), path.with_suffix(".aside"))
+        path.with_suffix(".aside").replace(path)
+    dist.barrier()  # nobody reads before it is there
+    if path.exists():  # the other machines do not see rank 0's disk
+        model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+        print(f"rank {rank} loaded {path.name}", flush=True)
+    dist.barrier()  # nobody is still reading
+    if rank == 0:
+        path.unlink()
+
+
+def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
+    """Be rank `rank`."""
+    first, second = devices(local_rank, demo)
+    if first.type == "cuda":
+        torch.cuda.set_device(first)
+    dist.init_process_group("nccl" if first.type == "cuda" else "gloo", rank=rank, world_size=world_size)
+    torch.manual_seed(rank)
+    several = first != second or first.type == "cpu"
+    model = DistributedDataParallel(Toy(first, second), device_ids=None if several else [first])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    if demo == "checkpoint":
+        folder = Path(os.environ.get("AWSDDP_RUN_DIR", tempfile.gettempdir()))
+        checkpoint(model, folder / "ddp_demos.pt", rank, first)
+    loss = step(model, optimizer, second)
+    weights = torch.cat([p.detach().flatten().to(first) for p in model.parameters()])
+    lowest, highest = weights.clone(), weights.clone()
+    dist.all_reduce(lowest, dist.ReduceOp.MIN)
+    dist.all_reduce(highest, dist.ReduceOp.MAX)
+    alike = "alike" if torch.equal(lowest, highest) else "NOT alike"
+    print(
+        f"{demo}: rank {rank} of {world_size} on {first}, {second}: loss {loss:.4f}, weights {alike}",
+        flush=True,
+    )
+    dist.barrier()
+    time.sleep(0.2)  # torch 2.13's gloo may abort a peer that is still in its last collective
+    dist.destroy_process_group()
+
+
+def spawned(local_rank: int, ranks: int, demo: str) -> None:
+    """Be a process that mp.spawn started."""
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    os.environ.setdefault("MASTER_PORT", "12355")
+    run(local_rank, ranks, local_rank, demo)
+
+
+def main() -> None:
+    """Run the demo as the launcher says, or on this machine's GPUs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("demo", choices=["basic", "checkpoint", "split"])
+    parser.add_argument(
+        "--ranks", type=int, help="without a launcher; default: as the GPUs allow, 2 on a CPU"
+    )
+    parser.add_argument("--local_rank", "--local-rank", type=int, help="as legacy launchers pass it")
+    parser.add_argument("--local_world_size", type=int, help="as legacy launchers pass it; it is not needed")
+    args = parser.parse_args()
+    gpus = torch.cuda.device_count()
+    if "RANK" in os.environ:
+        local_rank = int(os.environ["LOCAL_RANK"]) if args.local_rank is None else args.local_rank
+        run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), local_rank, args.demo)
+        return
+    ranks = args.ranks or (gpus // 2 if args.demo == "split" else gpus) or (0 if gpus else 2)
+    if not ranks or (gpus and ranks > (gpus // 2 if args.demo == "split" else gpus)):
+        parser.error(f"{args.demo} with {ranks or 1} ranks wants more than this machine's {gpus} GPUs")
+    mp.spawn(spawned, nprocs=ranks, args=(ranks, args.demo))  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

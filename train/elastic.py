@@ -1,0 +1,102 @@
+"""The elastic form: workers may fail and nodes may come and go; training goes on from the last snapshot.
+
+    torchrun --nproc-per-node 4 --max-restarts 3 train/elastic.py                        # one machine
+    torchrun --nnodes 1:2 --nproc-per-node 4 --max-restarts 3 --rdzv-backend c10d \\
+        --rdzv-id job1 --rdzv-endpoint HOST:29400 train/elastic.py                       # on each of two
+    awsddp train train/elastic.py --launcher torchrun --nnodes 1:2 --max-restarts 3
+
+After a failure torchrun starts all workers anew, perhaps fewer and with other ranks. Nothing here depends on
+a rank that was: every node keeps the snapshot, and the newest one that any worker finds is sent to all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def newest(path: Path) -> dict[str, Any] | None:
+    """Return the newest snapshot that any worker finds at `path`, on all of them, or None."""
+    own = path.read_bytes() if path.exists() else b""
+    epoch = torch.load(io.BytesIO(own), map_location="cpu", weights_only=True)["epoch"] if own else 0
+    found = [torch.zeros(2, dtype=torch.long) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, torch.tensor([epoch, len(own)]))
+    source = max(range(len(found)), key=lambda rank: int(found[rank][0]))
+    size = int(found[source][1])
+    if size == 0:
+        return None
+    content = bytearray(own) if dist.get_rank() == source else bytearray(size)
+    dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), src=source)
+    return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+
+
+def save(snapshot: dict[str, Any], path: Path) -> None:
+    """Write the snapshot aside and rename it: a worker that dies here leaves the one before."""
+    aside = path.with_suffix(".aside")
+    torch.save(snapshot, aside)
+    aside.replace(path)
+
+
+def main() -> None:
+    """Train for --epochs epochs in all, however often it is started."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=20, help="of an epoch")
+    parser.add_argument(
+        "--fail-at", type=int, default=0, metavar="EPOCH", help="rank 1 dies there, the first time"
+    )
+    parser.add_argument("--snapshot", type=Path, help="default: snapshot.pt in $AWSDDP_RUN_DIR or here")
+    args = parser.parse_args()
+    local_rank = int(os.environ["LOCAL_RANK"])
+    path: Path = args.snapshot or Path(os.environ.get("AWSDDP_RUN_DIR", ".")) / "snapshot.pt"
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
+    model = DistributedDataParallel(net, device_ids=[local_rank] if gpu else None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    snapshot, done = newest(path), 0
+    if snapshot:
+        net.load_state_dict(snapshot["model"])
+        optimizer.load_state_dict(snapshot["optimizer"])
+        done = snapshot["epoch"]
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    print(f"rank {rank} of {world_size}: {done} epochs are done, restart {restarts}", flush=True)
+
+    for epoch in range(done + 1, args.epochs + 1):
+        random = torch.Generator().manual_seed(epoch * 1000 + rank)
+        loss = torch.zeros(())
+        for _ in range(args.steps):
+            inputs = torch.randn(32, 20, generator=random).to(device)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
+            loss.backward()
+            optimizer.step()
+        if local_rank == 0:
+            save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
+        if rank == 0:
+            print(f"epoch {epoch}  loss {loss.item():.6f}  on {world_size} workers", flush=True)
+        dist.barrier()  # the snapshot is there before anyone goes on
+        if epoch == args.fail_at and rank == 1 and restarts == "0":
+            os._exit(17)
+    dist.barrier()
+    time.sleep(0.2)  # torch 2.13's gloo may abort a peer that is still in its last collective
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The first rungs: a model on one GPU, on all GPUs of a machine with DataParallel (one line), then with DDP.
+
+    python train/ladder.py single                                 # one GPU, or the CPU
+    python train/ladder.py dataparallel                           # one process, all GPUs of this machine
+    torchrun --nproc-per-node 2 train/ladder.py ddp               # a process a GPU, one machine
+    torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/ladder.py ddp    # I = 0, 1
+    awsddp train train/ladder.py --world-size 4 -- ddp
+
+The next rungs: elastic.py, where nodes come and go, and parameter_server.py, where DDP does not fit.
+All three rungs see the same batches and print the same losses: DDP's ranks each take their part of the batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+
+def model_and_device(rung: str) -> tuple[nn.Module, torch.device]:
+    """Return the model as the rung `rung` wraps it, and where its inputs go."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0")) if rung == "ddp" else 0
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
+    if rung == "dataparallel":
+        return DataParallel(net), device  # without a GPU it calls the model as it is
+    if rung == "ddp":
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        return DistributedDataParallel(
+            net, device_ids=[local_rank] if device.type == "cuda" else None
+        ), device
+    return net, device
+
+
+def main() -> None:
+    """Fit a line through noise, and print the loss of the whole batch."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rung", choices=["single", "dataparallel", "ddp"])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
+    args = parser.parse_args()
+    model, device = model_and_device(args.rung)
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if args.rung == "ddp" else (0, 1)
+    if args.batch_size % world_size:
+        parser.error(f"--batch-size {args.batch_size} is not divisible by {world_size} ranks")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    random = torch.Generator().manual_seed(1)
+    slope = torch.randn(20, 1, generator=random)
+    for step in range(1, args.steps + 1):
+        batch = torch.randn(args.batch_size, 20, generator=random)
+        inputs = batch.chunk(world_size)[rank].to(device)
+        targets = (batch @ slope).chunk(world_size)[rank].to(device)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 0:
+            mean = loss.detach() / world_size
+            if args.rung == "ddp":
+                dist.all_reduce(mean)
+            if rank == 0:
+                print(f"step {step}  loss {mean.item():.6f}", flush=True)
+    if args.rung == "ddp":
+        dist.barrier()
+        time.sleep(0.2)  # torch 2.13's gloo may abort a peer that is still in its last collective
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""Rank 0 of mnist_mlp.py, as the published pair of files: this one is for the first machine."""
+
+import mnist_mlp
+
+if __name__ == "__main__":
+    mnist_mlp.main(rank=0)
