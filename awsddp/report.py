@@ -59,6 +59,43 @@ def cost_usd(nodes: Iterable[Node], price_usd_per_node_hour: float | None, now: 
     return round(seconds / 3600 * price_usd_per_node_hour, 2)
 
 
+def ledger_bill(rows: Iterable[dict[str, Any]], now: datetime) -> dict[str, Any] | None:
+    """Return what one cluster's ledger says that it cost: from launch to stop or end, by the list price.
+
+    `cost_usd` is None where no price was known; `to` is None while it runs. None: it never launched anything.
+    """
+    bill: dict[str, Any] | None = None
+    since: datetime | None = None
+    for row in rows:
+        event, moment = row.get("event"), datetime.fromisoformat(str(row["time"]))
+        if event == "launched":
+            bill = {
+                "id": row.get("id"),
+                "target": row.get("target"),
+                "region": row.get("region"),
+                "instance_type": row.get("instance_type"),
+                "nodes": len(row.get("instances", ())),
+                "price_usd_per_hour": row.get("price_usd_per_hour"),
+                "from": iso(moment),
+                "to": None,
+                "hours": 0.0 if bill is None else bill["hours"],
+            }
+        if bill is not None and since is not None and event in ("stopped", "ended"):
+            bill["hours"] += max((moment - since).total_seconds(), 60.0) / 3600
+        if bill is not None and event in ("launched", "started", "stopped", "ended"):
+            since = moment if event in ("launched", "started") else None
+            bill["to"] = iso(moment) if event == "ended" else None
+    if bill is None:
+        return None
+    if since is not None:
+        bill["hours"] += (now - since).total_seconds() / 3600
+    price = bill["price_usd_per_hour"]
+    return bill | {
+        "hours": round(bill["hours"], 4),
+        "cost_usd": None if price is None else round(bill["hours"] * price, 2),
+    }
+
+
 def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:
     """Return a node as design.md's JSON shows it in `up` and `status`."""
     return {
@@ -99,8 +136,8 @@ def money(usd: float | None) -> str:
     return "unknown" if usd is None else f"${usd:,.2f}"
 
 
-def metrics(text: str) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl; a last line cut in half is left out."""
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl or a ledger; a line cut in half is left out."""
     rows = []
     for line in text.splitlines():
         try:

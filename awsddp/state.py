@@ -155,15 +155,15 @@ class Folder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     @contextlib.contextmanager
-    def lock(self, verb: str, *, wait_s: float = 0.0) -> Iterator[None]:
+    def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[None]:
         """Hold the cluster against a second client on this machine; the kernel ends the lock with us.
 
-        Raises ConfigError that says who holds it (host, process, verb, since when) after `wait_s` seconds.
+        `part` names something of the cluster that is held alone, beside the rest. Raises ConfigError that says who holds it (host, process, verb, since when) after `wait_s` seconds.
         """
         locks = self.root / "locks"
         locks.mkdir(parents=True, exist_ok=True, mode=0o700)
         deadline = time.monotonic() + wait_s
-        with (locks / self.name).open("a+") as stream:
+        with (locks / f"{self.name}{part and '.'}{part}").open("a+") as stream:
             while not _grab(stream.fileno()):
                 if time.monotonic() > deadline:
                     raise _held(self.name, stream)

@@ -13,13 +13,20 @@ from awsddp import __version__
 from awsddp.cli.options import Globals, global_options
 
 VERBS = {
+    "init": "Write a starter awsddp.toml.",
     "plan": "Show what `up` would do, and what it would cost. Changes nothing.",
     "up": "Launch the nodes and prepare them; run again, it finishes or changes nothing.",
     "status": "Nodes, addresses, jobs, price, cost and time left.",
     "sync": "Send the working folder to every node.",
     "train": "Sync, launch the ranks, stream their lines, bring results home.",
+    "jobs": "List the cluster's jobs.",
     "logs": "Show a job's lines; with -f follow it to its end and bring results home.",
+    "cancel": "End a job; it gets time to save what it has.",
     "fetch": "Bring a job's results home.",
+    "exec": "Run a command on all nodes.",
+    "ssh": "Open a shell on a node.",
+    "report": "A page about a job; with --cost what every cluster cost.",
+    "stop": "Stop the machines, keep their disks; `up` starts them again.",
     "down": "End everything, wait until it is gone, and say what it cost.",
     "run": "up, train and down in one: nothing is left on any way out.",
     "local": "The local cloud: a rehearsal without an AWS account.",
@@ -59,6 +66,7 @@ def _no_such_verb(word: str) -> str:
 
 @click.group(
     cls=_Verbs,
+    invoke_without_command=True,
     params=global_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -75,6 +83,10 @@ def cli(ctx: click.Context, /, **given: Any) -> None:
     With --local the same commands rehearse on this machine, without an AWS account.
     """
     ctx.obj = Globals(**given)
+    if ctx.invoked_subcommand is None:
+        from awsddp.cli.home import show_home
+
+        show_home(ctx.obj)
 
 
 def main() -> None:

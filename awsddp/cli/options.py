@@ -77,3 +77,10 @@ class Verb(click.Command):
         later = Globals(**{name: ctx.params.pop(name) for name in names})
         ctx.params["options"] = ctx.find_root().obj.merged(later)
         return super().invoke(ctx)
+
+
+class Words(Verb):
+    """A verb whose words from the first that is no option on are a command for a node."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"context_settings": {"allow_interspersed_args": False}, **settings})

@@ -69,24 +69,84 @@ def job_page(result: dict[str, Any]) -> None:
         _line(line, stderr=True)
 
 
+def _cause(cause: dict[str, Any] | None) -> str:
+    if cause is None:
+        return ""
+    who = "the job" if cause["node"] is None else f"node{cause['node']}"
+    if cause["rank"] is not None:
+        who = f"rank {cause['rank']} @ {who}"
+    return f"{who}: {cause['explanation']}"
+
+
 def job_lines(result: dict[str, Any]) -> list[str]:
     """Return the lines that say how a job ended, why, and where its results are."""
     lines = [f"Job {result['job']}: {result['state']}"]
-    cause = result["cause"]
-    if cause:
-        who = (
-            f"rank {cause['rank']} @ node{cause['node']}"
-            if cause["rank"] is not None
-            else f"node{cause['node']}"
-        )
-        if cause["rank"] is None and cause["node"] is None:
-            who = "the job"
-        lines.append(f"  cause: {who}: {cause['explanation']}")
-        lines += [f"  | {line}" for line in cause["tail"]]
+    if result["state"] == "running":
+        name = result["job"]
+        return [*lines, f"  follow it: awsddp logs -f {name}", f"  end it: awsddp cancel {name}"]
+    if result["cause"]:
+        lines.append(f"  cause: {_cause(result['cause'])}")
+        lines += [f"  | {line}" for line in result["cause"]["tail"]]
     if result.get("accuracy") is not None:
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}")
     lines.append(f"  results: {result['home']}/")
     return lines
+
+
+def jobs_page(result: list[dict[str, Any]]) -> None:
+    """Show jobs, the newest last."""
+    if not result:
+        _line("No job has run on this cluster. Start one: awsddp train")
+        return
+    rows = [
+        (
+            job["job"],
+            job["state"],
+            len(job["ranks"]),
+            duration(max((rank["seconds"] for rank in job["ranks"]), default=0.0)),
+            _cause(job["cause"]),
+        )
+        for job in result
+    ]
+    _table(("job", "state", "ranks", "time", "cause"), rows)
+
+
+def report_page(result: dict[str, Any]) -> None:
+    """Show a job: how it ended, each rank, and what lies at home."""
+    for line in job_lines(result):
+        _line(line)
+    keys = ("rank", "local_rank", "node", "exit_code", "seconds")
+    _table(keys, [[rank[key] for key in keys] for rank in result["ranks"]])
+    if result["metrics"]:
+        said = ", ".join(
+            f"{key} {value:g}" for key, value in result["metrics"].items() if isinstance(value, int | float)
+        )
+        _line(f"last metrics: {said}")
+    if result["files"]:
+        _table(("file at home", "bytes"), [(name, f"{size:,}") for name, size in result["files"]])
+
+
+def cost_page(result: dict[str, Any]) -> None:
+    """Show what each cluster cost, and all of them."""
+    if not result["clusters"]:
+        _line("This machine has not made any cluster.")
+        return
+    rows = [
+        (
+            bill["cluster"],
+            "local cloud" if bill["target"] == "local" else bill["region"],
+            f"{bill['nodes']} x {bill['instance_type']}",
+            str(bill["from"])[:16].replace("T", " "),
+            "still there" if bill["to"] is None else str(bill["to"])[:16].replace("T", " "),
+            money(bill["cost_usd"]) + (" (not billed)" if bill["target"] == "local" else ""),
+        )
+        for bill in result["clusters"]
+    ]
+    _table(("cluster", "where", "machines", "from", "to", "list price"), rows)
+    _line(
+        f"On AWS: {money(result['total_usd'])}, by list price and this machine's ledger. "
+        f"Rehearsed for nothing: {money(result['would_have_cost_usd'])}."
+    )
 
 
 def sync_page(result: dict[str, Any]) -> None:

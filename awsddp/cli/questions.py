@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from awsddp.plan import LaunchPlan
 
 
-def launch_question(options: Globals, show: Screen) -> Callable[["LaunchPlan"], None]:
-    """Return the question that `up` asks before it launches: the plan, and whether to do it."""
+def launch_question(options: Globals, show: Screen) -> Callable[["LaunchPlan | str"], None]:
+    """Return the question that `up` asks: the plan and whether to launch it, or whether to start machines."""
 
-    def ask(plan: "LaunchPlan") -> None:
+    def ask(plan: "LaunchPlan | str") -> None:
         show.pause()
+        if isinstance(plan, str):
+            if not confirm(f"{plan} Start them?", options):
+                raise Interrupted("nothing was started", "the answer was no")
+            return
         if not options.quiet:
             plan_page(plan, stderr=True)
         if not confirm("Launch this?", options):
@@ -32,5 +36,16 @@ def down_question(options: Globals, show: Screen) -> Callable[[str], None]:
         show.pause()
         if not confirm(f"{what} End it?", options):
             raise Interrupted("nothing was ended", "the answer was no")
+
+    return ask
+
+
+def stop_question(options: Globals, show: Screen) -> Callable[[str], None]:
+    """Return the question that `stop` asks, given what it is about to stop."""
+
+    def ask(what: str) -> None:
+        show.pause()
+        if not confirm(f"{what} Stop it?", options):
+            raise Interrupted("nothing was stopped", "the answer was no")
 
     return ask

@@ -27,6 +27,7 @@ class Screen:
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._said: dict[str, str] = {}
+        self._rests: dict[tuple[int, bool], bytes] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -35,6 +36,7 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.pause()
+        self._finish()
 
     def event(self, event: Event) -> None:
         """Show one event: a node's current step in its own line, anything else as a line of its own."""
@@ -50,9 +52,32 @@ class Screen:
     def lines(self, data: bytes) -> None:
         """Write lines of a followed job to stdout (with --json to stderr, beside the document)."""
         self.pause()
-        stream = sys.stderr.buffer if self.json else sys.stdout.buffer
+        self._write(data, self.json)
+
+    def output(self, node: int, data: bytes, error: bool) -> None:
+        """Write what a node's command said, labelled, where the command said it: on stdout or stderr.
+
+        With --json nothing is written: it stands in the document.
+        """
+        if self.json:
+            return
+        self.pause()
+        label = f"[node{node}] ".encode()
+        rest = self._rests.get((node, error), b"")
+        *lines, self._rests[node, error] = (rest + data).split(b"\n")
+        self._write(b"".join(label + line + b"\n" for line in lines), error)
+
+    def _write(self, data: bytes, error: bool) -> None:
+        stream = sys.stderr.buffer if error else sys.stdout.buffer
         stream.write(data)
         stream.flush()
+
+    def _finish(self) -> None:
+        """Write lines that a command left without their end."""
+        for (node, error), rest in self._rests.items():
+            if rest:
+                self._write(b"[node%d] %s\n" % (node, rest), error)
+        self._rests.clear()
 
     def pause(self) -> None:
         """Leave the live lines as they stand and stop drawing, so that others may write."""

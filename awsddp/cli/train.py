@@ -39,8 +39,9 @@ def job_overrides(given: dict[str, Any]) -> dict[str, object]:
 @click.command("train", cls=Launch)
 @click.argument("script", required=False)
 @session.options_of(session.JOB_OPTIONS)
+@click.option("--detach", is_flag=True, help="Start it and leave; `awsddp logs -f` comes back to it.")
 @click.pass_context
-def command(ctx: click.Context, /, options: Globals, **given: Any) -> None:
+def command(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) -> None:
     """Sync, launch the ranks, stream their lines, bring results home.
 
     Without SCRIPT the bundled program trains on handwritten digits. SCRIPT and ARGS may hold {rank},
@@ -51,7 +52,7 @@ def command(ctx: click.Context, /, options: Globals, **given: Any) -> None:
     from awsddp.verbs.train import train
 
     with session.opened(options, job_overrides(given)) as (context, show):
-        result = train(context, on_lines=show.lines)
+        result = train(context, on_lines=show.lines, detach=detach)
         show.pause()
         screen.document(result) if options.json else job_page(result)
-    ctx.exit(0 if result["state"] == "succeeded" else 1)
+    ctx.exit(0 if detach or result["state"] == "succeeded" else 1)

@@ -159,14 +159,18 @@ class Fleet:
         on_data: Callable[[int, bytes], None],
         *,
         silent_after_s: float | None,
+        on_stderr: Callable[[int, bytes], None] | None = None,
     ) -> dict[int, Result | NodeError]:
         """Run a command on each node and hand over its stdout as it comes, in large chunks.
 
         `on_data(node, data)` is called from the caller's thread; what it raises ends all streams. A node that
         sends nothing for `silent_after_s` is given up as lost; the others go on. Returns each node's Result
-        (its stdout is empty) or the NodeError of a node that was lost.
+        (its stdout is empty) or the NodeError of a node that was lost. `on_stderr` gets what comes on stderr
+        in the same way; without it, that is in the Result.
         """
-        return self._talk(requests, on_data, timeout_s=None, silent_after_s=silent_after_s)
+        return self._talk(
+            requests, on_data, timeout_s=None, silent_after_s=silent_after_s, on_stderr=on_stderr
+        )
 
     def _talk(
         self,
@@ -175,6 +179,7 @@ class Fleet:
         *,
         timeout_s: float | None,
         silent_after_s: float | None,
+        on_stderr: Callable[[int, bytes], None] | None = None,
     ) -> dict[int, Result | NodeError]:
         bell = _Bell()
         outcomes: dict[int, Result | NodeError] = {}
@@ -194,6 +199,9 @@ class Fleet:
                     if data:
                         busy = True
                         on_data(node, data)
+                    if on_stderr is not None and (said := talk.read_stderr()):
+                        busy = True
+                        on_stderr(node, said)
                     outcome = (None if data else talk.outcome()) or talk.overdue(timeout_s, silent_after_s)
                     if outcome is not None:
                         outcomes[node] = outcome
@@ -273,6 +281,12 @@ class _Exchange:
         except (paramiko.SSHException, OSError, EOFError) as error:
             self._error = self._error or error
             return b""
+
+    def read_stderr(self) -> bytes:
+        """Return what came on stderr since it was last asked for."""
+        said = bytes(self._stderr)
+        self._stderr.clear()
+        return said
 
     def outcome(self) -> Result | NodeError | None:
         """Return how it ended, None while it has not."""

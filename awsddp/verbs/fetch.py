@@ -45,7 +45,7 @@ def bring_home_all(ctx: Context, seen: Found, cluster: Cluster) -> None:
     owing = sorted({job for node in cluster.live for job in node.unfetched})
     if not owing:
         return
-    ways = "awsddp down --discard   # end them, results and all\nawsddp status   # what still runs"
+    ways = "awsddp down --discard   # end them, results and all\nawsddp stop   # or keep their disks"
     record = seen.record
     running = [node for node in cluster.live if node.state == "running"]
     if record is None or not ctx.folder.key.exists() or len(running) < len(cluster.live):

@@ -60,6 +60,11 @@ def status(awsddp_home: Path) -> dict[str, Any] | None:
     return control.status(info) if info else None
 
 
+def runs(awsddp_home: Path) -> bool:
+    """Tell whether there is a local cloud, without asking it anything."""
+    return control.find(home(awsddp_home)) is not None
+
+
 def stop(awsddp_home: Path) -> bool:
     """End the daemon and all it made; False where there was none. Raises LocalCloudError."""
     place = home(awsddp_home)

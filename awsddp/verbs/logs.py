@@ -1,10 +1,12 @@
 """logs: a job's lines again, from its first on; followed to the end its results come home too."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Job
-from awsddp.errors import NodeError, NotFoundError
+from awsddp.errors import NodeError, NotFoundError, UsageError
 from awsddp.jobs import launchers, results
 from awsddp.jobs.logs import Merger
 from awsddp.report import Event, node_name
@@ -18,25 +20,78 @@ SILENT_S = 12.0
 BACK_S = 60.0
 
 
-def logs(ctx: Context, *, job: str | None, follow: bool, on_lines: Callable[[bytes], None]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Which lines are shown: of these ranks and nodes (empty: all), those that match `grep`."""
+
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    grep: str | None = None
+
+    def of(self, job: Job) -> set[int]:
+        """Return the ranks of a job that are shown. Raises NotFoundError for ranks and nodes it has not."""
+        known = _nodes(job)
+        missing = [f"rank {rank}" for rank in self.ranks if rank not in known]
+        missing += [node_name(node) for node in self.nodes if node not in known.values()]
+        if missing:
+            raise NotFoundError(
+                f"job {job.job} has no {', no '.join(missing)}",
+                f"it has {len(known)} ranks, on {', '.join(map(node_name, sorted(set(known.values()))))}",
+            )
+        return {
+            rank
+            for rank, node in known.items()
+            if (not self.ranks or rank in self.ranks) and (not self.nodes or node in self.nodes)
+        }
+
+    def filtered(self, on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Return `on_lines`, given the matching lines alone. Raises UsageError for a pattern that is none."""
+        if self.grep is None:
+            return on_lines
+        try:
+            pattern = re.compile(self.grep.encode())
+        except re.error as error:
+            raise UsageError(f"--grep {self.grep}: no pattern", str(error), "escape it with \\") from error
+
+        def only(data: bytes) -> None:
+            kept = [line for line in data.splitlines(keepends=True) if pattern.search(line)]
+            if kept:
+                on_lines(b"".join(kept))
+
+        return only
+
+
+EVERYTHING = Shown()
+
+
+def logs(
+    ctx: Context,
+    *,
+    job: str | None,
+    follow: bool,
+    shown: Shown = EVERYTHING,
+    on_lines: Callable[[bytes], None],
+) -> dict[str, Any]:
     """Show the lines of a job, and return it as design.md's `train` document.
 
     With `follow` to the job's end, and then bring its results home. A job whose nodes are gone is shown from
     its folder at home. Raises NotFoundError where nobody knows the job, NodeError for nodes out of reach.
     """
+    on_lines = shown.filtered(on_lines)
     try:
         with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
             chosen = choose_job(jobs_on(ctx, fleet), job)
-            chosen = watch(ctx, fleet, chosen, on_lines=on_lines, to_the_end=follow)
+            chosen = watch(ctx, fleet, chosen, on_lines=on_lines, shown=shown.of(chosen), to_the_end=follow)
             if follow:
                 bring_home(ctx, cluster, fleet, chosen)
             remember(ctx, chosen)
             return job_result(ctx, chosen)
     except NotFoundError:
-        at_home = _at_home(ctx, job)
+        at_home = job_at_home(ctx, job)
         if at_home is None:
             raise
-        merger = Merger(_nodes(at_home), folder=place_of(ctx, at_home.job) / "logs")
+        folder = place_of(ctx, at_home.job) / "logs"
+        merger = Merger(_nodes(at_home), folder=folder, shown=shown.of(at_home))
         for lines in merger.replay():
             on_lines(lines)
         on_lines(merger.finish())
@@ -49,13 +104,15 @@ def watch(
     job: Job,
     *,
     on_lines: Callable[[bytes], None],
+    shown: Collection[int] | None = None,
     to_the_end: bool = True,
 ) -> Job:
     """Show every line of a job, from the first byte, each once, and return the job as it is at the end.
 
-    A node that falls silent is connected to again for a minute; then the job is what the others say of it.
+    `shown` are the ranks whose lines are shown; what all say is kept at home. A node that falls silent is
+    connected to again for a minute; then the job is what the others say of it.
     """
-    merger = Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs")
+    merger = Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs", shown=shown)
     used = {rank.node for rank in job.ranks}
 
     def on_data(node: int, data: bytes) -> None:
@@ -93,7 +150,7 @@ def _nodes(job: Job) -> dict[int, int]:
     return {rank.rank: rank.node for rank in job.ranks}
 
 
-def _at_home(ctx: Context, name: str | None) -> Job | None:
+def job_at_home(ctx: Context, name: str | None) -> Job | None:
     """Return a job whose results are at home: of this name, or the newest."""
     folder = place_of(ctx, "x").parent
     found = sorted(folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime)

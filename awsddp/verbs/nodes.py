@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from awsddp.nodes.transport import Endpoint, Fleet
 
 ANSWER_S = 60.0
+FETCH_S = 600.0
+"""How long another client of this machine may be at it, bringing the same results home."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +48,31 @@ def ready(ctx: Context) -> Iterator[Ready]:
 def ready_in(ctx: Context, seen: Found | None) -> Ready:
     """Return the cluster of a search, ready to work. Raises NotFoundError or NodeError where it is not."""
     name = ctx.spec.name
+    record, nodes = login_to(ctx, seen)
+    assert seen is not None
+    running = {node.instance_id for node in nodes if node.state == "running"}
+    if not running and all(node.state in ("stopped", "stopping") for node in nodes):
+        raise NodeError(f"cluster {name} is stopped", "", "awsddp up   # start it")
+    if not record.prepared or {one.instance_id for one in record.prepared} != running:
+        raise NodeError(
+            f"cluster {name} is not ready",
+            f"{len(running)} of its {len(nodes)} nodes run, {len(record.prepared)} were prepared",
+            "awsddp up   # finish it",
+        )
+    return Ready(aws=seen.aws, record=record, nodes=nodes)
+
+
+def no_cluster(ctx: Context, seen: Found | None) -> NotFoundError:
+    """Return the error for a cluster that is not there: where it was looked for, and how to make it."""
+    looked = ", ".join(seen.looked) if seen else "no place"
+    return NotFoundError(f"no cluster {ctx.spec.name}", f"looked in: {looked}", "awsddp up   # make it")
+
+
+def login_to(ctx: Context, seen: Found | None) -> tuple[Record, tuple[Node, ...]]:
+    """Return the record and the nodes of a cluster whose key is here. Raises NotFoundError."""
+    name = ctx.spec.name
     if seen is None or seen.cluster is None or not seen.cluster.live:
-        looked = ", ".join(seen.looked) if seen else "no place"
-        raise NotFoundError(f"no cluster {name}", f"looked in: {looked}", "awsddp up   # make it")
+        raise no_cluster(ctx, seen)
     record = seen.record
     if record is None or record.id != seen.cluster.id or not ctx.folder.key.exists():
         raise NotFoundError(
@@ -56,14 +80,16 @@ def ready_in(ctx: Context, seen: Found | None) -> Ready:
             f"{ctx.folder.path} does not hold it",
             "go to the machine that made it, or end it: awsddp down",
         )
-    running = {node.instance_id for node in seen.cluster.live if node.state == "running"}
-    if not record.prepared or {one.instance_id for one in record.prepared} != running:
-        raise NodeError(
-            f"cluster {name} is not ready",
-            f"{len(running)} of its nodes run, {len(record.prepared)} were prepared",
-            "awsddp up   # finish it",
-        )
-    return Ready(aws=seen.aws, record=record, nodes=seen.cluster.live)
+    return record, seen.cluster.live
+
+
+def chosen_nodes(nodes: Sequence[Node], number: int | None) -> tuple[Node, ...]:
+    """Return the node of this number, or all of them. Raises NotFoundError."""
+    chosen = tuple(node for node in nodes if number in (None, node.node))
+    if not chosen:
+        known = ", ".join(node_name(node.node) for node in nodes)
+        raise NotFoundError(f"no {node_name(number or 0)} in this cluster", f"there are: {known}")
+    return chosen
 
 
 def endpoints(record: Record, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
@@ -89,13 +115,9 @@ def connect(
     ctx: Context, record: Record, nodes: Sequence[Node], *, deadline_s: float = 60, partial: bool = False
 ) -> "Fleet":
     """Return the connections to the nodes, to be entered; the ssh_config for rsync is written beside."""
-    from awsddp.nodes.sync import ssh_config
     from awsddp.nodes.transport import Fleet
 
-    places = endpoints(record, nodes)
-    text = ssh_config(places, ctx.folder.key, ctx.folder.known_hosts).encode()
-    if not ctx.folder.ssh_config.exists() or ctx.folder.ssh_config.read_bytes() != text:
-        write_private(ctx.folder.ssh_config, text)
+    places = write_ssh_config(ctx, record, nodes)
     return Fleet(
         places,
         key=ctx.folder.key,
@@ -104,6 +126,17 @@ def connect(
         partial=partial,
         on_event=ctx.on_event,
     )
+
+
+def write_ssh_config(ctx: Context, record: Record, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
+    """Write how the nodes are reached for ssh, rsync and editors, where it changed, and return it."""
+    from awsddp.nodes.sync import ssh_config
+
+    places = endpoints(record, nodes)
+    text = ssh_config(places, ctx.folder.key, ctx.folder.known_hosts).encode()
+    if not ctx.folder.ssh_config.exists() or ctx.folder.ssh_config.read_bytes() != text:
+        write_private(ctx.folder.ssh_config, text)
+    return places
 
 
 def ask(
@@ -162,12 +195,17 @@ def bring_home(
 ) -> dict[int, Fetched]:
     """Fetch a job's results from its nodes, verified, and only then let the nodes forget that they owe them.
 
-    Raises NodeError where a node does not send what it said, ConfigError where home has no room.
+    One client at a time does so. Raises NodeError where a node does not send what it said, ConfigError where
+    home has no room.
     """
+    with ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
+        return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
+
+
+def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: Path) -> dict[int, Fetched]:
     from awsddp.aws.poweroff import release
     from awsddp.nodes.sync import pull
 
-    target = to if to is not None else place_of(ctx, job.job)
     used = sorted({rank.node for rank in job.ranks} & set(fleet.nodes))
     told = ask(fleet, dict.fromkeys(used, launchers.manifest_request(job.job)))
     manifests = {node: results.manifest(answer, node=node) for node, answer in told.items()}
@@ -206,7 +244,7 @@ def _draw(target: Path) -> None:
 def metrics(target: Path) -> list[dict[str, Any]]:
     """Return the metrics that the first node's run folder holds; none where there are none."""
     file = target / "node0" / "run" / "metrics.jsonl"
-    return report.metrics(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
+    return report.json_lines(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
 
 def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
@@ -215,9 +253,11 @@ def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[st
     return report.job_document(job) | {"accuracy": report.last_value(rows, "accuracy")}
 
 
-def remember(ctx: Context, job: Job) -> None:
-    """Keep a job as last seen in the folder, for `status`."""
+def remember(ctx: Context, *jobs: Job) -> None:
+    """Keep jobs as last seen in the folder, for `status`."""
     record = ctx.folder.read()
     if record is not None:
-        others = tuple(one for one in record.jobs if one.job != job.job)
-        ctx.folder.write(replace(record, jobs=(*others, job)))
+        new = {job.job for job in jobs}
+        others = tuple(one for one in record.jobs if one.job not in new)
+        if (after := (*others, *jobs)) != record.jobs:
+            ctx.folder.write(replace(record, jobs=after))

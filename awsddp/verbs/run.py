@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from awsddp.errors import AwsddpError, ConfigError, Interrupted, UsageError
-from awsddp.plan import LaunchPlan
+from awsddp.errors import AwsddpError, ConfigError, Interrupted, NodeError, UsageError
 from awsddp.verbs.context import Context
 from awsddp.verbs.down import down
+from awsddp.verbs.stop import stop
 from awsddp.verbs.train import check, train
-from awsddp.verbs.up import up
+from awsddp.verbs.up import Confirm, up
 
 
 @dataclass(kw_only=True)
@@ -33,9 +33,7 @@ class RunResult:
         return {"up": self.up, "train": self.train, "down": self.down, "seconds": self.seconds}
 
 
-def run(
-    ctx: Context, *, confirm: Callable[[LaunchPlan], None], on_lines: Callable[[bytes], None]
-) -> RunResult:
+def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) -> RunResult:
     """Bring a cluster up, run the job, bring its results home and end the cluster, on every way out.
 
     Raises what `up` raises before anything was made, and NodeError or LeftoverError where the end fails.
@@ -53,8 +51,25 @@ def run(
         result.error = error
     except KeyboardInterrupt:
         result.error = Interrupted("interrupted")
-    result.down = _timed(result, "down", lambda: down(ctx, confirm=lambda _: None))
+    try:
+        result.down = _timed(result, "down", lambda: down(ctx, confirm=lambda _: None))
+    except NodeError as error:
+        raise _stopped(ctx, error) from error
     return result
+
+
+def _stopped(ctx: Context, error: NodeError) -> NodeError:
+    """Stop the machines of results that cannot come home, and return the error that says so."""
+    try:
+        stop(ctx, confirm=lambda _: None)
+    except AwsddpError as second:
+        why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
+        return NodeError(error.message, f"{why}\nthey still run and cost money", error.next)
+    return NodeError(
+        f"{error.message}; the nodes were stopped",
+        f"{error.why}\ntheir disks are kept, and cost a little, until you end them",
+        "awsddp up, then awsddp fetch   # once they can be reached\nawsddp down --discard   # end them",
+    )
 
 
 def _timed(result: RunResult, stage: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -36,10 +36,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
-def train(ctx: Context, *, on_lines: Callable[[bytes], None]) -> dict[str, Any]:
+def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = False) -> dict[str, Any]:
     """Run a job to its end and return it as design.md's `train` document, its results at home.
 
-    `on_lines` gets the labelled lines of the ranks as they come. Raises UsageError for a job that cannot be,
+    With `detach` the job is started and left to its nodes; `logs` follows it and brings it home. `on_lines`
+    gets the labelled lines of the ranks as they come. Raises UsageError for a job that cannot be,
     NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
     check(ctx)
@@ -50,6 +51,8 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None]) -> dict[str, Any]:
             with ctx.folder.lock("train", wait_s=60):
                 sync.send(ctx, fleet, listing, bundled=ctx.job.job.script is None)
                 job = _launch(ctx, cluster, fleet, ranks)
+            if detach:
+                return job_result(ctx, job)
             return attend(ctx, cluster, fleet, job, on_lines=on_lines)
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cluster import Cluster, Node, Target
 from awsddp.errors import ConfigError, Interrupted
 from awsddp.plan import Facts, LaunchPlan, make_plan, names
-from awsddp.report import iso, money
+from awsddp.report import iso, money, node_name
+from awsddp.spec import seconds
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, target_for
 from awsddp.verbs.nodes import connect
@@ -19,11 +20,14 @@ from awsddp.verbs.status import cluster_document
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
 
+Confirm = Callable[[LaunchPlan | str], None]
 
-def up(ctx: Context, *, confirm: Callable[[LaunchPlan], None]) -> dict[str, Any]:
+
+def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     """Bring the cluster up and return it as design.md's `up` document.
 
-    `confirm` is called with the plan before anything is made, and raises to refuse. Raises ConfigError,
+    `confirm` is called with the plan before anything is made, with a sentence before stopped nodes are
+    started, and raises to refuse. Raises ConfigError,
     CloudError, CapacityError or NodeError; run again, `up` goes on where it stopped.
     """
     from awsddp.aws.clusters import find_cluster
@@ -70,15 +74,16 @@ def _nodes(
     facts: Facts,
     cluster: Cluster | None,
     target: Target,
-    confirm: Callable[[LaunchPlan], None],
+    confirm: Confirm,
 ) -> tuple[Record, tuple[Node, ...]]:
-    """Return the cluster's nodes: those that live, those of a launch that was cut off, or new ones."""
+    """Return the cluster's nodes: those that live (stopped ones are started), those of a launch that was cut
+    off, or new ones."""
     from awsddp.aws.instances import resume
     from awsddp.aws.teardown import teardown
 
     record = ctx.folder.read()
     if cluster is not None and cluster.live:
-        return _same(ctx, record, cluster), cluster.live
+        return _started(ctx, aws, _same(ctx, record, cluster), cluster, confirm)
     if record is not None and record.intent is not None:
         resumed = resume(aws, record.intent, on_event=ctx.say)
         if resumed:
@@ -106,6 +111,29 @@ def _same(ctx: Context, record: Record | None, cluster: Cluster) -> Record:
             f"awsddp up --nodes {len(cluster.live)}   # keep it\nawsddp down   # or end it and start anew",
         )
     return record
+
+
+def _started(
+    ctx: Context, aws: "Aws", record: Record, cluster: Cluster, confirm: Confirm
+) -> tuple[Record, tuple[Node, ...]]:
+    """Start what is stopped. The new expiry is written down first; `_prepare` then tells it to the nodes."""
+    from awsddp.aws.power import start
+
+    off = [node for node in cluster.live if node.state in ("stopped", "stopping")]
+    if off:
+        hourly = money(record.price_usd_per_hour)
+        confirm(
+            f"Cluster {cluster.name}: {len(off)} x {off[0].instance_type} in {cluster.region} will be "
+            f"started, at {hourly} an hour for all."
+        )
+        now = datetime.now(UTC).replace(microsecond=0)
+        expires = now + timedelta(seconds=seconds(ctx.spec.cluster.expires))
+        record = replace(record, expires=expires, prepared=())
+        ctx.folder.write(record)
+        ctx.say(f"starting {', '.join(node_name(node.node) for node in off)}")
+        start(aws, off)
+        ctx.folder.note("started", id=record.id, instances=[node.instance_id for node in off])
+    return record, cluster.live
 
 
 def _launch(
@@ -141,7 +169,15 @@ def _launch(
         write_intent=write_intent,
         on_event=ctx.say,
     )
-    ctx.folder.note("launched", id=record.id, instances=[node.instance_id for node in nodes])
+    ctx.folder.note(
+        "launched",
+        id=record.id,
+        target=target.name,
+        region=plan.region,
+        instance_type=record.instance_type,
+        instances=[node.instance_id for node in nodes],
+        price_usd_per_hour=record.price_usd_per_hour,
+    )
     written = ctx.folder.read()
     return written or record, nodes
 
@@ -197,8 +233,29 @@ def _prepare(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) 
         }
         hostkeys.accept(ctx.folder.known_hosts, fresh)
     with connect(ctx, record, nodes, deadline_s=deadline_s([record.instance_type])) as fleet:
-        prepared = provision.prepare(fleet, nodes, known_hosts=ctx.folder.known_hosts, on_event=ctx.on_event)
+        prepared = provision.prepare(
+            fleet,
+            nodes,
+            known_hosts=ctx.folder.known_hosts,
+            expires_at=record.expires,
+            on_event=ctx.on_event,
+        )
+    _confirm_expiry(ctx, aws, record, nodes)
     record = replace(record, prepared=prepared, intent=None)
     ctx.folder.write(record)
     ctx.folder.note("ready", id=record.id)
     return record
+
+
+def _confirm_expiry(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) -> None:
+    """After a start: tag the nodes with the expiry they were told, and let a poweroff end them again, unless
+    they owe results."""
+    from awsddp.aws.clusters import find_cluster
+    from awsddp.aws.power import poweroff, tag_expiry
+
+    if record.intent is not None:  # of a launch: tagged and set by the request itself
+        return
+    seen = find_cluster(aws, ctx.spec.name, record.owner)
+    if seen is not None and seen.expires != record.expires:
+        tag_expiry(aws, nodes, record.expires)
+        poweroff(aws, [node for node in nodes if not node.unfetched and not node.spot], "terminate")

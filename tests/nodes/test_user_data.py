@@ -97,9 +97,17 @@ def test_the_boot_enables_and_starts_the_watchdog_and_stops_the_apt_timers(machi
 
 def test_another_boot_keeps_an_expiry_that_was_moved(machine: Machine) -> None:
     machine.boot(EXPIRES)
-    machine.expires.write_text("1 moved\n")
+    moved = f"{int(time.time()) + 60} moved\n"
+    machine.expires.write_text(moved)
     machine.boot(EXPIRES)
-    assert machine.expires.read_text() == "1 moved\n"
+    assert machine.expires.read_text() == moved
+
+
+def test_a_start_after_the_deadline_leaves_time_to_move_it(machine: Machine) -> None:
+    machine.boot(EXPIRES)
+    machine.expires.write_text("1 passed while it was off\n")
+    machine.boot(EXPIRES)
+    assert 800 < int(machine.expires.read_text().split()[0]) - time.time() <= 900
 
 
 def test_the_watchdog_powers_off_once_the_deadline_has_passed(machine: Machine) -> None:

@@ -1,0 +1,86 @@
+"""Power: machines stopped, their disks kept, and started again with a new expiry.
+
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from awsddp.aws.clusters import ENDED, describe
+from awsddp.aws.refusals import Refused
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import CLOCK, Clock, deadline_s, patiently, poll
+from awsddp.cluster import Node
+from awsddp.errors import NodeError
+from awsddp.plan import utc
+
+_ON_ITS_WAY = frozenset({"IncorrectInstanceState", "IncorrectState"})
+
+
+def stop(
+    aws: Aws, nodes: Sequence[Node], *, on_event: Callable[[str, str], None], clock: Clock = CLOCK
+) -> None:
+    """Stop on-demand nodes and wait until AWS says so. From now on a poweroff stops them, too.
+
+    `on_event` is told instance id and state. Raises CloudError, and NodeError for one that does not stop.
+    """
+    keys = [node.instance_id for node in nodes]
+    poweroff(aws, nodes, "stop")
+    patiently(
+        lambda: aws.call("StopInstances", {"InstanceIds": keys}),
+        passes=lambda refusal: refusal.code in _ON_ITS_WAY,
+        clock=clock,
+    )
+    seen: dict[str, str] = {}
+
+    def look() -> bool | None:
+        for item in describe(aws, [{"Name": "instance-id", "Values": keys}]):
+            state = item["State"]["Name"]
+            if seen.get(item["InstanceId"]) != state:
+                seen[item["InstanceId"]] = state
+                on_event(item["InstanceId"], state)
+        return True if len(seen) == len(keys) and set(seen.values()) <= {"stopped", *ENDED} else None
+
+    if poll(look, deadline_s=deadline_s(node.instance_type for node in nodes), clock=clock) is None:
+        slow = ", ".join(f"{key} ({state})" for key, state in seen.items() if state != "stopped")
+        raise NodeError("not all nodes stopped", f"still waiting for: {slow}", "awsddp stop   # again")
+
+
+def start(aws: Aws, nodes: Sequence[Node], *, clock: Clock = CLOCK) -> None:
+    """Ask for the start of stopped nodes; one that is still stopping is waited for.
+
+    Raises CloudError, CapacityError where AWS has no such machines now: a stopped one holds no place.
+    """
+    patiently(
+        lambda: aws.call("StartInstances", {"InstanceIds": [node.instance_id for node in nodes]}),
+        passes=lambda refusal: refusal.code in _ON_ITS_WAY,
+        clock=clock,
+    )
+
+
+def poweroff(aws: Aws, nodes: Sequence[Node], behaviour: str) -> None:
+    """Have a poweroff from inside "stop" or "terminate" on-demand nodes. Those that are gone need nothing."""
+    for node in nodes:
+        try:
+            aws.call(
+                "ModifyInstanceAttribute",
+                {
+                    "InstanceId": node.instance_id,
+                    "Attribute": "instanceInitiatedShutdownBehavior",
+                    "Value": behaviour,
+                },
+            )
+        except Refused as refusal:
+            if refusal.code not in _ON_ITS_WAY | {"InvalidInstanceID.NotFound"}:
+                raise
+
+
+def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:
+    """Write a new expiry to the nodes' tag; the watchdog on the nodes is told by itself."""
+    aws.call(
+        "CreateTags",
+        {
+            "Resources": [node.instance_id for node in nodes],
+            "Tags": [{"Key": "awsddp:expires", "Value": utc(expires)}],
+        },
+    )

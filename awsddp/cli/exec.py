@@ -1,0 +1,37 @@
+"""`awsddp exec`: a command on every node."""
+
+import sys
+
+import click
+
+from awsddp.cli import screen, session
+from awsddp.cli.options import Globals, Words
+
+
+@click.command("exec", cls=Words)
+@click.argument("words", nargs=-1, metavar="COMMAND...")
+@click.option("--node", type=int, metavar="N", help="On this node alone.  [default: all]")
+@click.option("-i", "--stdin", is_flag=True, help="Send what comes on stdin to every node.")
+@click.pass_context
+def command(
+    ctx: click.Context, /, options: Globals, *, words: tuple[str, ...], node: int | None, stdin: bool
+) -> None:
+    """Run a command on all nodes at once, in the synced folder.
+
+    Several words are a program and its arguments; one word is a line for the shell:
+
+    \b
+      awsddp exec nvidia-smi -L
+      awsddp exec 'df -h / | tail -1'
+    """
+    from awsddp.verbs.exec import exec
+
+    if not words:
+        raise click.UsageError("There is no command.", ctx)
+    given = sys.stdin.buffer.read() if stdin else b""
+    with session.opened(options) as (context, show):
+        result = exec(context, words=words, node=node, stdin=given, on_output=show.output)
+        show.pause()
+        if options.json:
+            screen.document(result)
+    ctx.exit(0 if all(one["exit_code"] == 0 for one in result["nodes"]) else 1)

@@ -1,0 +1,32 @@
+"""`awsddp ssh`: a shell on one node, by the system's own ssh."""
+
+import os
+import shutil
+import sys
+
+import click
+
+from awsddp.cli import screen, session
+from awsddp.cli.options import Globals, Words
+from awsddp.errors import ConfigError
+
+
+@click.command("ssh", cls=Words)
+@click.argument("words", nargs=-1, metavar="[COMMAND...]")
+@click.option("--node", type=int, default=0, metavar="N", help="Which node.  [default: 0]")
+def command(options: Globals, *, words: tuple[str, ...], node: int) -> None:
+    """Open a shell on a node, or run a command there: terminal, stdin and exit code are ssh's own.
+
+    With --json: the words of the ssh command, for other programs.
+    """
+    from awsddp.verbs.ssh import ssh
+
+    with session.opened(options) as (ctx, _):
+        argv = ssh(ctx, node=node, words=words, tty=sys.stdin.isatty() and sys.stdout.isatty())
+    if options.json:
+        screen.document({"command": argv})
+        return
+    program = shutil.which("ssh")
+    if program is None:
+        raise ConfigError("there is no ssh on this machine", "", "install openssh-client")
+    os.execv(program, argv)

@@ -1,0 +1,28 @@
+"""cancel: end a job. Its ranks get a TERM, the grace to save what they have, then a KILL."""
+
+from typing import Any
+
+from awsddp.errors import NotFoundError
+from awsddp.verbs import nodes
+from awsddp.verbs.context import Context
+from awsddp.verbs.nodes import choose_job, connect, job_result, jobs_on, ready, remember
+
+
+def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
+    """End a job (the last that runs by default) and return it as design.md's `train` document.
+
+    One that has ended already is returned as it is. Its results stay on the nodes until they are fetched.
+    Raises NotFoundError where no such job is, or none runs; NodeError for nodes out of reach.
+    """
+    with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
+        known = jobs_on(ctx, fleet)
+        running = [one for one in known if one.state == "running"]
+        if job is None and not running:
+            raise NotFoundError("no job runs on this cluster", "", "awsddp jobs   # those that ran")
+        chosen = choose_job(known if job else running, job)
+        if chosen.state == "running":
+            ctx.say(f"ending job {chosen.job}: its ranks have {ctx.job.job.grace}")
+            nodes.cancel(ctx, fleet, chosen.job)
+            chosen = choose_job(jobs_on(ctx, fleet), chosen.job)
+        remember(ctx, chosen)
+        return job_result(ctx, chosen)

@@ -1,0 +1,18 @@
+"""jobs: what runs and what ran on the cluster, as its nodes know it; kept for `status`."""
+
+from typing import Any
+
+from awsddp import report
+from awsddp.verbs.context import Context
+from awsddp.verbs.nodes import connect, jobs_on, ready, remember
+
+
+def jobs(ctx: Context) -> list[dict[str, Any]]:
+    """Return every job that the nodes know, oldest first, each as design.md's `train` document.
+
+    Raises NotFoundError or NodeError for a cluster that is not ready.
+    """
+    with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
+        known = jobs_on(ctx, fleet)
+        remember(ctx, *known)
+        return [report.job_document(job) for job in known]

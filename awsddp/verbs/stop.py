@@ -1,0 +1,80 @@
+"""stop: the machines off, their disks kept. `up` starts them again."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from awsddp.cluster import Cluster
+from awsddp.errors import AwsddpError, ConfigError
+from awsddp.report import Event, node_name
+from awsddp.verbs.context import Context, Found, found
+from awsddp.verbs.nodes import cancel, connect, jobs_on, no_cluster, remember
+from awsddp.verbs.status import cluster_document
+
+REACH_S = 30.0
+
+
+def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
+    """Stop the cluster's machines and return it as design.md's `status` document.
+
+    A job that still runs is ended first, with its grace; results stay on the disks. `confirm` is asked before
+    anything stops and raises to refuse. Raises NotFoundError, ConfigError for spot nodes, which cannot be
+    stopped, CloudError, and NodeError for machines that do not stop.
+    """
+    from awsddp.aws.clusters import find_cluster
+    from awsddp.aws.power import stop as stop_nodes
+
+    with ctx.folder.lock("stop"), found(ctx) as seen:
+        if seen is None or seen.cluster is None or not seen.cluster.live:
+            raise no_cluster(ctx, seen)
+        cluster = seen.cluster
+        _refuse_spot(cluster)
+        going = [node for node in cluster.live if node.state != "stopped"]
+        if going:
+            confirm(_what_stops(cluster))
+            _end_jobs(ctx, seen, cluster)
+            names = {node.instance_id: node_name(node.node) for node in going}
+            stop_nodes(
+                seen.aws,
+                going,
+                on_event=lambda key, state: ctx.on_event(Event(f"{key} {state}", names.get(key))),
+            )
+            if seen.record is not None:  # `up` prepares them anew: addresses and the expiry change
+                record = ctx.folder.read() or seen.record
+                ctx.folder.write(replace(record, prepared=()))
+                ctx.folder.note("stopped", id=cluster.id)
+        after = find_cluster(seen.aws, ctx.spec.name, cluster.owner)
+        return cluster_document(ctx, ctx.folder.read(), after, target=seen.target, looked=seen.looked)
+
+
+def _refuse_spot(cluster: Cluster) -> None:
+    spot = [node_name(node.node) for node in cluster.live if node.spot]
+    if spot:
+        raise ConfigError(
+            f"{', '.join(spot)}: spot machines cannot be stopped",
+            "AWS can only end what one launch bought on the spot market",
+            "awsddp down   # bring results home, and end them",
+        )
+
+
+def _what_stops(cluster: Cluster) -> str:
+    owing = sorted({job for node in cluster.live for job in node.unfetched})
+    jobs = f" Not home are the results of: {', '.join(owing)}; they stay on the disks." if owing else ""
+    machines = f"{len(cluster.live)} x {cluster.live[0].instance_type} in {cluster.region}"
+    return f"Cluster {cluster.name}: {machines} will be stopped; disks are kept, and cost.{jobs}"
+
+
+def _end_jobs(ctx: Context, seen: Found, cluster: Cluster) -> None:
+    """End what still runs, with its grace. Nodes out of reach are stopped all the same: disks are kept."""
+    reachable = [node for node in cluster.live if node.state == "running" and node.address]
+    if seen.record is None or not any(node.unfetched for node in cluster.live):
+        return
+    try:
+        with connect(ctx, seen.record, reachable, deadline_s=REACH_S, partial=True) as fleet:
+            for job in jobs_on(ctx, fleet):
+                if job.state == "running":
+                    ctx.say(f"ending job {job.job}, which still runs: its ranks have {ctx.job.job.grace}")
+                    cancel(ctx, fleet, job.job)
+            remember(ctx, *jobs_on(ctx, fleet))
+    except AwsddpError as error:
+        ctx.say(f"jobs could not be ended first: {error.message}")
