@@ -29,22 +29,68 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
-    """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch."""
+    """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch.
+
+    `gpus` says the GPUs of a node, such as "A100:8". A plan that costs more than `max_price_usd` an hour, or
+    more than `budget_usd` until it expires, is refused; both are of all nodes together.
+    """
 
     region: str | None = None
     profile: str | None = None
     nodes: int = 2
     instance_type: str | None = None
+    gpus: str | None = None
     image: str | None = None
     disk_gb: int | None = None
+    spot: bool = False
     expires: str = "24h"
+    max_price_usd: float | None = None
+    budget_usd: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSection:
-    """[network]: who may come in. Without `ssh_cidr` only the caller's own address."""
+    """[network]: where the nodes stand and who may come in. Without `ssh_cidr` only the caller's own address.
 
+    `subnet` and `security_group` are ids of ones that exist; they are used and never changed. With `address`
+    "private" the nodes get no public address.
+    """
+
+    subnet: str | None = None
+    security_group: str | None = None
     ssh_cidr: tuple[str, ...] = ()
+    address: Literal["public", "private"] = "public"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessSection:
+    """[access]: who logs in, and what the nodes may do. `user` is the login name, else the image's own.
+
+    `instance_profile` is a name or an ARN, `kms_key` an id, alias or ARN that encrypts the disks.
+    """
+
+    user: str | None = None
+    instance_profile: str | None = None
+    kms_key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacitySection:
+    """[capacity]: where and how machines are found.
+
+    `zones` are tried in their order, then the other `types`, then the markets of `markets` ("spot",
+    "on-demand"). `reservation` is the id of a capacity reservation or block. `placement` is "none",
+    "cluster", or the name of a placement group that exists; left out, one is made where it helps. `efa` asks
+    for EFA interfaces. `experimental` allows what nobody has tried on AWS yet.
+    """
+
+    zones: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    markets: tuple[Literal["spot", "on-demand"], ...] = ()
+    reservation: str | None = None
+    placement: str | None = None
+    efa: bool = False
+    experimental: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +136,8 @@ class ClusterSpec:
     name: str = "default"
     cluster: ClusterSection = ClusterSection()
     network: NetworkSection = NetworkSection()
+    access: AccessSection = AccessSection()
+    capacity: CapacitySection = CapacitySection()
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -105,6 +153,8 @@ class JobSpec:
 _SECTIONS: dict[str, Any] = {
     "cluster": ClusterSection,
     "network": NetworkSection,
+    "access": AccessSection,
+    "capacity": CapacitySection,
     "env": EnvSection,
     "sync": SyncSection,
     "job": JobSection,
@@ -145,7 +195,14 @@ def load(
     sections = {section: kind(**values[section]) for section, kind in _SECTIONS.items()}
     _check(sections["cluster"], sections["job"])
     return (
-        ClusterSpec(name=name, cluster=sections["cluster"], network=sections["network"], tags=tags),
+        ClusterSpec(
+            name=name,
+            cluster=sections["cluster"],
+            network=sections["network"],
+            access=sections["access"],
+            capacity=sections["capacity"],
+            tags=tags,
+        ),
         JobSpec(env=sections["env"], sync=sections["sync"], job=sections["job"]),
     )
 

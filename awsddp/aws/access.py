@@ -1,6 +1,7 @@
-"""The cluster's key pair and security group: made once, found again, brought in line with the plan."""
+"""The cluster's key pair, security group and placement group: made once, found again, brought in line."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
 from awsddp.errors import CloudError
-from awsddp.plan import LaunchPlan, Request, resolve_request
+from awsddp.plan import LaunchPlan, Request, refuse_untried, resolve_request
 
 _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
 
@@ -17,6 +18,63 @@ _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "Inval
 def not_yet(refusal: Refused) -> bool:
     """Whether AWS says that it does not know the group, which it may have made a moment ago."""
     return refusal.code in _NOT_YET
+
+
+def ensure_access(
+    aws: Aws,
+    plan: LaunchPlan,
+    *,
+    ids: Mapping[str, str],
+    secrets: Mapping[str, str],
+    now: datetime,
+    on_event: Callable[[str], None],
+    clock: Clock = CLOCK,
+) -> str:
+    """Make what the plan's instances need, side by side, and return the id of their security group.
+
+    Raises ConfigError for what nobody has tried yet and the plan does not allow, CloudError.
+    """
+    refuse_untried(plan)
+    given: dict[str, Any] = {"ids": ids, "now": now, "on_event": on_event}
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        key = pool.submit(ensure_key, aws, plan, secrets=secrets, **given, clock=clock)
+        group = ensure_group(aws, plan, **given, clock=clock)
+        key.result()
+    return group
+
+
+def ensure_placement(
+    aws: Aws,
+    plan: LaunchPlan,
+    *,
+    ids: Mapping[str, str],
+    now: datetime,
+    on_event: Callable[[str], None],
+    clock: Clock = CLOCK,
+) -> None:
+    """Make the plan's placement group, if it has one of its own, and wait until it can be used.
+
+    Raises CloudError.
+    """
+    if not plan.asks("CreatePlacementGroup"):
+        return
+    request = resolve_request(plan.request("CreatePlacementGroup"), ids=ids, secrets={}, now=now)
+    name = request.parameters["GroupName"]
+    try:
+        made = aws.call(request.operation, request.parameters).get("PlacementGroup", {})
+        on_event(f"placement group {name} made")
+    except Refused as refusal:
+        if refusal.code != "InvalidPlacementGroup.Duplicate":
+            raise
+        made = {}
+
+    def available() -> bool | None:
+        found = aws.call("DescribePlacementGroups", {"GroupNames": [name]})["PlacementGroups"]
+        return True if any(group["State"] == "available" for group in found) else None
+
+    if made.get("State") != "available":
+        usable = partial(poll, available, deadline_s=VISIBLE_S, clock=clock)
+        patiently(usable, passes=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown", clock=clock)
 
 
 def ensure_key(
@@ -27,8 +85,13 @@ def ensure_key(
     secrets: Mapping[str, str],
     now: datetime,
     on_event: Callable[[str], None],
+    clock: Clock = CLOCK,
 ) -> None:
-    """Import the cluster's public key, unless it is there (its name holds the id). Raises CloudError."""
+    """Import the cluster's public key and make its placement group, unless they are there.
+
+    Raises CloudError.
+    """
+    ensure_placement(aws, plan, ids=ids, now=now, on_event=on_event, clock=clock)
     request = resolve_request(plan.request("ImportKeyPair"), ids=ids, secrets=secrets, now=now)
     try:
         aws.call(request.operation, request.parameters)
@@ -50,9 +113,11 @@ def ensure_group(
 ) -> str:
     """Make the cluster's security group with its rules, unless it is there, and return its id.
 
-    A group that is there gets the rules it lacks, and loses port 22 for addresses the plan does not name.
-    Raises CloudError.
+    A group that is there gets the rules it lacks, and loses port 22 for addresses the plan does not name;
+    the user's own is left as it is. Raises CloudError.
     """
+    if not plan.asks("CreateSecurityGroup"):
+        return str(plan.request("RunInstances").parameters["NetworkInterfaces"][0]["Groups"][0])
     request = resolve_request(plan.request("CreateSecurityGroup"), ids=ids, secrets={}, now=now)
     try:
         group = str(aws.call(request.operation, request.parameters)["GroupId"])

@@ -59,12 +59,13 @@ def find_clusters(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
     one that has running nodes. Terminated instances are named only beside something that exists.
     """
     filters = [*tagged("awsddp:cluster", name), *tagged("awsddp:owner", owner)]
-    with ThreadPoolExecutor(max_workers=3) as pool:
+    with ThreadPoolExecutor(max_workers=4) as pool:
         instances = pool.submit(describe, aws, filters)
         groups = pool.submit(aws.pages, "DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
         keys = pool.submit(aws.pages, "DescribeKeyPairs", {"Filters": filters}, "KeyPairs")
+        placed = pool.submit(aws.pages, "DescribePlacementGroups", {"Filters": filters}, "PlacementGroups")
     parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for described in (*instances.result(), *groups.result(), *keys.result()):
+    for described in (*instances.result(), *groups.result(), *keys.result(), *placed.result()):
         parts[tags_of(described).get("awsddp:id", "")].append(described)
     found = [_cluster(name, owner, aws.region, key, items) for key, items in parts.items() if key]
     real = [one for one in found if one.leftovers or any(node.state != "terminated" for node in one.nodes)]

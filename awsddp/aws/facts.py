@@ -3,16 +3,20 @@
 import ipaddress
 import urllib.request
 from collections import defaultdict
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 from awsddp import compat
+from awsddp.aws import prices
 from awsddp.aws.images import find_image
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
+from awsddp.aws.surroundings import own_group, reservation, subnets
 from awsddp.cluster import TargetName
-from awsddp.compat import GpuType
-from awsddp.plan import Facts, Subnet
+from awsddp.compat import GpuType, Market
+from awsddp.plan import Facts, Reservation
 from awsddp.spec import ClusterSpec
 
 # Each answers with the address that it sees, over HTTPS.
@@ -24,30 +28,61 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
 
     `caller_address` is this machine as the nodes see it; where it is None, and there is no
     `network.ssh_cidr`, two sources on the internet are asked. Raises CloudError where AWS cannot be read,
-    ConfigError where there is no image.
+    ConfigError where something that `spec` names does not exist.
     """
     owner = aws.identity().user_id
-    asked = spec.cluster.instance_type
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        offers = pool.submit(_offers, aws, asked)
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        reserved = pool.submit(reservation, aws, spec.capacity.reservation)
+        asked = _asked(spec, reserved.result() if spec.capacity.reservation else None)
+        known = sorted({*compat.GPU_TYPES, *asked})
+        offers = pool.submit(_offers, aws, known)
         image = pool.submit(find_image, aws, spec.cluster.image)
-        subnets = pool.submit(_subnets, aws)
-        described = pool.submit(_describe_type, aws, asked)
-        quotas = {code: pool.submit(_quota, aws, code) for code in _quota_codes(asked)}
+        places = pool.submit(subnets, aws, spec.network.subnet)
+        described = {name: pool.submit(_describe_type, aws, name) for name in _not_in_table(asked)}
+        quotas = {code: pool.submit(_quota, aws, code) for code in _quota_codes(spec, asked)}
         callers = pool.submit(_callers, spec, caller_address)
-    kind, refusal = described.result()
+        listed = pool.submit(prices.on_demand, aws, known)
+        market = pool.submit(prices.spot, aws, known) if _spot(spec) else None
+        group = pool.submit(
+            lambda: own_group(
+                aws,
+                spec.network.security_group,
+                cidrs=spec.network.ssh_cidr or callers.result(),
+                efa=spec.capacity.efa,
+            )
+        )
+    types = {name: future.result() for name, future in described.items()}
     return Facts(
         region=aws.region,
         target=target,
         owner=owner,
         offers=offers.result(),
         image=image.result(),
-        subnets=subnets.result(),
-        quotas=_results(quotas),
+        subnets=places.result(),
+        quotas={code: future.result() for code, future in quotas.items()},
         callers=callers.result(),
-        described=kind,
-        refusal=refusal,
+        described=tuple(kind for kind, _ in types.values() if kind is not None),
+        refusals={name: why for name, (_, why) in types.items() if why},
+        prices=listed.result(),
+        price_date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        spot_prices=market.result() if market else {},
+        group=group.result(),
+        reservation=reserved.result(),
     )
+
+
+def _asked(spec: ClusterSpec, reserved: Reservation | None) -> tuple[str, ...]:
+    """Return the types that the spec names, by itself or by its reservation."""
+    first = spec.cluster.instance_type or (reserved.instance_type if reserved else None)
+    return (*((first,) if first else ()), *spec.capacity.types)
+
+
+def _not_in_table(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in dict.fromkeys(names) if name not in compat.GPU_TYPES)
+
+
+def _spot(spec: ClusterSpec) -> bool:
+    return spec.cluster.spot or "spot" in spec.capacity.markets
 
 
 def enabled_regions(aws: Aws) -> tuple[str, ...]:
@@ -56,13 +91,8 @@ def enabled_regions(aws: Aws) -> tuple[str, ...]:
     return tuple(sorted(region["RegionName"] for region in found))
 
 
-def _results(futures: dict[str, Future[float | None]]) -> dict[str, float | None]:
-    return {key: future.result() for key, future in futures.items()}
-
-
-def _offers(aws: Aws, asked: str | None) -> dict[str, tuple[str, ...]]:
-    """Return the zones that offer each known type, and the asked one."""
-    known = sorted({*compat.GPU_TYPES, *([asked] if asked else [])})
+def _offers(aws: Aws, known: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return the zones that offer each of these types."""
     found = aws.pages(
         "DescribeInstanceTypeOfferings",
         {"LocationType": "availability-zone", "Filters": [{"Name": "instance-type", "Values": known}]},
@@ -74,10 +104,8 @@ def _offers(aws: Aws, asked: str | None) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(zones[name])) for name in sorted(zones)}
 
 
-def _describe_type(aws: Aws, asked: str | None) -> tuple[GpuType | None, str]:
+def _describe_type(aws: Aws, asked: str) -> tuple[GpuType | None, str]:
     """Return what EC2 says of a type that the table lacks, or how it refuses it."""
-    if asked is None or asked in compat.GPU_TYPES:
-        return None, ""
     try:
         found = aws.call("DescribeInstanceTypes", {"InstanceTypes": [asked]})["InstanceTypes"]
     except Refused as refusal:
@@ -92,37 +120,29 @@ def _gpu_type(described: dict[str, Any]) -> GpuType:
         gpu for gpu in described.get("GpuInfo", {}).get("Gpus", []) if gpu.get("Manufacturer") == "NVIDIA"
     ]
     network = described.get("NetworkInfo", {})
+    known = compat.architecture_of(gpus[0]["Name"]) if gpus else None
     return GpuType(
         name=described["InstanceType"],
         gpu=gpus[0]["Name"] if gpus else "",
         gpus=sum(int(gpu.get("Count", 0)) for gpu in gpus),
         memory_gb=gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024 if gpus else 0,
-        capability="",
+        capability=known.capability if known else "",
         vcpus=described["VCpuInfo"]["DefaultVCpus"],
+        ram_gb=described["MemoryInfo"]["SizeInMiB"] / 1024,
+        network=network.get("NetworkPerformance", "").removesuffix(" Gigabit").replace("Up to ", "<="),
         efa=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
+        cards=int(network.get("MaximumNetworkCards", 1)),
         bare_metal=bool(described.get("BareMetal")),
         cpu=described.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"])[-1],
     )
 
 
-def _subnets(aws: Aws) -> tuple[Subnet, ...]:
-    """Return the subnets of the default VPC."""
-    filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
-    found = aws.pages("DescribeSubnets", {"Filters": filters}, "Subnets")
-    return tuple(
-        Subnet(
-            id=subnet["SubnetId"],
-            zone=subnet["AvailabilityZone"],
-            vpc=subnet["VpcId"],
-            free_addresses=int(subnet.get("AvailableIpAddressCount", 0)),
-        )
-        for subnet in sorted(found, key=lambda subnet: str(subnet["SubnetId"]))
-    )
-
-
-def _quota_codes(asked: str | None) -> set[str]:
-    codes = {compat.QUOTA_P[0], compat.QUOTA_G[0]}
-    return codes | {compat.quota_of(asked)[0]} if asked else codes
+def _quota_codes(spec: ClusterSpec, asked: Iterable[str]) -> set[str]:
+    """Return the quotas that what may be chosen counts against."""
+    markets: set[Market] = {*spec.capacity.markets} or {"spot" if spec.cluster.spot else "on-demand"}
+    names = tuple(asked) or tuple(compat.GPU_TYPES)
+    found = (compat.quota_of(name, market) for name in names for market in markets)
+    return {quota[0] for quota in found if quota is not None}
 
 
 def _quota(aws: Aws, code: str) -> float | None:
@@ -142,6 +162,8 @@ def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
         return ()
     if caller_address is not None:
         return (str(ipaddress.ip_network(caller_address)),)
+    if spec.network.address == "private":
+        return ()
     with ThreadPoolExecutor(max_workers=len(ADDRESS_SOURCES)) as pool:
         told = [address for address in pool.map(_ask_address, ADDRESS_SOURCES) if address]
     return tuple(f"{address}/32" for address in dict.fromkeys(told))

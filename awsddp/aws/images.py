@@ -1,5 +1,6 @@
 """Finds the machine image: the newest Deep Learning AMI, or the one that was asked for."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from awsddp import compat
@@ -34,7 +35,8 @@ def find_image(aws: Aws, asked: str | None) -> Image:
     if found is None:
         raise ConfigError(
             f"{place}: no image {tried!r} in {aws.region}",
-            "it was deregistered, is not shared with this account, or is in another region",
+            compat.explained(tried)
+            or "it was deregistered, is not shared with this account, or is in another region",
             "name one with --image: an id, a name with *, or an SSM parameter; "
             "without --image the newest Deep Learning AMI is taken",
         )
@@ -68,8 +70,12 @@ def _by_id(aws: Aws, image_id: str) -> Image | None:
 
 
 def _by_name(aws: Aws, pattern: str) -> Image | None:
+    """Return the newest image of this name; only where there is none, a deprecated one."""
     filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
-    return _newest(aws.pages("DescribeImages", {"Owners": ["amazon", "self"], "Filters": filters}, "Images"))
+    asked = {"Owners": ["amazon", "self"], "Filters": filters}
+    return _newest(aws.pages("DescribeImages", asked, "Images")) or _newest(
+        aws.pages("DescribeImages", {**asked, "IncludeDeprecated": True}, "Images")
+    )
 
 
 def _newest(images: list[dict[str, Any]]) -> Image | None:
@@ -91,5 +97,13 @@ def _image(described: dict[str, Any]) -> Image:
         root_device=root,
         root_gb=int(disks.get(root, {}).get("VolumeSize", 0)),
         ssh_user=compat.ssh_user(name),
+        owner=described.get("ImageOwnerAlias") or described.get("OwnerId", ""),
+        deprecated=_past(described.get("DeprecationTime", "")),
+        ena=described.get("EnaSupport", True) is not False,
         tags={tag["Key"]: tag["Value"] for tag in described.get("Tags", [])},
     )
+
+
+def _past(moment: str) -> str:
+    """Return a time of EC2's where it is past, else "": AWS tells it beforehand."""
+    return moment if moment and datetime.fromisoformat(moment) < datetime.now(UTC) else ""

@@ -91,7 +91,7 @@ def _not_yet(refusal: Refused) -> bool:
     """Whether AWS does not know a part of the request yet: the group, the key, or a new instance profile."""
     if refusal.code == "InvalidParameterValue":
         return "iaminstanceprofile" in refusal.why.lower().replace(" ", "")
-    return not_yet(refusal) or refusal.code == "InvalidKeyPair.NotFound"
+    return not_yet(refusal) or refusal.code in ("InvalidKeyPair.NotFound", "InvalidPlacementGroup.Unknown")
 
 
 def resume(

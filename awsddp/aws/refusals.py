@@ -8,6 +8,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from botocore import exceptions
+from botocore.parsers import ResponseParserError
 
 from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 
@@ -185,7 +186,7 @@ def _local_error(error: Exception, operation: str, *, where: str) -> AwsddpError
             return unanswered(
                 f"AWS cannot be reached for {operation} at {where}", "check the network, and try again"
             )
-        case exceptions.HTTPClientError():
+        case exceptions.HTTPClientError() | ResponseParserError():
             return unanswered(f"AWS did not answer {operation} at {where}", "try again in a minute")
     return Refused(
         f"{operation} cannot be asked as it stands",

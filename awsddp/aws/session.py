@@ -17,6 +17,7 @@ from botocore import xform_name
 from botocore.config import Config
 from botocore.configprovider import ConstantProvider
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from awsddp import __version__
 from awsddp.aws.refusals import translate
@@ -26,6 +27,9 @@ from awsddp.errors import ConfigError
 ATTEMPTS = 8
 # The first contact fails fast: with no network eight attempts would be half a minute of silence.
 FIRST_ATTEMPTS = 3
+# The Pricing API answers in a few regions only, for the prices of all:
+# https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
+_PRICING_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 _SECRET = ("UserData", "PublicKeyMaterial")
 
@@ -85,7 +89,7 @@ class Aws:
             reply = dict(error.response)
             code = str(reply.get("Error", {}).get("Code", ""))
             raise translate(error, operation, where=self._where) from error
-        except BotoCoreError as error:
+        except (BotoCoreError, ResponseParserError) as error:
             code = type(error).__name__
             raise translate(error, operation, where=self._where) from error
         finally:
@@ -148,8 +152,7 @@ class Aws:
         return region
 
     def _client(self, service: str, attempts: int) -> Any:
-        if service == "sts":
-            attempts = FIRST_ATTEMPTS
+        attempts = {"sts": FIRST_ATTEMPTS, "pricing": 1}.get(service, attempts)  # of prices there is a table
         with self._lock:
             if (service, attempts) not in self._clients:
                 self._clients[service, attempts] = self._build(service, attempts)
@@ -167,7 +170,7 @@ class Aws:
         )
         return self._session.client(
             service,  # type: ignore[call-overload]
-            region_name=self.region,
+            region_name=self.region if service != "pricing" else _PRICING_REGION,
             endpoint_url=self._target.endpoint,
             config=config,
         )

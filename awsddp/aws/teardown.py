@@ -48,8 +48,12 @@ _KINDS = (
     ),
     _Kind("DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume", "VolumeId"),
     _Kind("DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup", "GroupId"),
+    _Kind("DescribePlacementGroups", "PlacementGroups", "GroupId", "DeletePlacementGroup", "GroupName"),
     _Kind("DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair", "KeyName"),
 )
+# What goes away by itself, and what is gone already.
+_HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.InUse"})
+_GONE = (".NotFound", ".Unknown")
 
 
 def teardown(
@@ -124,9 +128,9 @@ class _Ending:
         try:
             self._aws.call(kind.delete, {kind.by: item[kind.by]})
         except Refused as refusal:
-            if refusal.code.endswith(".NotFound"):
+            if refusal.code.endswith(_GONE):
                 return True
-            if not transient(refusal) and refusal.code not in ("DependencyViolation", "VolumeInUse"):
+            if not transient(refusal) and refusal.code not in _HELD:
                 self.refused[key] = refusal.why
             return False
         self._on_event(f"deleted {key}")

@@ -11,7 +11,6 @@ from awsddp.cli.screen import console
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
-    from awsddp.plan import LaunchPlan
     from awsddp.verbs.run import RunResult
 
 Rows = Sequence[Sequence[Any]]
@@ -198,38 +197,3 @@ def local_page(result: dict[str, Any]) -> None:
         _table(keys, [[instance.get(key) for key in keys] for instance in result["instances"]])
     else:
         _line("  no instances")
-
-
-def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
-    """Show a plan: machines, image, zones, resources, price, the nearest other choices, warnings."""
-    from awsddp.plan import document
-
-    facts = document(plan)
-    hourly, expires_h = facts["price_usd_per_hour"], plan.expires_s / 3600
-    total = None if hourly is None else hourly * expires_h
-    gpus = f"{facts['gpus_per_node']} x {plan.gpu} a node" + (
-        " (pretended: gloo on CPU)" if plan.pretended else ""
-    )
-    rows = [
-        ("cluster", f"{facts['cluster']} on {facts['target']}, {facts['region']}"),
-        ("nodes", f"{facts['nodes']} x {facts['instance_type']}"),
-        ("gpus", gpus),
-        (
-            "image",
-            f"{facts['image']['name']} ({facts['image']['id']}, {str(facts['image']['created'])[:10]})",
-        ),
-        ("zones", ", ".join(str(zone) for zone in facts["zones"])),
-        ("makes", ", ".join(request["operation"] for request in facts["requests"])),
-        (
-            "price",
-            f"{money(hourly)} an hour, {money(total)} until it expires (list price of {facts['price_date']})",
-        ),
-        ("expires", f"after {duration(plan.expires_s)}, by itself"),
-    ]
-    _table(("", ""), rows, stderr=stderr)
-    if facts["choices"]:
-        _line("other choices:", stderr=stderr)
-        keys = list(facts["choices"][0])
-        _table(keys, [[choice.get(key) for key in keys] for choice in facts["choices"]], stderr=stderr)
-    for warning in facts["warnings"]:
-        _line(f"warning: {warning}", stderr=stderr)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from awsddp.cli.options import Globals
-from awsddp.cli.pages import plan_page
+from awsddp.cli.plan_page import plan_page
 from awsddp.cli.screen import Screen, confirm
 from awsddp.errors import Interrupted
 

@@ -19,6 +19,7 @@ PLAN_OPTIONS = {
     "cluster.instance_type": click.option(
         "--instance-type", metavar="TYPE", help="EC2 instance type.  [default: the cheapest with 8 GPUs]"
     ),
+    "cluster.gpus": click.option("--gpus", metavar="GPU:N", help="GPUs of a node: A100:8, A100-80GB:8, L4."),
     "cluster.image": click.option(
         "--image",
         metavar="IMAGE",
@@ -26,6 +27,22 @@ PLAN_OPTIONS = {
     ),
     "cluster.disk_gb": click.option(
         "--disk", "disk_gb", type=int, metavar="GB", help="Root disk.  [default: image + 100, at least 200]"
+    ),
+    "cluster.spot": click.option(
+        "--spot", is_flag=True, default=None, help="Spot instances: cheaper, and AWS may take them back."
+    ),
+    "capacity.zones": click.option(
+        "--zone", "zones", multiple=True, metavar="ZONE", help="Try these zones, in order (repeatable)."
+    ),
+    "capacity.efa": click.option(
+        "--efa", is_flag=True, default=None, help="EFA interfaces, for types that take them."
+    ),
+    "cluster.budget_usd": click.option(
+        "--budget",
+        "budget_usd",
+        type=float,
+        metavar="USD",
+        help="Refuse a plan that costs more until it expires.",
     ),
     "cluster.expires": click.option(
         "--expires", metavar="TIME", help="The nodes end themselves after this: 90m, 24h, 7d.  [default: 24h]"

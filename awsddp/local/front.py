@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from awsddp.local import refusals
+from awsddp.local import placement, refusals
 from awsddp.local.emulator import Emulator
 from awsddp.local.lifecycle import Lifecycle
 from awsddp.local.requests import Refusal, Reply, Request, check_signature, read, refuse
@@ -95,6 +95,8 @@ class Front:
             raise Refusal("AuthFailure", f"There is no region {request.region}") from None
         if request.action == "RunInstances":
             return self._launch(request, environ, backend)
+        if request.action in placement.ACTIONS:
+            return placement.answer(request, backend)
         if request.action == "DeleteSecurityGroup":
             refusals.check_group_unused(request, backend)
         if request.action == "GetConsoleOutput":
@@ -108,6 +110,7 @@ class Front:
         if key[1] and (earlier := self._store.launches.get(key)):
             return self._replay(earlier, digest, backend)
         refusals.check_launch(request, backend)
+        placement.check_known(request.parameters.get("Placement.GroupName", ""), backend)
         parameters = {**request.parameters, "MinCount": request.parameters.get("MaxCount", "1")}
         if not {"SubnetId", "NetworkInterface.1.SubnetId"} & set(parameters):
             nics = any(name.startswith("NetworkInterface.1.") for name in parameters)
@@ -122,6 +125,7 @@ class Front:
         made = [instance for instance in self._emulator.instances() if instance.id not in before]
         if made:
             _tag_interfaces(request, made)
+            placement.remember(request, made)
             if key[1]:
                 self._store.launches[key] = Launch(digest, reply, tuple(one.id for one in made))
         return reply

@@ -5,21 +5,26 @@ ones that are sent; ids, secrets and times that do not exist yet stand in them a
 {"$secret": ...} and {"$now": seconds}, and `resolve` puts them in.
 """
 
-import ipaddress
 from collections.abc import Iterable
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from awsddp import compat
 from awsddp.compat import GpuType
-from awsddp.errors import ConfigError
-from awsddp.plan.offers import choices, choose, zones
+from awsddp.errors import AwsddpError, ConfigError
+from awsddp.plan import network
+from awsddp.plan.document import document
+from awsddp.plan.network import ssh_cidrs
+from awsddp.plan.offers import Candidate, candidates, choices, offers, on_demand, zones
 from awsddp.plan.records import (
     Choice,
+    Efa,
     Facts,
+    Group,
     Image,
     LaunchPlan,
+    Price,
     Request,
+    Reservation,
     Subnet,
     Zone,
     names,
@@ -32,16 +37,22 @@ from awsddp.spec import ClusterSpec, seconds
 
 __all__ = [
     "Choice",
+    "Efa",
     "Facts",
+    "Group",
     "Image",
     "LaunchPlan",
+    "Price",
     "Request",
+    "Reservation",
     "Subnet",
     "Zone",
     "document",
     "make_plan",
     "names",
+    "offers",
     "read_numbers",
+    "refuse_untried",
     "resolve",
     "resolve_request",
     "ssh_cidrs",
@@ -53,112 +64,170 @@ SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
 
 
-def make_plan(spec: ClusterSpec, facts: Facts, *, numbers: Iterable[int] | None = None) -> LaunchPlan:
+def make_plan(
+    spec: ClusterSpec, facts: Facts, *, numbers: Iterable[int] | None = None, zone: str | None = None
+) -> LaunchPlan:
     """Return the plan that launches what `spec` asks for, given what was read.
 
-    `numbers` are the node numbers to fill (None: all), so that lost nodes can be replaced. Raises ConfigError
-    where the spec cannot be meant, CloudError where AWS does not offer or allow it.
+    `numbers` are the node numbers to fill (None: all) and `zone` the only zone to try, so that lost nodes can
+    be replaced beside the others. Its `alternatives` are the other types and markets that the spec lists.
+    Raises ConfigError where the spec cannot be meant, CloudError where AWS does not offer or allow it.
     """
-    kind, quota_warnings = choose(spec, facts)
+    if zone is not None:
+        spec = replace(spec, capacity=replace(spec.capacity, zones=(zone,)))
     fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
-    _check_image(spec, facts.image, kind)
-    disk_gb = _disk(spec, facts.image)
-    tried = zones(facts, kind, len(fill))
-    cidrs = ssh_cidrs(spec, facts.callers)
-    price = compat.node_usd_per_hour(kind.name, disk_gb=disk_gb)
+    tried, passed_over = candidates(spec, facts)
+    made: list[LaunchPlan] = []
+    refusals: list[AwsddpError] = []
+    for candidate in tried:
+        try:
+            made.append(_plan(spec, facts, candidate, fill))
+        except AwsddpError as refusal:
+            refusals.append(refusal)
+    if not made:
+        raise refusals[0]
+    told = (*passed_over, *(f"passed over: {refusal.message}" for refusal in refusals))
+    first, *others = made
+    return replace(first, warnings=(*first.warnings, *told), alternatives=tuple(others))
+
+
+def refuse_untried(plan: LaunchPlan) -> None:
+    """Refuse to launch what nobody has tried on AWS yet, unless it is allowed. Raises ConfigError."""
+    if plan.untried and not plan.experimental:
+        raise ConfigError(
+            f"nobody has launched {' and '.join(plan.untried)} with awsddp yet",
+            "the requests are built and checked, and were never sent to AWS",
+            "-o capacity.experimental=true allows it",
+        )
+
+
+def _plan(spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int, ...]) -> LaunchPlan:
+    kind, market, image = candidate.kind, candidate.market, facts.image
+    _check_image(image, kind)
+    _check_reservation(facts, len(fill))
+    disk_gb = _disk(spec, image)
+    tried = zones(spec, facts, kind, market, len(fill))
+    subnets = {zone.subnet for zone in tried}
+    routes = [
+        text for subnet in facts.subnets if subnet.id in subnets for text in network.check_route(spec, subnet)
+    ]
+    interfaces = network.efa(spec, kind)
+    group, placement_why = network.placement(spec, facts, kind, spec.cluster.nodes)
     plan = LaunchPlan(
         cluster=spec.name,
         target=facts.target,
         region=facts.region,
         owner=facts.owner,
-        instance_type=kind.name,
+        kind=kind,
+        market=market,
+        why=candidate.why,
         nodes=spec.cluster.nodes,
         numbers=fill,
-        gpus_per_node=kind.gpus,
-        gpu=kind.gpu,
-        pretended=facts.image.pretends,
-        ssh_user=facts.image.ssh_user,
-        image=facts.image,
+        pretended=image.pretends,
+        ssh_user=spec.access.user or image.ssh_user,
+        image=image,
         disk_gb=disk_gb,
         zones=tried,
-        ssh_cidrs=cidrs,
-        requests=(),
+        address=spec.network.address,
+        ssh_cidrs=() if facts.group else ssh_cidrs(spec, facts.callers),
+        efa=interfaces,
+        placement=group,
+        placement_why=placement_why,
         choices=choices(facts, kind, spec.cluster.nodes),
-        price_usd_per_hour=None if price is None else round(price * spec.cluster.nodes, 4),
-        price_date=compat.PRICE_DATE,
+        price=_price(spec, facts, candidate, [zone.name for zone in tried], disk_gb),
+        quota=candidate.quota,
         expires_s=int(seconds(spec.cluster.expires, place="cluster.expires")),
-        warnings=(*quota_warnings, *_warnings(facts, kind, price)),
+        untried=(
+            *(("capacity blocks",) if market == "capacity-block" else ()),
+            *(("EFA on several network cards",) if interfaces.count > 1 else ()),
+        ),
+        experimental=spec.capacity.experimental,
     )
-    return replace(plan, requests=requests(plan, vpc=facts.subnets[0].vpc, tags=_user_tags(spec)))
+    _check_money(spec, plan)
+    warnings = (*candidate.warnings, *_warnings(facts, plan), *routes, *network.check_group(spec, facts))
+    return replace(plan, requests=requests(plan, spec, facts, tags=_user_tags(spec)), warnings=warnings)
 
 
-def document(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the plan as the JSON document of design.md. It holds nothing secret."""
-    price = plan.price_usd_per_hour
-    return {
-        "cluster": plan.cluster,
-        "target": plan.target,
-        "region": plan.region,
-        "instance_type": plan.instance_type,
-        "nodes": plan.nodes,
-        "gpus_per_node": plan.gpus_per_node,
-        "gpu": plan.gpu,
-        "pretended": plan.pretended,
-        "image": {"id": plan.image.id, "name": plan.image.name, "created": plan.image.created},
-        "ssh_user": plan.ssh_user,
-        "disk_gb": plan.disk_gb,
-        "ssh_cidrs": list(plan.ssh_cidrs),
-        "zones": [zone.name for zone in plan.zones],
-        "requests": [asdict(request) for request in plan.requests],
-        "choices": [asdict(choice) for choice in plan.choices],
-        "price_usd_per_hour": price,
-        "price_date": plan.price_date,
-        "price_until_expiry_usd": None if price is None else round(price * plan.expires_s / 3600, 2),
-        "expires": {"$now": plan.expires_s},
-        "warnings": list(plan.warnings),
-    }
-
-
-def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
-    """Return who may come in: `network.ssh_cidr` or else the caller's own addresses. Raises ConfigError."""
-    asked = spec.network.ssh_cidr or tuple(callers)
-    if not asked:
-        raise ConfigError(
-            "it is not known from which address SSH will come",
-            "no source answered with this machine's public address",
-            "say it: awsddp -o network.ssh_cidr=203.0.113.7/32 up",
+def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[str], disk_gb: int) -> Price:
+    """Return what all nodes cost an hour: in a spot market, the dearest of the zones that are tried."""
+    kind, nodes = candidate.kind, spec.cluster.nodes
+    listed = kind.name not in facts.prices
+    each, date = on_demand(kind, facts), compat.PRICE_DATE if listed else facts.price_date
+    source = f"list price of {compat.PRICE_REGION}" if listed else "AWS Pricing API"
+    if candidate.market == "spot":
+        spot = facts.spot_prices.get(kind.name, {})
+        known = [spot[zone] for zone in zones if zone in spot]
+        each, date, source = (
+            (max(known) if len(known) == len(zones) else None),
+            "now",
+            "spot market, it moves",
         )
-    found = []
-    for text in asked:
-        try:
-            network = ipaddress.ip_network(text, strict=False)
-        except ValueError as error:
+    elif candidate.market == "capacity-block":
+        each, date, source = 0.0, "", "the block is paid already"
+    addresses = compat.ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
+    return Price(
+        machines=None if each is None else each * nodes,
+        disks=compat.disk_usd_per_hour(disk_gb) * nodes,
+        addresses=addresses,
+        date=date,
+        source=source,
+    )
+
+
+def _check_money(spec: ClusterSpec, plan: LaunchPlan) -> None:
+    """Refuse a plan that costs more than was allowed. Raises ConfigError."""
+    limits = (
+        ("cluster.max_price_usd", spec.cluster.max_price_usd, plan.price_usd_per_hour, "an hour"),
+        ("cluster.budget_usd", spec.cluster.budget_usd, plan.price_until_expiry_usd, "until it expires"),
+    )
+    for key, limit, price, span in limits:
+        if limit is not None and (price is None or price > limit):
+            cost = f"${price:,.2f}" if price is not None else "an unknown amount"
             raise ConfigError(
-                f"network.ssh_cidr: {text!r} is no address block", str(error), "write it as 203.0.113.0/24"
-            ) from error
-        if network.prefixlen == 0:
-            raise ConfigError(
-                f"network.ssh_cidr: {text} opens port 22 to the whole world",
-                "who reaches a node's port can attack it",
-                "name your own network, such as 203.0.113.0/24, or leave the key out",
+                f"{key}: {plan.nodes} x {plan.instance_type} cost {cost} {span}, ${limit:,.2f} is allowed",
+                f"price: {plan.price.source} {plan.price.date}".strip(),
+                "try fewer --nodes, a shorter --expires, or another --instance-type",
             )
-        found.append(str(network))
-    return tuple(found)
 
 
-def _check_image(spec: ClusterSpec, image: Image, kind: GpuType) -> None:
+def _check_image(image: Image, kind: GpuType) -> None:
+    what = f"cluster.image: {image.name} ({image.id})"
     if image.architecture != kind.cpu:
         raise ConfigError(
-            f"cluster.image: {image.id} is for {image.architecture}, {kind.name} is {kind.cpu}",
-            image.name,
+            f"{what} is for {image.architecture}, {kind.name} is {kind.cpu}",
+            "",
             "name an image of the type's own architecture with --image",
+        )
+    if not image.ena:
+        raise ConfigError(
+            f"{what} does not drive the network of {kind.name}",
+            "it is without ENA support, which every type with GPUs now needs",
+            "name a newer image with --image",
         )
     reason = compat.misfit(kind, image.name)
     if reason:
         raise ConfigError(
-            f"{image.name} ({image.id}) does not fit {kind.name}",
+            f"{what} does not fit {kind.name}",
             reason,
             "name an image with a fitting driver with --image, or another --instance-type",
+        )
+
+
+def _check_reservation(facts: Facts, nodes: int) -> None:
+    held = facts.reservation
+    if held is None:
+        return
+    if held.state != "active":
+        raise ConfigError(
+            f"capacity.reservation: {held.id} is {held.state}",
+            "only an active one can be used",
+            "name another, or leave capacity.reservation out",
+        )
+    if held.free < nodes:
+        raise ConfigError(
+            f"capacity.reservation: {held.id} has {held.free} free machines, and {nodes} are asked for",
+            "",
+            f"try --nodes {held.free}" if held.free else "name another, or end what uses it",
         )
 
 
@@ -175,22 +244,34 @@ def _disk(spec: ClusterSpec, image: Image) -> int:
     return asked
 
 
-def _warnings(facts: Facts, kind: GpuType, price: float | None) -> list[str]:
-    told = []
-    if price is None:
+def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
+    told, kind, image = [], plan.kind, facts.image
+    if plan.price.machines is None:
         told.append(f"the price of {kind.name} is not known")
-    elif facts.region != compat.PRICE_REGION:
+    elif plan.price.source.startswith("list") and facts.region != compat.PRICE_REGION:
         told.append(f"prices are list prices of {compat.PRICE_REGION}; those of {facts.region} may differ")
-    if facts.image.pretends:
+    if image.pretends:
         told.append(
             f"the image pretends its GPUs: {kind.gpus} x {kind.gpu} a node in name, gloo on CPU in fact"
         )
-    elif compat.unlisted(kind, facts.image.name):
-        told.append(f"the release notes of {facts.image.name} do not list {kind.family}")
+    elif compat.unlisted(kind, image.name):
+        told.append(f"the release notes of {image.name} do not list {kind.family}")
+    if image.deprecated:
+        told.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may take it away")
     if kind.gpus == 0:
         told.append(f"{kind.name} has no GPU")
     if kind.bare_metal:
         told.append(f"{kind.name} is bare metal: it takes 10 to 20 minutes to boot")
+    if plan.market == "spot":
+        told.append(
+            "spot nodes cannot stop: AWS may take one away at two minutes' notice, and expiry ends them"
+        )
+    if facts.reservation is not None and facts.reservation.ends:
+        told.append(f"{facts.reservation.id} ends at {facts.reservation.ends}; AWS ends its machines before")
+    if plan.untried and not plan.experimental:
+        told.append(
+            f"nobody has tried {' and '.join(plan.untried)}; `up` needs -o capacity.experimental=true"
+        )
     return told
 
 

@@ -1,45 +1,151 @@
-"""Which type is launched, in which zones, and what could be had instead."""
+"""Which types may be launched, in which market and zones, and what could be had instead."""
 
 import difflib
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from awsddp import compat
-from awsddp.compat import GpuType
-from awsddp.errors import CloudError, ConfigError
+from awsddp.compat import GpuType, Market
+from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.plan.records import Choice, Facts, Zone
 from awsddp.spec import ClusterSpec
 
 DEFAULT_GPUS = 8
+_GPUS = re.compile(r"([A-Za-z][A-Za-z0-9 -]*?)(?:-(\d+)GB)?(?::(\d+))?")
 
 
-def choose(spec: ClusterSpec, facts: Facts) -> tuple[GpuType, tuple[str, ...]]:
-    """Return the type to launch and what is to be said about its quota."""
-    nodes = spec.cluster.nodes
-    if spec.cluster.instance_type:
-        kind = _asked(spec.cluster.instance_type, facts)
-        if _fits(kind, nodes, facts) is False:
-            raise _over_quota((kind,), nodes, facts)
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A type and a market to try, why it was chosen, and what is to be said about its quota."""
+
+    kind: GpuType
+    market: Market
+    why: str
+    quota: str
+    warnings: tuple[str, ...] = ()
+
+
+def candidates(spec: ClusterSpec, facts: Facts) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    """Return what to try, in order, and why something that was listed is not tried.
+
+    Raises the refusal of the first where nothing can be tried.
+    """
+    found: list[Candidate] = []
+    refusals: list[AwsddpError] = []
+    for market in _markets(spec, facts):
+        for name in _names(spec, facts):
+            try:
+                found.append(_candidate(spec, facts, name, market))
+            except (CloudError, ConfigError) as refusal:
+                refusals.append(refusal)
+    if not found:
+        raise refusals[0]
+    return tuple(found), tuple(f"passed over: {refusal.message}" for refusal in refusals)
+
+
+def _markets(spec: ClusterSpec, facts: Facts) -> tuple[Market, ...]:
+    listed, spot = spec.capacity.markets, spec.cluster.spot
+    if facts.reservation is not None:
+        if spot or "spot" in listed:
+            raise ConfigError(
+                f"capacity.reservation: {facts.reservation.id} cannot be used by spot instances",
+                "a reservation holds on-demand machines",
+                "leave out --spot and capacity.markets, or the reservation",
+            )
+        return ("capacity-block",) if facts.reservation.block else ("on-demand",)
+    if spot and listed and listed[0] != "spot":
+        raise ConfigError(
+            "cluster.spot: capacity.markets begins with on-demand",
+            "--spot asks for spot instances first",
+            'capacity.markets = ["spot", "on-demand"], or leave out --spot',
+        )
+    return listed or (("spot",) if spot else ("on-demand",))
+
+
+def _names(spec: ClusterSpec, facts: Facts) -> tuple[str | None, ...]:
+    """Return the types to try, in order; (None,) means that one is to be chosen."""
+    asked = spec.cluster.instance_type
+    if facts.reservation is not None:
+        if asked not in (None, facts.reservation.instance_type):
+            raise ConfigError(
+                f"capacity.reservation: {facts.reservation.id} is of {facts.reservation.instance_type}, "
+                f"not of {asked}",
+                "a reservation holds machines of one type",
+                f"--instance-type {facts.reservation.instance_type}, or another reservation",
+            )
+        return (facts.reservation.instance_type,)
+    listed = (*((asked,) if asked else ()), *spec.capacity.types)
+    return tuple(dict.fromkeys(listed)) or (None,)
+
+
+def _candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> Candidate:
+    nodes, gpus = spec.cluster.nodes, wanted_gpus(spec)
+    if name is None:
+        kind, why = _cheapest(nodes, gpus, facts, market)
     else:
-        kind = _cheapest(nodes, facts)
-    code, name = compat.quota_of(kind.name)
-    if facts.quotas.get(code) is not None:
-        return kind, ()
-    return kind, (f"quota not readable: {name} ({code}) must allow {nodes * kind.vcpus} vCPUs",)
+        kind, why = _asked(name, facts), "asked for"
+        if facts.reservation is not None:
+            why = f"the type of {facts.reservation.id}"
+        if gpus is not None and not gpus.of(kind):
+            raise ConfigError(
+                f"cluster.gpus: {spec.cluster.gpus} is not what {name} has ({kind.gpus} x {kind.gpu})",
+                "cluster.instance_type names the type already",
+                f"leave one of --gpus and --instance-type out, or --gpus {kind.gpu}:{kind.gpus}",
+            )
+    if facts.reservation is None and fits(kind, nodes, facts, market) is False:
+        raise _over_quota((kind,), nodes, facts, market)
+    quota, warnings = _quota(kind, nodes, facts, market)
+    return Candidate(kind=kind, market=market, why=why, quota=quota, warnings=warnings)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs that a node must have: `count` None is any number, `memory_gb` None any memory."""
+
+    name: str
+    memory_gb: int | None
+    count: int | None
+
+    def of(self, kind: GpuType) -> bool:
+        """Whether a type has them. Memory is compared as it is sold: an A10G's 22.4 GiB are 24 GB."""
+        return (
+            kind.gpu.lower() == self.name.lower()
+            and self.count in (None, kind.gpus)
+            and (self.memory_gb is None or abs(kind.memory_gb * 1.074 - self.memory_gb) < self.memory_gb / 8)
+        )
+
+
+def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
+    """Return what `cluster.gpus` means. Raises ConfigError where it means nothing."""
+    text = spec.cluster.gpus
+    if text is None:
+        return None
+    match = _GPUS.fullmatch(text.strip())
+    known = {kind.gpu.lower(): kind.gpu for kind in compat.GPU_TYPES.values()}
+    retired = {old.gpu.lower(): old.gpu for old in compat.RETIRED.values()}
+    if match is None or match[1].lower() not in known | retired or match[3] == "0":
+        raise ConfigError(
+            f"cluster.gpus: {text!r} names no GPUs that AWS has",
+            "",
+            f"write it as A100:8 or A100-80GB:8; GPUs are {', '.join(sorted(set(known.values())))}",
+        )
+    count = int(match[3]) if match[3] else None
+    return Gpus((known | retired)[match[1].lower()], int(match[2]) if match[2] else None, count)
 
 
 def _asked(name: str, facts: Facts) -> GpuType:
-    kind = compat.GPU_TYPES.get(name) or facts.described
+    kind = compat.GPU_TYPES.get(name) or next((one for one in facts.described if one.name == name), None)
     if kind is not None and facts.offers.get(name):
         return kind
     offered = [known for known, zones in facts.offers.items() if zones]
-    retired = compat.RETIRED.get(name)
+    retired, refusal = compat.RETIRED.get(name), facts.refusals.get(name, "")
     if retired is not None:
-        others = compat.replacements(retired, offered)
         raise CloudError(
             f"AWS does not offer {name} in {facts.region}",
             f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
-            + (f"; EC2 says: {facts.refusal}" if facts.refusal else ""),
-            _instead(others),
+            + (f"; EC2 says: {refusal}" if refusal else ""),
+            _instead(compat.replacements(retired, offered)),
         )
     if kind is not None:
         raise CloudError(
@@ -50,8 +156,8 @@ def _asked(name: str, facts: Facts) -> GpuType:
     near = difflib.get_close_matches(name, [*compat.GPU_TYPES, *compat.RETIRED], n=1)
     raise ConfigError(
         f"cluster.instance_type: no instance type {name!r} in {facts.region}",
-        facts.refusal,
-        f"did you mean {near[0]!r}?" if near else "try: awsddp plan, which shows what could be had",
+        refusal,
+        f"did you mean {near[0]!r}?" if near else "try: awsddp plan --offers, which shows what could be had",
     )
 
 
@@ -66,43 +172,85 @@ def _instead(kinds: Iterable[GpuType]) -> str:
     return f"in its place: {', '.join(told)}; try: --instance-type {told[0].split()[0]}" if told else ""
 
 
-def _cheapest(nodes: int, facts: Facts) -> GpuType:
+def _cheapest(nodes: int, gpus: Gpus | None, facts: Facts, market: Market) -> tuple[GpuType, str]:
+    """Return the cheapest type that is offered here, fits the image and the quota, and why it is it."""
+    what = (
+        f"{gpus.count or 'any number of'} x {gpus.name}"
+        if gpus is not None
+        else f"{DEFAULT_GPUS} GPUs a node"
+    )
     offered = [
         kind
         for kind in _known(name for name, zones in facts.offers.items() if zones)
-        if kind.gpus == DEFAULT_GPUS
+        if (gpus.of(kind) if gpus is not None else kind.gpus == DEFAULT_GPUS)
         and not kind.bare_metal
-        and kind.price_usd_per_hour is not None
+        and _rank(kind, facts, market) is not None
         and not compat.misfit(kind, facts.image.name)
-        and not compat.unlisted(kind, facts.image.name)
+        and (gpus is not None or not compat.unlisted(kind, facts.image.name))
     ]
     if not offered:
         raise CloudError(
-            f"AWS offers no type with {DEFAULT_GPUS} GPUs in {facts.region}",
-            "",
-            "name a type with --instance-type, or another --region",
+            f"AWS offers no type with {what} in {facts.region}",
+            _gone(gpus),
+            "name a type with --instance-type, or another --region; awsddp plan --offers shows what there is",
         )
-    offered.sort(key=lambda kind: kind.price_usd_per_hour or 0)
+    offered.sort(key=lambda kind: (_rank(kind, facts, market) or 0, kind.name))
     for kind in offered:
-        if _fits(kind, nodes, facts) is not False:
-            return kind
-    raise _over_quota(offered, nodes, facts)
+        if fits(kind, nodes, facts, market) is not False:
+            return kind, f"the cheapest with {what} in {facts.region} that fits the image and the quota"
+    raise _over_quota(offered, nodes, facts, market)
 
 
-def _fits(kind: GpuType, nodes: int, facts: Facts) -> bool | None:
+def _gone(gpus: Gpus | None) -> str:
+    old = [retired for retired in compat.RETIRED.values() if gpus and retired.gpu == gpus.name]
+    return f"the last, {old[0].name.split('.')[0]}, went on {old[0].since}" if old else ""
+
+
+def _rank(kind: GpuType, facts: Facts, market: Market) -> float | None:
+    """Return what types are compared by: the price of their best zone, else of the list."""
+    spot = facts.spot_prices.get(kind.name)
+    if market == "spot" and spot:
+        return min(spot.values())
+    return on_demand(kind, facts)
+
+
+def on_demand(kind: GpuType, facts: Facts) -> float | None:
+    """Return the on-demand price of one machine, an hour: as the Pricing API tells it, else the table's."""
+    return facts.prices.get(kind.name, kind.price_usd_per_hour)
+
+
+def fits(kind: GpuType, nodes: int, facts: Facts, market: Market = "on-demand") -> bool | None:
     """Return whether the quota allows so many nodes; None: it could not be read."""
-    allowed = facts.quotas.get(compat.quota_of(kind.name)[0])
+    quota = compat.quota_of(kind.name, market)
+    allowed = facts.quotas.get(quota[0]) if quota else None
     return None if allowed is None else nodes * kind.vcpus <= allowed
 
 
-def _over_quota(kinds: Iterable[GpuType], nodes: int, facts: Facts) -> CloudError:
+def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str, tuple[str, ...]]:
+    """Return need against quota as text, and a warning where it could not be read."""
+    quota, need = compat.quota_of(kind.name, market), nodes * kind.vcpus
+    if facts.reservation is not None:
+        return f"{need} vCPUs, reserved", ()
+    if quota is None:
+        told = f"{need} vCPUs; which quota {market} {kind.family} counts against is not known"
+        return told, (told,)
+    allowed = facts.quotas.get(quota[0])
+    if allowed is not None:
+        return f"{need} of {allowed:g} vCPUs ({quota[1]}, {quota[0]})", ()
+    return f"{need} vCPUs ({quota[1]}, {quota[0]}: not readable)", (
+        f"quota not readable: {quota[1]} ({quota[0]}) must allow {need} vCPUs",
+    )
+
+
+def _over_quota(kinds: Iterable[GpuType], nodes: int, facts: Facts, market: Market) -> CloudError:
     told = []
     for kind in kinds:
-        code, name = compat.quota_of(kind.name)
-        told.append(
-            f"{nodes} x {kind.name} need {nodes * kind.vcpus} vCPUs, "
-            f"and {name} ({code}) allows {facts.quotas[code]:g} in {facts.region}"
-        )
+        quota = compat.quota_of(kind.name, market)
+        if quota is not None:
+            told.append(
+                f"{nodes} x {kind.name} need {nodes * kind.vcpus} vCPUs, "
+                f"and {quota[1]} ({quota[0]}) allows {facts.quotas[quota[0]]:g} in {facts.region}"
+            )
     return CloudError(
         f"the vCPU quota of this account is too small for {nodes} nodes",
         "; ".join(told),
@@ -111,39 +259,91 @@ def _over_quota(kinds: Iterable[GpuType], nodes: int, facts: Facts) -> CloudErro
     )
 
 
-def zones(facts: Facts, kind: GpuType, nodes: int) -> tuple[Zone, ...]:
+def zones(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes: int) -> tuple[Zone, ...]:
+    """Return the zones to try, in order: as listed, else the cheapest spot market first, else by name."""
     offered = facts.offers.get(kind.name, ())
-    found = [subnet for subnet in facts.subnets if subnet.zone in offered]
+    if facts.reservation is not None:
+        offered = (facts.reservation.zone,)
+    allowed = _allowed(spec, facts, kind, offered)
+    found = [subnet for subnet in facts.subnets if subnet.zone in allowed]
     roomy = [subnet for subnet in found if subnet.free_addresses >= nodes]
     if roomy:
         by_zone = {
             subnet.zone: subnet for subnet in sorted(roomy, key=lambda subnet: subnet.id, reverse=True)
         }
-        return tuple(Zone(name=zone, subnet=by_zone[zone].id) for zone in sorted(by_zone))
+        spot = facts.spot_prices.get(kind.name, {}) if market == "spot" else {}
+        listed = spec.capacity.zones
+        order = {zone: index for index, zone in enumerate(listed)}
+        names = sorted(by_zone, key=lambda zone: (order.get(zone, 0), spot.get(zone, float("inf")), zone))
+        return tuple(Zone(name=zone, subnet=by_zone[zone].id) for zone in names)
     if found:
         raise CloudError(
             f"no subnet has {nodes} free addresses",
             ", ".join(f"{subnet.id} has {subnet.free_addresses}" for subnet in found),
             "try fewer --nodes",
         )
-    raise CloudError(
+    raise _no_subnet(spec, facts, kind, allowed)
+
+
+def _allowed(spec: ClusterSpec, facts: Facts, kind: GpuType, offered: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the offered zones that the spec allows. Raises ConfigError where a listed zone is none."""
+    listed = spec.capacity.zones
+    if not listed:
+        return offered
+    there = sorted({*(zone for zones in facts.offers.values() for zone in zones), *offered})
+    strange = [zone for zone in listed if zone not in there]
+    if strange:
+        raise ConfigError(
+            f"capacity.zones: {strange[0]!r} is no zone of {facts.region} with GPUs",
+            "",
+            f"zones are: {', '.join(there)}",
+        )
+    allowed = tuple(zone for zone in listed if zone in offered)
+    if not allowed:
+        where = f"{facts.reservation.id} is in" if facts.reservation else f"{kind.name} is offered in"
+        raise ConfigError(
+            f"capacity.zones: {kind.name} cannot be had in {', '.join(listed)}",
+            f"{where} {', '.join(offered)}",
+            f"--zone {offered[0]}" if offered else "another --region",
+        )
+    return allowed
+
+
+def _no_subnet(spec: ClusterSpec, facts: Facts, kind: GpuType, allowed: tuple[str, ...]) -> AwsddpError:
+    have = ", ".join(sorted({subnet.zone for subnet in facts.subnets})) or "no zone"
+    if spec.network.subnet:
+        return ConfigError(
+            f"network.subnet: {spec.network.subnet} is in {have}, where {kind.name} cannot be had",
+            f"it can be had in {', '.join(allowed)}",
+            "name a subnet there, or leave network.subnet out",
+        )
+    return CloudError(
         f"there is no subnet to launch {kind.name} into",
-        f"it is offered in {', '.join(offered)}; the default VPC of {facts.region} has subnets in "
-        f"{', '.join(sorted(subnet.zone for subnet in facts.subnets)) or 'no zone'}",
-        "make a default VPC: aws ec2 create-default-vpc",
+        f"it is offered in {', '.join(allowed)}; the default VPC of {facts.region} has subnets in {have}",
+        "make a default VPC: aws ec2 create-default-vpc; or name a subnet: -o network.subnet=subnet-...",
     )
 
 
 def choices(facts: Facts, kind: GpuType, nodes: int) -> tuple[Choice, ...]:
+    """Return the three nearest other types that are offered here."""
     offered = _known(name for name, zones in facts.offers.items() if zones)
-    return tuple(
-        Choice(
-            instance_type=other.name,
-            gpu=other.gpu,
-            gpus_per_node=other.gpus,
-            price_usd_per_hour=other.price_usd_per_hour,
-            zones=facts.offers[other.name],
-            fits_quota=_fits(other, nodes, facts),
-        )
-        for other in compat.nearest(kind, offered)
+    return tuple(choice(other, facts, nodes) for other in compat.nearest(kind, offered))
+
+
+def offers(facts: Facts, nodes: int) -> tuple[Choice, ...]:
+    """Return every type with GPUs that is offered here, by GPUs and price."""
+    offered = _known(name for name, zones in facts.offers.items() if zones)
+    found = [choice(kind, facts, nodes) for kind in offered]
+    return tuple(sorted(found, key=lambda one: (one.gpu, one.gpus_per_node, one.price_usd_per_hour or 0)))
+
+
+def choice(kind: GpuType, facts: Facts, nodes: int) -> Choice:
+    """Return a type as something that could be had."""
+    return Choice(
+        instance_type=kind.name,
+        gpu=kind.gpu,
+        gpus_per_node=kind.gpus,
+        price_usd_per_hour=on_demand(kind, facts),
+        zones=facts.offers[kind.name],
+        fits_quota=fits(kind, nodes, facts),
     )

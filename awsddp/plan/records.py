@@ -3,17 +3,21 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from awsddp.cluster import TargetName
-from awsddp.compat import GpuType
+from awsddp.compat import GpuType, Market
 
 PRETENDED = ("pretended", "rehearsed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A machine image, as EC2 describes it. `root_gb` is the size of the disk it was made from."""
+    """A machine image, as EC2 describes it. `root_gb` is the size of the disk it was made from.
+
+    `owner` is an alias such as "amazon" or an account, `deprecated` the time from which it is, "" if never;
+    `ena` tells whether it drives the network of today's instances.
+    """
 
     id: str
     name: str
@@ -22,6 +26,9 @@ class Image:
     root_device: str
     root_gb: int
     ssh_user: str
+    owner: str = ""
+    deprecated: str = ""
+    ena: bool = True
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -32,22 +39,46 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Subnet:
-    """A subnet that instances may be launched into."""
+    """A subnet that instances may be launched into. `route` is where its way out leads, None: not known."""
 
     id: str
     zone: str
     vpc: str
     free_addresses: int
+    route: Literal["internet", "private", "none"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The user's own security group. `lacks` tells what a cluster needs that its rules do not allow."""
+
+    id: str
+    vpc: str
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """A capacity reservation, or a capacity block (`block`). `ends` is a time, "" where it has no end."""
+
+    id: str
+    instance_type: str
+    zone: str
+    free: int
+    state: str
+    block: bool = False
+    ends: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """Everything read from AWS that a plan needs.
 
-    `offers` maps an instance type to the zones that offer it; `described` holds the asked type where the
-    table of compat.py lacks it, `refusal` what EC2 said when it does not know it. `quotas` maps a quota's
+    `offers` maps an instance type to the zones that offer it; `described` holds asked types that the table of
+    compat lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's
     code to its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see
-    them, as CIDRs.
+    them, as CIDRs. `prices` are on-demand prices of a machine an hour as the Pricing API told them on
+    `price_date`, `spot_prices` those of a zone now.
     """
 
     region: str
@@ -58,8 +89,13 @@ class Facts:
     subnets: tuple[Subnet, ...]
     quotas: Mapping[str, float | None] = field(default_factory=dict)
     callers: tuple[str, ...] = ()
-    described: GpuType | None = None
-    refusal: str = ""
+    described: tuple[GpuType, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    price_date: str = ""
+    spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    group: Group | None = None
+    reservation: Reservation | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +116,7 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """An instance type that could be had instead. The price is of one instance, an hour."""
+    """An instance type that could be had instead. The price is of one instance on demand, an hour."""
 
     instance_type: str
     gpu: str
@@ -91,33 +127,97 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Price:
+    """What all nodes together cost an hour, by part. `machines` None: no price is known."""
+
+    machines: float | None
+    disks: float
+    addresses: float
+    date: str
+    source: str
+
+    @property
+    def total(self) -> float | None:
+        """All parts together, US dollars an hour."""
+        return None if self.machines is None else round(self.machines + self.disks + self.addresses, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efa:
+    """How many of the `most` EFA interfaces that the type takes a node gets, and why."""
+
+    count: int
+    most: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """What `up` will do. `numbers` are the nodes this launch fills; prices are of all `nodes` together.
 
-    `price_usd_per_hour` counts machines, disks and addresses; None where no price is known.
+    `why` tells how the type was chosen. `placement` is the placement group that the nodes share: a name,
+    {"$ref": "name"} where it is made with the cluster, None for none. `untried` names what nobody has tried
+    on AWS yet, which `experimental` allows. `alternatives` are the plans tried next, in order, where AWS has
+    no machines for this one.
     """
 
     cluster: str
     target: TargetName
     region: str
     owner: str
-    instance_type: str
+    kind: GpuType
+    market: Market
+    why: str
     nodes: int
     numbers: tuple[int, ...]
-    gpus_per_node: int
-    gpu: str
     pretended: bool
     ssh_user: str
     image: Image
     disk_gb: int
     zones: tuple[Zone, ...]
+    address: str
     ssh_cidrs: tuple[str, ...]
-    requests: tuple[Request, ...]
+    efa: Efa
+    placement: str | dict[str, str] | None
+    placement_why: str
     choices: tuple[Choice, ...]
-    price_usd_per_hour: float | None
-    price_date: str
+    price: Price
+    quota: str
     expires_s: int
+    requests: tuple[Request, ...] = ()
     warnings: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
+    experimental: bool = False
+    alternatives: tuple["LaunchPlan", ...] = ()
+
+    @property
+    def instance_type(self) -> str:
+        """The name of the type: "g6.48xlarge"."""
+        return self.kind.name
+
+    @property
+    def gpus_per_node(self) -> int:
+        """How many GPUs a node has."""
+        return self.kind.gpus
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's name: "L4"."""
+        return self.kind.gpu
+
+    @property
+    def price_usd_per_hour(self) -> float | None:
+        """Machines, disks and addresses of all nodes; None where no price is known."""
+        return self.price.total
+
+    @property
+    def price_until_expiry_usd(self) -> float | None:
+        """What all nodes cost from the launch until they end themselves."""
+        return None if self.price.total is None else round(self.price.total * self.expires_s / 3600, 2)
+
+    def asks(self, operation: str) -> bool:
+        """Whether the plan has a request of this operation."""
+        return any(request.operation == operation for request in self.requests)
 
     def request(self, operation: str) -> Request:
         """Return the plan's request of this operation."""

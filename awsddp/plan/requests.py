@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from awsddp.plan.records import LaunchPlan, Request, utc, write_numbers
+from awsddp.plan.records import Facts, LaunchPlan, Request, utc, write_numbers
+from awsddp.spec import ClusterSpec
 
 
 def resolve(
@@ -36,9 +37,10 @@ def resolve_request(
     return Request(request.operation, put(request.parameters))
 
 
-def requests(plan: LaunchPlan, *, vpc: str, tags: Mapping[str, str]) -> tuple[Request, ...]:
-    group = {"$ref": "security_group"}
-    inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+def requests(
+    plan: LaunchPlan, spec: ClusterSpec, facts: Facts, *, tags: Mapping[str, str]
+) -> tuple[Request, ...]:
+    """Return the calls that carry the plan out, in order; what the user has already is not made."""
     common = {
         "awsddp:cluster": plan.cluster,
         "awsddp:id": {"$ref": "cluster_id"},
@@ -46,7 +48,7 @@ def requests(plan: LaunchPlan, *, vpc: str, tags: Mapping[str, str]) -> tuple[Re
         "awsddp:created": {"$now": 0},
         **tags,
     }
-    return (
+    made = [
         Request(
             "ImportKeyPair",
             {
@@ -54,7 +56,28 @@ def requests(plan: LaunchPlan, *, vpc: str, tags: Mapping[str, str]) -> tuple[Re
                 "PublicKeyMaterial": {"$secret": "public_key"},
                 "TagSpecifications": [_tagged("key-pair", common)],
             },
-        ),
+        )
+    ]
+    if facts.group is None:
+        made += _group(plan, facts.subnets[0].vpc, common)
+    if isinstance(plan.placement, dict):
+        made.append(
+            Request(
+                "CreatePlacementGroup",
+                {
+                    "GroupName": plan.placement,
+                    "Strategy": "cluster",
+                    "TagSpecifications": [_tagged("placement-group", common)],
+                },
+            )
+        )
+    return (*made, _run_instances(plan, spec, facts, common))
+
+
+def _group(plan: LaunchPlan, vpc: str, common: Mapping[str, Any]) -> list[Request]:
+    group = {"$ref": "security_group"}
+    inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    return [
         Request(
             "CreateSecurityGroup",
             {
@@ -69,8 +92,7 @@ def requests(plan: LaunchPlan, *, vpc: str, tags: Mapping[str, str]) -> tuple[Re
             {"GroupId": group, "IpPermissions": [inside, *map(_ssh_permission, plan.ssh_cidrs)]},
         ),
         Request("AuthorizeSecurityGroupEgress", {"GroupId": group, "IpPermissions": [inside]}),
-        _run_instances(plan, common),
-    )
+    ]
 
 
 def _ssh_permission(cidr: str) -> dict[str, Any]:
@@ -82,26 +104,14 @@ def _tagged(kind: str, tags: Mapping[str, Any]) -> dict[str, Any]:
     return {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
 
 
-def _run_instances(plan: LaunchPlan, common: Mapping[str, Any]) -> Request:
+def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Mapping[str, Any]) -> Request:
     named = {"Name": f"awsddp-{plan.cluster}", **common}
     instance = {
         **named,
         "awsddp:nodes": write_numbers(plan.numbers),
         "awsddp:expires": {"$now": plan.expires_s},
     }
-    root = {
-        "VolumeSize": plan.disk_gb,
-        "VolumeType": "gp3",
-        "Encrypted": True,
-        "DeleteOnTermination": True,
-    }
-    nic = {
-        "DeviceIndex": 0,
-        "SubnetId": {"$ref": "subnet"},
-        "Groups": [{"$ref": "security_group"}],
-        "AssociatePublicIpAddress": True,
-        "DeleteOnTermination": True,
-    }
+    kinds = ["volume", "network-interface", *(["spot-instances-request"] if plan.market == "spot" else [])]
     return Request(
         "RunInstances",
         {
@@ -118,12 +128,65 @@ def _run_instances(plan: LaunchPlan, common: Mapping[str, Any]) -> Request:
                 "HttpTokens": "required",
                 "HttpPutResponseHopLimit": 1,
             },
-            "BlockDeviceMappings": [{"DeviceName": plan.image.root_device, "Ebs": root}],
-            "NetworkInterfaces": [nic],
-            "TagSpecifications": [
-                _tagged("instance", instance),
-                _tagged("volume", named),
-                _tagged("network-interface", named),
+            "BlockDeviceMappings": [
+                {"DeviceName": plan.image.root_device, "Ebs": _root_disk(plan, spec.access.kms_key)}
             ],
+            "NetworkInterfaces": _interfaces(plan, spec, facts.group.id if facts.group else None),
+            **_market(plan, facts),
+            **({"Placement": {"GroupName": plan.placement}} if plan.placement else {}),
+            **_profile(spec.access.instance_profile),
+            "TagSpecifications": [_tagged("instance", instance), *(_tagged(kind, named) for kind in kinds)],
         },
     )
+
+
+def _root_disk(plan: LaunchPlan, kms_key: str | None) -> dict[str, Any]:
+    disk = {
+        "VolumeSize": plan.disk_gb,
+        "VolumeType": "gp3",
+        "Encrypted": True,
+        "DeleteOnTermination": True,
+    }
+    return disk | ({"KmsKeyId": kms_key} if kms_key else {})
+
+
+def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[dict[str, Any]]:
+    """Return the interfaces of a node: one, or one for each network card where EFA is on several.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html: the first interface carries
+    the address; every further card takes one that is EFA alone, as device 1.
+    """
+    common = {
+        "SubnetId": {"$ref": "subnet"},
+        "Groups": [group or {"$ref": "security_group"}],
+        "DeleteOnTermination": True,
+    }
+    first: dict[str, Any] = {"DeviceIndex": 0}
+    cards = range(1, plan.kind.cards) if plan.efa.count > 1 else range(0)
+    if plan.efa.count:
+        plain = plan.kind.cards > plan.kind.efa
+        first |= {"NetworkCardIndex": 0, "InterfaceType": "interface" if plain else "efa"}
+    if not cards:
+        first["AssociatePublicIpAddress"] = spec.network.address == "public"
+    further = [{"DeviceIndex": 1, "NetworkCardIndex": card, "InterfaceType": "efa-only"} for card in cards]
+    return [{**interface, **common} for interface in (first, *further)]
+
+
+def _market(plan: LaunchPlan, facts: Facts) -> dict[str, Any]:
+    """Return how the machines are bought. A spot request is for once: it never starts others later."""
+    asked: dict[str, Any] = {}
+    if plan.market == "spot":
+        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+    elif plan.market == "capacity-block":
+        asked["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    if facts.reservation is not None:
+        target = {"CapacityReservationId": facts.reservation.id}
+        asked["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
+    return asked
+
+
+def _profile(asked: str | None) -> dict[str, Any]:
+    if asked is None:
+        return {}
+    return {"IamInstanceProfile": {"Arn" if asked.startswith("arn:") else "Name": asked}}

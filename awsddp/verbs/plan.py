@@ -1,6 +1,11 @@
-"""plan: what `up` would do. Reads AWS, changes nothing."""
+"""plan: what `up` would do, or what could be had at all. Reads AWS, changes nothing."""
 
-from awsddp.plan import LaunchPlan, make_plan
+from dataclasses import asdict
+from typing import Any
+
+from awsddp import compat
+from awsddp.plan import Facts, LaunchPlan, make_plan
+from awsddp.plan import offers as offered
 from awsddp.verbs.context import Context, target_for
 
 
@@ -9,9 +14,37 @@ def plan(ctx: Context) -> LaunchPlan:
 
     Raises ConfigError where the spec cannot be meant, CloudError where AWS does not answer or allow it.
     """
+    return make_plan(ctx.spec, _facts(ctx))
+
+
+def offers(ctx: Context) -> dict[str, Any]:
+    """Return every type with GPUs to be had in the region: its price, and whether the quota allows it.
+
+    Raises CloudError where AWS does not answer.
+    """
+    facts = _facts(ctx)
+    found = offered(facts, ctx.spec.cluster.nodes)
+    return {
+        "region": facts.region,
+        "target": facts.target,
+        "nodes": ctx.spec.cluster.nodes,
+        "price_date": facts.price_date if facts.prices else compat.PRICE_DATE,
+        "offers": [
+            {
+                **asdict(choice),
+                "gpu_memory_gb": compat.GPU_TYPES[choice.instance_type].memory_gb,
+                "spot_usd_per_hour": min(
+                    facts.spot_prices.get(choice.instance_type, {}).values(), default=None
+                ),
+            }
+            for choice in found
+        ],
+    }
+
+
+def _facts(ctx: Context) -> Facts:
     from awsddp.aws.facts import gather
     from awsddp.aws.session import Aws
 
     with target_for(ctx) as target:
-        facts = gather(Aws(target), ctx.spec, caller_address=target.caller_address, target=target.name)
-        return make_plan(ctx.spec, facts)
+        return gather(Aws(target), ctx.spec, caller_address=target.caller_address, target=target.name)

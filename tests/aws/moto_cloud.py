@@ -13,12 +13,14 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.ssm.models import Parameter, ssm_backends
 
-from awsddp.aws.access import ensure_group, ensure_key
+from awsddp.aws.access import ensure_access
 from awsddp.aws.facts import gather
 from awsddp.aws.instances import launch
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
 from awsddp.cluster import Node, Target
+from awsddp.local import placement
+from awsddp.local.requests import Refusal, read
 from awsddp.plan import LaunchPlan, make_plan, names
 from awsddp.spec import ClusterSection, ClusterSpec
 
@@ -108,6 +110,8 @@ class Server:
         if token in self.cloud.tokens:
             start("200 OK", [("Content-Type", "text/xml")])
             return [self.cloud.tokens[token]]
+        if operation in placement.ACTIONS:
+            return self._placement(environ, body, start)
         status: list[Any] = []
         reply = b"".join(self._app(environ, lambda *words: status.append(words) or start))
         if token and status[0][0].startswith("200"):
@@ -116,6 +120,16 @@ class Server:
             return _answer(fault, start)
         start(*status[0])
         return [reply]
+
+    def _placement(self, environ: dict[str, Any], body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer for placement groups, which moto lacks, as the local cloud does."""
+        try:
+            request = read({**environ, "wsgi.input": BytesIO(body)})
+            status, headers, content = placement.answer(request, self.cloud.backend)
+        except Refusal as refusal:
+            return _answer(Fault(refusal.code, refusal.message), start)
+        start(status, headers)
+        return [content]
 
 
 def _answer(fault: Fault, start: Callable[..., Any]) -> Iterable[bytes]:
@@ -145,8 +159,8 @@ class Launcher:
     events: list[str] = field(default_factory=list)
 
     def __call__(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> tuple[Node, ...]:
-        ensure_key(self.aws, plan, ids=ids, secrets=SECRETS, now=NOW, on_event=self.events.append)
-        group = ensure_group(self.aws, plan, ids=ids, now=NOW, on_event=self.events.append, clock=self.clock)
+        known: dict[str, Any] = {"ids": ids, "secrets": SECRETS, "now": NOW, "clock": self.clock}
+        group = ensure_access(self.aws, plan, **known, on_event=self.events.append)
         return launch(
             self.aws,
             plan,

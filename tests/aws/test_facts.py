@@ -40,6 +40,7 @@ def test_reading_changes_nothing(aws: Aws, cloud: Cloud) -> None:
         "DescribeSubnets",
         "GetServiceQuota",
         "GetParameters",
+        "GetProducts",
     }
 
 

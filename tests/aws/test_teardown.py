@@ -26,6 +26,7 @@ def ours(aws: Aws) -> list[Any]:
         *living,
         *aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups"),
         *aws.pages("DescribeKeyPairs", {"Filters": filters}, "KeyPairs"),
+        *aws.pages("DescribePlacementGroups", {"Filters": filters}, "PlacementGroups"),
         *aws.pages("DescribeVolumes", {"Filters": filters}, "Volumes"),
         *aws.pages("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces"),
     ]
@@ -45,7 +46,7 @@ def test_nothing_of_ours_is_left_and_everything_of_others_is(
     assert other is not None
     assert other.id == "ffffffff"
     assert len(other.live) == 2
-    assert len(other.leftovers) == 2
+    assert len(other.leftovers) == 3
 
 
 def test_a_second_end_finds_nothing_to_do(aws: Aws, launcher: Launcher, clock: Clock) -> None:

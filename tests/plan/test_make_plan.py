@@ -8,8 +8,19 @@ import pytest
 from awsddp import compat
 from awsddp.compat import GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
-from awsddp.plan import Facts, Image, LaunchPlan, Subnet, make_plan
-from awsddp.spec import ClusterSection, ClusterSpec, NetworkSection
+from awsddp.plan import (
+    Facts,
+    Group,
+    Image,
+    LaunchPlan,
+    Reservation,
+    Subnet,
+    document,
+    make_plan,
+    offers,
+    refuse_untried,
+)
+from awsddp.spec import CapacitySection, ClusterSection, ClusterSpec, NetworkSection
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 DLAMI = Image(
@@ -45,12 +56,19 @@ FACTS = Facts(
 
 
 def plan(
-    facts: Facts = FACTS, *, cidr: tuple[str, ...] = (), tags: dict[str, str] | None = None, **cluster: Any
+    facts: Facts = FACTS,
+    *,
+    cidr: tuple[str, ...] = (),
+    tags: dict[str, str] | None = None,
+    network: dict[str, Any] | None = None,
+    capacity: dict[str, Any] | None = None,
+    **cluster: Any,
 ) -> LaunchPlan:
     spec = ClusterSpec(
         name="demo",
         cluster=ClusterSection(**cluster),
-        network=NetworkSection(ssh_cidr=cidr),
+        network=NetworkSection(ssh_cidr=cidr, **(network or {})),
+        capacity=CapacitySection(**(capacity or {})),
         tags=tags or {},
     )
     return make_plan(spec, facts)
@@ -90,7 +108,7 @@ def test_the_price_counts_machines_disks_and_addresses() -> None:
     made = plan(instance_type="g6.48xlarge", disk_gb=200)
     one = 13.3504 + 200 * 0.08 / 730 + 0.005
     assert made.price_usd_per_hour == pytest.approx(2 * one, abs=1e-4)
-    assert made.price_date == "2026-07-20"
+    assert (made.price.date, made.price.source) == ("2026-07-20", "list price of us-east-1")
 
 
 def test_prices_of_another_region_are_told_as_such() -> None:
@@ -134,7 +152,10 @@ def test_two_ssh_blocks_are_two_rules() -> None:
 
 
 ARM = GpuType(name="g5g.xlarge", gpu="T4g", gpus=1, memory_gb=16, capability="7.5", vcpus=4, cpu="arm64")
-REFUSED = replace(FACTS, refusal="InvalidInstanceType: The following supplied instance types do not exist")
+HELD = Reservation(id="cr-1", instance_type="p4d.24xlarge", zone="us-east-1a", free=2, state="active")
+RESERVED = replace(FACTS, reservation=HELD)
+_UNKNOWN = "InvalidInstanceType: The following supplied instance types do not exist"
+REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6.48xlrage"), _UNKNOWN))
 
 
 @pytest.mark.parametrize(
@@ -155,10 +176,86 @@ REFUSED = replace(FACTS, refusal="InvalidInstanceType: The following supplied in
         (FACTS, {"cidr": ("10.0.0.0/33",)}, ConfigError, ("network.ssh_cidr", "203.0.113.0/24")),
         (FACTS, {"tags": {"awsddp:id": "x"}}, ConfigError, ("tags.awsddp:id",)),
         (replace(FACTS, callers=()), {}, ConfigError, ("network.ssh_cidr",)),
+        (FACTS, {"gpus": "A100:3"}, CloudError, ("3 x A100", "--offers")),
+        (FACTS, {"gpus": "K80:8"}, CloudError, ("8 x K80", "2025-03-30")),
+        (FACTS, {"gpus": "eight"}, ConfigError, ("cluster.gpus", "A100:8", "L40S")),
+        (
+            FACTS,
+            {"gpus": "A100:8", "instance_type": "g6.48xlarge"},
+            ConfigError,
+            ("cluster.gpus", "8 x L4", "--gpus L4:8"),
+        ),
+        (FACTS, {"capacity": {"zones": ("eu-west-1a",)}}, ConfigError, ("capacity.zones", "us-east-1c")),
+        (
+            FACTS,
+            {"instance_type": "p4d.24xlarge", "capacity": {"zones": ("us-east-1b",)}},
+            ConfigError,
+            ("capacity.zones", "--zone us-east-1a"),
+        ),
+        (RESERVED, {"instance_type": "g6.48xlarge"}, ConfigError, ("capacity.reservation", "p4d.24xlarge")),
+        (RESERVED, {"nodes": 3}, ConfigError, ("capacity.reservation", "2 free", "--nodes 2")),
+        (
+            replace(FACTS, reservation=replace(HELD, state="expired")),
+            {},
+            ConfigError,
+            ("capacity.reservation", "expired"),
+        ),
+        (RESERVED, {"spot": True}, ConfigError, ("capacity.reservation", "--spot")),
+        (RESERVED, {"capacity": {"placement": "near"}}, ConfigError, ("capacity.placement", "cr-1")),
+        (
+            FACTS,
+            {"spot": True, "capacity": {"markets": ("on-demand",)}},
+            ConfigError,
+            ("cluster.spot", "capacity.markets"),
+        ),
+        (
+            replace(FACTS, offers={"g6.xlarge": ZONES}),
+            {"instance_type": "g6.xlarge", "capacity": {"efa": True}},
+            ConfigError,
+            ("capacity.efa", "g6.8xlarge"),
+        ),
+        (
+            replace(FACTS, offers={"p6-b300.48xlarge": ZONES}, image=replace(DLAMI, name="ours"), quotas={}),
+            {"instance_type": "p6-b300.48xlarge", "capacity": {"efa": True}},
+            ConfigError,
+            ("capacity.efa", "network.address=private"),
+        ),
+        (
+            replace(FACTS, callers=()),
+            {"network": {"address": "private"}},
+            ConfigError,
+            ("network.address", "network.ssh_cidr"),
+        ),
+        (
+            replace(FACTS, subnets=(replace(FACTS.subnets[1], route="none"),)),
+            {"network": {"subnet": "subnet-b"}},
+            ConfigError,
+            ("network.subnet", "internet gateway", "network.address=private"),
+        ),
+        (
+            replace(FACTS, subnets=(Subnet(id="subnet-1", zone="us-east-1e", vpc="v", free_addresses=9),)),
+            {"network": {"subnet": "subnet-1"}},
+            ConfigError,
+            ("network.subnet", "us-east-1e", "us-east-1b"),
+        ),
+        (
+            replace(FACTS, group=Group(id="sg-own", vpc="vpc-2")),
+            {"network": {"security_group": "sg-own"}},
+            ConfigError,
+            ("network.security_group", "vpc-1", "vpc-2"),
+        ),
+        (FACTS, {"budget_usd": 100.0}, ConfigError, ("cluster.budget_usd", "$100.00", "--expires")),
+        (FACTS, {"max_price_usd": 20.0}, ConfigError, ("cluster.max_price_usd", "$26.75", "--nodes")),
+        (
+            replace(FACTS, image=replace(DLAMI, ena=False)),
+            {},
+            ConfigError,
+            ("cluster.image", "ENA", "--image"),
+        ),
         (replace(FACTS, offers={}), {}, CloudError, ("us-east-1", "--instance-type")),
         (replace(FACTS, subnets=()), {}, CloudError, ("subnet", "create-default-vpc")),
         (
-            replace(FACTS, described=ARM, offers={"g5g.xlarge": ZONES}),
+            replace(FACTS, described=(ARM,), offers={"g5g.xlarge": ZONES}),
             {"instance_type": "g5g.xlarge"},
             ConfigError,
             ("cluster.image", "arm64", "--image"),
@@ -181,3 +278,68 @@ def test_a_v100_is_launched_with_an_image_of_ones_own() -> None:
 
 def test_a_family_that_the_release_notes_do_not_list_is_a_warning() -> None:
     assert any("g7e" in text for text in plan(instance_type="g7e.48xlarge").warnings)
+
+
+def test_what_was_listed_and_cannot_be_had_is_told_and_the_next_is_taken() -> None:
+    made = plan(REFUSED, instance_type="p2.8xlarge", capacity={"types": ("g6.48xlarge", "g5.48xlarge")})
+    assert made.instance_type == "g6.48xlarge"
+    assert [other.instance_type for other in made.alternatives] == ["g5.48xlarge"]
+    assert any("p2.8xlarge" in text for text in made.warnings)
+
+
+def test_lost_nodes_are_replaced_in_the_zone_of_the_others() -> None:
+    made = make_plan(ClusterSpec(name="demo"), FACTS, numbers=(1,), zone="us-east-1c")
+    assert [zone.name for zone in made.zones] == ["us-east-1c"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "told"),
+    [
+        (
+            FACTS,
+            {
+                "instance_type": "p4d.24xlarge",
+                "cidr": ("10.0.0.0/8",),
+                "network": {"address": "private"},
+                "capacity": {"efa": True},
+            },
+            "EFA on several network cards",
+        ),
+        (replace(FACTS, reservation=replace(HELD, block=True)), {}, "capacity blocks"),
+    ],
+)
+def test_what_nobody_has_tried_is_planned_and_not_launched(
+    facts: Facts, asked: dict[str, Any], told: str
+) -> None:
+    made = plan(facts, **asked)
+    assert any(told in text and "capacity.experimental=true" in text for text in made.warnings)
+    with pytest.raises(ConfigError, match=told):
+        refuse_untried(made)
+    capacity = {**asked.get("capacity", {}), "experimental": True}
+    refuse_untried(plan(facts, **{**asked, "capacity": capacity}))
+
+
+def test_what_can_be_had_is_listed_with_price_zones_and_quota() -> None:
+    listed = {choice.instance_type: choice for choice in offers(FACTS, nodes=4)}
+    assert set(listed) == set(FACTS.offers)
+    assert listed["p5.48xlarge"].price_usd_per_hour == 55.04
+    assert listed["p5.48xlarge"].zones == ZONES
+    assert listed["p5.48xlarge"].fits_quota is False
+    assert listed["g6.48xlarge"].fits_quota is True
+
+
+def test_the_document_tells_the_price_by_part_and_why() -> None:
+    made = document(plan(instance_type="g6.48xlarge", expires="10h"))
+    parts = made["price_parts"]
+    assert made["price_usd_per_hour"] == pytest.approx(sum(parts.values()), abs=1e-4)
+    assert made["price_until_expiry_usd"] == pytest.approx(made["price_usd_per_hour"] * 10, abs=0.01)
+    assert (made["why"], made["market"]) == ("asked for", "on-demand")
+    assert made["efa"] == {"count": 0, "most": 1, "why": "--efa asks for it"}
+    assert (made["memory_gb"], made["network_gbit"], made["vcpus"]) == (768, "100", 192)
+    assert (made["image"]["torch"], made["image"]["cuda"], made["image"]["driver"]) == ("2.12", "13.0", 595)
+    assert made["quota"] == "384 of 768 vCPUs (Running On-Demand G and VT instances, L-DB2E81BA)"
+
+
+def test_a_deprecated_image_is_a_warning() -> None:
+    old = replace(DLAMI, deprecated="2026-01-02T00:00:00.000Z")
+    assert any("deprecated since 2026-01-02" in text for text in plan(replace(FACTS, image=old)).warnings)

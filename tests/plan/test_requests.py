@@ -61,6 +61,14 @@ def test_the_requests_that_are_sent() -> None:
         ),
         ("AuthorizeSecurityGroupEgress", {"GroupId": "sg-1", "IpPermissions": [INSIDE]}),
         (
+            "CreatePlacementGroup",
+            {
+                "GroupName": "awsddp-demo-0a1b2c3d",
+                "Strategy": "cluster",
+                "TagSpecifications": [{"ResourceType": "placement-group", "Tags": TAGS}],
+            },
+        ),
+        (
             "RunInstances",
             {
                 "ClientToken": "token",
@@ -96,6 +104,7 @@ def test_the_requests_that_are_sent() -> None:
                         "DeleteOnTermination": True,
                     }
                 ],
+                "Placement": {"GroupName": "awsddp-demo-0a1b2c3d"},
                 "TagSpecifications": [
                     {
                         "ResourceType": "instance",

@@ -1,0 +1,71 @@
+"""Reads prices: on demand from the Pricing API where it answers, spot from the market's own history."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from awsddp.aws.refusals import Refused
+from awsddp.aws.session import Aws
+
+
+def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
+    """Return the price of one machine of each type on demand, US dollars an hour; {} where it is not told."""
+    fixed = {
+        "regionCode": aws.region,
+        "operatingSystem": "Linux",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "marketoption": "OnDemand",
+    }
+    filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fixed.items()]
+    filters.append({"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(sorted(names))})
+    try:
+        products = aws.pages(
+            "GetProducts",
+            {"ServiceCode": "AmazonEC2", "Filters": filters},
+            "PriceList",
+            service="pricing",
+        )
+    except Refused:
+        return {}  # the table that ships is used instead
+    found: dict[str, float] = {}
+    for text in products:
+        product = json.loads(text) if isinstance(text, str) else text
+        attributes = product["product"]["attributes"]
+        metal = attributes["instanceType"].endswith(".metal")
+        if attributes.get("tenancy") == ("Dedicated" if metal else "Shared"):
+            found[attributes["instanceType"]] = max(_hourly(product), default=0.0)
+    return {name: price for name, price in found.items() if price}
+
+
+def _hourly(product: dict[str, Any]) -> list[float]:
+    terms = product.get("terms", {}).get("OnDemand", {}).values()
+    return [
+        float(dimension["pricePerUnit"]["USD"])
+        for term in terms
+        for dimension in term["priceDimensions"].values()
+        if "USD" in dimension["pricePerUnit"]
+    ]
+
+
+def spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the spot price of one machine now, by type and zone; {} where it is not told.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html: asked from now
+    on it gives the prices in force.
+    """
+    parameters = {
+        "InstanceTypes": sorted(names),
+        "StartTime": datetime.now(UTC),
+        "ProductDescriptions": ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
+    }
+    try:
+        history = aws.pages("DescribeSpotPriceHistory", parameters, "SpotPriceHistory")
+    except Refused:
+        return {}
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for entry in sorted(history, key=lambda entry: str(entry["Timestamp"])):
+        found[entry["InstanceType"]][entry["AvailabilityZone"]] = float(entry["SpotPrice"])
+    return dict(found)

@@ -1,0 +1,143 @@
+"""Reads what a cluster is put into: subnets and their way out, the user's own group, a reservation."""
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Any
+
+from awsddp.aws.refusals import Refused
+from awsddp.aws.session import Aws
+from awsddp.errors import ConfigError
+from awsddp.plan import Group, Reservation, Subnet
+
+
+def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
+    """Return the asked subnet with its way out, else those of the default VPC, which have one.
+
+    Raises ConfigError, CloudError.
+    """
+    filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
+    parameters: dict[str, Any] = {"SubnetIds": [asked]} if asked else {"Filters": filters}
+    try:
+        found = aws.pages("DescribeSubnets", parameters, "Subnets")
+    except Refused as refusal:
+        raise _unknown(refusal, "network.subnet", asked, aws.region, "subnet") from refusal
+    routes = _routes(aws, {str(subnet["VpcId"]) for subnet in found} if asked else set())
+    return tuple(
+        Subnet(
+            id=subnet["SubnetId"],
+            zone=subnet["AvailabilityZone"],
+            vpc=subnet["VpcId"],
+            free_addresses=int(subnet.get("AvailableIpAddressCount", 0)),
+            route=routes.get(subnet["SubnetId"], routes.get(subnet["VpcId"])),
+        )
+        for subnet in sorted(found, key=lambda subnet: str(subnet["SubnetId"]))
+    )
+
+
+def _routes(aws: Aws, vpcs: set[str]) -> dict[str, Any]:
+    """Return where default routes lead, by subnet, and by VPC for subnets without a table of their own."""
+    if not vpcs:
+        return {}
+    filters = [{"Name": "vpc-id", "Values": sorted(vpcs)}]
+    try:
+        tables = aws.pages("DescribeRouteTables", {"Filters": filters}, "RouteTables")
+    except Refused:
+        return {}  # no launch depends on it
+    found: dict[str, Any] = {}
+    for table in tables:
+        for association in table.get("Associations", []):
+            key = table["VpcId"] if association.get("Main") else association.get("SubnetId")
+            if key:
+                found[str(key)] = _way_out(table.get("Routes", []))
+    return found
+
+
+def _way_out(routes: Iterable[dict[str, Any]]) -> str:
+    default = [
+        route
+        for route in routes
+        if route.get("DestinationCidrBlock") == "0.0.0.0/0" and route.get("State", "active") == "active"
+    ]
+    if any(str(route.get("GatewayId", "")).startswith("igw-") for route in default):
+        return "internet"
+    return "private" if default else "none"
+
+
+def own_group(aws: Aws, asked: str | None, *, cidrs: tuple[str, ...], efa: bool) -> Group | None:
+    """Return the user's own security group and what a cluster needs that it does not allow.
+
+    `cidrs` are the addresses that SSH will come from. Raises ConfigError, CloudError.
+    """
+    if asked is None:
+        return None
+    try:
+        [found] = aws.call("DescribeSecurityGroups", {"GroupIds": [asked]})["SecurityGroups"]
+    except Refused as refusal:
+        raise _unknown(refusal, "network.security_group", asked, aws.region, "security group") from refusal
+    lacks = []
+    if not _inside(found["IpPermissions"], asked):
+        lacks.append("does not let its own members in: the ranks cannot reach each other")
+    if efa and not _inside(found["IpPermissionsEgress"], asked):
+        lacks.append("does not let traffic out to itself by name, which EFA needs")
+    closed = [cidr for cidr in cidrs if not _lets_in(found["IpPermissions"], cidr)]
+    if closed:
+        lacks.append(f"does not let {', '.join(closed)} in at port 22, where SSH will come from")
+    return Group(id=found["GroupId"], vpc=found["VpcId"], lacks=tuple(lacks))
+
+
+def _inside(permissions: Iterable[dict[str, Any]], group: str) -> bool:
+    """Whether all traffic with the group's own members is allowed."""
+    return any(
+        permission.get("IpProtocol") == "-1"
+        and any(pair.get("GroupId") == group for pair in permission.get("UserIdGroupPairs", []))
+        for permission in permissions
+    )
+
+
+def _lets_in(permissions: Iterable[dict[str, Any]], cidr: str) -> bool:
+    asked = ipaddress.ip_network(cidr, strict=False)
+    for permission in permissions:
+        low, high = permission.get("FromPort", 0), permission.get("ToPort", 65535)
+        if permission.get("IpProtocol") not in ("tcp", "-1") or not low <= 22 <= high:
+            continue
+        texts = [item["CidrIp"] for item in permission.get("IpRanges", [])]
+        texts += [item["CidrIpv6"] for item in permission.get("Ipv6Ranges", [])]
+        for network in map(ipaddress.ip_network, texts):
+            if isinstance(network, type(asked)) and asked.subnet_of(network):  # type: ignore[arg-type]
+                return True
+    return False
+
+
+def reservation(aws: Aws, asked: str | None) -> Reservation | None:
+    """Return the asked capacity reservation or block. Raises ConfigError, CloudError."""
+    if asked is None:
+        return None
+    try:
+        reply = aws.call("DescribeCapacityReservations", {"CapacityReservationIds": [asked]})
+        [found] = reply["CapacityReservations"]
+    except (Refused, ValueError) as refusal:
+        raise _unknown(
+            refusal, "capacity.reservation", asked, aws.region, "capacity reservation"
+        ) from refusal
+    ends = found.get("EndDate")
+    return Reservation(
+        id=found["CapacityReservationId"],
+        instance_type=found["InstanceType"],
+        zone=found["AvailabilityZone"],
+        free=int(found.get("AvailableInstanceCount", 0)),
+        state=found.get("State", ""),
+        block=found.get("ReservationType") == "capacity-block",
+        ends=ends.strftime("%Y-%m-%d %H:%M UTC") if ends else "",
+    )
+
+
+def _unknown(error: Exception, key: str, asked: str | None, region: str, what: str) -> Exception:
+    """Return the error for something that does not exist; another refusal as it is."""
+    code = error.code if isinstance(error, Refused) else "NotFound"
+    if asked is None or not (code.endswith((".NotFound", "NotFound", ".Malformed", "Malformed"))):
+        return error
+    return ConfigError(
+        f"{key}: no {what} {asked!r} in {region}",
+        error.why if isinstance(error, Refused) else "",
+        f"name one of {region}, or leave {key} out",
+    )

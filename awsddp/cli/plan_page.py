@@ -1,0 +1,105 @@
+"""What a person reads before anything is launched: the plan, and what could be had at all."""
+
+from typing import TYPE_CHECKING, Any
+
+from awsddp.cli.pages import _line, _table
+from awsddp.report import duration, money
+
+if TYPE_CHECKING:
+    from awsddp.plan import LaunchPlan
+
+
+def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
+    """Show a plan: machines, image, zones, resources, price, what is tried next, other choices, warnings."""
+    from awsddp.plan import document
+
+    facts = document(plan)
+    rows = [
+        ("cluster", f"{facts['cluster']} on {facts['target']}, {facts['region']}"),
+        ("nodes", f"{facts['nodes']} x {facts['instance_type']}, {facts['market']} ({facts['why']})"),
+        ("a node", _node_line(facts)),
+        ("image", _image_line(facts["image"])),
+        ("zones", ", then ".join(facts["zones"])),
+        ("next", "; ".join(map(_next_line, facts["alternatives"]))),
+        (
+            "address",
+            f"{plan.address}; SSH from {', '.join(facts['ssh_cidrs']) or 'where your own group allows it'}",
+        ),
+        ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
+        ("placement", plan.placement_why),
+        ("quota", facts["quota"]),
+        ("makes", ", ".join(request["operation"] for request in facts["requests"])),
+        ("price", _price_line(facts, plan.expires_s)),
+        ("expires", f"after {duration(plan.expires_s)}, by itself"),
+    ]
+    _table(("", ""), [row for row in rows if row[1]], stderr=stderr)
+    if facts["choices"]:
+        _line("other choices:", stderr=stderr)
+        _table(_CHOICE, [_choice_row(choice) for choice in facts["choices"]], stderr=stderr)
+    for warning in facts["warnings"]:
+        _line(f"warning: {warning}", stderr=stderr)
+
+
+def _node_line(facts: dict[str, Any]) -> str:
+    gpus = f"{facts['gpus_per_node']} x {facts['gpu']} ({facts['gpu_memory_gb']:g} GiB)"
+    pretended = " (pretended: gloo on CPU)" if facts["pretended"] else ""
+    network = f", {facts['network_gbit']} Gbit/s" if facts["network_gbit"] else ""
+    return (
+        f"{gpus}{pretended}, {facts['vcpus']} vCPUs, {facts['memory_gb']:g} GiB{network}, "
+        f"{facts['disk_gb']} GB disk"
+    )
+
+
+def _image_line(image: dict[str, Any]) -> str:
+    inside = [
+        f"{what} {image[key]}"
+        for key, what in (("torch", "torch"), ("cuda", "CUDA"), ("driver", "driver"))
+        if image[key]
+    ]
+    owner = f", of {image['owner']}" if image["owner"] else ""
+    told = f"; {', '.join(inside)}" if inside else ""
+    return f"{image['name']} ({image['id']}, {str(image['created'])[:10]}{owner}){told}"
+
+
+def _next_line(other: dict[str, Any]) -> str:
+    return (
+        f"{other['instance_type']} {other['market']} in {other['region']} "
+        f"at {money(other['price_usd_per_hour'])} an hour"
+    )
+
+
+def _price_line(facts: dict[str, Any], expires_s: int) -> str:
+    parts = ", ".join(f"{part} {money(usd)}" for part, usd in facts["price_parts"].items() if usd != 0)
+    source = f"{facts['price_source']} {facts['price_date']}".strip()
+    return (
+        f"{money(facts['price_usd_per_hour'])} an hour ({parts}), "
+        f"{money(facts['price_until_expiry_usd'])} until it expires ({source})"
+    )
+
+
+_CHOICE = ("type", "gpus", "price an hour", "quota", "zones")
+
+
+def _choice_row(choice: dict[str, Any]) -> list[str]:
+    return [
+        choice["instance_type"],
+        f"{choice['gpus_per_node']} x {choice['gpu']}",
+        money(choice["price_usd_per_hour"]),
+        {True: "allows it", False: "too small", None: "not readable"}[choice["fits_quota"]],
+        ", ".join(choice["zones"]),
+    ]
+
+
+def offers_page(found: dict[str, Any]) -> None:
+    """Show every type with GPUs that can be had in the region."""
+    nodes = found["nodes"]
+    _line(f"{found['region']}, prices of {found['price_date']}; quota for {nodes} node{'s' * (nodes != 1)}:")
+    spot = any(offer["spot_usd_per_hour"] is not None for offer in found["offers"])
+    headings = (*_CHOICE, "spot") if spot else _CHOICE
+    _table(
+        headings,
+        [
+            _choice_row(offer) + ([money(offer["spot_usd_per_hour"])] if spot else [])
+            for offer in found["offers"]
+        ],
+    )

@@ -1,0 +1,247 @@
+"""Which GPU, driver, CUDA, torch, torchvision and python fit each other: dated rows, and pure functions.
+
+Nothing here is asked from the net; a row says where it comes from. A node is asked for what it truly has.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+KernelModule = Literal["proprietary", "open"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """GPUs of one compute capability: the kernel modules that drive them, first and last driver branch.
+
+    `last_driver` None: the newest drives it. `last_torch` is the last release whose own parts (cuDNN) drive
+    it, although later wheels still carry code for it; "" where no such end is known.
+    """
+
+    capability: str
+    name: str
+    gpus: tuple[str, ...]
+    modules: tuple[KernelModule, ...]
+    first_driver: int
+    last_driver: int | None = None
+    last_torch: str = ""
+
+
+# Open modules need Turing, Blackwell needs the open ones: https://github.com/NVIDIA/open-gpu-kernel-modules
+# (issue 19). Last branches: R470 Kepler, R580 Maxwell to Volta: https://www.nvidia.com/en-us/drivers/unix/
+# Capabilities: https://developer.nvidia.com/cuda-gpus. First branches: the CUDA release that first knew the
+# GPU, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (B300's from NVIDIA's DGX notes, not tried).
+# Kepler's last torch: cuDNN 9, from torch 2.4 on, has no Kepler code; cu118 of 2.1 to 2.3 was never tried.
+ARCHITECTURES = (
+    Architecture(
+        capability="3.7",
+        name="Kepler",
+        gpus=("K80",),
+        modules=("proprietary",),
+        first_driver=367,
+        last_driver=470,
+        last_torch="2.0",
+    ),
+    Architecture(
+        capability="5.2",
+        name="Maxwell",
+        gpus=("M60",),
+        modules=("proprietary",),
+        first_driver=367,
+        last_driver=580,
+    ),
+    Architecture(
+        capability="7.0",
+        name="Volta",
+        gpus=("V100",),
+        modules=("proprietary",),
+        first_driver=384,
+        last_driver=580,
+    ),
+    Architecture(
+        capability="7.5", name="Turing", gpus=("T4", "T4g"), modules=("proprietary", "open"), first_driver=418
+    ),
+    Architecture(
+        capability="8.0", name="Ampere", gpus=("A100",), modules=("proprietary", "open"), first_driver=450
+    ),
+    Architecture(
+        capability="8.6", name="Ampere", gpus=("A10G",), modules=("proprietary", "open"), first_driver=470
+    ),
+    Architecture(
+        capability="8.9", name="Ada", gpus=("L4", "L40S"), modules=("proprietary", "open"), first_driver=525
+    ),
+    Architecture(
+        capability="9.0",
+        name="Hopper",
+        gpus=("H100", "H200"),
+        modules=("proprietary", "open"),
+        first_driver=525,
+    ),
+    Architecture(capability="10.0", name="Blackwell", gpus=("B200",), modules=("open",), first_driver=570),
+    Architecture(capability="10.3", name="Blackwell", gpus=("B300",), modules=("open",), first_driver=580),
+    Architecture(
+        capability="12.0",
+        name="Blackwell",
+        gpus=("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500"),
+        modules=("open",),
+        first_driver=570,
+    ),
+)
+
+# Least driver branch of a CUDA toolkit, by minor-version compatibility from 11 on:
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; before, table 3 of
+# https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
+_LEAST_DRIVER = {
+    "13": 580,
+    "12": 525,
+    "11": 450,
+    "10.2": 440,
+    "10.1": 418,
+    "10.0": 410,
+    "9.2": 396,
+    "9.0": 384,
+    "8.0": 367,
+}
+# The newest capability that a CUDA toolkit compiles for (same release notes); code of one runs on a later
+# minor of its major: 8.6 on 8.9, 10.0 on 10.3.
+_NEWEST_CAPABILITY = (
+    ((8, 0), "6.2"),
+    ((9, 0), "7.0"),
+    ((10, 0), "7.5"),
+    ((11, 0), "8.0"),
+    ((11, 1), "8.6"),
+    ((11, 8), "9.0"),
+    ((12, 8), "12.0"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A torch release: the torchvision and pythons beside it, and its wheels.
+
+    `wheels` maps a CUDA version to the oldest capability that its wheel carries.
+    """
+
+    torch: str
+    torchvision: str
+    pythons: tuple[str, ...]
+    wheels: dict[str, str]
+
+
+def _minors(first: int, last: int, *, also: tuple[str, ...] = ()) -> tuple[str, ...]:
+    return (*also, *(f"3.{minor}" for minor in range(first, last + 1)))
+
+
+def _release(torch: str, torchvision: str, pythons: tuple[str, ...], **wheels: str) -> Release:
+    versions = {f"{key[2:-1]}.{key[-1]}": oldest for key, oldest in wheels.items()}
+    return Release(torch=torch, torchvision=torchvision, pythons=pythons, wheels=versions)
+
+
+# torch, torchvision, python: https://github.com/pytorch/vision#installation and
+# https://github.com/pytorch/pytorch/blob/main/RELEASE.md#release-compatibility-matrix (2026-08-21).
+# Oldest capabilities: pytorch/builder manywheel/build_cuda.sh, pytorch .ci/manywheel/build_cuda.sh, and
+# https://github.com/pytorch/pytorch/issues/172352 (2.11), /172663 (2.11), /190385 (2.15); before 1.4
+# https://discuss.pytorch.org/t/62434. The torchvision of 2.14 is not confirmed.
+_OLD = ("2.7",)
+RELEASES = (
+    _release("2.14", "0.29", _minors(10, 14), cu126="5.0", cu130="7.5", cu132="7.5"),
+    _release("2.13", "0.28", _minors(10, 14), cu126="5.0", cu130="7.5", cu132="7.5"),
+    _release("2.12", "0.27", _minors(10, 14), cu126="5.0", cu130="7.5", cu132="7.5"),
+    _release("2.11", "0.26", _minors(10, 14), cu126="5.0", cu128="7.5", cu130="7.5"),
+    _release("2.10", "0.25", _minors(10, 14), cu126="5.0", cu128="7.0", cu130="7.5"),
+    _release("2.9", "0.24", _minors(10, 14), cu126="5.0", cu128="7.0", cu130="7.5"),
+    _release("2.8", "0.23", _minors(9, 13), cu126="5.0", cu128="7.0", cu129="7.0"),
+    _release("2.7", "0.22", _minors(9, 13), cu118="3.7", cu126="5.0", cu128="7.5"),
+    _release("2.6", "0.21", _minors(9, 13), cu118="3.7", cu124="5.0", cu126="5.0"),
+    _release("2.5", "0.20", _minors(9, 12), cu118="3.7", cu121="5.0", cu124="5.0"),
+    _release("2.4", "0.19", _minors(8, 12), cu118="3.7", cu121="5.0", cu124="5.0"),
+    _release("2.3", "0.18", _minors(8, 12), cu118="3.7", cu121="5.0"),
+    _release("2.2", "0.17", _minors(8, 12), cu118="3.7", cu121="5.0"),
+    _release("2.1", "0.16", _minors(8, 11), cu118="3.7", cu121="5.0"),
+    _release("2.0", "0.15", _minors(8, 11), cu117="3.7", cu118="3.7"),
+    _release("1.13", "0.14", _minors(7, 10), cu116="3.7", cu117="3.7"),
+    _release("1.12", "0.13", _minors(7, 10), cu102="3.7", cu113="3.7", cu116="3.7"),
+    _release("1.11", "0.12", _minors(7, 10), cu102="3.7", cu113="3.7"),
+    _release("1.10", "0.11", _minors(6, 9), cu102="3.7", cu113="3.7"),
+    _release("1.9", "0.10", _minors(6, 9), cu102="3.7", cu111="3.7"),
+    _release("1.8", "0.9", _minors(6, 9), cu102="3.7", cu111="5.0"),
+    _release("1.7", "0.8", _minors(6, 9), cu101="3.7", cu102="3.7", cu110="3.7"),
+    _release("1.6", "0.7", _minors(6, 8), cu92="3.7", cu101="3.7", cu102="3.7"),
+    _release("1.5", "0.6", _minors(5, 8), cu92="3.7", cu101="3.7", cu102="3.7"),
+    _release("1.4", "0.5", _minors(5, 8, also=_OLD), cu92="3.7", cu101="3.7"),
+    _release("1.3", "0.4", _minors(5, 7, also=_OLD), cu92="3.5", cu101="3.5"),
+    _release("1.2", "0.4", _minors(5, 7, also=_OLD), cu92="3.5", cu100="3.5"),
+    _release("1.1", "0.3", _minors(5, 7, also=_OLD), cu90="3.5", cu100="3.5"),
+    _release("1.0", "0.2", _minors(5, 7, also=_OLD), cu80="3.5", cu90="3.5", cu100="3.0"),
+)
+
+
+def architecture_of(gpu: str) -> Architecture | None:
+    """Return the architecture of a GPU by its name ("L4"), or None where the table lacks it."""
+    return next((row for row in ARCHITECTURES if gpu in row.gpus), None)
+
+
+def release(torch: str) -> Release | None:
+    """Return the row of a torch version, such as "2.12" or "2.12.1+cu130"; None where the table lacks it."""
+    match = re.match(r"(\d+\.\d+)(?!\d)", torch)
+    return next((row for row in RELEASES if match and row.torch == match[1]), None)
+
+
+def least_driver(cuda: str) -> int:
+    """Return the least driver branch that runs a CUDA version. Raises KeyError for one before 8.0."""
+    return _LEAST_DRIVER.get(cuda.partition(".")[0]) or _LEAST_DRIVER[cuda]
+
+
+def carries(row: Release, cuda: str, capability: str) -> bool:
+    """Whether the release's wheel for this CUDA version holds code that runs on this capability."""
+    oldest = row.wheels.get(cuda)
+    if oldest is None:
+        return False
+    newest = next(top for version, top in reversed(_NEWEST_CAPABILITY) if version <= _pair(cuda))
+    have = _pair(capability)
+    return _pair(oldest) <= have and (have <= _pair(newest) or have[0] == _pair(newest)[0])
+
+
+def unfit(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = None) -> str:
+    """Return why a wheel does not run on this GPU with this driver branch (None: the newest), or ""."""
+    if cuda not in row.wheels:
+        return f"torch {row.torch} has no wheel for CUDA {cuda}, only for {', '.join(row.wheels)}"
+    if not carries(row, cuda, gpu.capability):
+        return f"torch {row.torch} for CUDA {cuda} carries no code for the {gpu.gpus[0]} ({gpu.capability})"
+    if gpu.last_torch and _pair(row.torch) > _pair(gpu.last_torch):
+        return f"torch {gpu.last_torch} is the last that drives the {gpu.gpus[0]}"
+    least = least_driver(cuda)
+    most = driver if driver is not None else gpu.last_driver
+    if most is not None and most < least:
+        return f"CUDA {cuda} needs driver {least} or newer, and there is {most}"
+    return ""
+
+
+def fitting_wheels(gpu: Architecture, *, driver: int | None = None) -> tuple[tuple[str, str], ...]:
+    """Return the (torch, CUDA) pairs that run on this GPU, newest first."""
+    return tuple(
+        (row.torch, cuda)
+        for row in RELEASES
+        for cuda in reversed(row.wheels)
+        if not unfit(row, cuda, gpu, driver=driver)
+    )
+
+
+def undriven(gpu: Architecture, *, driver: int | None, module: KernelModule | None) -> str:
+    """Return why a driver (its branch, and its kind of kernel module) cannot drive this GPU, or ""."""
+    name = f"the {gpu.gpus[0]} ({gpu.name}, {gpu.capability})"
+    if module is not None and module not in gpu.modules:
+        kind = "open-source" if module == "open" else module
+        return f"its {kind} driver does not know {name}, which needs the {gpu.modules[0]} one"
+    if driver is None:
+        return ""
+    if driver < gpu.first_driver:
+        return f"its driver {driver} is too old for {name}, which needs {gpu.first_driver} or newer"
+    if gpu.last_driver is not None and driver > gpu.last_driver:
+        return f"its driver {driver} is too new for {name}, whose last branch is {gpu.last_driver}"
+    return ""
+
+
+def _pair(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), int(minor or 0)

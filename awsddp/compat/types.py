@@ -1,0 +1,227 @@
+"""Instance types with GPUs: what they have, which are retired, whose quota they count against, their price.
+
+What exists now is asked from AWS (DescribeInstanceTypeOfferings), for a price is no proof of availability:
+the price list still has the retired p2.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Market = Literal["on-demand", "spot", "capacity-block"]
+
+PRICE_DATE = "2026-07-20"
+PRICE_REGION = "us-east-1"
+# https://aws.amazon.com/ebs/pricing/ (gp3, us-east-1) and https://aws.amazon.com/vpc/pricing/ (public IPv4)
+DISK_USD_PER_GB_MONTH = 0.08
+ADDRESS_USD_PER_HOUR = 0.005
+HOURS_PER_MONTH = 730
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuType:
+    """An instance type. `memory_gb` is of one GPU, `ram_gb` of the machine, in GiB; `network` in Gbit/s.
+
+    `efa` is the most EFA interfaces it takes, on `cards` network cards. `capability` is the GPU's compute
+    capability ("8.9"), "" where it is not known; `price_usd_per_hour` is the on-demand list price of Linux in
+    us-east-1 on PRICE_DATE, None where none is known.
+    """
+
+    name: str
+    gpu: str
+    gpus: int
+    memory_gb: float
+    capability: str
+    vcpus: int
+    ram_gb: float = 0
+    network: str = ""
+    efa: int = 0
+    cards: int = 1
+    bare_metal: bool = False
+    cpu: str = "x86_64"
+    price_usd_per_hour: float | None = None
+
+    @property
+    def family(self) -> str:
+        """The part before the dot: "g6", "p6-b200"."""
+        return self.name.partition(".")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retired:
+    """An instance type that AWS no longer offers anywhere: since when, and what it was."""
+
+    name: str
+    gpu: str
+    gpus: int
+    since: str
+
+
+# Family: GPU, GiB of one GPU, compute capability. DescribeInstanceTypes as recorded in getmoto/moto
+# moto/ec2/resources/instance_types.json; capabilities: https://developer.nvidia.com/cuda-gpus
+_FAMILIES = {
+    "p3dn": ("V100", 32, "7.0"),
+    "g4dn": ("T4", 16, "7.5"),
+    "g5": ("A10G", 22.4, "8.6"),
+    "g6": ("L4", 22.4, "8.9"),
+    "g6e": ("L40S", 44.7, "8.9"),
+    "g7e": ("RTX PRO 6000", 96, "12.0"),
+    "p4d": ("A100", 40, "8.0"),
+    "p4de": ("A100", 80, "8.0"),
+    "p5": ("H100", 80, "9.0"),
+    "p5e": ("H200", 141, "9.0"),
+    "p5en": ("H200", 141, "9.0"),
+    "p6-b200": ("B200", 179, "10.0"),
+    "p6-b300": ("B300", 268.6, "10.3"),
+}
+
+# Type, GPUs, vCPUs, RAM in GiB, network in Gbit/s, EFA interfaces: as above. Price: karpenter-provider-aws
+# pkg/providers/pricing/zz_generated.pricing_aws.go (p5e is not sold in us-east-1).
+_TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
+    ("p3dn.24xlarge", 8, 96, 768, "100", 1, 31.212),
+    ("g4dn.xlarge", 1, 4, 16, "<=25", 0, 0.526),
+    ("g4dn.2xlarge", 1, 8, 32, "<=25", 0, 0.752),
+    ("g4dn.4xlarge", 1, 16, 64, "<=25", 0, 1.204),
+    ("g4dn.8xlarge", 1, 32, 128, "50", 1, 2.176),
+    ("g4dn.12xlarge", 4, 48, 192, "50", 1, 3.912),
+    ("g4dn.16xlarge", 1, 64, 256, "50", 1, 4.352),
+    ("g4dn.metal", 8, 96, 384, "100", 1, 7.824),
+    ("g5.xlarge", 1, 4, 16, "<=10", 0, 1.006),
+    ("g5.2xlarge", 1, 8, 32, "<=10", 0, 1.212),
+    ("g5.4xlarge", 1, 16, 64, "<=25", 0, 1.624),
+    ("g5.8xlarge", 1, 32, 128, "25", 1, 2.448),
+    ("g5.12xlarge", 4, 48, 192, "40", 1, 5.672),
+    ("g5.16xlarge", 1, 64, 256, "25", 1, 4.096),
+    ("g5.24xlarge", 4, 96, 384, "50", 1, 8.144),
+    ("g5.48xlarge", 8, 192, 768, "100", 1, 16.288),
+    ("g6.xlarge", 1, 4, 16, "<=10", 0, 0.8048),
+    ("g6.2xlarge", 1, 8, 32, "<=10", 0, 0.9776),
+    ("g6.4xlarge", 1, 16, 64, "<=25", 0, 1.3232),
+    ("g6.8xlarge", 1, 32, 128, "25", 1, 2.0144),
+    ("g6.12xlarge", 4, 48, 192, "40", 1, 4.6016),
+    ("g6.16xlarge", 1, 64, 256, "25", 1, 3.3968),
+    ("g6.24xlarge", 4, 96, 384, "50", 1, 6.6752),
+    ("g6.48xlarge", 8, 192, 768, "100", 1, 13.3504),
+    ("g6e.xlarge", 1, 4, 32, "<=20", 0, 1.861),
+    ("g6e.2xlarge", 1, 8, 64, "<=20", 0, 2.24208),
+    ("g6e.4xlarge", 1, 16, 128, "20", 0, 3.00424),
+    ("g6e.8xlarge", 1, 32, 256, "25", 1, 4.52856),
+    ("g6e.12xlarge", 4, 48, 384, "100", 1, 10.49264),
+    ("g6e.16xlarge", 1, 64, 512, "35", 1, 7.57719),
+    ("g6e.24xlarge", 4, 96, 768, "200", 2, 15.06559),
+    ("g6e.48xlarge", 8, 192, 1536, "400", 4, 30.13118),
+    ("g7e.2xlarge", 1, 8, 64, "50", 0, 3.36312),
+    ("g7e.4xlarge", 1, 16, 128, "50", 0, 3.99816),
+    ("g7e.8xlarge", 1, 32, 256, "100", 1, 5.26824),
+    ("g7e.12xlarge", 2, 48, 512, "400", 1, 8.28608),
+    ("g7e.24xlarge", 4, 96, 1024, "800", 2, 16.57216),
+    ("g7e.48xlarge", 8, 192, 2048, "1600", 4, 33.14432),
+    ("p4d.24xlarge", 8, 96, 1152, "4 x 100", 4, 21.957642),
+    ("p4de.24xlarge", 8, 96, 1152, "4 x 100", 4, 27.44705),
+    ("p5.4xlarge", 1, 16, 256, "100", 1, 6.88),
+    ("p5.48xlarge", 8, 192, 2048, "3200", 32, 55.04),
+    ("p5e.48xlarge", 8, 192, 2048, "3200", 32, None),
+    ("p5en.48xlarge", 8, 192, 2048, "3200", 16, 63.296),
+    ("p6-b200.48xlarge", 8, 192, 2048, "3200", 8, 113.9328),
+    ("p6-b300.48xlarge", 8, 192, 4096, "6400", 16, 142.416),
+)
+
+# Its 17th card, card 0, takes no EFA:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+_NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
+
+
+def _gpu_type(
+    name: str, gpus: int, vcpus: int, ram_gb: int, network: str, efa: int, price: float | None
+) -> GpuType:
+    gpu, memory_gb, capability = _FAMILIES[name.partition(".")[0]]
+    return GpuType(
+        name=name,
+        gpu=gpu,
+        gpus=gpus,
+        memory_gb=memory_gb,
+        capability=capability,
+        vcpus=vcpus,
+        ram_gb=ram_gb,
+        network=network,
+        efa=efa,
+        cards=efa + 1 if name in _NO_EFA_ON_CARD_0 else max(efa, 1),
+        bare_metal=name.endswith(".metal"),
+        price_usd_per_hour=price,
+    )
+
+
+GPU_TYPES: dict[str, GpuType] = {row[0]: _gpu_type(*row) for row in _TYPES}
+
+# p2, p3: the day from which no region's DescribeInstanceTypeOfferings had them (getmoto/moto, history of
+# moto/ec2/resources/instance_type_offerings). g3: AWS's notice (SummitRoute/aws_breaking_changes #114).
+RETIRED: dict[str, Retired] = {
+    name: Retired(name=name, gpu=gpu, gpus=gpus, since=since)
+    for name, gpu, gpus, since in (
+        ("p2.xlarge", "K80", 1, "2025-03-30"),
+        ("p2.8xlarge", "K80", 8, "2025-03-30"),
+        ("p2.16xlarge", "K80", 16, "2025-03-30"),
+        ("p3.2xlarge", "V100", 1, "2026-05-01"),
+        ("p3.8xlarge", "V100", 4, "2026-05-01"),
+        ("p3.16xlarge", "V100", 8, "2026-05-01"),
+        ("g3s.xlarge", "M60", 1, "2025-10-31"),
+        ("g3.4xlarge", "M60", 1, "2025-10-31"),
+        ("g3.8xlarge", "M60", 2, "2025-10-31"),
+        ("g3.16xlarge", "M60", 4, "2025-10-31"),
+    )
+}
+
+# vCPU quotas by what a type begins with: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
+# Which quota spot requests for p6 count against is told differently by different sources, so it is not here.
+QUOTA_P = ("L-417A185B", "Running On-Demand P instances")
+QUOTA_G = ("L-DB2E81BA", "Running On-Demand G and VT instances")
+QUOTA_STANDARD = ("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances")
+SPOT_P5 = ("L-C4BD4855", "All P5 Spot Instance Requests")
+SPOT_P = ("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests")
+SPOT_G = ("L-3819A6DF", "All G and VT Spot Instance Requests")
+SPOT_STANDARD = ("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests")
+
+
+def quota_of(instance_type: str, market: Market = "on-demand") -> tuple[str, str] | None:
+    """Return code and name of the quota that instances of this type count against; None: it is not known."""
+    if market == "capacity-block":
+        return None
+    if market == "on-demand":
+        if instance_type.startswith("p"):
+            return QUOTA_P
+        return QUOTA_G if instance_type.startswith(("g", "vt")) else QUOTA_STANDARD
+    if instance_type.startswith("p6"):
+        return None
+    if instance_type.startswith("p"):
+        return SPOT_P5 if instance_type.startswith("p5") else SPOT_P
+    return SPOT_G if instance_type.startswith(("g", "vt")) else SPOT_STANDARD
+
+
+def nearest(kind: GpuType, among: Iterable[GpuType], *, count: int = 3) -> tuple[GpuType, ...]:
+    """Return the `count` other priced types nearest to `kind`: by number of GPUs, then by price."""
+    price = kind.price_usd_per_hour or 0.0
+    others = [other for other in among if other.name != kind.name and other.price_usd_per_hour is not None]
+    others.sort(
+        key=lambda other: (
+            abs(other.gpus - kind.gpus),
+            abs((other.price_usd_per_hour or 0) - price),
+            other.name,
+        )
+    )
+    return tuple(others[:count])
+
+
+def replacements(retired: Retired, offered: Collection[str], *, count: int = 3) -> tuple[GpuType, ...]:
+    """Return the cheapest virtualised types offered with as many GPUs as the retired one had, 8 at most."""
+    gpus = min(retired.gpus, 8)
+    found = [
+        kind
+        for kind in GPU_TYPES.values()
+        if kind.gpus == gpus and not kind.bare_metal and kind.price_usd_per_hour and kind.name in offered
+    ]
+    return tuple(sorted(found, key=lambda kind: kind.price_usd_per_hour or 0)[:count])
+
+
+def disk_usd_per_hour(disk_gb: int) -> float:
+    """Return the list price of a gp3 volume of this size, an hour."""
+    return disk_gb * DISK_USD_PER_GB_MONTH / HOURS_PER_MONTH

@@ -1,0 +1,129 @@
+"""Who may come in, how many interfaces a node gets, and whether the nodes stand close together."""
+
+import ipaddress
+from collections.abc import Iterable
+
+from awsddp import compat
+from awsddp.compat import GpuType
+from awsddp.errors import ConfigError
+from awsddp.plan.records import Efa, Facts, Subnet
+from awsddp.spec import ClusterSpec
+
+
+def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
+    """Return who may come in: `network.ssh_cidr` or else the caller's own addresses. Raises ConfigError."""
+    asked = spec.network.ssh_cidr or tuple(callers)
+    if not asked:
+        private = spec.network.address == "private"
+        raise ConfigError(
+            "it is not known from which address SSH will come",
+            "network.address is private, so it is no public address of this machine"
+            if private
+            else "no source answered with this machine's public address",
+            f"say it: awsddp -o network.ssh_cidr={'10.0.0.0/16' if private else '203.0.113.7/32'} up",
+        )
+    found = []
+    for text in asked:
+        try:
+            network = ipaddress.ip_network(text, strict=False)
+        except ValueError as error:
+            raise ConfigError(
+                f"network.ssh_cidr: {text!r} is no address block", str(error), "write it as 203.0.113.0/24"
+            ) from error
+        if network.prefixlen == 0:
+            raise ConfigError(
+                f"network.ssh_cidr: {text} opens port 22 to the whole world",
+                "who reaches a node's port can attack it",
+                "name your own network, such as 203.0.113.0/24, or leave the key out",
+            )
+        found.append(str(network))
+    return tuple(found)
+
+
+def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
+    """Return how many EFA interfaces a node gets, and why. Raises ConfigError where none can be had.
+
+    AWS gives a public address only to an instance with one interface:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+    """
+    most = kind.efa
+    if not spec.capacity.efa:
+        return Efa(count=0, most=most, why="--efa asks for it" if most else f"{kind.name} takes none")
+    if not most:
+        larger = [
+            other.name for other in compat.GPU_TYPES.values() if other.family == kind.family and other.efa
+        ]
+        raise ConfigError(
+            f"capacity.efa: {kind.name} takes no EFA interface",
+            "",
+            f"--instance-type {larger[0]}" if larger else "leave --efa out",
+        )
+    if kind.cards == 1:
+        return Efa(count=1, most=most, why="all it takes")
+    if spec.network.address == "private":
+        return Efa(count=most, most=most, why="all it takes")
+    if kind.cards > most:
+        raise ConfigError(
+            f"capacity.efa: with a public address {kind.name} takes no EFA interface",
+            "its first network card has no EFA, and AWS gives a public address to one interface only",
+            "-o network.address=private, with a VPN, or leave --efa out",
+        )
+    return Efa(count=1, most=most, why=f"a public address allows one; network.address=private allows {most}")
+
+
+def placement(
+    spec: ClusterSpec, facts: Facts, kind: GpuType, nodes: int
+) -> tuple[str | dict[str, str] | None, str]:
+    """Return the placement group of the nodes and why it is so.
+
+    It helps several nodes talk. A machine of a reservation or a block stands where it stands, and asking for
+    a group there is answered as a lack of capacity. Raises ConfigError.
+    """
+    asked = spec.capacity.placement
+    if facts.reservation is not None:
+        if asked not in (None, "none"):
+            raise ConfigError(
+                f"capacity.placement: the machines of {facts.reservation.id} stand where they stand",
+                "with a placement group EC2 answers that it has no capacity",
+                "leave capacity.placement out",
+            )
+        return None, f"none: the machines of {facts.reservation.id} stand where they stand"
+    if asked not in (None, "none", "cluster"):
+        return asked, "your own"
+    if asked == "cluster":
+        return {"$ref": "name"}, "asked for"
+    if asked == "none":
+        return None, "none, as asked"
+    if nodes < 2:
+        return None, "none: one node has no neighbour"
+    if kind.gpus == 0:
+        return None, "none: no GPUs that would talk"
+    return {"$ref": "name"}, f"cluster: the {nodes} nodes stand close together"
+
+
+def check_group(spec: ClusterSpec, facts: Facts) -> list[str]:
+    """Return warnings about the user's own security group. Raises ConfigError where it cannot serve."""
+    group = facts.group
+    if group is None:
+        return []
+    if facts.subnets and group.vpc != facts.subnets[0].vpc:
+        raise ConfigError(
+            f"network.security_group: {group.id} is in {group.vpc}, "
+            f"the subnet {facts.subnets[0].id} in {facts.subnets[0].vpc}",
+            "a group serves one VPC",
+            "name a group and a subnet of one VPC",
+        )
+    return [f"network.security_group: {group.id} {lack}" for lack in group.lacks]
+
+
+def check_route(spec: ClusterSpec, subnet: Subnet) -> list[str]:
+    """Return warnings about the way out of a subnet. Raises ConfigError where no SSH could come in."""
+    if spec.network.address == "public" and subnet.route in ("private", "none"):
+        raise ConfigError(
+            f"network.subnet: {subnet.id} has no route to an internet gateway",
+            "a public address would answer nobody",
+            "name a public subnet, or -o network.address=private with a VPN",
+        )
+    if subnet.route == "none":
+        return [f"{subnet.id} has no route out: the nodes can install nothing"]
+    return []

@@ -1,0 +1,452 @@
+"""A table: what is asked for, and the plan and the requests that come of it, by equality.
+
+Each case names keys of awsddp.toml, what AWS says (`FACTS`, with changes), and what is to come out: the plan
+in a few words, and how RunInstances differs from the plainest launch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from awsddp import compat
+from awsddp.plan import Facts, Group, Image, LaunchPlan, Reservation, Subnet, make_plan, names, resolve
+from awsddp.spec import load
+
+ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
+PLAIN = (
+    "ImportKeyPair",
+    "CreateSecurityGroup",
+    "AuthorizeSecurityGroupIngress",
+    "AuthorizeSecurityGroupEgress",
+)
+DLAMI = Image(
+    id="ami-1",
+    name="Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+    created="2026-08-22T00:00:00.000Z",
+    architecture="x86_64",
+    root_device="/dev/sda1",
+    root_gb=75,
+    ssh_user="ubuntu",
+    owner="amazon",
+)
+AMAZON_LINUX = replace(
+    DLAMI,
+    id="ami-2",
+    name="Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Amazon Linux 2023) 20260822",
+    root_device="/dev/xvda",
+    ssh_user="ec2-user",
+)
+OWN_IMAGE = replace(DLAMI, id="ami-3", name="ours, driver 535", root_gb=300)
+FACTS = Facts(
+    region="us-east-1",
+    target="aws",
+    owner="AIDA",
+    offers=dict.fromkeys(compat.GPU_TYPES, ZONES) | {"p5.48xlarge": ("us-east-1b",)},
+    image=DLAMI,
+    subnets=tuple(
+        Subnet(id=f"subnet-{zone[-1]}", zone=zone, vpc="vpc-1", free_addresses=250) for zone in ZONES
+    ),
+    quotas={code: 2000.0 for code, _ in (compat.QUOTA_P, compat.QUOTA_G, compat.SPOT_G, compat.SPOT_P5)},
+    callers=("203.0.113.7/32",),
+)
+SPOT = replace(
+    FACTS,
+    spot_prices={"g5.12xlarge": {"us-east-1a": 2.4, "us-east-1b": 1.9, "us-east-1c": 3.0}},
+)
+OWN_SUBNET = replace(
+    FACTS,
+    subnets=(Subnet(id="subnet-own", zone="us-east-1c", vpc="vpc-9", free_addresses=20, route="internet"),),
+)
+PRIVATE_SUBNET = replace(OWN_SUBNET, subnets=(replace(OWN_SUBNET.subnets[0], route="private"),), callers=())
+CLOSED = {"network.address": "private", "network.ssh_cidr": "10.0.0.0/8"}
+RESERVED = Reservation(id="cr-1", instance_type="p5.48xlarge", zone="us-east-1a", free=2, state="active")
+BLOCK = replace(RESERVED, id="cr-2", block=True, ends="2026-12-01 11:30 UTC")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is asked for (`spec`), what is so (`facts`), what is planned, how RunInstances then differs."""
+
+    spec: Mapping[str, object] = field(default_factory=dict)
+    facts: Facts = FACTS
+    type: str
+    nodes: int = 2
+    market: str = "on-demand"
+    zones: tuple[str, ...] = ZONES
+    machines_usd: float | None = None
+    efa: tuple[int, int] = (0, 0)
+    makes: tuple[str, ...] = (*PLAIN, "CreatePlacementGroup")
+    run: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+
+
+def nic(
+    *, public: bool | None = True, subnet: str = "subnet-x", group: str = "sg-1", **more: Any
+) -> dict[str, Any]:
+    """An interface of a request; `public` None: nothing is said of a public address."""
+    said = {} if public is None else {"AssociatePublicIpAddress": public}
+    return {
+        "DeviceIndex": 0,
+        "SubnetId": subnet,
+        "Groups": [group],
+        "DeleteOnTermination": True,
+        **said,
+        **more,
+    }
+
+
+def efa_nics(first: str, cards: int) -> list[dict[str, Any]]:
+    return [
+        nic(public=None, NetworkCardIndex=0, InterfaceType=first),
+        *(
+            nic(public=None, DeviceIndex=1, NetworkCardIndex=card, InterfaceType="efa-only")
+            for card in range(1, cards)
+        ),
+    ]
+
+
+def one(name: str, usd: float, efa: int, **more: Any) -> Case:
+    """The plainest case of a type: it is named, and nothing else."""
+    nodes = more.get("nodes", 2)
+    return Case(
+        spec={"cluster.instance_type": name} | more.pop("spec", {}),
+        type=name,
+        machines_usd=usd * nodes,
+        efa=(0, efa),
+        **more,
+    )
+
+
+def disk(gb: int, device: str = "/dev/sda1", **more: Any) -> list[dict[str, Any]]:
+    ebs = {"VolumeSize": gb, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True, **more}
+    return [{"DeviceName": device, "Ebs": ebs}]
+
+
+def target(reservation: str) -> dict[str, Any]:
+    return {"CapacityReservationTarget": {"CapacityReservationId": reservation}}
+
+
+ALONE = PLAIN
+ONE_TIME = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+CASES = {
+    # each family
+    "nothing asked": Case(type="g6.48xlarge", machines_usd=2 * 13.3504, efa=(0, 1)),
+    "g4dn": one("g4dn.12xlarge", 3.912, 1),
+    "g4dn, the smallest": one("g4dn.xlarge", 0.526, 0),
+    "g4dn on bare metal": one("g4dn.metal", 7.824, 1),
+    "g5": one("g5.48xlarge", 16.288, 1),
+    "g6": one("g6.12xlarge", 4.6016, 1),
+    "g6e": one("g6e.48xlarge", 30.13118, 4),
+    "g7e": one("g7e.48xlarge", 33.14432, 4),
+    "p3dn, with an image of one's own": one(
+        "p3dn.24xlarge",
+        31.212,
+        1,
+        facts=replace(FACTS, image=OWN_IMAGE),
+        spec={"cluster.image": "ami-3"},
+        run={"ImageId": "ami-3", "BlockDeviceMappings": disk(400)},
+    ),
+    "p4d": one("p4d.24xlarge", 21.957642, 4),
+    "p4de": one("p4de.24xlarge", 27.44705, 4),
+    "p5, offered in one zone": one("p5.48xlarge", 55.04, 32, zones=("us-east-1b",)),
+    "p5en": one("p5en.48xlarge", 63.296, 16),
+    "p6-b200": one("p6-b200.48xlarge", 113.9328, 8),
+    "p5e, whose price is not known": Case(
+        spec={"cluster.instance_type": "p5e.48xlarge"}, type="p5e.48xlarge", efa=(0, 32)
+    ),
+    # how many, which GPUs
+    "one node alone": one("g5.xlarge", 1.006, 0, nodes=1, spec={"cluster.nodes": 1}, makes=ALONE, run={}),
+    "64 nodes": one("g5.xlarge", 1.006, 0, nodes=64, spec={"cluster.nodes": 64}),
+    "gpus by name and count": Case(
+        spec={"cluster.gpus": "A100:8"}, type="p4d.24xlarge", machines_usd=2 * 21.957642, efa=(0, 4)
+    ),
+    "gpus with their memory": Case(
+        spec={"cluster.gpus": "A100-80GB:8"}, type="p4de.24xlarge", machines_usd=2 * 27.44705, efa=(0, 4)
+    ),
+    "gpus of any number": Case(
+        spec={"cluster.gpus": "l4"}, type="g6.xlarge", machines_usd=2 * 0.8048, efa=(0, 0)
+    ),
+    # prices and money
+    "the price as AWS tells it now": Case(
+        spec={"cluster.instance_type": "g5.xlarge"},
+        facts=replace(FACTS, prices={"g5.xlarge": 0.9}, price_date="2026-11-21"),
+        type="g5.xlarge",
+        machines_usd=1.8,
+    ),
+    "within the budget": one(
+        "g5.xlarge", 1.006, 0, spec={"cluster.budget_usd": 60, "cluster.max_price_usd": 2.5}
+    ),
+    # spot
+    "spot, the cheapest zone first": Case(
+        spec={"cluster.instance_type": "g5.12xlarge", "cluster.spot": True},
+        facts=SPOT,
+        type="g5.12xlarge",
+        market="spot",
+        zones=("us-east-1b", "us-east-1a", "us-east-1c"),
+        machines_usd=6.0,
+        efa=(0, 1),
+        run={"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": ONE_TIME}},
+    ),
+    "spot, the zones in the order given": Case(
+        spec={
+            "cluster.instance_type": "g5.12xlarge",
+            "cluster.spot": True,
+            "capacity.zones": '["us-east-1c", "us-east-1a"]',
+        },
+        facts=SPOT,
+        type="g5.12xlarge",
+        market="spot",
+        zones=("us-east-1c", "us-east-1a"),
+        machines_usd=6.0,
+        efa=(0, 1),
+        run={"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": ONE_TIME}},
+    ),
+    "spot, then on demand": Case(
+        spec={"cluster.instance_type": "g5.12xlarge", "capacity.markets": '["spot", "on-demand"]'},
+        facts=SPOT,
+        type="g5.12xlarge",
+        market="spot",
+        zones=("us-east-1b", "us-east-1a", "us-east-1c"),
+        machines_usd=6.0,
+        efa=(0, 1),
+        run={"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": ONE_TIME}},
+        others=("g5.12xlarge on-demand",),
+    ),
+    # fail-over
+    "one zone": one("g5.xlarge", 1.006, 0, spec={"capacity.zones": "us-east-1c"}, zones=("us-east-1c",)),
+    "other types after the first": one(
+        "p4d.24xlarge",
+        21.957642,
+        4,
+        spec={"capacity.types": '["g5.48xlarge", "g6.48xlarge"]'},
+        others=("g5.48xlarge on-demand", "g6.48xlarge on-demand"),
+    ),
+    "types alone, the first of them retired": Case(
+        spec={"capacity.types": '["p2.8xlarge", "g6.48xlarge"]'},
+        type="g6.48xlarge",
+        machines_usd=2 * 13.3504,
+        efa=(0, 1),
+    ),
+    # reservations and blocks
+    "a reservation names type and zone": Case(
+        spec={"capacity.reservation": "cr-1"},
+        facts=replace(FACTS, reservation=RESERVED, quotas={}),
+        type="p5.48xlarge",
+        zones=("us-east-1a",),
+        machines_usd=2 * 55.04,
+        efa=(0, 32),
+        makes=PLAIN,
+        run={"CapacityReservationSpecification": target("cr-1")},
+    ),
+    "a capacity block": Case(
+        spec={"capacity.reservation": "cr-2"},
+        facts=replace(FACTS, reservation=BLOCK, quotas={}),
+        type="p5.48xlarge",
+        market="capacity-block",
+        zones=("us-east-1a",),
+        machines_usd=0.0,
+        efa=(0, 32),
+        makes=PLAIN,
+        run={
+            "InstanceMarketOptions": {"MarketType": "capacity-block"},
+            "CapacityReservationSpecification": target("cr-2"),
+        },
+    ),
+    # placement
+    "no placement group": one("g5.xlarge", 1.006, 0, spec={"capacity.placement": "none"}, makes=PLAIN),
+    "a placement group of one's own": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        spec={"capacity.placement": "near"},
+        makes=PLAIN,
+        run={"Placement": {"GroupName": "near"}},
+    ),
+    "a placement group for one node, as asked": one(
+        "g5.xlarge", 1.006, 0, nodes=1, spec={"cluster.nodes": 1, "capacity.placement": "cluster"}
+    ),
+    # EFA
+    "EFA on one card keeps its public address": Case(
+        spec={"cluster.instance_type": "g6.48xlarge", "capacity.efa": True},
+        type="g6.48xlarge",
+        machines_usd=2 * 13.3504,
+        efa=(1, 1),
+        run={"NetworkInterfaces": [nic(NetworkCardIndex=0, InterfaceType="efa")]},
+    ),
+    "EFA, one of four beside a public address": Case(
+        spec={"cluster.instance_type": "p4d.24xlarge", "capacity.efa": True},
+        type="p4d.24xlarge",
+        machines_usd=2 * 21.957642,
+        efa=(1, 4),
+        run={"NetworkInterfaces": [nic(NetworkCardIndex=0, InterfaceType="efa")]},
+    ),
+    **{
+        f"EFA on {cards} cards": Case(
+            spec={"cluster.instance_type": name, "capacity.efa": True, **CLOSED},
+            type=name,
+            zones=("us-east-1b",) if name == "p5.48xlarge" else ZONES,
+            machines_usd=2 * usd,
+            efa=(cards, cards),
+            run={"NetworkInterfaces": efa_nics("efa", cards)},
+        )
+        for name, usd, cards in (
+            ("g6e.24xlarge", 15.06559, 2),
+            ("p4d.24xlarge", 21.957642, 4),
+            ("p6-b200.48xlarge", 113.9328, 8),
+            ("p5en.48xlarge", 63.296, 16),
+            ("p5.48xlarge", 55.04, 32),
+        )
+    },
+    "EFA on 16 of 17 cards, the first without": Case(
+        spec={
+            "cluster.instance_type": "p6-b300.48xlarge",
+            "capacity.efa": True,
+            "cluster.image": "ami-3",
+            **CLOSED,
+        },
+        facts=replace(FACTS, image=OWN_IMAGE),
+        type="p6-b300.48xlarge",
+        machines_usd=2 * 142.416,
+        efa=(16, 16),
+        run={
+            "ImageId": "ami-3",
+            "BlockDeviceMappings": disk(400),
+            "NetworkInterfaces": efa_nics("interface", 17),
+        },
+    ),
+    # network and access
+    "private addresses": one(
+        "g5.xlarge", 1.006, 0, spec=CLOSED, run={"NetworkInterfaces": [nic(public=False)]}
+    ),
+    "a subnet of one's own": one(
+        "g5.xlarge", 1.006, 0, facts=OWN_SUBNET, spec={"network.subnet": "subnet-own"}, zones=("us-east-1c",)
+    ),
+    "a private subnet of one's own": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        facts=PRIVATE_SUBNET,
+        spec={"network.subnet": "subnet-own", **CLOSED},
+        zones=("us-east-1c",),
+        run={"NetworkInterfaces": [nic(public=False)]},
+    ),
+    "a security group of one's own": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        facts=replace(FACTS, group=Group(id="sg-own", vpc="vpc-1")),
+        spec={"network.security_group": "sg-own"},
+        makes=("ImportKeyPair", "CreatePlacementGroup"),
+        run={"NetworkInterfaces": [nic(group="sg-own")]},
+    ),
+    "an instance profile by name": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        spec={"access.instance_profile": "nodes"},
+        run={"IamInstanceProfile": {"Name": "nodes"}},
+    ),
+    "an instance profile by ARN": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        spec={"access.instance_profile": "arn:aws:iam::1:instance-profile/nodes"},
+        run={"IamInstanceProfile": {"Arn": "arn:aws:iam::1:instance-profile/nodes"}},
+    ),
+    "a KMS key": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        spec={"access.kms_key": "alias/ours"},
+        run={"BlockDeviceMappings": disk(200, KmsKeyId="alias/ours")},
+    ),
+    # image and disk
+    "Amazon Linux has another root device": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        facts=replace(FACTS, image=AMAZON_LINUX),
+        run={"ImageId": "ami-2", "BlockDeviceMappings": disk(200, "/dev/xvda")},
+    ),
+    "a disk of one's own size": one(
+        "g5.xlarge", 1.006, 0, spec={"cluster.disk_gb": 1000}, run={"BlockDeviceMappings": disk(1000)}
+    ),
+}
+
+
+def planned(case: Case) -> LaunchPlan:
+    spec, _ = load("demo", environ={}, overrides={"tags.team": "vision", **case.spec})
+    return make_plan(spec, case.facts)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_plan(case: Case) -> None:
+    made = planned(case)
+    assert (made.instance_type, made.nodes, made.market) == (case.type, case.nodes, case.market)
+    assert tuple(zone.name for zone in made.zones) == case.zones
+    assert made.price.machines == (None if case.machines_usd is None else pytest.approx(case.machines_usd))
+    assert (made.efa.count, made.efa.most) == case.efa
+    assert tuple(request.operation for request in made.requests) == (*case.makes, "RunInstances")
+    assert tuple(f"{other.instance_type} {other.market}" for other in made.alternatives) == case.others
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_request_that_launches(case: Case) -> None:
+    ids = {
+        **names("demo", "0a1b2c3d"),
+        "security_group": "sg-1",
+        "subnet": "subnet-x",
+        "client_token": "token",
+    }
+    secrets = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
+    sent = resolve(planned(case), ids=ids, secrets=secrets, now=datetime(2026, 11, 21, 8, 45, tzinfo=UTC))
+    assert sent[-1].parameters == {**plainest(case), **case.run}
+
+
+def plainest(case: Case) -> dict[str, Any]:
+    """RunInstances of a launch that asks for nothing out of the way."""
+    ours = {
+        "Name": "awsddp-demo",
+        "awsddp:cluster": "demo",
+        "awsddp:id": "0a1b2c3d",
+        "awsddp:owner": "AIDA",
+        "awsddp:created": "2026-11-21T08:45:00Z",
+        "team": "vision",
+    }
+    numbers = {1: "0", 2: "0,1", 64: "0-63"}[case.nodes]
+    instance = {**ours, "awsddp:nodes": numbers, "awsddp:expires": "2026-11-22T08:45:00Z"}
+    tags = {"instance": instance, "volume": ours, "network-interface": ours}
+    if case.market == "spot":
+        tags["spot-instances-request"] = ours
+    near = (
+        {"Placement": {"GroupName": "awsddp-demo-0a1b2c3d"}} if "CreatePlacementGroup" in case.makes else {}
+    )
+    return {
+        "ClientToken": "token",
+        "ImageId": "ami-1",
+        "InstanceType": case.type,
+        "MinCount": case.nodes,
+        "MaxCount": case.nodes,
+        "KeyName": "awsddp-demo-0a1b2c3d",
+        "UserData": "#cloud-config\n",
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+        },
+        "BlockDeviceMappings": disk(200),
+        "NetworkInterfaces": [nic()],
+        **near,
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in pairs.items()]}
+            for kind, pairs in tags.items()
+        ],
+    }
+
+
+def test_there_are_at_least_forty_cases() -> None:
+    assert len(CASES) >= 40

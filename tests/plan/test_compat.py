@@ -1,0 +1,161 @@
+"""Which GPU, driver, CUDA, torch and image fit each other: the tables, and what is read from them."""
+
+import pytest
+
+from awsddp import compat
+
+DLAMI = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu {}) 20260822"
+K80_IMAGE = "Deep Learning AMI GPU PyTorch 1.10.0 (Ubuntu 18.04) 20211208"
+PROPRIETARY = "Deep Learning Base Proprietary Nvidia Driver GPU AMI (Amazon Linux 2) Version 71.6"
+
+
+def gpu(name: str) -> compat.Architecture:
+    found = compat.architecture_of(name)
+    assert found is not None
+    return found
+
+
+def row(torch: str) -> compat.Release:
+    found = compat.release(torch)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "newest"),
+    [
+        ("K80", 470, ("2.0", "11.8")),
+        ("M60", 580, ("2.14", "12.6")),
+        ("V100", 580, ("2.14", "12.6")),
+        ("V100", 470, ("2.7", "11.8")),
+        ("T4", None, ("2.14", "13.2")),
+        ("T4", 535, ("2.14", "12.6")),
+        ("A100", 450, ("2.7", "11.8")),
+        ("H100", 580, ("2.14", "13.2")),
+        ("B200", 570, ("2.11", "12.8")),
+        ("B300", 580, ("2.14", "13.2")),
+        ("RTX PRO 6000", 595, ("2.14", "13.2")),
+    ],
+)
+def test_the_newest_torch_of_each_gpu_with_a_driver(
+    name: str, driver: int | None, newest: tuple[str, str]
+) -> None:
+    assert compat.fitting_wheels(gpu(name), driver=driver)[0] == newest
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "name", "told"),
+    [
+        ("2.12", "12.8", "T4", "no wheel for CUDA 12.8"),
+        ("2.12", "13.0", "V100", "no code for the V100"),
+        ("2.5", "12.4", "B200", "no code for the B200"),
+        ("1.13", "11.7", "H100", "no code for the H100"),
+        ("2.1", "11.8", "K80", "torch 2.0 is the last"),
+        ("2.1", "12.1", "K80", "no code for the K80"),
+        ("2.12", "13.0", "L4", ""),
+        ("2.6", "12.4", "L40S", ""),
+        ("2.7", "12.8", "B300", ""),
+        ("1.10", "11.3", "K80", ""),
+    ],
+)
+def test_why_a_wheel_does_not_fit_a_gpu(torch: str, cuda: str, name: str, told: str) -> None:
+    why = compat.unfit(row(torch), cuda, gpu(name))
+    assert (told in why) if told else why == ""
+
+
+def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
+    assert "needs driver 580 or newer, and there is 570" in compat.unfit(
+        row("2.13"), "13.0", gpu("A100"), driver=570
+    )
+    assert [compat.least_driver(cuda) for cuda in ("13.2", "12.6", "11.8", "10.2", "8.0")] == [
+        580,
+        525,
+        450,
+        440,
+        367,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "module", "told"),
+    [
+        ("K80", 580, "proprietary", "driver 580 is too new for the K80"),
+        ("K80", 470, "open", "open-source driver does not know the K80"),
+        ("V100", 595, "proprietary", "last branch is 580"),
+        ("B200", 580, "proprietary", "needs the open one"),
+        ("B200", 550, "open", "too old"),
+        ("H100", 580, "open", ""),
+        ("T4", None, None, ""),
+    ],
+)
+def test_why_a_driver_does_not_drive_a_gpu(
+    name: str, driver: int | None, module: compat.KernelModule | None, told: str
+) -> None:
+    why = compat.undriven(gpu(name), driver=driver, module=module)
+    assert (told in why) if told else why == ""
+
+
+@pytest.mark.parametrize(
+    ("type_", "image", "told"),
+    [
+        ("p3dn.24xlarge", DLAMI.format("2.12", "24.04"), "open-source driver"),
+        ("p3dn.24xlarge", PROPRIETARY, ""),
+        ("p3dn.24xlarge", K80_IMAGE, ""),
+        ("g6.48xlarge", K80_IMAGE, "driver 470 is too old"),
+        ("p6-b200.48xlarge", PROPRIETARY, "needs the open one"),
+        ("p6-b200.48xlarge", DLAMI.format("2.6", "22.04"), "no code for the B200"),
+        ("p6-b300.48xlarge", DLAMI.format("2.8", "24.04"), "too old for the B300"),
+        ("g6.48xlarge", DLAMI.format("2.12", "24.04"), ""),
+        ("g6.48xlarge", "an image of one's own", ""),
+    ],
+)
+def test_which_image_fits_which_type(type_: str, image: str, told: str) -> None:
+    why = compat.misfit(compat.GPU_TYPES[type_], image)
+    assert (told in why) if told else why == ""
+
+
+def test_every_type_has_a_gpu_that_the_table_knows() -> None:
+    for kind in compat.GPU_TYPES.values():
+        assert compat.architecture_of(kind.gpu), kind.name
+        assert gpu(kind.gpu).capability == kind.capability
+        assert kind.cards >= kind.efa
+    for retired in compat.RETIRED.values():
+        assert compat.architecture_of(retired.gpu), retired.name
+
+
+def test_every_gpu_has_some_torch_that_runs_on_it() -> None:
+    for one in compat.ARCHITECTURES:
+        assert compat.fitting_wheels(one), one
+
+
+def test_a_torch_version_finds_its_row() -> None:
+    assert row("2.13.0+cpu").torchvision == "0.28"
+    assert row("2.1").torch == "2.1"
+    assert row("2.12").torch == "2.12"
+    assert "3.14" in row("2.12").pythons
+    assert compat.release("9.9") is None
+    assert compat.release("nightly") is None
+
+
+def test_images_that_are_gone_are_explained() -> None:
+    assert "deregistered" in compat.explained("Deep Learning AMI (Ubuntu) Version 14.0")
+    assert "deregistered" in compat.explained(K80_IMAGE)
+    assert compat.explained(DLAMI.format("2.12", "24.04")) == ""
+
+
+@pytest.mark.parametrize(
+    ("type_", "market", "code"),
+    [
+        ("p5.48xlarge", "on-demand", "L-417A185B"),
+        ("g6.48xlarge", "on-demand", "L-DB2E81BA"),
+        ("t3.micro", "on-demand", "L-1216C47A"),
+        ("p5.48xlarge", "spot", "L-C4BD4855"),
+        ("p4d.24xlarge", "spot", "L-7212CCBC"),
+        ("g6.48xlarge", "spot", "L-3819A6DF"),
+        ("p6-b200.48xlarge", "spot", None),
+        ("p5.48xlarge", "capacity-block", None),
+    ],
+)
+def test_the_quota_that_a_type_counts_against(type_: str, market: compat.Market, code: str | None) -> None:
+    quota = compat.quota_of(type_, market)
+    assert (quota[0] if quota else None) == code
