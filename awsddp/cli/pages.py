@@ -54,6 +54,8 @@ def cluster_page(result: dict[str, Any]) -> None:
 
 
 def _bill(result: dict[str, Any]) -> str:
+    if result["state"] == "stopped":
+        return "Stopped: only the disks cost. Start them: awsddp up. End them: awsddp down"
     would = "would cost" if result["target"] == "local" else "costs"
     text = f"{would} {money(result['price_usd_per_hour'])} an hour on EC2, {money(result['cost_usd'])} so far"
     if result["expires"]:

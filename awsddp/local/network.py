@@ -145,6 +145,8 @@ def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> Non
     name = place.machine(instance_id)
     unplug(place, instance_id)
     port = f"v{instance_id[-12:]}"
+    with suppress(LocalCloudError):  # the kernel takes a namespace's interfaces down a while after it is gone
+        run("ip", "-n", place.switch, "link", "del", port)
     ip([f"netns add {name}"])
     run(
         "ip",
