@@ -16,7 +16,7 @@ from awsddp.jobs.supervisor.wire import MAGIC
 from awsddp.spec import JobSection, JobSpec
 
 if TYPE_CHECKING:
-    from conftest import Fleet
+    from tests.jobs.conftest import Fleet
 
 SUPERVISOR = Path(launchers.__file__).parent / "supervisor"
 

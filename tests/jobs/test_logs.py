@@ -14,7 +14,7 @@ from awsddp.jobs.logs import Labeller, Merger, Stream, StreamError
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 
 if TYPE_CHECKING:
-    from conftest import Fleet
+    from tests.jobs.conftest import Fleet
 
 LABEL = b"[rank 3 @ node1] "
 
@@ -222,7 +222,7 @@ def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
 
 def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> None:
     fleet.launch("print('up', flush=True)\nimport time\ntime.sleep(600)\n")
-    from conftest import until
+    from tests.jobs.conftest import until
 
     until(fleet.up)
     for pid in fleet.supervisors(1):

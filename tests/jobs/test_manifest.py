@@ -15,7 +15,7 @@ from awsddp.jobs.supervisor import manifest as on_node
 from awsddp.jobs.supervisor.folder import JobFolder
 
 if TYPE_CHECKING:
-    from conftest import Fleet
+    from tests.jobs.conftest import Fleet
 
 SAVES = r"""
 import os

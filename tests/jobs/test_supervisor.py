@@ -15,13 +15,13 @@ from awsddp.jobs import launchers
 from awsddp.jobs.logs import Merger
 
 if TYPE_CHECKING:
-    from conftest import Fleet
+    from tests.jobs.conftest import Fleet
 
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
 def wait(condition: Any, seconds: float = 30) -> None:
-    from conftest import until
+    from tests.jobs.conftest import until
 
     until(condition, seconds=seconds)
 
@@ -290,7 +290,7 @@ def test_weird_arguments_arrive_as_they_are(fleet: "Fleet") -> None:
 
 
 def test_two_jobs_run_side_by_side_in_slots_of_their_own(fleet: "Fleet") -> None:
-    from conftest import free_ports
+    from tests.jobs.conftest import free_ports
 
     fleet.launch(SLEEP, job="one", slot=0)
     answers = {node: fleet.ask(node, launchers.slots_request(free_ports())) for node in (0, 1)}

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ssh_hosts import Host, Lab, make_host
 
 from awsddp.nodes import hostkeys
 from awsddp.nodes.hostkeys import make_key
+from tests.nodes.ssh_hosts import Host, Lab, make_host
 
 
 @pytest.fixture

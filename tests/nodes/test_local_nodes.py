@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ssh_hosts import wait_until
 
 from awsddp.cluster import Node
 from awsddp.nodes import hostkeys
@@ -18,6 +17,7 @@ from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.provision import prepare, user_data
 from awsddp.nodes.transport import Endpoint, Fleet
+from tests.nodes.ssh_hosts import wait_until
 
 boto3 = pytest.importorskip("boto3")
 pytestmark = [

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from ssh_hosts import Host, Lab
 
 from awsddp.cluster import Node, Prepared
 from awsddp.nodes import hostkeys
@@ -13,6 +12,7 @@ from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.provision import prepare
 from awsddp.report import Event
 from awsddp.resources import template
+from tests.nodes.ssh_hosts import Host, Lab
 
 MakeLab = Callable[[int], Lab]
 

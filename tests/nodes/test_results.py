@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ssh_hosts import Host, Lab
 from test_listing import HELL
 from test_sync import tree
 
@@ -13,6 +12,7 @@ from awsddp.nodes import sync
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.sync import Fetched, Wanted
 from awsddp.report import Event
+from tests.nodes.ssh_hosts import Host, Lab
 
 MakeLab = Callable[[int], Lab]
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ssh_hosts import Lab, wait_until
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
@@ -13,6 +12,7 @@ from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.transport import Result, command_line
 from awsddp.report import Event
+from tests.nodes.ssh_hosts import Lab, wait_until
 
 MakeLab = Callable[[int], Lab]
 NASTY = [

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from ssh_hosts import wait_until
 
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.provision import USER_DATA_LIMIT, user_data
+from tests.nodes.ssh_hosts import wait_until
 
 yaml = pytest.importorskip("yaml")
 
