@@ -19,20 +19,29 @@ def command() -> None:
 
 
 @command.command("start", cls=Verb)
-def start(options: Globals) -> None:
+@click.option("--no-hosts", "mode", flag_value="records", help="Records only: nothing boots.")
+@click.option("--loopback", "mode", flag_value="loopback", help="Hosts without root: an sshd each.")
+@click.option(
+    "--share",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Show this folder, read-only, in every node that boots from now on (repeatable).",
+)
+def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:
     """Start the local cloud's daemon, where it does not run."""
     from awsddp.cli.pages import local_page
     from awsddp.verbs import local
 
     with session.opened(options) as (ctx, show):
-        result = local.start(ctx.home, on_event=ctx.on_event)
+        result = local.start(ctx.home, on_event=ctx.on_event, mode=mode, share=share)
         show.pause()
         screen.document(result) if options.json else local_page(result)
 
 
 @command.command("status", cls=Verb)
 def status(options: Globals) -> None:
-    """Endpoint, credentials, mode and instances."""
+    """Endpoint, credentials, mode, instances and faults."""
     from awsddp.cli.pages import local_page
     from awsddp.verbs import local
 
@@ -58,3 +67,56 @@ def stop(options: Globals) -> None:
             screen.say(
                 options, "The local cloud is stopped, nothing is left." if existed else "No local cloud ran."
             )
+
+
+@command.group("fault")
+def fault() -> None:
+    """Faults on purpose: calls of the EC2 API that are refused, late, cut or lost."""
+
+
+@fault.command("add", cls=Verb)
+@click.argument("operation")
+@click.argument("effect")
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="Strike N times.  [default: always]")
+@click.option("--seconds", type=float, metavar="S", help="Of delay, late and stale.  [default: 5]")
+@click.option("--only", metavar="WORD", help="Strike calls with this value: a zone, a type, an id.")
+def fault_add(
+    options: Globals, operation: str, effect: str, times: int | None, seconds: float | None, only: str | None
+) -> None:
+    """Let calls of OPERATION (`*`: of any) go wrong.
+
+    EFFECT is an error code of EC2's (InsufficientInstanceCapacity, RequestLimitExceeded), or: `delay`, late
+    before it takes effect; `late`, late after it; `cut`, no connection and no effect; `lost`, the reply
+    lost after the effect; `stale`, what was made just now is not known yet.
+    """
+    from awsddp.verbs import local
+
+    given = {"times": times, "seconds": seconds, "only": only}
+    choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    with session.opened(options) as (ctx, _):
+        _show(options, local.fault_add(ctx.home, operation, effect, **choices))
+
+
+@fault.command("list", cls=Verb)
+def fault_list(options: Globals) -> None:
+    """List the faults in force, with their numbers."""
+    from awsddp.verbs import local
+
+    with session.opened(options) as (ctx, _):
+        _show(options, local.faults(ctx.home))
+
+
+@fault.command("clear", cls=Verb)
+@click.argument("number", type=int, required=False)
+def fault_clear(options: Globals, number: int | None) -> None:
+    """Take the fault NUMBER away; without it all."""
+    from awsddp.verbs import local
+
+    with session.opened(options) as (ctx, _):
+        _show(options, local.fault_clear(ctx.home, number))
+
+
+def _show(options: Globals, faults: list[dict[str, Any]]) -> None:
+    from awsddp.cli.pages import faults_page
+
+    screen.document(faults) if options.json else faults_page(faults)

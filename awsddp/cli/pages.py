@@ -190,12 +190,30 @@ def run_page(result: "RunResult") -> None:
 
 def local_page(result: dict[str, Any]) -> None:
     """Show the local cloud as any EC2 client may use it."""
-    _line(f"Local cloud: {result['mode']}" + (f" ({result['why']})" if result["why"] else ""))
+    _line(f"Local cloud in {result['mode']} mode: {result['why']}")
+    _line("For any EC2 client:")
     _line(f"  export AWS_ENDPOINT_URL={result['endpoint']} AWS_DEFAULT_REGION={result['region']}")
     key, secret = result["access_key_id"], result["secret_access_key"]
     _line(f"  export AWS_ACCESS_KEY_ID={key} AWS_SECRET_ACCESS_KEY={secret}")
-    if result["instances"]:
-        keys = list(result["instances"][0])
-        _table(keys, [[instance.get(key) for key in keys] for instance in result["instances"]])
+    living = [one for one in result["instances"] if one["state"] != "terminated"]
+    ended = len(result["instances"]) - len(living)
+    if living:
+        keys = ("instance_id", "name", "state", "instance_type", "private_ip", "region")
+        headings = ("instance", "name", "state", "type", "address", "region")
+        _table(headings, [[one[key] for key in keys] for one in living])
     else:
-        _line("  no instances")
+        _line("No instances.")
+    if ended:
+        _line(f"{ended} terminated within the last hour.")
+    if result["faults"]:
+        faults_page(result["faults"])
+
+
+def faults_page(faults: Sequence[dict[str, Any]]) -> None:
+    """Show the faults of the local cloud that are in force."""
+    if not faults:
+        _line("No faults.")
+        return
+    keys = ("id", "operation", "effect", "times", "seconds", "only")
+    rows = [[one[key] if key != "times" else one[key] or "always" for key in keys] for one in faults]
+    _table(("fault", *keys[1:]), rows)

@@ -11,6 +11,7 @@ from pathlib import Path
 from awsddp.local.place import Place
 
 ROOT = Path("/sys/fs/cgroup")
+DAEMON = "daemon"
 MAX_PROCESSES = 8192
 MEMORY_SHARE = 0.9
 
@@ -22,17 +23,23 @@ def hierarchies() -> list[Path]:
     return [ROOT / name for name in ("unified", "systemd", "memory", "pids") if (ROOT / name).is_dir()]
 
 
+def enter(place: Place) -> None:
+    """Moves the daemon into a cgroup of its own and ends what a killed one left there: commands half done."""
+    end(place, DAEMON)
+    for folder in _folders(place, DAEMON):
+        (folder / "cgroup.procs").write_text("0")
+
+
+def leave(place: Place) -> None:
+    """Moves the daemon, where it entered, back to the top, so that it can remove the rest."""
+    for tree in hierarchies():
+        if (tree / place.cgroup / DAEMON).exists():
+            (tree / "cgroup.procs").write_text("0")
+
+
 def make(place: Place, instance_id: str) -> list[Path]:
     """Makes a node's cgroups with their limits and returns them."""
-    made = []
-    for tree in hierarchies():
-        folder = tree / place.cgroup / instance_id
-        folder.mkdir(parents=True, exist_ok=True)
-        if tree == ROOT:
-            for parent in (ROOT, folder.parent):
-                with suppress(OSError):
-                    (parent / "cgroup.subtree_control").write_text("+memory +pids")
-        made.append(folder)
+    made = _folders(place, instance_id)
     memory_bytes = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
     limits = {
         "memory.max": memory_bytes,
@@ -43,6 +50,19 @@ def make(place: Place, instance_id: str) -> list[Path]:
         for name, value in limits.items():
             if (folder / name).exists():
                 (folder / name).write_text(str(value))
+    return made
+
+
+def _folders(place: Place, name: str) -> list[Path]:
+    made = []
+    for tree in hierarchies():
+        folder = tree / place.cgroup / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if tree == ROOT:
+            for parent in (ROOT, folder.parent):
+                with suppress(OSError):
+                    (parent / "cgroup.subtree_control").write_text("+memory +pids")
+        made.append(folder)
     return made
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,11 +18,12 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from awsddp.errors import LocalCloudError
+from awsddp.errors import LocalCloudError, UsageError
 from awsddp.local.place import Place
 
 REGION = "us-east-1"
 START_S = 60.0
+PATIENCE_S = 30.0
 KEPT = ("port", "block", "access_key_id", "secret_access_key")
 
 
@@ -48,19 +50,21 @@ def start(
     auto: bool = False,
     mode: str | None = None,
     share: tuple[Path, ...] = (),
+    patience_s: float = PATIENCE_S,
     on_event: Callable[[str], None] = lambda _: None,
 ) -> LocalInfo:
     """Makes sure that the local cloud of a home runs, and returns it; one that died goes on where it was.
 
-    :param auto: nobody asked for it by name, so the client may stop it when nothing lives in it.
+    :param auto: nobody asked for it by name, so it ends when nothing lives in it and no client is there.
+    :param patience_s: after how long without both an automatic one ends itself.
     :param mode: "nspawn" or "records"; None takes what this machine can do, or what runs.
     :param share: folders of the machine to show read-only in nodes that boot from now on.
     :param on_event: told what takes long.
     :raises LocalCloudError: this machine cannot, or the daemon did not come up; `why` says it.
     """
     place = Place(home)
-    with _client_lock(place):
-        settings = _settings(place, auto=auto, mode=mode, share=share)
+    with client_lock(place):
+        settings = _settings(place, auto=auto, mode=mode, share=share) | {"patience_s": patience_s}
         if settings["mode"] == "nspawn":
             from awsddp.local import torchenv
 
@@ -70,12 +74,14 @@ def start(
 
 
 def find(home: Path) -> LocalInfo | None:
-    """The local cloud of a home, or None if there is none.
+    """The local cloud of a home, or None if there is none. One that is just starting is waited for.
 
     One whose daemon died counts while it has instances; its `pid` is None.
     """
     place = Place(home)
-    alive = _daemon_lives(place)
+    until = time.monotonic() + START_S
+    while (alive := _daemon_lives(place)) and "pid" not in _report(place) and time.monotonic() < until:
+        time.sleep(0.02)
     if not alive and not place.living.exists():
         return None
     with suppress(FileNotFoundError, KeyError, ValueError):
@@ -95,7 +101,7 @@ def stop(home: Path) -> None:
     place = Place(home)
     if not place.folder.exists():
         return
-    with _client_lock(place):
+    with client_lock(place):
         _end_daemon(place)
         sweep.sweep(place)
 
@@ -105,16 +111,7 @@ def status(info: LocalInfo) -> dict[str, Any]:
 
     :raises LocalCloudError: its daemon does not answer.
     """
-    request = urllib.request.Request(
-        f"{info.endpoint}/_awsddp/status", headers={"X-Awsddp-Secret": info.secret_access_key}
-    )
-    try:
-        with _direct().open(request, timeout=10) as reply:
-            instances = json.load(reply)["instances"]
-    except OSError as error:
-        raise LocalCloudError(
-            f"the local cloud at {info.endpoint} does not answer", why=str(error), next="awsddp local start"
-        ) from error
+    said = _ask(info)
     return {
         "endpoint": info.endpoint,
         "region": info.region,
@@ -122,11 +119,63 @@ def status(info: LocalInfo) -> dict[str, Any]:
         "secret_access_key": info.secret_access_key,
         "mode": info.mode,
         "why": info.why,
-        "instances": instances,
+        "instances": said["instances"],
+        "faults": said["faults"],
     }
 
 
-def write_json(path: Path, document: dict[str, Any]) -> None:
+def fault_add(
+    info: LocalInfo,
+    operation: str,
+    effect: str,
+    *,
+    times: int | None = None,
+    seconds: float = 5.0,
+    only: str = "",
+) -> list[dict[str, Any]]:
+    """Makes calls of `operation` go wrong (faults.py), `times` times or until cleared; returns all in force.
+
+    :param only: strikes only requests with a parameter of this value; a launch also has its zone.
+    :raises UsageError: no such operation or effect.
+    :raises LocalCloudError: its daemon does not answer.
+    """
+    fields = {"operation": operation, "effect": effect, "times": times, "seconds": seconds, "only": only}
+    found: list[dict[str, Any]] = _ask(info, {"add": fields})["faults"]
+    return found
+
+
+def fault_clear(info: LocalInfo, number: int | None = None) -> list[dict[str, Any]]:
+    """Takes one fault away, or all; returns those that stay.
+
+    :raises UsageError: there is none of that number.
+    :raises LocalCloudError: its daemon does not answer.
+    """
+    found: list[dict[str, Any]] = _ask(info, {"clear": number})["faults"]
+    return found
+
+
+def _ask(info: LocalInfo, asked: dict[str, Any] | None = None) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"{info.endpoint}/_awsddp/",
+        data=json.dumps(asked).encode() if asked else None,
+        headers={"X-Awsddp-Secret": info.secret_access_key, "Content-Type": "application/json"},
+    )
+    try:
+        with _direct().open(request, timeout=10) as reply:
+            said: dict[str, Any] = json.load(reply)
+            return said
+    except urllib.error.HTTPError as error:
+        if error.code != 400:
+            raise
+        refused = json.load(error)["error"]
+        raise UsageError(refused["message"], refused["why"], refused["next"]) from None
+    except OSError as error:
+        raise LocalCloudError(
+            f"the local cloud at {info.endpoint} does not answer", why=str(error), next="awsddp local start"
+        ) from error
+
+
+def write_json(path: Path, document: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Writes a file whole or not at all, readable by its owner alone."""
     new = path.with_suffix(".new")
     new.touch(mode=0o600)
@@ -172,8 +221,11 @@ def _info(place: Place, *, alive: bool) -> LocalInfo:
 
 
 @contextmanager
-def _client_lock(place: Place) -> Iterator[None]:
-    """One client at a time; `stop` removes the file, so who waited looks whether it is still the one."""
+def client_lock(place: Place, *, wait: bool = True) -> Iterator[None]:
+    """One client at a time; `stop` removes the file, so who waited looks whether it is still the one.
+
+    :raises BlockingIOError: another has it, and `wait` is false.
+    """
     while True:
         place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -181,11 +233,18 @@ def _client_lock(place: Place) -> Iterator[None]:
         except FileNotFoundError:
             continue
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             with suppress(FileNotFoundError):
                 if place.client_lock.stat().st_ino == os.fstat(lock.fileno()).st_ino:
                     yield
                     return
+
+
+def _report(place: Place) -> dict[str, Any]:
+    with suppress(FileNotFoundError):
+        report: dict[str, Any] = json.loads(place.report.read_text())
+        return report
+    return {}
 
 
 def _daemon_lives(place: Place) -> bool:
@@ -204,13 +263,13 @@ def _spawn(place: Place) -> bool:
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     search = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
-    with place.daemon_lock.open("w") as lock, place.log.open("ab") as log:
+    with place.daemon_lock.open("a") as lock, place.log.open("ab") as log:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if place.report.exists():
-            report = json.loads(place.report.read_text())
+        lock.truncate(0)
+        if report := _report(place):
             write_json(place.report, {key: report[key] for key in KEPT if key in report})
         daemon = [sys.executable, "-m", "awsddp.local.daemon", str(place.home.resolve()), str(lock.fileno())]
         subprocess.run(
@@ -232,7 +291,7 @@ def _running(place: Place) -> LocalInfo:
     spawned = False
     while time.monotonic() < until:
         alive = _daemon_lives(place)
-        report = json.loads(place.report.read_text()) if place.report.exists() else {}
+        report = _report(place)
         if alive and "pid" in report and _answers(info := _info(place, alive=True)):
             return info
         if spawned and "error" in report:
@@ -252,7 +311,7 @@ def _running(place: Place) -> LocalInfo:
 
 def _answers(info: LocalInfo) -> bool:
     try:
-        status(info)
+        _ask(info)
     except LocalCloudError:
         return False
     return True
@@ -263,8 +322,8 @@ def _end_daemon(place: Place) -> None:
     sent: set[int] = set()
     while _daemon_lives(place):
         kill = signal.SIGTERM if time.monotonic() < until - 5 else signal.SIGKILL
-        with suppress(FileNotFoundError, KeyError, ValueError, ProcessLookupError):
-            pid = json.loads(place.report.read_text())["pid"]
+        with suppress(FileNotFoundError, ValueError, ProcessLookupError):
+            pid = int(place.daemon_lock.read_text())  # written first of all: one that starts can be ended too
             if kill not in sent:
                 os.kill(pid, kill)
                 sent.add(kill)

@@ -2,7 +2,8 @@
 
 It reads what was asked for (`settings.json`), takes up the state of an earlier run, opens the network, serves
 the endpoint and says where (`daemon.json`). It ends on SIGTERM and leaves everything in place: `control.stop`
-sweeps what it had, and a new start finds it again.
+sweeps what it had, and a new start finds it again. One that nobody asked for by name and nobody needs any
+more (`vigil`) sweeps for itself.
 """
 
 from __future__ import annotations
@@ -14,22 +15,28 @@ import os
 import signal
 import sys
 import threading
+import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 from awsddp.errors import AwsddpError
-from awsddp.local import network
+from awsddp.local import cgroups, network, vigil
 from awsddp.local.control import REGION, write_json
 from awsddp.local.hosts import Hosts, NoHosts
 from awsddp.local.place import Place
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
+QUIET_S = 5.0  # so long after its last call an EC2 client still counts as there
 
 
 def main() -> None:
     place = Place(Path(sys.argv[1]))
     # The home's lock, taken by who started us: held until this process ends, and by no child of it.
-    os.set_inheritable(int(sys.argv[2]), False)
+    lock = int(sys.argv[2])
+    os.set_inheritable(lock, False)
+    os.write(lock, str(os.getpid()).encode())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         serve(place)
     except AwsddpError as error:
@@ -51,6 +58,7 @@ def serve(place: Place) -> None:
         from awsddp.local import torchenv
         from awsddp.local.nspawn import NspawnHosts
 
+        cgroups.enter(place)
         block = network.open_switch(place, block)
         image = torchenv.describe(Path(settings["torch"]))
         hosts = NspawnHosts(place, image, share=lambda: _shared(place))
@@ -60,6 +68,7 @@ def serve(place: Place) -> None:
     from werkzeug.serving import make_server
 
     from awsddp.local.emulator import Emulator
+    from awsddp.local.faults import Faults
     from awsddp.local.front import Front
     from awsddp.local.lifecycle import Lifecycle
     from awsddp.local.store import Store
@@ -73,7 +82,14 @@ def serve(place: Place) -> None:
     key, secret = emulator.credentials()
     store.save()
     lifecycle = Lifecycle(emulator, store, hosts)
-    front = Front(emulator, store, lifecycle, secret=secret, status=lambda: status(emulator))
+    front = Front(
+        emulator,
+        store,
+        lifecycle,
+        Faults(place.faults),
+        secret=secret,
+        status=lambda: status(emulator),
+    )
     server = make_server(
         "127.0.0.1", int(earlier.get("port", 0)), front, threaded=True, request_handler=_quiet()
     )
@@ -87,7 +103,24 @@ def serve(place: Place) -> None:
         "secret_access_key": secret,
     }
     write_json(place.report, report)
+
+    def lives() -> bool:
+        return place.living.exists() or time.monotonic() - front.asked_at < QUIET_S
+
+    vigil.start(place, lives=lives, end=lambda: _leave(place, server))
     server.serve_forever(poll_interval=0.1)
+
+
+def _leave(place: Place, server: Any) -> None:
+    """Ends this daemon, and nothing of it stays."""
+    from awsddp.local.sweep import sweep
+
+    try:
+        cgroups.leave(place)
+        sweep(place)
+    except AwsddpError:
+        traceback.print_exc()
+    server.shutdown()
 
 
 def status(emulator: Any) -> dict[str, Any]:

@@ -21,11 +21,12 @@ from moto.ec2 import exceptions as ec2_exceptions
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
-from moto.ec2.models.elastic_network_interfaces import NetworkInterface
+from moto.ec2.models.elastic_network_interfaces import Attachment, NetworkInterface
 from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.models.subnets import Subnet
 from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses.instances import InstanceResponse
+from moto.ec2.utils import filter_dict_attribute_mapping
 from moto.iam.models import iam_backends
 from moto.ssm.models import Parameter, ParameterDict, SimpleSystemManagerBackend
 
@@ -45,7 +46,12 @@ USER_SHUTDOWN = ("Client.UserInitiatedShutdown", "User initiated shutdown")
 INSTANCE_SHUTDOWN = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 BROKEN = ("Server.InternalError", "Internal error on launch")
 
+# Filters of DescribeInstances that moto lacks.
+FILTERS = {"client-token": "client_token", "placement-group-name": "placement.group_name"}
+
 _original_init = Instance.__init__
+_original_prep_nics = Instance.prep_nics
+_original_attachment = Attachment.__init__
 _original_terminate = Instance.terminate
 _original_stop = Instance.stop
 _original_ssm_init = SimpleSystemManagerBackend.__init__
@@ -128,6 +134,8 @@ def finish_terminate(instance: Any) -> None:
 def _patch(block: ipaddress.IPv4Network) -> None:
     changes: list[tuple[type, str, Any]] = [
         (Instance, "__init__", _instance_init),
+        (Instance, "prep_nics", _prep_nics),
+        (Attachment, "__init__", _attachment),
         (Instance, "terminate", _terminate),
         (Instance, "stop", _stop),
         (Instance, "start", _start),
@@ -143,6 +151,7 @@ def _patch(block: ipaddress.IPv4Network) -> None:
     ]
     for owner, name, value in changes:
         setattr(owner, name, value)
+    filter_dict_attribute_mapping.update(FILTERS)
 
 
 def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -154,6 +163,33 @@ def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
         nic.mac_address = hardware_address(nic.private_ip_address)
     if not self.security_groups:  # named with the interface, or none: then the default one
         self.security_groups = list(self.nics[0].group_set)
+
+
+def _prep_nics(self: Any, nic_spec: list[dict[str, Any]], **given: Any) -> None:
+    """Interfaces on several network cards, which moto tells apart by their device index alone.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-eni.html#network-cards
+    """
+    nic_spec.sort(key=lambda nic: (int(nic.get("NetworkCardIndex", 0)), int(nic.get("DeviceIndex", 0))))
+    asked = [dict(nic) for nic in nic_spec]
+    if len(nic_spec) > 1:
+        given["associate_public_ip"] = False  # EC2 gives none to an instance of several interfaces
+    for place, nic in enumerate(nic_spec):
+        nic["DeviceIndex"] = place
+        if place and not nic.get("PrivateIpAddress") and (subnet := nic.get("SubnetId")):
+            nic["PrivateIpAddress"] = self.ec2_backend.get_subnet(subnet).get_available_subnet_ip(self)
+    _original_prep_nics(self, nic_spec, **given)
+    for place, nic in enumerate(asked):
+        made = self.nics[place]
+        made.shown_index = int(nic.get("DeviceIndex", 0))
+        made.card_index = int(nic.get("NetworkCardIndex", 0))
+        made.interface_type = nic.get("InterfaceType", "interface")
+
+
+def _attachment(self: Any, eni: Any) -> None:
+    _original_attachment(self, eni)
+    self.device_index = getattr(eni, "shown_index", eni.device_index)
+    self.network_card_index = getattr(eni, "card_index", 0)
 
 
 def _terminate(self: Any) -> Any:

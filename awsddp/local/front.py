@@ -10,9 +10,12 @@ import base64
 import hashlib
 import io
 import json
+import socket
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -20,8 +23,10 @@ from xml.sax.saxutils import escape
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from awsddp.local import placement, refusals
+from awsddp.errors import AwsddpError
+from awsddp.local import faults, placement, quotas, refusals
 from awsddp.local.emulator import Emulator
+from awsddp.local.faults import Fault, Faults
 from awsddp.local.lifecycle import Lifecycle
 from awsddp.local.requests import Refusal, Reply, Request, check_signature, read, refuse
 from awsddp.local.store import Launch, Store
@@ -38,6 +43,7 @@ class Front:
         emulator: Emulator,
         store: Store,
         lifecycle: Lifecycle,
+        faults: Faults,
         *,
         secret: str,
         status: Callable[[], dict[str, Any]],
@@ -45,15 +51,23 @@ class Front:
         self._emulator = emulator
         self._store = store
         self._lifecycle = lifecycle
+        self._faults = faults
         self._secret = secret
         self._status = status
+        self.asked_at = time.monotonic()
+        """When the API was last asked for something."""
         self._moto = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ.get("PATH_INFO", "").startswith(ADMIN):
-            status, headers, body = self._admin(environ)
-        else:
-            status, headers, body = self._api(environ)
+        try:
+            if environ.get("PATH_INFO", "").startswith(ADMIN):
+                status, headers, body = self._admin(environ)
+            else:
+                status, headers, body = self._api(environ)
+        except ConnectionError:
+            with suppress(OSError):
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise
         start_response(status, [*headers, ("Content-Length", str(len(body)))])
         return [body]
 
@@ -61,24 +75,41 @@ class Front:
         """What the `local` verb asks; only who can read the daemon's folder knows the secret."""
         if environ.get("HTTP_X_AWSDDP_SECRET") != self._secret:
             return "403 Forbidden", [("Content-Type", "text/plain")], b"no\n"
-        return "200 OK", [("Content-Type", "application/json")], json.dumps(self._status()).encode()
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        asked = json.loads(environ["wsgi.input"].read(length) if length else b"{}")
+        try:
+            with self._emulator.lock:
+                in_force = self._faults.act(asked)
+        except AwsddpError as error:
+            return (
+                "400 Bad Request",
+                [("Content-Type", "application/json")],
+                json.dumps(error.document()).encode(),
+            )
+        document = {**self._status(), "faults": in_force}
+        return "200 OK", [("Content-Type", "application/json")], json.dumps(document).encode()
 
     def _api(self, environ: dict[str, Any]) -> Reply:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ
+        self.asked_at = time.monotonic()
         try:
             request = read(environ)
             service = request.service
             with self._emulator.lock:
                 check_signature(request, environ, self._emulator.secret)
-                before = self._store.size()
-                reply = self._answer(request, environ)
-                if request.changes or self._store.size() != before:
-                    self._store.save()
-            if request.changes and service == "ec2":
-                self._lifecycle.wake()
+                fault = self._strike(request)
+            if fault is not None and fault.effect == "delay":
+                time.sleep(fault.seconds)
+            reply = self._carry_out(request, environ, fault)
+            if fault is not None and fault.effect == "late":
+                time.sleep(fault.seconds)
+            if fault is not None and fault.effect == "lost":
+                raise ConnectionResetError("a fault: the reply is lost")
             return reply
         except Refusal as refusal:
             return refuse(refusal, service=service, target=target)
+        except ConnectionError:
+            raise
         except Exception:
             traceback.print_exc()
             internal = Refusal(
@@ -86,21 +117,72 @@ class Front:
             )
             return refuse(internal, service=service, target=target)
 
-    def _answer(self, request: Request, environ: dict[str, Any]) -> Reply:
-        if request.service != "ec2":
-            return self._ask_moto(request, environ)
+    def _strike(self, request: Request) -> Fault | None:
+        """The fault that hits this request.
+
+        :raises Refusal: the fault refuses it.
+        :raises ConnectionError: the fault cuts the connection.
+        """
+        zone = ""
+        if request.service == "ec2" and request.action == "RunInstances":
+            with suppress(Refusal):
+                zone = refusals.wanted_zone(request, self._backend(request)) or ""
+        fault = self._faults.strike(request.action, (*request.parameters.values(), zone, request.region))
+        if fault is None or fault.effect in ("delay", "late", "lost", "stale"):
+            return fault
+        if fault.effect == "cut":
+            raise ConnectionResetError("a fault: the connection is cut")
+        raise faults.refusal(
+            fault, instance_type=request.parameters.get("InstanceType", "such"), zone=zone or "any zone"
+        )
+
+    def _carry_out(self, request: Request, environ: dict[str, Any], fault: Fault | None) -> Reply:
+        """What the request asks for; written down before the reply."""
+        with self._emulator.lock:
+            before = self._store.size()
+            stale = fault is not None and fault.effect == "stale" and request.service == "ec2"
+            view = (
+                faults.unaware(self._backend(request), younger_than_s=fault.seconds)
+                if stale and fault
+                else nullcontext()
+            )
+            with view:
+                reply = self._answer(request, environ)
+            if request.changes and request.service == "ec2":
+                faults.mark(self._backend(request))
+            if request.changes or self._store.size() != before:
+                self._store.save()
+        if request.changes and request.service == "ec2":
+            self._lifecycle.wake()
+        return reply
+
+    def _backend(self, request: Request) -> Any:
         try:
-            backend = self._emulator.backend(request.region)
+            return self._emulator.backend(request.region)
         except KeyError:
             raise Refusal("AuthFailure", f"There is no region {request.region}") from None
-        if request.action == "RunInstances":
+
+    def _answer(self, request: Request, environ: dict[str, Any]) -> Reply:
+        action = request.action
+        if request.service == "servicequotas" and action in quotas.ACTIONS:
+            known = quotas.answer(request, self._backend(request))
+            return known or self._ask_moto(request, environ)
+        if request.service != "ec2":
+            return self._ask_moto(request, environ)
+        backend = self._backend(request)
+        refusals.check_ids(request)
+        if action == "RunInstances":
             return self._launch(request, environ, backend)
-        if request.action in placement.ACTIONS:
+        if action in placement.ACTIONS:
             return placement.answer(request, backend)
-        if request.action == "DeleteSecurityGroup":
-            refusals.check_group_unused(request, backend)
-        if request.action == "GetConsoleOutput":
+        if action == "GetConsoleOutput":
             return self._console(request, backend)
+        if action == "DeleteSecurityGroup":
+            refusals.check_group_unused(request, backend)
+        elif action in ("DeleteSubnet", "DeleteVpc"):
+            refusals.check_unused(request, backend)
+        elif action == "StartInstances":
+            refusals.check_start(request, backend)
         return self._ask_moto(request, environ)
 
     def _launch(self, request: Request, environ: dict[str, Any], backend: Any) -> Reply:

@@ -37,13 +37,18 @@ class Place:
         return self.folder / "daemon.json"
 
     @property
+    def presence(self) -> Path:
+        """Shared by every client for as long as it lives: who can take it alone knows that none is there."""
+        return self.home / "local.lock"
+
+    @property
     def client_lock(self) -> Path:
         """Held by a client while it starts or stops the daemon."""
         return self.folder / "client.lock"
 
     @property
     def daemon_lock(self) -> Path:
-        """Held by the daemon as long as it lives."""
+        """Held by the daemon as long as it lives; its pid is in it."""
         return self.folder / "daemon.lock"
 
     @property
@@ -53,6 +58,11 @@ class Place:
     @property
     def state(self) -> Path:
         return self.folder / "state.pickle"
+
+    @property
+    def faults(self) -> Path:
+        """The faults that are in force."""
+        return self.folder / "faults.json"
 
     @property
     def living(self) -> Path:

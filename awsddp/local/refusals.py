@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import re
 from typing import Any
 
 from moto.core.utils import get_service_model
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
+from awsddp.local import quotas
 from awsddp.local.requests import Refusal, Request
 
 USER_DATA_BYTES = 16384
@@ -32,7 +34,73 @@ def check_launch(request: Request, backend: Any) -> None:
     key = request.parameters.get("KeyName")
     if key is not None and key not in backend.key_pairs:
         raise Refusal("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
+    _check_interfaces(request)
     _check_type(request, backend, image)
+    spot = request.parameters.get("InstanceMarketOptions.MarketType") == "spot"
+    quotas.check(backend, request.parameters.get("InstanceType", "m1.small"), high, spot=spot)
+
+
+def check_start(request: Request, backend: Any) -> None:
+    """What StartInstances refuses: stopped machines count against the quota again.
+
+    :raises Refusal: VcpuLimitExceeded.
+    """
+    for instance_id in request.listed("InstanceId"):
+        instance = backend.get_instance_by_id(instance_id)
+        if instance is not None and instance.state == "stopped":
+            quotas.check(backend, instance.instance_type, 1)
+
+
+def check_ids(request: Request) -> None:
+    """Ids that cannot be ids.
+
+    :raises Refusal: InvalidInstanceID.Malformed.
+    """
+    for instance_id in [*request.listed("InstanceId"), request.parameters.get("InstanceId", "i-00000000")]:
+        if not re.fullmatch(r"i-([0-9a-f]{8}|[0-9a-f]{17})", instance_id):
+            raise Refusal("InvalidInstanceID.Malformed", f'Invalid id: "{instance_id}"')
+
+
+def check_unused(request: Request, backend: Any) -> None:
+    """A subnet with interfaces, or a VPC with groups or a gateway of its own, cannot be deleted.
+
+    :raises Refusal: DependencyViolation.
+    """
+    if subnet_id := request.parameters.get("SubnetId"):
+        used = any(eni.subnet.id == subnet_id for eni in backend.enis.values())
+        name = f"subnet '{subnet_id}'"
+    else:
+        vpc_id = request.parameters.get("VpcId", "")
+        used = any(group.name != "default" for group in backend.groups.get(vpc_id, {}).values())
+        used = used or any(
+            gateway.vpc is not None and gateway.vpc.id == vpc_id
+            for gateway in backend.internet_gateways.values()
+        )
+        name = f"vpc '{vpc_id}'"
+    if used:
+        raise Refusal("DependencyViolation", f"The {name} has dependencies and cannot be deleted.")
+
+
+def _check_interfaces(request: Request) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html"""
+    nics = {name.split(".")[1] for name in request.parameters if name.startswith("NetworkInterface.")}
+    if nics and any(name.startswith(("SecurityGroup.", "SecurityGroupId.")) for name in request.parameters):
+        raise Refusal(
+            "InvalidParameterCombination",
+            "Network interfaces and an instance-level security groups may not be specified on the same "
+            "request",
+        )
+    public = [
+        name
+        for name in request.parameters
+        if name.startswith("NetworkInterface.") and name.endswith(".AssociatePublicIpAddress")
+    ]
+    if len(nics) > 1 and any(request.parameters[name] == "true" for name in public):
+        raise Refusal(
+            "InvalidParameterCombination",
+            "The associatePublicIPAddress parameter cannot be specified when launching with multiple network "
+            "interfaces.",
+        )
 
 
 def check_group_unused(request: Request, backend: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.cluster import Target
+from awsddp.errors import NotFoundError
 from awsddp.local import control
 from awsddp.report import Event, OnEvent
 
@@ -55,14 +56,31 @@ def start(awsddp_home: Path, *, on_event: OnEvent, **choices: Any) -> dict[str, 
 
 
 def status(awsddp_home: Path) -> dict[str, Any] | None:
-    """Return the daemon's status (design.md, "JSON"), or None where none runs."""
-    info = control.find(home(awsddp_home))
-    return control.status(info) if info else None
+    """Return the daemon's status (design.md, "JSON"), or None where there is none; a dead one is revived."""
+    with _existing(awsddp_home) as info:
+        return control.status(info) if info else None
 
 
-def runs(awsddp_home: Path) -> bool:
-    """Tell whether there is a local cloud, without asking it anything."""
-    return control.find(home(awsddp_home)) is not None
+def faults(awsddp_home: Path) -> list[dict[str, Any]]:
+    """Return the faults that are in force. Raises NotFoundError where no local cloud runs."""
+    with _running(awsddp_home) as info:
+        found: list[dict[str, Any]] = control.status(info)["faults"]
+        return found
+
+
+def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
+    """Make calls of the API go wrong (control.fault_add), and return the faults in force.
+
+    Raises UsageError, NotFoundError where no local cloud runs.
+    """
+    with _running(awsddp_home) as info:
+        return control.fault_add(info, operation, effect, **choices)
+
+
+def fault_clear(awsddp_home: Path, number: int | None = None) -> list[dict[str, Any]]:
+    """Take one fault away, or all; return the rest. Raises UsageError, NotFoundError as `fault_add`."""
+    with _running(awsddp_home) as info:
+        return control.fault_clear(info, number)
 
 
 def stop(awsddp_home: Path) -> bool:
@@ -71,6 +89,22 @@ def stop(awsddp_home: Path) -> bool:
     existed = control.find(place) is not None
     control.stop(place)
     return existed
+
+
+@contextlib.contextmanager
+def _existing(awsddp_home: Path) -> Iterator[control.LocalInfo | None]:
+    """Yield the local cloud that there is, alive, or None."""
+    place = home(awsddp_home)
+    with _presence(place):
+        yield control.start(place, auto=True) if control.find(place) else None
+
+
+@contextlib.contextmanager
+def _running(awsddp_home: Path) -> Iterator[control.LocalInfo]:
+    with _existing(awsddp_home) as info:
+        if info is None:
+            raise NotFoundError("no local cloud runs", f"{home(awsddp_home)} has none", "awsddp local start")
+        yield info
 
 
 def _lives(info: control.LocalInfo) -> bool:

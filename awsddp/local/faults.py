@@ -1,0 +1,176 @@
+"""Faults on purpose: what goes wrong with calls of the API, asked for by name of the operation.
+
+    RunInstances InsufficientInstanceCapacity    refused with this code of EC2's
+    DescribeInstances delay                      answered `seconds` late, before it takes effect
+    RunInstances late                            takes effect, and is answered `seconds` late
+    RunInstances cut                             the connection is cut before it takes effect
+    RunInstances lost                            takes effect, and the connection is cut instead of a reply
+    DescribeInstances stale                      does not know what was made less than `seconds` ago
+
+They are kept in a file, so that a daemon that is killed goes on with them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from moto.core.utils import get_service_model
+
+from awsddp.errors import UsageError
+from awsddp.local.control import write_json
+from awsddp.local.requests import Refusal
+
+SERVICES = ("ec2", "ssm", "sts", "iam", "service-quotas")
+EFFECTS = ("delay", "late", "cut", "lost", "stale")
+CODE = re.compile(r"[A-Z][A-Za-z0-9]+(\.[A-Za-z0-9]+)*")
+STATUS = {
+    "InsufficientInstanceCapacity": "500 Internal Server Error",
+    "InternalError": "500 Internal Server Error",
+    "InternalFailure": "500 Internal Server Error",
+    "RequestLimitExceeded": "503 Service Unavailable",
+    "ServiceUnavailable": "503 Service Unavailable",
+    "Unavailable": "503 Service Unavailable",
+    "UnauthorizedOperation": "403 Forbidden",
+    "AccessDeniedException": "400 Bad Request",
+}
+MESSAGES = {
+    "InsufficientInstanceCapacity": "We currently do not have sufficient {type} capacity in the Availability "
+    "Zone you requested ({zone}). Our system will be working on provisioning additional capacity.",
+    "InternalError": "An internal error has occurred",
+    "RequestLimitExceeded": "Request limit exceeded.",
+    "UnauthorizedOperation": "You are not authorized to perform this operation.",
+    "VcpuLimitExceeded": "You have requested more vCPU capacity than your current vCPU limit of 0 allows for "
+    "the instance bucket that the specified instance type belongs to. Please visit "
+    "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault. `times`: how often it still strikes, None for ever; `only`: a word that the request holds."""
+
+    id: int
+    operation: str
+    effect: str
+    times: int | None = None
+    seconds: float = 5.0
+    only: str = ""
+
+    def strikes(self, operation: str, words: tuple[str, ...]) -> bool:
+        """Whether it hits a request of this operation that holds these words."""
+        return self.operation in ("*", operation) and (not self.only or self.only in words)
+
+
+class Faults:
+    """The faults that are in force. Whoever uses it holds the emulator's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        saved = json.loads(path.read_text()) if path.exists() else []
+        self._faults = [Fault(**one) for one in saved]
+
+    def act(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
+        """Adds one (`add`: its fields), or clears one or all (`clear`: an id or null); returns all in force.
+
+        :raises UsageError: no such operation or effect.
+        """
+        if "add" in asked:
+            number = 1 + max((fault.id for fault in self._faults), default=0)
+            self._keep([*self._faults, _checked(Fault(**{**asked["add"], "id": number}))])
+        if "clear" in asked:
+            wanted = asked["clear"]
+            if wanted is not None and wanted not in [fault.id for fault in self._faults]:
+                raise UsageError(f"there is no fault {wanted}", "", "awsddp local fault list")
+            self._keep([] if wanted is None else [fault for fault in self._faults if fault.id != wanted])
+        return [asdict(fault) for fault in self._faults]
+
+    def strike(self, operation: str, words: tuple[str, ...]) -> Fault | None:
+        """The first fault that hits this request, counted down; None if none does."""
+        for fault in self._faults:
+            if fault.strikes(operation, words):
+                if fault.times is not None:
+                    left = replace(fault, times=fault.times - 1)
+                    rest = [left if one is fault else one for one in self._faults]
+                    self._keep([one for one in rest if one.times != 0])
+                return fault
+        return None
+
+    def _keep(self, faults: list[Fault]) -> None:
+        self._faults = faults
+        write_json(self._path, [asdict(fault) for fault in faults])
+
+
+def refusal(fault: Fault, *, instance_type: str, zone: str) -> Refusal:
+    """How a call is refused by a fault that names a code."""
+    text = MESSAGES.get(fault.effect, "Refused by a fault of the local cloud ({code}).")
+    return Refusal(
+        fault.effect,
+        text.format(type=instance_type, zone=zone, code=fault.effect),
+        status=STATUS.get(fault.effect, "400 Bad Request"),
+    )
+
+
+def mark(backend: Any) -> None:
+    """Notes when what is new in a region's back end was made."""
+    for collection in _collections(backend):
+        for thing in collection.values():
+            if not hasattr(thing, "born"):
+                thing.born = time.time()
+
+
+@contextmanager
+def unaware(backend: Any, *, younger_than_s: float) -> Iterator[None]:
+    """Within it the region does not know what was made less than so many seconds ago."""
+    limit = time.time() - younger_than_s
+    hidden = []
+    for collection in _collections(backend):
+        young = {key: thing for key, thing in collection.items() if getattr(thing, "born", 0.0) > limit}
+        for key in young:
+            collection.pop(key)
+        hidden.append((collection, young))
+    try:
+        yield
+    finally:
+        for collection, young in hidden:
+            collection.update(young)
+
+
+def _collections(backend: Any) -> list[dict[str, Any]]:
+    return [
+        backend.reservations,
+        backend.key_pairs,
+        backend.__dict__.setdefault("placement_groups", {}),
+        *backend.groups.values(),
+    ]
+
+
+def _checked(fault: Fault) -> Fault:
+    operations = {name for service in SERVICES for name in _operations(service)}
+    if fault.operation != "*" and fault.operation not in operations:
+        near = difflib.get_close_matches(fault.operation, operations, n=1)
+        hint = (
+            f"did you mean {near[0]}?" if near else "it is one of EC2, SSM, STS, IAM or Service Quotas, or *"
+        )
+        raise UsageError(f"there is no operation {fault.operation}", hint, "awsddp local fault add --help")
+    if fault.effect not in EFFECTS and not CODE.fullmatch(fault.effect):
+        raise UsageError(
+            f"{fault.effect} is no fault",
+            f"it is one of {', '.join(EFFECTS)}, or a code of EC2's such as RequestLimitExceeded",
+            "awsddp local fault add --help",
+        )
+    if fault.seconds < 0 or (fault.times is not None and fault.times < 1):
+        raise UsageError("a fault's seconds and times are positive", "", "awsddp local fault add --help")
+    return fault
+
+
+def _operations(service: str) -> list[str]:
+    model: Any = get_service_model(service)
+    return list(model.operation_names)
