@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 
 class Batch(NamedTuple):
-    """`records` [B, bytes] uint8 as the file holds them, `labels` [B], `draws` [B, 3]: all on the device."""
+    """`records` [B, bytes] uint8 as the file holds them, `labels` [B], `draws` [B, 3] where wanted."""
 
     records: Tensor
     labels: Tensor
-    draws: Tensor
+    draws: Tensor | None
 
 
 class Prepare:
@@ -42,13 +42,13 @@ class Prepare:
         crop: int = 0,
     ) -> None:
         self.images, self.size, self.crop = images, size, crop
-        scale = images.format.scale
-        self.factor = torch.tensor([1 / (scale * s) for s in std])
-        self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
+        width, scale = images.format.shape[2], images.format.scale
+        pixel = torch.tensor([[1 / (scale * s), -m / s] for m, s in zip(mean, std, strict=True)])
+        self.rows = {side: pixel.repeat(side, 1).T.contiguous() for side in {width, size or width}}
 
     def to(self, device: torch.device) -> Prepare:
         """Move its constants; return itself."""
-        self.factor, self.shift = self.factor.to(device), self.shift.to(device)
+        self.rows = {side: row.to(device) for side, row in self.rows.items()}
         return self
 
     def __call__(self, records: Tensor, draws: Tensor | None = None) -> Tensor:
@@ -67,9 +67,9 @@ class Prepare:
     def _normalise(self, pixels: Tensor) -> Tensor:
         """Normalise whole rows of pixels: on a CPU much faster than to broadcast over 3 channels."""
         rows = pixels.permute(0, 2, 3, 1).flatten(2)
-        width = pixels.shape[3]
-        even = torch.addcmul(self.shift.repeat(width), rows.float(), self.factor.repeat(width))
-        return even.unflatten(2, (width, -1)).permute(0, 3, 1, 2)
+        factor, shift = self.rows[pixels.shape[3]]
+        even = torch.addcmul(shift, rows.float(), factor)
+        return even.unflatten(2, (pixels.shape[3], -1)).permute(0, 3, 1, 2)
 
 
 def crop_and_flip(pixels: Tensor, draws: Tensor, *, padding: int) -> Tensor:
@@ -130,16 +130,23 @@ class Batches:
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` on the device, from number `start` on."""
         self.sampler.set_epoch(epoch)
-        self.chunks.start = start
-        draws = self._draws(epoch)
-        gathered = self.loader if self.loader.num_workers else map(self._gather, self.chunks)
-        batches = (Batch(records, labels, draws[index]) for records, labels, index in gathered)
+        draws = self._draws(epoch) if self.crop else None
+        batches = (
+            Batch(records, labels, None if draws is None else draws[index])
+            for records, labels, index in self._gathered(start)
+        )
         return ahead(batches, self.device) if self.device.type == "cuda" else batches
 
-    def _gather(self, samples: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        index = torch.tensor(samples)
-        pinned = self.device.type == "cuda"
-        return self.images.gather(index, pinned=pinned), self.images.labels[index], index
+    def _gathered(self, start: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield records, labels and sample numbers of the batches from `start` on."""
+        self.chunks.start = start
+        if self.loader.num_workers:
+            yield from self.loader
+            return
+        size, pinned = self.chunks.batch_size, self.device.type == "cuda"
+        for index in torch.tensor(list(self.sampler))[start * size :].split(size):
+            if len(index):  # an empty tensor splits into one empty part
+                yield self.images.gather(index, pinned=pinned), self.images.labels[index], index
 
     def _draws(self, epoch: int) -> Tensor:
         """Return [N, 3] for augmentation: a function of seed, epoch and sample, whoever gets the sample."""
@@ -171,17 +178,21 @@ def ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """Yield `batches` on the GPU, each copied on a stream of its own while the one before it is worked on."""
     copies = torch.cuda.Stream(device)
 
+    def move(tensor: Tensor) -> Tensor:
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(device, non_blocking=True)
+
     def send(batch: Batch) -> Batch:
         with torch.cuda.stream(copies):
-            pinned = (tensor if tensor.is_pinned() else tensor.pin_memory() for tensor in batch)
-            return Batch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
+            draws = None if batch.draws is None else move(batch.draws)
+            return Batch(move(batch.records), move(batch.labels), draws)
 
     waiting: Batch | None = None
     for batch in chain(batches, [None]):
         ready = waiting
         if ready is not None:
             torch.cuda.current_stream(device).wait_stream(copies)
-            for tensor in ready:
+            for tensor in filter(torch.is_tensor, ready):
                 tensor.record_stream(torch.cuda.current_stream(device))
         waiting = send(batch) if batch is not None else None
         if ready is not None:
@@ -198,8 +209,8 @@ class Synthetic:
         self.inputs = torch.randn(batch_size, *shape, device=device).contiguous(
             memory_format=torch.channels_last
         )
-        nothing = torch.empty(0, device=device)
-        self.batch = Batch(nothing, torch.randint(0, classes, (batch_size,), device=device), nothing)
+        labels = torch.randint(0, classes, (batch_size,), device=device)
+        self.batch = Batch(torch.empty(0, device=device), labels, None)
 
     def __len__(self) -> int:
         return self.steps

@@ -134,6 +134,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = False
+        self.flag = torch.zeros(1)
         signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, *_: object) -> None:
@@ -141,7 +142,7 @@ class Stop:
 
     def ask(self) -> None:
         """Start telling the others; every rank calls this once a step."""
-        self.flag = torch.tensor([float(self.asked)])
+        self.flag.fill_(self.asked)
         self.work = dist.all_reduce(self.flag, async_op=True)
 
     def agreed(self) -> bool:

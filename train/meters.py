@@ -32,7 +32,7 @@ class Progress:
 
     def begin(self) -> None:
         """Start an epoch."""
-        self.window, self.epoch, self.last = (torch.zeros(3, device=self.device) for _ in range(3))
+        self.window, self.epoch, self.last = ([torch.zeros((), device=self.device)] * 3 for _ in range(3))
         self.window_images = self.epoch_images = self.last_images = self.batches = 0
         self.data_s = self.data_total_s = self.batch_s = 0.0
         self.started = self.window_started = self.mark = time.perf_counter()
@@ -45,12 +45,11 @@ class Progress:
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Take in the mean `loss` of a batch, and with `hits` how often `logits` [B, classes] were right."""
         self.last_images = len(labels)
+        self.last = [loss.detach() * self.last_images]
         if self.hits:
             found = logits.detach().topk(5).indices == labels[:, None]
-            self.last = torch.stack([loss.detach() * self.last_images, found[:, 0].sum(), found.sum()])
-            self.window += self.last
-        else:
-            self.window[0] += loss.detach() * self.last_images
+            self.last += [found[:, 0].sum(), found.sum()]
+        self.window = [total + new for total, new in zip(self.window, self.last, strict=False)]
         self.window_images += self.last_images
 
     def batch_done(self) -> None:
@@ -61,13 +60,13 @@ class Progress:
 
     def row(self) -> dict[str, float]:
         """Return the means over all ranks since the last call, and images a second. A collective call."""
-        sums = torch.cat([self.window, self.window.new_tensor([self.window_images])])
+        sums = torch.stack([*self.window, torch.tensor(float(self.window_images), device=self.device)])
         dist.all_reduce(sums)
         *values, images = sums.tolist()
         seconds = time.perf_counter() - self.window_started
-        self.epoch += self.window
+        self.epoch = [total + new for total, new in zip(self.epoch, self.window, strict=False)]
         self.epoch_images += self.window_images
-        self.window.zero_()
+        self.window = [torch.zeros((), device=self.device)] * 3
         self.window_images, self.window_started = 0, time.perf_counter()
         names = ("loss", "train_top1", "train_top5") if self.hits else ("loss",)
         means = {name: value / max(1, images) for name, value in zip(names, values, strict=False)}
@@ -76,14 +75,13 @@ class Progress:
     def line(self) -> str:
         """Return this rank's own meters: the last batch, and in brackets the epoch so far."""
         mean_s = (time.perf_counter() - self.started) / max(1, self.batches)
-        data_s = self.data_total_s / max(1, self.batches)
-        line = f"Time {self.batch_s:.3f} ({mean_s:.3f})  Data {self.data_s:.4f} ({data_s:.4f})"
-        if not self.hits:
-            return line
-        last = (self.last / max(1, self.last_images)).tolist()
-        mean = ((self.epoch + self.window) / max(1, self.epoch_images + self.window_images)).tolist()
-        for name, now, so_far in zip(("Loss", "Prec@1", "Prec@5"), last, mean, strict=True):
-            line += f"  {name} {now:.4f} ({so_far:.4f})"
+        line = f"Time {self.batch_s:.3f} ({mean_s:.3f})"
+        line += f"  Data {self.data_s:.4f} ({self.data_total_s / max(1, self.batches):.4f})"
+        images = self.epoch_images + self.window_images
+        for name, last, before, now in zip(
+            ("Loss", "Prec@1", "Prec@5"), self.last, self.epoch, self.window, strict=False
+        ):
+            line += f"  {name} {float(last) / self.last_images:.4f} ({float(before + now) / images:.4f})"
         return line
 
 

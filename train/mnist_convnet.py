@@ -17,8 +17,8 @@ With awsddp, which starts it once a node and sets MASTER_ADDR and MASTER_PORT:
         --num-machines {world_size} --machine-id {rank} --num-processes 2 --batch-size 32
 
 Divide --batch-size as you multiply processes, and the loss falls as before: a step sees as many images.
-Process 0 of each machine prints each 10 batches: the mean loss of all processes since the line before. It writes
-them as loss-MACHINE.csv into $AWSDDP_RUN_DIR.
+Process 0 of each machine prints each 10 batches: the mean loss of all processes since the line before. They
+are in loss-MACHINE.csv, in $AWSDDP_RUN_DIR, too.
 """
 
 from __future__ import annotations

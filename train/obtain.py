@@ -136,10 +136,10 @@ def _unpack(archive: Path, target: Path) -> None:
 
 
 def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: int = 0) -> None:
-    """Write a small set in `name`'s format into `folder`, for rehearsals: it can be learnt, and is marked as made.
+    """Write a small set in `name`'s format into `folder`, for rehearsals: it can be learnt, it is marked.
 
-    For mnist the UCI digits are enlarged and moved about, else each class is a random pattern under noise. A real
-    set is never overwritten. `train` is a multiple of 5. Raises data.DataError where a real set lies.
+    For mnist the UCI digits are enlarged and moved about, else each class is a random pattern under noise.
+    A real set is never overwritten. `train` is a multiple of 5. Raises data.DataError where a real set lies.
     """
     target = folder / data.PUBLISHED_FOLDER[name]
     if target.is_dir() and any(target.iterdir()) and not (target / data.MADE).exists():

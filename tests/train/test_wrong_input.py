@@ -17,7 +17,7 @@ import main
 import models
 import obtain
 import torch
-import torch.distributed as dist
+from alone import nobody_else
 from launching import run_ranks
 
 ONE = ["--epochs", "1"]
@@ -26,17 +26,9 @@ ONE = ["--epochs", "1"]
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run main in this process, in a folder of its own and without a launcher's variables."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "AWSDDP_RESUME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWSDDP_RUN_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with nobody_else(tmp_path / "run"):
+        yield
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:

@@ -1,0 +1,122 @@
+"""Images a second of the input pipeline on one core, STL-10 at 224 pixels, batch 32.
+
+    python train/data.py make stl10 /tmp/made --train 2000     # or: get stl10 data
+    python benchmarks/train_input.py --data-dir /tmp/made
+
+The pipelines take turns in one process that is bound to one core; a figure is the median of the rounds, a
+ratio the median of the rounds' own ratios:
+
+    published   the loop of 2018: PIL resize, ToTensor, Normalize, a sample at a time, through a DataLoader
+    v2          torchvision.transforms.v2 on whole batches of tensors, both memory layouts: the faster counts
+    ours        train/batches.py up to the float batch that the model gets
+    handed      train/batches.py up to the uint8 batch handed to the device, where a GPU does the rest
+
+Needs torchvision, numpy and pillow, for the pipelines that are not ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
+import quiet  # noqa: F401
+
+# isort: split
+import batches
+import data
+import models
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+BATCH = 32
+
+
+class Published(Dataset[tuple[Any, int]]):
+    """torchvision.datasets.STL10 as it hands out a sample, without its check of the real files' checksums."""
+
+    def __init__(self, images: data.Images, transform: Callable[[Any], Any]) -> None:
+        self.pixels = images.pixels(images.gather(torch.arange(len(images)))).numpy()
+        self.labels, self.transform = images.labels, transform
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, sample: int) -> tuple[Any, int]:
+        import numpy
+        from PIL import Image
+
+        picture = Image.fromarray(numpy.transpose(self.pixels[sample], (1, 2, 0)))
+        return self.transform(picture), int(self.labels[sample])
+
+
+def pipelines(images: data.Images) -> dict[str, Callable[[], int]]:
+    """Return each pipeline as a function that runs through the set once and counts its images."""
+    from torchvision import transforms
+    from torchvision.transforms import v2
+
+    half = (0.5, 0.5, 0.5)
+    old = transforms.Compose(
+        [transforms.Resize(224), transforms.ToTensor(), transforms.Normalize(half, half)]
+    )
+    published = DataLoader(Published(images, old), batch_size=BATCH, shuffle=True)
+    new = v2.Compose(
+        [v2.Resize(224, antialias=True), v2.ToDtype(torch.float32, scale=True), v2.Normalize(half, half)]
+    )
+    planes = images.pixels(images.gather(torch.arange(len(images)))).contiguous()
+    sampler = DistributedSampler[object](images, 1, 0)
+    ours = batches.Batches(images, sampler, batch_size=BATCH, device=torch.device("cpu"))
+    prepare = batches.Prepare(images, mean=half, std=half, size=224)
+
+    def with_v2(pixels: torch.Tensor) -> int:
+        return sum(len(new(pixels[index])) for index in torch.randperm(len(images)).split(BATCH))
+
+    layouts = {"v2 planes": planes, "v2 channels last": planes.contiguous(memory_format=torch.channels_last)}
+    return {
+        "published": lambda: sum(len(pixels) for pixels, _ in published),
+        **{name: (lambda pixels=pixels: with_v2(pixels)) for name, pixels in layouts.items()},
+        "ours": lambda: sum(len(prepare(batch.records)) for batch in ours.epoch(1)),
+        "handed": lambda: sum(len(batch.records) for batch in ours.epoch(1)),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    models.resnet18()  # makes torchvision importable beside a CPU build of torch
+    images = data.load("stl10", args.data_dir, True)
+    runs = pipelines(images)
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(args.rounds + 1):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            count = run()
+            if number:  # the first round warms up
+                rates[name].append(count / (time.perf_counter() - started))
+    best_v2 = [max(pair) for pair in zip(rates["v2 planes"], rates["v2 channels last"], strict=True)]
+    print(f"torch {torch.__version__}, {args.rounds} rounds, {len(images)} images{' (made)' * images.made}")
+    for name, values in rates.items():
+        print(f"{name:18}{statistics.median(values):10.0f} images/s")
+    for title, over, under in (
+        ("ours / published", rates["ours"], rates["published"]),
+        ("handed / published", rates["handed"], rates["published"]),
+        ("ours / best v2", rates["ours"], best_v2),
+    ):
+        print(f"{title:20}{statistics.median(a / b for a, b in zip(over, under, strict=True)):8.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Run main.py in this very process: quick, and with nobody else about."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import quiet  # noqa: F401  # isort: skip
+import main
+import torch
+import torch.distributed as dist
+
+LAUNCHER = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "AWSDDP_RESUME",
+)
+
+
+@contextmanager
+def nobody_else(folder: Path) -> Iterator[None]:
+    """No launcher's variables, `folder` for the run, one thread; what main changes is put back."""
+    before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    for name in LAUNCHER:
+        os.environ.pop(name, None)
+    os.environ.update(AWSDDP_RUN_DIR=str(folder), OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        signal.signal(signal.SIGTERM, handler)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def train(folder: Path, *argv: str) -> list[dict[str, Any]]:
+    """Train in `folder`; return the rows of its metrics."""
+    with nobody_else(folder):
+        assert main.run(list(argv)) == 0
+    return rows(folder)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the metrics in `folder`."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def weights(folder: Path) -> torch.Tensor:
+    """Return all weights of the newest checkpoint in `folder`, one after the other."""
+    path = max((folder / "checkpoints").glob("step-*.pt"))
+    model = torch.load(path, weights_only=True)["model"]
+    return torch.cat([tensor.flatten().double() for tensor in model.values()])

@@ -1,0 +1,94 @@
+"""The other published programs, each as its first lines say: on one machine and, by two addresses, on two."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from launching import TRAIN, free_port, run_program, run_ranks
+
+import obtain  # isort: skip
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    obtain.make("mnist", folder, train=4000, test=500)
+    return folder
+
+
+def test_the_probe_says_who_is_there(tmp_path: Path) -> None:
+    for rank, ended in enumerate(run_ranks("probe.py", ranks=2, folder=tmp_path)):
+        assert ended.code == 0 and f"world_size = 2, rank = {rank}, backend = " in ended.out
+
+
+@pytest.mark.prove
+def test_the_convnet_falls_alike_undistributed_and_on_two_machines(mnist: Path, tmp_path: Path) -> None:
+    def last_loss(folder: Path) -> float:
+        return float((folder / "loss-0.csv").read_text().splitlines()[-1].split(",")[-1])
+
+    program = [sys.executable, str(TRAIN / "mnist_convnet.py"), "--data-dir", str(mnist), "--epochs", "2"]
+    assert run_program(program, ranks=1, folder=tmp_path / "one")[0].code == 0
+    two = ["--num-machines", "2", "--machine-id", "{rank}", "--num-processes", "2", "--batch-size", "32"]
+    ended = run_program([*program, *two], ranks=2, folder=tmp_path / "two")
+    assert [e.code for e in ended] == [0, 0], ended
+    assert all("Finished training in" in e.out for e in ended)
+    assert last_loss(tmp_path / "two") == pytest.approx(last_loss(tmp_path / "one"), rel=0.2)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("program", ["mnist_mlp.py", "train_rank{rank}.py"])
+def test_the_perceptron_learns_on_two_machines(program: str, mnist: Path, tmp_path: Path) -> None:
+    args = ["--data-dir", str(mnist), "--epochs", "3", "--init-method", f"tcp://127.0.0.1:{free_port()}"]
+    named = ["--rank", "{rank}"] if program == "mnist_mlp.py" else []
+    ended = run_program(
+        [sys.executable, str(TRAIN / program), *named, *args, "--world-size", "2"], ranks=2, folder=tmp_path
+    )
+    for rank, one in enumerate(ended):
+        assert one.code == 0, one
+        means = [float(line.split(": ")[1].split()[0]) for line in one.out.splitlines() if "mean" in line]
+        assert len(means) == 3 and means[-1] < means[0] and f"of rank {rank}" in one.out
+    assert (tmp_path / "mlp.pt").exists()
+
+
+@pytest.mark.prove
+def test_every_rung_of_the_ladder_prints_the_same_losses(tmp_path: Path) -> None:
+    ladder = str(TRAIN / "ladder.py")
+    one = run_program([sys.executable, ladder, "single"], ranks=1, folder=tmp_path)[0]
+    parallel = run_program([sys.executable, ladder, "dataparallel"], ranks=1, folder=tmp_path)[0]
+    ddp = run_ranks("ladder.py", "ddp", ranks=4, folder=tmp_path)
+    assert one.code == 0 and one.out.startswith("step 20  loss ") and one.out == parallel.out
+    last = [float(text.split()[-1]) for text in (one.out, ddp[0].out)]
+    assert last[0] == pytest.approx(last[1], rel=1e-4)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("demo", ["basic", "checkpoint", "split"])
+def test_the_demos_keep_the_weights_alike(demo: str, tmp_path: Path) -> None:
+    for rank, ended in enumerate(run_ranks("ddp_demos.py", demo, ranks=2, folder=tmp_path)):
+        assert ended.code == 0 and f"{demo}: rank {rank} of 2" in ended.out and "weights alike" in ended.out
+
+
+@pytest.mark.prove
+def test_the_elastic_form_survives_a_worker_and_goes_on_from_its_snapshot(tmp_path: Path) -> None:
+    torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    ended = run_program([*torchrun, str(TRAIN / "elastic.py"), "--fail-at", "3"], ranks=1, folder=tmp_path)[0]
+    assert ended.code == 0, ended
+    assert "3 epochs are done, restart 1" in ended.out
+    assert [line.split()[1] for line in ended.out.splitlines() if line.startswith("epoch")] == [
+        str(epoch) for epoch in range(1, 11)
+    ]
+
+
+@pytest.mark.prove
+def test_a_parameter_server_learns_the_digits(tmp_path: Path) -> None:
+    ended = run_ranks("parameter_server.py", ranks=3, folder=tmp_path)
+    if find_spec("numpy") is None:
+        assert {e.code for e in ended} == {2} and "needs NumPy" in ended[0].err
+        return
+    assert {e.code for e in ended} == {0}, ended
+    assert float(ended[0].out.split()[-1]) > 0.85
