@@ -285,10 +285,8 @@ def test_what_on_data_raises_ends_all_streams_and_the_fleet_lives_on(
 
 def test_nothing_is_left_behind_by_a_fleet(lab: MakeLab) -> None:
     two = lab(2)
+    before = set(threading.enumerate())
     with two.fleet() as fleet:
         fleet.run(["true"], timeout_s=20)
     wait_until(lambda: not any(host.sessions() for host in two.hosts), "the sessions' end")
-    wait_until(
-        lambda: not [thread for thread in threading.enumerate() if thread is not threading.main_thread()],
-        "the threads' end",
-    )
+    wait_until(lambda: set(threading.enumerate()) <= before, "the threads' end")
