@@ -91,3 +91,11 @@ class Interrupted(AwsddpError):
     """The user asked to stop."""
 
     exit_code = 130
+
+
+class LetGo(KeyboardInterrupt):
+    """The terminal closed, or the process was asked to end (signal `number`): nobody waits for more."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number

@@ -1,10 +1,16 @@
 """From an error to what the user reads and the process's exit code. The one place that maps them."""
 
+import os
+import re
 import sys
 
 import click
 
-from awsddp.errors import AwsddpError, Interrupted, UsageError
+from awsddp.cli.signals import WATCH
+from awsddp.errors import AwsddpError, LetGo, UsageError
+
+READER_GONE = 141
+_ABOUT_A_CLUSTER = "(?:up|status|sync|train|jobs|logs|cancel|fetch|exec|ssh|stop|down|doctor)"
 
 
 def run(command: click.Command) -> int:
@@ -12,19 +18,28 @@ def run(command: click.Command) -> int:
     words = sys.argv[1:]
     try:
         result = command.main(args=words, prog_name="awsddp", standalone_mode=False)
-    except click.exceptions.Abort:
-        return _show(Interrupted("interrupted"), words)
-    except KeyboardInterrupt:
-        return _show(Interrupted("interrupted"), words)
+    except LetGo as stop:
+        show(WATCH.interrupted(), words)
+        return 128 + stop.number
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return show(WATCH.interrupted(), words)
     except click.ClickException as error:
-        return _show(UsageError(error.format_message(), "", _help_line(error)), words)
+        return show(UsageError(error.format_message(), "", _help_line(error)), words)
     except AwsddpError as error:
-        return _show(error, words)
+        return show(error, words)
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:
         return _unexpected(error, words)
     return result if isinstance(result, int) else 0
+
+
+def show(error: AwsddpError, words: list[str]) -> int:
+    """Tell an error, as a document with --json, and return its exit code. A closed terminal is no trouble."""
+    try:
+        return _show(error, words)
+    except OSError:
+        return error.exit_code
 
 
 def _show(error: AwsddpError, words: list[str]) -> int:
@@ -35,15 +50,23 @@ def _show(error: AwsddpError, words: list[str]) -> int:
     if "--json" in words:
         import json
 
-        print(json.dumps(error.document(), indent=2))
+        print(json.dumps(error.document(), indent=2), flush=True)
         return error.exit_code
     style = {"fg": "red", "bold": True}
     click.echo(click.style("error: ", **style) + error.message, err=True)  # type: ignore[arg-type]
-    for label, text in (("  why: ", error.why), (" next: ", error.next)):
+    for label, text in (("  why: ", error.why), (" next: ", _named(error.next))):
         for line in text.splitlines():
             click.echo(label + line, err=True)
             label = " " * len(label)
     return error.exit_code
+
+
+def _named(text: str) -> str:
+    """Return what to type next with the cluster's name in it, where it would mean another cluster else."""
+    context = WATCH.context
+    if context is None or context.spec.name == (os.environ.get("AWSDDP_CLUSTER") or "default"):
+        return text
+    return re.sub(rf"\bawsddp (?={_ABOUT_A_CLUSTER}\b)", f"awsddp -c {context.spec.name} ", text)
 
 
 def _help_line(error: click.ClickException) -> str:
@@ -53,10 +76,8 @@ def _help_line(error: click.ClickException) -> str:
 
 def _reader_gone() -> int:
     """The reader of our output went away (`| head`): end quietly, as a program in a pipe does."""
-    import os
-
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
+    return READER_GONE
 
 
 def _unexpected(error: Exception, words: list[str]) -> int:
@@ -72,7 +93,7 @@ def _unexpected(error: Exception, words: list[str]) -> int:
         where = str(place)
     except AwsddpError:
         where = "run it again with -vv"
-    return _show(
+    return show(
         AwsddpError(
             f"unexpected: {type(error).__name__}: {error}",
             "this is a defect of awsddp; your cluster, if any, is as it was",

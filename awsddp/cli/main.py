@@ -91,6 +91,11 @@ def cli(ctx: click.Context, /, **given: Any) -> None:
 
 def main() -> None:
     """Run the command line and exit with the documented code."""
-    from awsddp.cli.failures import run
+    from awsddp.cli.failures import READER_GONE, run
+    from awsddp.cli.signals import WATCH, leave
 
-    sys.exit(run(cli))
+    WATCH.install()
+    code = run(cli)
+    if code >= 128 or code == READER_GONE:
+        leave(code)
+    sys.exit(code)

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from awsddp.cli.signals import WATCH
+
 
 @dataclass(frozen=True, kw_only=True)
 class Globals:
@@ -76,6 +78,7 @@ class Verb(click.Command):
         names = [field.name for field in dataclasses.fields(Globals)]
         later = Globals(**{name: ctx.params.pop(name) for name in names})
         ctx.params["options"] = ctx.find_root().obj.merged(later)
+        WATCH.verb = self.name or ""
         return super().invoke(ctx)
 
 

@@ -3,6 +3,7 @@
 Talk goes to stderr; stdout is for results and the lines of a followed job.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -39,7 +40,14 @@ class Screen:
         self._finish()
 
     def event(self, event: Event) -> None:
-        """Show one event: a node's current step in its own line, anything else as a line of its own."""
+        """Show one event: a node's current step in its own line, anything else as a line of its own.
+
+        Where nobody reads stderr any more, it is not missed.
+        """
+        with contextlib.suppress(OSError):
+            self._event(event)
+
+    def _event(self, event: Event) -> None:
         if self.quiet:
             return
         if not self.live:

@@ -9,6 +9,7 @@ import click
 
 from awsddp.cli.options import Globals
 from awsddp.cli.screen import Screen
+from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
 from awsddp.spec import FILE, load
 from awsddp.state import Folder, home
@@ -119,7 +120,9 @@ def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator
     spec, job = load(options.name, file=Path(FILE), overrides=values | (asked or {}))
     with Screen(options) as screen:
         folder = Folder(home(), options.name)
-        yield Context(spec=spec, job=job, folder=folder, on_event=screen.event, local=options.local), screen
+        ctx = Context(spec=spec, job=job, folder=folder, on_event=screen.event, local=options.local)
+        WATCH.context = ctx
+        yield ctx, screen
 
 
 def _pair(text: str, *, sign: str = "--env-var ") -> tuple[str, str]:

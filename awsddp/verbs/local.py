@@ -31,7 +31,12 @@ def opened(awsddp_home: Path, on_event: OnEvent, *, start: bool = True) -> Itera
         if info is None and not start:
             yield None
             return
-        info = control.start(place, auto=True, on_event=lambda text: on_event(Event(text, "local cloud")))
+        try:
+            info = control.start(place, auto=True, on_event=lambda text: on_event(Event(text, "local cloud")))
+        except BaseException:
+            if (begun := control.find(place)) is not None and begun.auto and alone():
+                control.stop(place)
+            raise
         try:
             yield Target(
                 name="local",
@@ -59,6 +64,11 @@ def status(awsddp_home: Path) -> dict[str, Any] | None:
     """Return the daemon's status (design.md, "JSON"), or None where there is none; a dead one is revived."""
     with _existing(awsddp_home) as info:
         return control.status(info) if info else None
+
+
+def runs(awsddp_home: Path) -> bool:
+    """Tell whether there is a local cloud, without asking it anything."""
+    return control.find(home(awsddp_home)) is not None
 
 
 def faults(awsddp_home: Path) -> list[dict[str, Any]]:

@@ -81,7 +81,8 @@ def logs(
     try:
         with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
             chosen = choose_job(jobs_on(ctx, fleet), job)
-            chosen = watch(ctx, fleet, chosen, on_lines=on_lines, shown=shown.of(chosen), to_the_end=follow)
+            merger = merger_of(ctx, chosen, shown.of(chosen))
+            chosen = watch(ctx, fleet, chosen, on_lines=on_lines, merger=merger, to_the_end=follow)
             if follow:
                 bring_home(ctx, cluster, fleet, chosen)
             remember(ctx, chosen)
@@ -90,12 +91,16 @@ def logs(
         at_home = job_at_home(ctx, job)
         if at_home is None:
             raise
-        folder = place_of(ctx, at_home.job) / "logs"
-        merger = Merger(_nodes(at_home), folder=folder, shown=shown.of(at_home))
+        merger = merger_of(ctx, at_home, shown.of(at_home))
         for lines in merger.replay():
             on_lines(lines)
         on_lines(merger.finish())
         return job_result(ctx, at_home)
+
+
+def merger_of(ctx: Context, job: Job, shown: Collection[int] | None = None) -> Merger:
+    """Return what merges a job's logs: those of all ranks are kept at home, those of `shown` are shown."""
+    return Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs", shown=shown)
 
 
 def watch(
@@ -104,15 +109,15 @@ def watch(
     job: Job,
     *,
     on_lines: Callable[[bytes], None],
-    shown: Collection[int] | None = None,
+    merger: Merger | None = None,
     to_the_end: bool = True,
 ) -> Job:
     """Show every line of a job, from the first byte, each once, and return the job as it is at the end.
 
-    `shown` are the ranks whose lines are shown; what all say is kept at home. A node that falls silent is
+    A `merger` that has shown a part goes on where it was. A node that falls silent is
     connected to again for a minute; then the job is what the others say of it.
     """
-    merger = Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs", shown=shown)
+    merger = merger or merger_of(ctx, job)
     used = {rank.node for rank in job.ranks}
 
     def on_data(node: int, data: bytes) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from awsddp.errors import AwsddpError, ConfigError, Interrupted, NodeError, UsageError
+from awsddp.errors import AwsddpError, ConfigError, Interrupted, LetGo, NodeError, UsageError
 from awsddp.verbs.context import Context
 from awsddp.verbs.down import down
 from awsddp.verbs.stop import stop
@@ -40,22 +40,43 @@ def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) ->
     """
     check(ctx)
     result = RunResult()
+    shown = _unheard(on_lines)
     try:
         result.up = _timed(result, "up", lambda: up(ctx, confirm=confirm))
-        result.train = _timed(result, "train", lambda: train(ctx, on_lines=on_lines))
+        result.train = _timed(result, "train", lambda: train(ctx, on_lines=shown))
     except (ConfigError, UsageError) as error:
         if result.up is None:
             raise
         result.error = error
+    except Interrupted as error:
+        result.error = error if result.up is None else Interrupted(f"{error.message}, nothing is left")
     except AwsddpError as error:
         result.error = error
-    except KeyboardInterrupt:
-        result.error = Interrupted("interrupted")
+    except KeyboardInterrupt as stop:
+        ctx.say("interrupted: ending everything; Ctrl-C again leaves at once")
+        result.error = Interrupted("interrupted: results are at home as far as they came, nothing is left")
+        if isinstance(stop, LetGo):
+            result.error.exit_code = 128 + stop.number
     try:
         result.down = _timed(result, "down", lambda: down(ctx, confirm=lambda _: None))
     except NodeError as error:
         raise _stopped(ctx, error) from error
     return result
+
+
+def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return `on_lines`, silent once nobody reads any more: the run must reach its end all the same."""
+    heard = True
+
+    def tell(data: bytes) -> None:
+        nonlocal heard
+        try:
+            if heard:
+                on_lines(data)
+        except BrokenPipeError:
+            heard = False
+
+    return tell
 
 
 def _stopped(ctx: Context, error: NodeError) -> NodeError:

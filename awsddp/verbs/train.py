@@ -5,16 +5,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from awsddp.cluster import Job, RankResult
-from awsddp.errors import Interrupted, UsageError
+from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs import launchers
+from awsddp.jobs.logs import Merger
 from awsddp.jobs.ranks import Rank, layout
 from awsddp.spec import JobSpec
 from awsddp.verbs import sync
 from awsddp.verbs.context import Context
-from awsddp.verbs.logs import watch
+from awsddp.verbs.logs import merger_of, watch
 from awsddp.verbs.nodes import (
     Ready,
     ask,
@@ -165,33 +166,36 @@ def _name(spec: JobSpec, folder: Path) -> str:
 def attend(
     ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, on_lines: Callable[[bytes], None]
 ) -> dict[str, Any]:
-    """Follow a job to its end and bring it home. Ctrl-C ends the job; a second one leaves it as it is."""
+    """Follow a job to its end and bring it home. Ctrl-C ends the job; a closed terminal leaves it."""
+    merger = merger_of(ctx, job)
     try:
-        job = watch(ctx, fleet, job, on_lines=on_lines)
+        job = watch(ctx, fleet, job, on_lines=on_lines, merger=merger)
+    except LetGo:
+        raise
     except KeyboardInterrupt:
-        _interrupted(ctx, cluster, fleet, job, on_lines=on_lines)
+        _interrupted(ctx, cluster, fleet, job, on_lines=on_lines, merger=merger)
     bring_home(ctx, cluster, fleet, job)
     remember(ctx, job)
     return job_result(ctx, job)
 
 
 def _interrupted(
-    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, on_lines: Callable[[bytes], None]
-) -> None:
+    ctx: Context,
+    cluster: Ready,
+    fleet: "Fleet",
+    job: Job,
+    *,
+    on_lines: Callable[[bytes], None],
+    merger: Merger,
+) -> NoReturn:
     """End the job, bring home what it made, and say so."""
     ctx.say(f"interrupted: ending job {job.job}, its ranks have {ctx.job.job.grace}; Ctrl-C again leaves it")
-    still = f"awsddp logs -f {job.job}   # follow it again\nawsddp down   # end the nodes"
-    try:
-        cancel(ctx, fleet, job.job)
-        job = watch(ctx, fleet, job, on_lines=on_lines)
-        bring_home(ctx, cluster, fleet, job)
-        remember(ctx, job)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"left: job {job.job} may still run", "the nodes cost money until they end", still
-        ) from None
+    cancel(ctx, fleet, job.job)
+    job = watch(ctx, fleet, job, on_lines=on_lines, merger=merger)
+    bring_home(ctx, cluster, fleet, job)
+    remember(ctx, job)
     raise Interrupted(
-        f"job {job.job} was cancelled, its results are in {job.home}/",
+        f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
         "the nodes still run and cost money",
         "awsddp down   # end them",
     )

@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Cluster, Node, Target
-from awsddp.errors import ConfigError, Interrupted
+from awsddp.cluster import Cluster, Node, Prepared, Target
+from awsddp.errors import ConfigError
 from awsddp.plan import Facts, LaunchPlan, make_plan, names
-from awsddp.report import iso, money, node_name
+from awsddp.report import money, node_name
 from awsddp.spec import seconds
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, target_for
@@ -27,8 +27,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     """Bring the cluster up and return it as design.md's `up` document.
 
     `confirm` is called with the plan before anything is made, with a sentence before stopped nodes are
-    started, and raises to refuse. Raises ConfigError,
-    CloudError, CapacityError or NodeError; run again, `up` goes on where it stopped.
+    started, and raises to refuse. Raises ConfigError, CloudError, CapacityError or NodeError; run again, `up`
+    goes on where it stopped.
     """
     from awsddp.aws.clusters import find_cluster
     from awsddp.aws.session import Aws
@@ -36,25 +36,9 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     with ctx.folder.lock("up"), target_for(ctx) as target:
         aws = Aws(target)
         facts, cluster = _read(ctx, aws, target)
-        try:
-            record, nodes = _nodes(ctx, aws, facts, cluster, replace(target, region=aws.region), confirm)
-            record = _prepare(ctx, aws, record, nodes)
-        except KeyboardInterrupt:
-            raise _interrupted(ctx) from None
+        record, nodes = _nodes(ctx, aws, facts, cluster, replace(target, region=aws.region), confirm)
+        record = _prepare(ctx, aws, record, nodes, hosts=facts.image.tags.get("awsddp:hosts") != "none")
         return cluster_document(ctx, record, find_cluster(aws, ctx.spec.name, record.owner))
-
-
-def _interrupted(ctx: Context) -> Interrupted:
-    """Return the error that says what an interrupted `up` may have left running."""
-    record = ctx.folder.read()
-    if record is None:
-        return Interrupted("interrupted: nothing was launched")
-    hourly = money(record.price_usd_per_hour)
-    return Interrupted(
-        f"interrupted: {record.nodes} x {record.instance_type} may run, at {hourly} an hour",
-        f"they end themselves at {iso(record.expires)}",
-        "awsddp up   # go on\nawsddp down   # end them",
-    )
 
 
 def _read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, Cluster | None]:
@@ -210,8 +194,13 @@ def _login_key(ctx: Context) -> str:
     return public.read_text(encoding="utf-8").strip()
 
 
-def _prepare(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) -> Record:
-    """Wait until all nodes run, then make those ready that are not yet."""
+def _prepare(
+    ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...], *, hosts: bool = True
+) -> Record:
+    """Wait until all nodes run, then make those ready that are not yet.
+
+    Without `hosts` (the image says that nothing boots: a local cloud of records) there is nothing to make.
+    """
     from awsddp.aws.instances import wait_running
     from awsddp.aws.waits import deadline_s
     from awsddp.nodes import hostkeys, provision
@@ -232,19 +221,29 @@ def _prepare(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) 
             node.instance_id: record.intent["host_key"] for node in nodes if node.instance_id not in known
         }
         hostkeys.accept(ctx.folder.known_hosts, fresh)
-    with connect(ctx, record, nodes, deadline_s=deadline_s([record.instance_type])) as fleet:
-        prepared = provision.prepare(
-            fleet,
-            nodes,
-            known_hosts=ctx.folder.known_hosts,
-            expires_at=record.expires,
-            on_event=ctx.on_event,
-        )
+    if hosts:
+        with connect(ctx, record, nodes, deadline_s=deadline_s([record.instance_type])) as fleet:
+            prepared = provision.prepare(
+                fleet,
+                nodes,
+                known_hosts=ctx.folder.known_hosts,
+                expires_at=record.expires,
+                on_event=ctx.on_event,
+            )
+    else:
+        prepared = tuple(_unseen(record, node) for node in nodes)
     _confirm_expiry(ctx, aws, record, nodes)
     record = replace(record, prepared=prepared, intent=None)
     ctx.folder.write(record)
     ctx.folder.note("ready", id=record.id)
     return record
+
+
+def _unseen(record: Record, node: Node) -> Prepared:
+    """Return what is known of a node that nobody can log in to."""
+    return Prepared(
+        node=node.node, instance_id=node.instance_id, user=record.ssh_user, home="", python="", nic=""
+    )
 
 
 def _confirm_expiry(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) -> None:

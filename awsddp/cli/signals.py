@@ -1,0 +1,73 @@
+"""Ctrl-C, a closed terminal, a request to end: once in good order, a second time at once.
+
+In good order means: `train` ends its job and brings home what it made, `run` ends everything too, every other
+verb leaves within seconds. A closed terminal (SIGHUP) and SIGTERM leave the job of `train` as it is.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from awsddp.errors import AwsddpError, Interrupted, LetGo
+
+if TYPE_CHECKING:
+    from awsddp.verbs.context import Context
+
+PATIENCE_S = 3.0
+"""How long a verb that has nothing to finish may take to leave."""
+_FINISHING = ("train", "run")
+
+
+class Watch:
+    """Hears the signals of one command line. `context` is set once the verb knows what it is about."""
+
+    def __init__(self) -> None:
+        self.context: Context | None = None
+        self.verb = ""
+        self._heard = 0
+
+    def install(self) -> None:
+        """Take the signals over; one that was ignored when we were started stays ignored (nohup)."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+
+    def interrupted(self) -> AwsddpError:
+        """Return the error that says what is left behind."""
+        if self.context is None:
+            return Interrupted("interrupted")
+        from awsddp.verbs.interruption import interruption
+
+        return interruption(self.context)
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        self._heard += 1
+        if self._heard > 1:
+            self._leave(number)
+        if self.verb not in _FINISHING:
+            timer = threading.Timer(PATIENCE_S, self._leave, [number])
+            timer.daemon = True
+            timer.start()
+        raise KeyboardInterrupt if number == signal.SIGINT else LetGo(number)
+
+    def _leave(self, number: int) -> None:
+        """Say what is left behind and end this process, whatever it is doing."""
+        from awsddp.cli.failures import show
+
+        with contextlib.suppress(Exception):
+            show(self.interrupted(), sys.argv[1:])
+        leave(128 + number)
+
+
+def leave(code: int) -> None:
+    """End the process now: threads that still wait for a network are not waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+WATCH = Watch()
