@@ -7,7 +7,7 @@ import sys
 import click
 
 from awsddp.cli.signals import WATCH
-from awsddp.errors import AwsddpError, LetGo, UsageError
+from awsddp.errors import AwsddpError, UsageError
 
 READER_GONE = 141
 _ABOUT_A_CLUSTER = "(?:up|status|sync|train|jobs|logs|cancel|fetch|exec|ssh|stop|down|doctor)"
@@ -18,9 +18,6 @@ def run(command: click.Command) -> int:
     words = sys.argv[1:]
     try:
         result = command.main(args=words, prog_name="awsddp", standalone_mode=False)
-    except LetGo as stop:
-        show(WATCH.interrupted(), words)
-        return 128 + stop.number
     except (click.exceptions.Abort, KeyboardInterrupt):
         return show(WATCH.interrupted(), words)
     except click.ClickException as error:

@@ -79,7 +79,10 @@ class Verb(click.Command):
         later = Globals(**{name: ctx.params.pop(name) for name in names})
         ctx.params["options"] = ctx.find_root().obj.merged(later)
         WATCH.verb = self.name or ""
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:  # click would forget which one it was
+            raise WATCH.interrupted(stop) from None
 
 
 class Words(Verb):

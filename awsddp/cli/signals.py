@@ -35,13 +35,16 @@ class Watch:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
 
-    def interrupted(self) -> AwsddpError:
-        """Return the error that says what is left behind."""
-        if self.context is None:
-            return Interrupted("interrupted")
-        from awsddp.verbs.interruption import interruption
+    def interrupted(self, stop: BaseException | None = None) -> AwsddpError:
+        """Return the error that says what is left behind, with the exit code of what stopped us."""
+        error = Interrupted("interrupted")
+        if self.context is not None:
+            from awsddp.verbs.interruption import interruption
 
-        return interruption(self.context)
+            error = interruption(self.context)
+        if isinstance(stop, LetGo):
+            error.exit_code = 128 + stop.number
+        return error
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._heard += 1

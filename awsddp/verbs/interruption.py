@@ -24,7 +24,7 @@ def interruption(ctx: Context) -> Interrupted:
         where = f"in {record.target.region}, at {money(record.price_usd_per_hour)} an hour"
     why = [f"they end themselves at {iso(record.expires)}"]
     if running:
-        why.append(f"job {', '.join(running)} goes on without this machine, unless it has ended")
+        why.append(f"job {running[-1]} goes on without this machine, unless it has ended")
     ways = [f"awsddp logs -f {job}   # follow it, bring its results home" for job in running[-1:]]
     if not record.prepared:
         ways.append("awsddp up   # go on")

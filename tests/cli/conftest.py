@@ -36,14 +36,14 @@ class Lab:
         )
 
     def run(
-        self, *words: str, timeout: float = 170, cwd: Path | None = None
+        self, *words: str, timeout: float = 170, cwd: Path | None = None, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Start `awsddp` as a user does and return what they would see."""
         return subprocess.run(
             [sys.executable, "-m", "awsddp", *words],
             cwd=cwd or self.project,
             env=self.environ,
-            stdin=subprocess.DEVNULL,
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -65,6 +65,7 @@ class Lab:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=True,
         )
 
     def script(self, name: str, text: str) -> None:
@@ -86,7 +87,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab whose cluster `default` has two nodes that are ready."""
     made = Lab(tmp_path_factory.mktemp("lab"))

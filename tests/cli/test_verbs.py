@@ -1,0 +1,188 @@
+"""The verbs beside the story: a command on the nodes, a shell, jobs that are left and found again, stop."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from awsddp.resources import template
+from awsddp.spec import load
+from tests.cli.conftest import Lab
+
+COUNTS = """
+import os, time
+for number in range(100):
+    print("rank", os.environ["RANK"], "line", number, flush=True)
+    time.sleep(0.02)
+"""
+
+PATIENT = """
+import os, signal, sys, time
+def save(*_):
+    open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write("in time")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("waiting", flush=True)
+time.sleep(600)
+"""
+
+
+def test_exec_labels_what_each_node_says_and_keeps_the_streams_apart(cluster: Lab) -> None:
+    shown = cluster.run("exec", 'echo "out $1"; echo err >&2')
+    assert sorted(shown.stdout.splitlines()) == ["[node0] out ", "[node1] out "]
+    assert sorted(shown.stderr.splitlines()) == ["[node0] err", "[node1] err"]
+    assert shown.returncode == 0
+
+
+def test_exec_takes_words_as_they_are_and_answers_with_each_exit_code(cluster: Lab) -> None:
+    program = "import sys; print(sys.argv[1:], end=''); raise SystemExit(len(sys.argv))"
+    result = cluster.json("exec", "--", "python", "-c", program, "a b", "$(touch canary)", "'", code=1)
+    assert [(node["node"], node["exit_code"]) for node in result["nodes"]] == [(0, 4), (1, 4)]
+    assert result["nodes"][0]["stdout"] == str(["a b", "$(touch canary)", "'"])
+    one = cluster.run("exec", "--node", "1", "-i", "cat", stdin="typed")
+    assert (one.returncode, one.stdout) == (0, "[node1] typed\n")
+    assert cluster.run("exec", "--node", "7", "true").returncode == 7
+
+
+def test_ssh_is_a_terminal_where_there_is_one_and_gives_the_exit_code_back(cluster: Lab) -> None:
+    plain = cluster.run("ssh", "--node", "1", "--", "cat; test -t 0; exit 5", stdin="through")
+    assert (plain.returncode, plain.stdout) == (5, "through")
+    master, slave = pty.openpty()
+    words = [sys.executable, "-m", "awsddp", "ssh", "--", "test -t 0 && test -t 1 && echo terminal"]
+    shell = subprocess.Popen(
+        words, stdin=slave, stdout=slave, stderr=slave, cwd=cluster.project, env=cluster.environ
+    )
+    os.close(slave)
+    said = b""
+    while b"terminal" not in said:
+        said += os.read(master, 4096)
+    assert shell.wait(60) == 0
+    os.close(master)
+
+
+def test_the_ssh_config_reaches_the_nodes_by_name(cluster: Lab) -> None:
+    words = cluster.json("ssh")["command"]
+    config = words[words.index("-F") + 1]
+    for program in (["ssh", "-F", config, "node1", "true"], ["scp", "-F", config, config, "node0:copied"]):
+        assert subprocess.run(program, capture_output=True, env=cluster.environ, timeout=60).returncode == 0
+
+
+def test_a_detached_job_is_followed_to_its_own_end(cluster: Lab) -> None:
+    cluster.script("counts.py", COUNTS)
+    begun = cluster.json("train", "counts.py", "--world-size", "2", "--name", "left", "--detach")
+    assert begun["state"] == "running"
+    shown = cluster.run("logs", "-f")
+    wanted = sorted(f"[rank {rank} @ node{rank}] rank {rank} line {n}" for rank in (0, 1) for n in range(100))
+    assert (shown.returncode, sorted(shown.stdout.splitlines())) == (0, wanted)
+    assert json.loads((cluster.project / begun["home"] / "job.json").read_text())["state"] == "succeeded"
+    some = cluster.run("logs", "left", "--rank", "1", "--grep", "line [12]$")
+    assert some.stdout.splitlines() == [f"[rank 1 @ node1] rank 1 line {n}" for n in (1, 2)]
+    assert cluster.run("logs", "left", "--node", "0").stdout.count("\n") == 100
+    assert cluster.run("logs", "left", "--rank", "9").returncode == 7
+    assert cluster.run("logs", "left", "--grep", "(").returncode == 2
+
+
+def test_a_cancelled_job_has_time_to_save_and_its_results_come_home(cluster: Lab) -> None:
+    cluster.script("patient.py", PATIENT)
+    name = cluster.json("train", "patient.py", "--world-size", "2", "--detach")["job"]
+    while "waiting" not in cluster.run("logs", name, "--rank", "1").stdout:
+        time.sleep(0.1)
+    assert [job["state"] for job in cluster.json("jobs") if job["job"] == name] == ["running"]  # type: ignore[index]
+    assert cluster.json("cancel")["state"] == "cancelled"
+    assert cluster.run("cancel").returncode == 7
+    assert cluster.json("cancel", name)["state"] == "cancelled"
+    home = cluster.project / cluster.json("fetch", "--job", name)["home"]
+    assert (home / "node1" / "run" / "saved.txt").read_text() == "in time"
+    page = cluster.run("report", name)
+    assert (page.returncode, "cancelled" in page.stdout) == (0, True)
+    assert "node1/run/saved.txt" in page.stdout
+    assert len(cluster.json("report", name)["ranks"]) == 2
+
+
+def test_stopped_machines_keep_their_disks_and_up_starts_them(cluster: Lab) -> None:
+    before = cluster.json("status")
+    cluster.run("exec", "touch kept; sudo sh -c 'echo 1 passed > /etc/awsddp/expires.test'")
+    assert cluster.json("stop", "-y")["state"] == "stopped"
+    assert cluster.json("stop", "-y")["state"] == "stopped"
+    shown = cluster.run("jobs")
+    assert (shown.returncode, "awsddp up" in shown.stderr) == (6, True)
+    assert cluster.run("ssh").returncode == 6
+    after = cluster.json("up", "-y", "--expires", "5h")
+    assert after["state"] == "ready"
+    assert [node["instance_id"] for node in after["nodes"]] == [n["instance_id"] for n in before["nodes"]]
+    assert after["expires"] < before["expires"]
+    told = cluster.json("exec", "cat /etc/awsddp/expires; ls kept")["nodes"]
+    assert all(after["expires"] in node["stdout"] and "kept" in node["stdout"] for node in told)
+    assert cluster.json("status")["expires"] == after["expires"]
+
+
+def test_awsddp_alone_says_what_there_is_and_what_to_type(cluster: Lab, tmp_path: Path) -> None:
+    shown = cluster.run()
+    assert shown.returncode == 0
+    assert "Cluster default: 2 x " in shown.stdout
+    assert "awsddp down" in shown.stdout
+    assert "The local cloud runs" in shown.stdout
+    first = Lab(tmp_path / "empty").run()
+    assert (first.returncode, "awsddp run --local" in first.stdout) == (0, True)
+
+
+def test_the_starter_file_is_written_once_and_names_every_key(lab: Lab) -> None:
+    assert lab.run("init").returncode == 0
+    assert lab.run("init").returncode == 3
+    path = lab.project / "awsddp.toml"
+    assert load(file=path, environ={}) == load(environ={})
+    live = "\n".join(
+        line.removeprefix("# ") if " = " in line else line for line in path.read_text().splitlines()[2:]
+    )
+    path.write_text(live)
+    load(file=path, environ={})
+    named = {f"{section}.{key}" for section, table in tomllib.loads(live).items() for key in table}
+    cluster, job = load(environ={})
+    sections = {**vars(cluster), **vars(job)}
+    known = {
+        f"{name}.{key}"
+        for name, part in sections.items()
+        if hasattr(part, "__slots__") or hasattr(part, "__dict__")
+        for key in vars(part)
+    }
+    assert known <= named, known - named
+    assert template("awsddp.toml") != live
+
+
+@pytest.mark.parametrize(
+    ("shell", "checks"),
+    [("bash", ["bash", "-n"]), ("zsh", None), ("fish", None)],
+    ids=["bash", "zsh", "fish"],
+)
+def test_completion(lab: Lab, shell: str, checks: list[str] | None) -> None:
+    lab.environ["_AWSDDP_COMPLETE"] = f"{shell}_source"
+    script = lab.run()
+    assert (script.returncode, "_AWSDDP_COMPLETE" in script.stdout) == (0, True)
+    if checks:
+        assert subprocess.run(checks, input=script.stdout, text=True).returncode == 0
+    lab.environ |= {"_AWSDDP_COMPLETE": f"{shell}_complete", "COMP_WORDS": "awsddp tr", "COMP_CWORD": "1"}
+    if shell == "fish":
+        lab.environ["COMP_CWORD"] = "tr"
+    assert "train" in lab.run().stdout
+
+
+def test_the_cost_of_every_cluster_is_kept_after_its_end(lab: Lab) -> None:
+    folder = lab.home / "history" / "default-0a1b2c3d"
+    folder.mkdir(parents=True)
+    (folder / "ledger.jsonl").write_text(
+        '{"time": "2026-11-21T10:00:00Z", "event": "launched", "id": "0a1b2c3d", "target": "aws", '
+        '"region": "us-east-1", "instance_type": "g6.xlarge", "instances": ["i-1", "i-2"], '
+        '"price_usd_per_hour": 2.0}\n'
+        '{"time": "2026-11-21T11:00:00Z", "event": "stopped"}\n'
+        '{"time": "2026-11-21T12:00:00Z", "event": "started"}\n'
+        '{"time": "2026-11-21T12:30:00Z", "event": "ended"}\n{"time": "20'
+    )
+    result = lab.json("report", "--cost")
+    assert (result["total_usd"], result["clusters"][0]["cost_usd"]) == (3.0, 3.0)
+    assert "$3.00" in lab.run("report", "--cost").stdout
