@@ -76,16 +76,16 @@ def start(
 def find(home: Path) -> LocalInfo | None:
     """The local cloud of a home, or None if there is none. One that is just starting is waited for.
 
-    One whose daemon died counts while it has instances; its `pid` is None.
+    One whose daemon died counts if it was started by name or has instances; its `pid` is None.
     """
     place = Place(home)
     until = time.monotonic() + START_S
     while (alive := _daemon_lives(place)) and "pid" not in _report(place) and time.monotonic() < until:
         time.sleep(0.02)
-    if not alive and not place.living.exists():
-        return None
     with suppress(FileNotFoundError, KeyError, ValueError):
-        return _info(place, alive=alive)
+        info = _info(place, alive=alive)
+        if alive or not info.auto or place.living.exists():
+            return info
     return None
 
 

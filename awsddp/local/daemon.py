@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.errors import AwsddpError
-from awsddp.local import cgroups, network, vigil
+from awsddp.local import cgroups, dlami, network, vigil
 from awsddp.local.control import REGION, write_json
 from awsddp.local.hosts import Hosts, NoHosts
 from awsddp.local.place import Place
@@ -75,7 +75,8 @@ def serve(place: Place) -> None:
 
     gc.freeze()
     gc.enable()
-    emulator = Emulator(block)
+    tags = dlami.NO_HOSTS_TAGS if settings["mode"] == "records" else dlami.TAGS
+    emulator = Emulator(block, image_tags=tags)
     store = Store(place.state, place.living)
     store.load()
     emulator.backend(REGION)

@@ -60,10 +60,10 @@ _original_ssm_init = SimpleSystemManagerBackend.__init__
 class Emulator:
     """The records of the cloud. Whoever reads or changes them holds `lock`."""
 
-    def __init__(self, block: ipaddress.IPv4Network) -> None:
+    def __init__(self, block: ipaddress.IPv4Network, *, image_tags: dict[str, str]) -> None:
         self.lock = threading.RLock()
         self.block = block
-        _patch(block)
+        _patch(block, image_tags)
 
     def backend(self, region: str) -> Any:
         """moto's EC2 back end of a region; made on first use.
@@ -131,7 +131,7 @@ def finish_terminate(instance: Any) -> None:
     instance.ended = datetime.now(UTC)
 
 
-def _patch(block: ipaddress.IPv4Network) -> None:
+def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
     changes: list[tuple[type, str, Any]] = [
         (Instance, "__init__", _instance_init),
         (Instance, "prep_nics", _prep_nics),
@@ -143,7 +143,7 @@ def _patch(block: ipaddress.IPv4Network) -> None:
         (InstanceResponse, "terminate_instances", _terminate_response),
         (NetworkInterface, "check_auto_public_ip", _public_ip),
         (Subnet, "get_available_subnet_ip", _subnet_ip),
-        (AmiBackend, "_load_amis", _load_images),
+        (AmiBackend, "_load_amis", lambda self: _load_images(self, image_tags)),
         (Ami, "block_device_mappings", property(_image_disks)),
         (SimpleSystemManagerBackend, "__init__", _ssm_init),
         (ParameterDict, "__reduce__", _reduce_parameters),
@@ -285,7 +285,7 @@ def _default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
     return vpc
 
 
-def _load_images(self: Any) -> None:
+def _load_images(self: Any, tags: dict[str, str]) -> None:
     for image in dlami.IMAGES:
         ami: Any = Ami(
             self,
@@ -302,7 +302,7 @@ def _load_images(self: Any) -> None:
             hypervisor="xen",
             root_device_type="ebs",
             root_device_name=dlami.ROOT_DEVICE,
-            tags=dlami.TAGS,
+            tags=dict(tags),
         )
         ami.ebs_snapshot.volume.size = dlami.ROOT_GIB
         ami.ena_support = True

@@ -55,7 +55,7 @@ MESSAGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault. `times`: how often it still strikes, None for ever; `only`: a word that the request holds."""
+    """One fault. `times`: how often it still strikes, None always; `only`: a word that the request holds."""
 
     id: int
     operation: str

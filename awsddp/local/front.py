@@ -181,6 +181,8 @@ class Front:
             refusals.check_group_unused(request, backend)
         elif action in ("DeleteSubnet", "DeleteVpc"):
             refusals.check_unused(request, backend)
+        elif action in ("CreateTags", "DeleteTags"):
+            refusals.check_tagged(request, backend)
         elif action == "StartInstances":
             refusals.check_start(request, backend)
         return self._ask_moto(request, environ)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+MOMENT_S = 0.1  # how long a change of state takes where nothing boots
 
 
 class Condition(Enum):
@@ -66,25 +69,27 @@ class Hosts(Protocol):
 
 
 class NoHosts:
-    """Records only: instances change state and nothing boots."""
+    """Records only: instances change state, each change taking its moment, and nothing boots."""
 
     def __init__(self) -> None:
-        self._conditions: dict[str, Condition] = {}
+        self._conditions: dict[str, tuple[Condition, float]] = {}
 
     def boot(self, spec: HostSpec) -> None:
-        self._conditions[spec.instance_id] = Condition.UP
+        self._become(spec.instance_id, Condition.UP)
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
-        self._conditions[instance_id] = Condition.UP if reboot else Condition.OFF
+        self._become(instance_id, Condition.UP if reboot else Condition.OFF)
 
     def cut_power(self, instance_id: str) -> None:
-        self._conditions[instance_id] = Condition.OFF
+        self._become(instance_id, Condition.OFF)
 
     def remove(self, instance_id: str) -> None:
+        time.sleep(MOMENT_S)
         self._conditions.pop(instance_id, None)
 
     def condition(self, instance_id: str) -> Condition:
-        return self._conditions.get(instance_id, Condition.ABSENT)
+        condition, since = self._conditions.get(instance_id, (Condition.ABSENT, 0.0))
+        return condition if time.monotonic() >= since else Condition.STARTING
 
     def complaint(self, instance_id: str) -> str:
         return ""
@@ -100,3 +105,6 @@ class NoHosts:
 
     def exits(self, instance_id: str) -> int | None:
         return None
+
+    def _become(self, instance_id: str, condition: Condition) -> None:
+        self._conditions[instance_id] = (condition, time.monotonic() + MOMENT_S)

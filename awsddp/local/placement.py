@@ -30,6 +30,12 @@ def answer(request: Request, backend: Any) -> Reply:
 
     :raises Refusal: with EC2's code.
     """
+    if request.parameters.get("DryRun") == "true":
+        raise Refusal(
+            "DryRunOperation",
+            "Request would have succeeded, but DryRun flag is set.",
+            status="412 Precondition Failed",
+        )
     groups = _groups(backend)
     name = request.parameters.get("GroupName", "")
     if request.action == "DescribePlacementGroups":

@@ -61,6 +61,19 @@ def check_ids(request: Request) -> None:
             raise Refusal("InvalidInstanceID.Malformed", f'Invalid id: "{instance_id}"')
 
 
+def check_tagged(request: Request, backend: Any) -> None:
+    """Tags of things that are not there.
+
+    :raises Refusal: as EC2 names what is missing.
+    """
+    groups = {group.id for groups in backend.groups.values() for group in groups.values()}
+    for resource in request.listed("ResourceId"):
+        if resource.startswith("i-") and backend.get_instance_by_id(resource) is None:
+            raise Refusal("InvalidInstanceID.NotFound", f"The instance ID '{resource}' does not exist")
+        if resource.startswith("sg-") and resource not in groups:
+            raise Refusal("InvalidGroup.NotFound", f"The security group '{resource}' does not exist")
+
+
 def check_unused(request: Request, backend: Any) -> None:
     """A subnet with interfaces, or a VPC with groups or a gateway of its own, cannot be deleted.
 

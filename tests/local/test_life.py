@@ -1,0 +1,97 @@
+"""The daemon's life: started, forsaken, killed, met while it starts."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from awsddp.local import control
+from awsddp.local.place import Place
+from awsddp.report import Event
+from awsddp.verbs import local
+from tests.local.conftest import Cloud, left_over, until
+
+
+def quiet(_: Event) -> None:
+    return None
+
+
+def started_and_killed(home: Path, *, after_s: float) -> None:
+    """A client that is killed while it starts an automatic daemon."""
+    code = (
+        "import sys; from pathlib import Path; from awsddp.local import control\n"
+        "control.start(Path(sys.argv[1]), auto=True, mode='records', patience_s=1.0)"
+    )
+    client = subprocess.Popen([sys.executable, "-c", code, str(home)])
+    until((home / "local/daemon.lock").exists)
+    time.sleep(after_s)
+    client.kill()
+    client.wait()
+
+
+def test_a_daemon_that_nobody_waits_for_ends_itself_and_leaves_nothing(tmp_path: Path) -> None:
+    started_and_killed(tmp_path, after_s=0.1)
+    until(lambda: not (tmp_path / "local").exists())
+    (tmp_path / "local.lock").unlink()
+    until(lambda: left_over(tmp_path) == {})
+
+
+def test_it_stays_while_a_client_is_there_or_an_instance_lives(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, control.start(tmp_path, auto=True, mode="records", patience_s=0.0))
+    try:
+        made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+        with local._presence(tmp_path):
+            cloud.client("ec2").terminate_instances(InstanceIds=[made])
+            until(lambda: not Place(tmp_path).living.exists())
+            time.sleep(7)  # its patience, and that with any EC2 client, is over
+            assert control.find(tmp_path) is not None
+        until(lambda: not (tmp_path / "local").exists())
+    finally:
+        control.stop(tmp_path)
+
+
+def test_what_meets_a_daemon_that_starts_waits_for_it(tmp_path: Path) -> None:
+    started_and_killed(tmp_path, after_s=0.1)
+    assert "pid" not in control._report(Place(tmp_path))
+    with local.opened(tmp_path, quiet, start=False) as target:
+        assert target is not None
+    assert not (tmp_path / "local").exists()
+
+
+def test_stop_ends_a_daemon_that_starts(tmp_path: Path) -> None:
+    started_and_killed(tmp_path, after_s=0.1)
+    assert "pid" not in control._report(Place(tmp_path))
+    control.stop(tmp_path)
+    (tmp_path / "local.lock").unlink(missing_ok=True)
+    assert left_over(tmp_path) == {}
+
+
+def test_status_revives_a_daemon_that_was_killed(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
+    try:
+        made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+        os.kill(int(Place(tmp_path).daemon_lock.read_text()), signal.SIGKILL)
+        until(lambda: not control._daemon_lives(Place(tmp_path)))
+        assert control.find(tmp_path).pid is None
+        document = local.status(tmp_path)
+        assert [one["instance_id"] for one in document["instances"]] == [made]
+    finally:
+        control.stop(tmp_path)
+
+
+def test_clients_that_start_it_at_once_get_the_same_daemon(tmp_path: Path) -> None:
+    found: list[control.LocalInfo] = []
+    clients = [
+        threading.Thread(target=lambda: found.append(control.start(tmp_path, mode="records")))
+        for _ in range(4)
+    ]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    control.stop(tmp_path)
+    assert len(found) == 4
+    assert len({info.pid for info in found}) == 1
