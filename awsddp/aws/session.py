@@ -115,6 +115,12 @@ class Aws:
         with self._asking:
             return self._identity
 
+    def credentials_end(self) -> datetime | None:
+        """Return when the credentials end, in UTC; None where they have no end or there are none."""
+        credentials = self._session.get_credentials()
+        ends = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
+        return ends.astimezone(UTC) if isinstance(ends, datetime) else None
+
     @cached_property
     def _identity(self) -> Identity:
         reply = self.call("GetCallerIdentity", {}, service="sts")

@@ -25,6 +25,7 @@ VERBS = {
     "fetch": "Bring a job's results home.",
     "exec": "Run a command on all nodes.",
     "ssh": "Open a shell on a node.",
+    "doctor": "What stands in the way of a launch, and the rights it needs.",
     "report": "A page about a job; with --cost what every cluster cost.",
     "stop": "Stop the machines, keep their disks; `up` starts them again.",
     "down": "End everything, wait until it is gone, and say what it cost.",

@@ -103,3 +103,20 @@ def offers_page(found: dict[str, Any]) -> None:
             for offer in found["offers"]
         ],
     )
+
+
+def checks_page(checks: list[dict[str, Any]]) -> None:
+    """Show checks: what was looked at, how it is, what was expected, and what helps."""
+    told = {True: "ok", False: "FAILED", None: "-"}
+    _table(
+        ("check", "", "found", "to do"),
+        [(check["name"], told[check["ok"]], check["value"], check["hint"]) for check in checks],
+    )
+
+
+def permissions_page(found: dict[str, Any]) -> None:
+    """Show what `up` and `down` call, and whether each call is allowed."""
+    _table(
+        ("call", "answer", ""),
+        [(one["operation"], one["answer"], one["why"]) for one in found["permissions"]],
+    )

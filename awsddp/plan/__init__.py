@@ -133,7 +133,7 @@ def _plan(spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int
         efa=interfaces,
         placement=group,
         placement_why=placement_why,
-        choices=choices(facts, kind, spec.cluster.nodes),
+        choices=choices(facts, kind, spec.cluster.nodes, market),
         price=_price(spec, facts, candidate, [zone.name for zone in tried], disk_gb),
         quota=candidate.quota,
         expires_s=int(seconds(spec.cluster.expires, place="cluster.expires")),

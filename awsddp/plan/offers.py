@@ -324,26 +324,25 @@ def _no_subnet(spec: ClusterSpec, facts: Facts, kind: GpuType, allowed: tuple[st
     )
 
 
-def choices(facts: Facts, kind: GpuType, nodes: int) -> tuple[Choice, ...]:
+def choices(facts: Facts, kind: GpuType, nodes: int, market: Market) -> tuple[Choice, ...]:
     """Return the three nearest other types that are offered here."""
     offered = _known(name for name, zones in facts.offers.items() if zones)
-    return tuple(choice(other, facts, nodes) for other in compat.nearest(kind, offered))
+    return tuple(_choice(other, facts, nodes, market) for other in compat.nearest(kind, offered))
 
 
 def offers(facts: Facts, nodes: int) -> tuple[Choice, ...]:
     """Return every type with GPUs that is offered here, by GPUs and price."""
     offered = _known(name for name, zones in facts.offers.items() if zones)
-    found = [choice(kind, facts, nodes) for kind in offered]
+    found = [_choice(kind, facts, nodes, "on-demand") for kind in offered]
     return tuple(sorted(found, key=lambda one: (one.gpu, one.gpus_per_node, one.price_usd_per_hour or 0)))
 
 
-def choice(kind: GpuType, facts: Facts, nodes: int) -> Choice:
-    """Return a type as something that could be had."""
+def _choice(kind: GpuType, facts: Facts, nodes: int, market: Market) -> Choice:
     return Choice(
         instance_type=kind.name,
         gpu=kind.gpu,
         gpus_per_node=kind.gpus,
         price_usd_per_hour=on_demand(kind, facts),
         zones=facts.offers[kind.name],
-        fits_quota=fits(kind, nodes, facts),
+        fits_quota=fits(kind, nodes, facts, market),
     )

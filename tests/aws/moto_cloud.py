@@ -1,5 +1,6 @@
 """A moto server on the loopback that remembers what it received, and fails where a test says so."""
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from io import BytesIO
 from typing import Any
 from urllib.parse import parse_qsl
 
+from iam import Need, allowed, needs
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -45,12 +47,20 @@ class Fault:
 
 @dataclass
 class Cloud:
-    """What the server received (operation, form) and which calls it fails, in order."""
+    """What the server received (operation, form) and which calls it fails, in order.
+
+    Where there is a `policy` it is held to: `watched` are the permissions that were needed, `denied` those
+    that it does not give.
+    """
 
     endpoint: str = ""
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, bytes] = field(default_factory=dict)
+    prices: dict[str, float] = field(default_factory=dict)
+    policy: dict[str, Any] | None = None
+    denied: list[Need] = field(default_factory=list)
+    watched: list[Need] = field(default_factory=list)
 
     @property
     def target(self) -> Target:
@@ -102,6 +112,8 @@ class Server:
         form = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
         operation = form.get("Action") or environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
         self.cloud.requests.append((operation, form))
+        if self.cloud.policy is not None and (denial := self._denial(operation, form)):
+            return _answer(denial, start)
         pending = self.cloud.faults[operation]
         fault = pending.pop(0) if pending else None
         if fault is not None and not fault.after:
@@ -112,6 +124,8 @@ class Server:
             return [self.cloud.tokens[token]]
         if operation in placement.ACTIONS:
             return self._placement(environ, body, start)
+        if operation == "GetProducts":
+            return self._products(start)
         status: list[Any] = []
         reply = b"".join(self._app(environ, lambda *words: status.append(words) or start))
         if token and status[0][0].startswith("200"):
@@ -120,6 +134,30 @@ class Server:
             return _answer(fault, start)
         start(*status[0])
         return [reply]
+
+    def _denial(self, operation: str, form: dict[str, str]) -> Fault | None:
+        """Return the refusal of a call that the policy does not allow. Making a rest by hand is allowed."""
+        if operation in ("CreateVolume", "CreateNetworkInterface"):
+            return None
+        for need in needs(operation, form, self.cloud.backend):
+            self.cloud.watched.append(need)
+            if not allowed(self.cloud.policy or {}, need):
+                self.cloud.denied.append(need)
+                return Fault("UnauthorizedOperation", f"not allowed: {need.action}", status=403)
+        return None
+
+    def _products(self, start: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer as the Pricing API, which moto lacks."""
+        products = [
+            {
+                "product": {"attributes": {"instanceType": name, "tenancy": tenancy}},
+                "terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": str(usd)}}}}}},
+            }
+            for name, price in self.cloud.prices.items()
+            for tenancy, usd in (("Shared", price), ("Host", 0.0))
+        ]
+        start("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
+        return [json.dumps({"PriceList": [json.dumps(product) for product in products]}).encode()]
 
     def _placement(self, environ: dict[str, Any], body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
         """Answer for placement groups, which moto lacks, as the local cloud does."""
@@ -159,8 +197,7 @@ class Launcher:
     events: list[str] = field(default_factory=list)
 
     def __call__(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> tuple[Node, ...]:
-        known: dict[str, Any] = {"ids": ids, "secrets": SECRETS, "now": NOW, "clock": self.clock}
-        group = ensure_access(self.aws, plan, **known, on_event=self.events.append)
+        group = self.access(plan, ids=ids)
         return launch(
             self.aws,
             plan,
@@ -171,6 +208,10 @@ class Launcher:
             on_event=self.events.append,
             clock=self.clock,
         )
+
+    def access(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> str:
+        known: dict[str, Any] = {"ids": ids, "secrets": SECRETS, "now": NOW, "clock": self.clock}
+        return ensure_access(self.aws, plan, **known, on_event=self.events.append)
 
     def _write(self, intent: dict[str, Any]) -> None:
         self.intents.append(intent)

@@ -1,0 +1,98 @@
+"""Asks AWS whether the caller may do what a plan needs, without doing it.
+
+https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html (DryRun): a call that would be
+allowed is refused with DryRunOperation.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from awsddp.aws.refusals import DENIED, OutOfCapacity, Refused
+from awsddp.aws.session import Aws
+from awsddp.plan import LaunchPlan, Request, resolve_request
+
+# What `up`, jobs, `stop` and `down` call later on, and what has to exist before AWS can say whether it may.
+LATER = {
+    "AuthorizeSecurityGroupIngress": "a security group",
+    "AuthorizeSecurityGroupEgress": "a security group",
+    "RevokeSecurityGroupIngress": "a security group",
+    "DeleteSecurityGroup": "a security group",
+    "DeleteKeyPair": "a key pair",
+    "DeletePlacementGroup": "a placement group",
+    "ModifyInstanceAttribute": "an instance",
+    "CreateTags": "an instance",
+    "DeleteTags": "an instance",
+    "StopInstances": "an instance",
+    "StartInstances": "an instance",
+    "TerminateInstances": "an instance",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permission:
+    """One call and whether it is allowed; `why` is AWS's own word, or what has to exist first."""
+
+    operation: str
+    answer: Literal["allowed", "denied", "not asked", "refused"]
+    why: str = ""
+
+
+def dry_run(
+    aws: Aws, plan: LaunchPlan, *, ids: Mapping[str, str], secrets: Mapping[str, str], now: datetime
+) -> tuple[Permission, ...]:
+    """Send the plan's requests with DryRun, and tell of each whether it is allowed.
+
+    What does not exist yet is left out of the launch that is asked for: the key, the cluster's own group and
+    placement group. Raises CloudError where AWS cannot be asked at all.
+    """
+    asked = [request for request in plan.requests if request.operation not in LATER]
+    given = {**ids, "subnet": plan.zones[0].subnet, "client_token": ids["cluster_id"]}
+
+    def ask(request: Request) -> Permission:
+        known = _without_unmade(request)
+        return _ask(aws, resolve_request(known, ids=given, secrets=secrets, now=now))
+
+    with ThreadPoolExecutor(max_workers=len(asked)) as pool:
+        answers = list(pool.map(ask, asked))
+    needed = [name for name in LATER if not name.startswith("DeletePlacement") or _makes_group(plan)]
+    return (
+        *answers,
+        *(
+            Permission(operation=name, answer="not asked", why=f"not before there is {LATER[name]}")
+            for name in needed
+        ),
+    )
+
+
+def _makes_group(plan: LaunchPlan) -> bool:
+    return plan.asks("CreatePlacementGroup")
+
+
+def _without_unmade(request: Request) -> Request:
+    if request.operation != "RunInstances":
+        return request
+    made: dict[str, Any] = {key: value for key, value in request.parameters.items() if key != "KeyName"}
+    if isinstance(made.get("Placement", {}).get("GroupName"), dict):
+        del made["Placement"]
+    made["NetworkInterfaces"] = [
+        {key: value for key, value in nic.items() if key != "Groups" or not isinstance(value[0], dict)}
+        for nic in made["NetworkInterfaces"]
+    ]
+    return Request(request.operation, made)
+
+
+def _ask(aws: Aws, request: Request) -> Permission:
+    try:
+        aws.call(request.operation, {**request.parameters, "DryRun": True})
+    except Refused as refusal:
+        if refusal.code == "DryRunOperation":
+            return Permission(operation=request.operation, answer="allowed")
+        if refusal.code in DENIED:
+            return Permission(operation=request.operation, answer="denied", why=refusal.why)
+        return Permission(operation=request.operation, answer="refused", why=refusal.why)
+    except OutOfCapacity as refusal:
+        return Permission(operation=request.operation, answer="refused", why=refusal.why)
+    return Permission(operation=request.operation, answer="allowed")

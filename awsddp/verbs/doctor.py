@@ -1,0 +1,69 @@
+"""doctor: what stands in the way of a cluster, before it costs anything, and which rights it needs."""
+
+import secrets as random
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from awsddp.plan import names
+from awsddp.plan.policy import least_policy
+from awsddp.verbs.context import Context, target_for
+
+
+def doctor(ctx: Context) -> dict[str, Any]:
+    """Return design.md's `doctor` document of what can be checked before a launch. Changes nothing.
+
+    Raises CloudError where AWS does not know the caller, ConfigError where there is no region.
+    """
+    from awsddp.aws.facts import gather
+    from awsddp.aws.preflight import before_launch
+    from awsddp.aws.session import Aws
+
+    with target_for(ctx) as target:
+        aws = Aws(target)
+        checks = before_launch(
+            aws,
+            ctx.spec,
+            facts=lambda: gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name),
+            ids=names(ctx.spec.name, random.token_hex(4)),
+            secrets=stand_ins(),
+            now=datetime.now(UTC),
+        )
+    return {"checks": [asdict(check) for check in checks]}
+
+
+def dry_run(ctx: Context) -> dict[str, Any]:
+    """Return the permissions that `up` needs, each asked of AWS by a call that changes nothing.
+
+    Raises ConfigError or CloudError where no plan can be made.
+    """
+    from awsddp.aws.facts import gather
+    from awsddp.aws.permissions import dry_run as ask
+    from awsddp.aws.session import Aws
+    from awsddp.plan import make_plan
+
+    with target_for(ctx) as target:
+        aws = Aws(target)
+        plan = make_plan(
+            ctx.spec, gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name)
+        )
+        told = ask(
+            aws,
+            plan,
+            ids=names(ctx.spec.name, random.token_hex(4)),
+            secrets=stand_ins(),
+            now=datetime.now(UTC),
+        )
+    return {"cluster": ctx.spec.name, "region": aws.region, "permissions": [asdict(one) for one in told]}
+
+
+def iam_policy_of(ctx: Context) -> dict[str, Any]:
+    """Return the least IAM policy that allows every verb for what is configured. Asks nobody."""
+    return least_policy(ctx.spec)
+
+
+def stand_ins() -> dict[str, str]:
+    """Return what stands for the secrets of a launch in calls that change nothing."""
+    from awsddp.nodes.hostkeys import make_key
+
+    return {"public_key": make_key("awsddp dry run").public, "user_data": "#cloud-config\n{}\n"}

@@ -1,0 +1,162 @@
+"""Before a launch: what is checked, what AWS is asked, and that nothing is made."""
+
+import secrets
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from moto_cloud import IDS, NOW, SECRETS, Cloud, plan_for, spec
+
+from awsddp.aws.clusters import find_cluster
+from awsddp.aws.facts import gather
+from awsddp.aws.permissions import dry_run
+from awsddp.aws.preflight import Check, before_launch
+from awsddp.aws.session import Aws
+from awsddp.plan.policy import least_policy
+from awsddp.spec import ClusterSpec
+
+
+def checks(aws: Aws, asked: ClusterSpec | None = None) -> dict[str, Check]:
+    asked = asked or spec()
+    found = before_launch(
+        aws,
+        asked,
+        facts=lambda: gather(aws, asked, caller_address="10.77.0.1", target="local"),
+        ids=IDS,
+        secrets=SECRETS,
+        now=NOW,
+    )
+    return {check.name: check for check in found}
+
+
+def test_nothing_stands_in_the_way_and_nothing_is_made(aws: Aws, cloud: Cloud) -> None:
+    found = checks(aws)
+    assert {name for name, check in found.items() if check.ok is False} == set()
+    assert {"credentials", "clock", "region", "offer", "quota", "image", "subnets"} <= set(found)
+    assert found["quota"].ok is None
+    assert found["permission RunInstances"].ok is True
+    assert find_cluster(aws, "demo", aws.identity().user_id) is None
+
+
+def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud: Cloud) -> None:
+    plan = plan_for(aws)
+    told = {one.operation: one for one in dry_run(aws, plan, ids=IDS, secrets=SECRETS, now=NOW)}
+    asked = {"ImportKeyPair", "CreateSecurityGroup", "CreatePlacementGroup", "RunInstances"}
+    assert {name for name, one in told.items() if one.answer == "allowed"} == asked
+    assert told["TerminateInstances"].answer == "not asked"
+    assert told["TerminateInstances"].why == "not before there is an instance"
+    assert all(cloud.sent(name)[0]["DryRun"] == "true" for name in asked)
+    [run] = cloud.sent("RunInstances")
+    assert "KeyName" not in run
+    assert not any("SecurityGroup" in key for key in run)
+
+
+@pytest.mark.parametrize("denied", ["ec2:RunInstances", "ec2:ImportKeyPair", "ec2:CreatePlacementGroup"])
+def test_a_permission_that_is_not_there_is_named(aws: Aws, cloud: Cloud, denied: str) -> None:
+    cloud.policy = least_policy(spec())
+    for statement in cloud.policy["Statement"]:
+        statement["Action"] = [action for action in statement["Action"] if action != denied]
+    found = checks(aws)
+    check = found[f"permission {denied.removeprefix('ec2:')}"]
+    assert check.ok is False
+    assert denied in check.value
+    assert "--iam-policy" in check.hint
+
+
+def test_a_plan_that_cannot_be_is_a_check_that_failed(aws: Aws) -> None:
+    check = checks(aws, spec(instance_type="p2.8xlarge"))["plan"]
+    assert check.ok is False
+    assert "p2.8xlarge" in check.value
+    assert "g6.48xlarge" in check.hint
+
+
+def test_credentials_that_end_before_the_cluster_are_a_warning(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hours, ok in ((1, None), (48, True)):
+        monkeypatch.setattr(aws, "credentials_end", lambda hours=hours: NOW + timedelta(hours=hours))
+        assert checks(aws)["credentials end"].ok is ok
+
+
+def test_a_wrong_clock_is_told_before_anything_fails(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = aws.call
+
+    def late(operation: str, parameters: dict[str, Any], **where: Any) -> dict[str, Any]:
+        reply = call(operation, parameters, **where)
+        if operation == "GetCallerIdentity":
+            reply["ResponseMetadata"]["HTTPHeaders"]["date"] = "Sat, 01 Jan 2000 00:00:00 GMT"
+        return reply
+
+    monkeypatch.setattr(aws, "call", late)
+    assert checks(aws)["clock"].ok is False
+
+
+def test_prices_are_aws_own_where_it_tells_them(aws: Aws, cloud: Cloud) -> None:
+    cloud.prices = {"g6.48xlarge": 11.5, "g5.48xlarge": 10.25}
+    plan = plan_for(aws)
+    assert plan.instance_type == "g5.48xlarge"
+    assert plan.price.machines == pytest.approx(2 * 10.25)
+    assert plan.price.source == "AWS Pricing API"
+
+
+def test_spot_prices_are_those_of_the_zones(aws: Aws, cloud: Cloud) -> None:
+    plan = plan_for(aws, spot=True, instance_type="g6.48xlarge")
+    assert plan.market == "spot"
+    assert plan.price.machines == pytest.approx(2 * 0.00001)
+    assert plan.price.source.startswith("spot market")
+
+
+def test_a_subnet_of_ones_own_is_read_with_its_way_out(aws: Aws, cloud: Cloud) -> None:
+    vpc = aws.call("CreateVpc", {"CidrBlock": "10.9.0.0/16"})["Vpc"]["VpcId"]
+    zone = "us-east-1b"
+    asked = {"VpcId": vpc, "CidrBlock": "10.9.1.0/24", "AvailabilityZone": zone}
+    subnet = aws.call("CreateSubnet", asked)["Subnet"]["SubnetId"]
+    own = ClusterSpec(name="demo", network=spec().network.__class__(subnet=subnet))
+    assert gather(aws, own, caller_address="10.77.0.1").subnets[0].route == "none"
+    gateway = aws.call("CreateInternetGateway", {})["InternetGateway"]["InternetGatewayId"]
+    aws.call("AttachInternetGateway", {"InternetGatewayId": gateway, "VpcId": vpc})
+    table = aws.call("CreateRouteTable", {"VpcId": vpc})["RouteTable"]["RouteTableId"]
+    aws.call(
+        "CreateRoute", {"RouteTableId": table, "DestinationCidrBlock": "0.0.0.0/0", "GatewayId": gateway}
+    )
+    aws.call("AssociateRouteTable", {"RouteTableId": table, "SubnetId": subnet})
+    [read] = gather(aws, own, caller_address="10.77.0.1").subnets
+    assert (read.zone, read.vpc, read.route) == (zone, vpc, "internet")
+
+
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [("network.subnet", "subnet-0123456789abcdef0"), ("network.security_group", "sg-0123456789abcdef0")],
+)
+def test_what_does_not_exist_is_named_by_its_key(aws: Aws, key: str, asked: str) -> None:
+    from awsddp.errors import ConfigError
+    from awsddp.spec import load
+
+    own, _ = load("demo", environ={}, overrides={key: asked})
+    with pytest.raises(ConfigError) as caught:
+        gather(aws, own, caller_address="10.77.0.1")
+    assert key in caught.value.message
+    assert asked in caught.value.message
+
+
+def test_a_group_of_ones_own_is_told_what_it_lacks(aws: Aws, cloud: Cloud) -> None:
+    from awsddp.spec import load
+
+    vpc = gather(aws, spec(), caller_address="10.77.0.1").subnets[0].vpc
+    name = f"own-{secrets.token_hex(2)}"
+    group = aws.call("CreateSecurityGroup", {"GroupName": name, "Description": "own", "VpcId": vpc})[
+        "GroupId"
+    ]
+    own, _ = load("demo", environ={}, overrides={"network.security_group": group, "capacity.efa": True})
+
+    def lacks() -> str:
+        read = gather(aws, own, caller_address="10.77.0.1").group
+        assert read is not None
+        return "; ".join(read.lacks)
+
+    assert all(text in lacks() for text in ("own members", "EFA needs", "10.77.0.1/32"))
+    inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "10.77.0.0/16"}]}
+    aws.call("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [inside, ssh]})
+    aws.call("AuthorizeSecurityGroupEgress", {"GroupId": group, "IpPermissions": [inside]})
+    assert lacks() == ""
