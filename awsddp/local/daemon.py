@@ -53,15 +53,9 @@ def serve(place: Place) -> None:
     settings = json.loads(place.settings.read_text())
     earlier = json.loads(place.report.read_text()) if place.report.exists() else {}
     block = ipaddress.IPv4Network(earlier["block"]) if "block" in earlier else None
-    hosts: Hosts = NoHosts()
     if settings["mode"] == "nspawn":
-        from awsddp.local import torchenv
-        from awsddp.local.nspawn import NspawnHosts
-
         cgroups.enter(place)
         block = network.open_switch(place, block)
-        image = torchenv.describe(Path(settings["torch"]))
-        hosts = NspawnHosts(place, image, share=lambda: _shared(place))
     block = block or NO_HOSTS_BLOCK
 
     gc.disable()  # moto's tables are read once and never dropped
@@ -82,6 +76,15 @@ def serve(place: Place) -> None:
     emulator.backend(REGION)
     key, secret = emulator.credentials()
     store.save()
+    hosts: Hosts = NoHosts()
+    if settings["mode"] == "nspawn":
+        from awsddp.local import torchenv
+        from awsddp.local.inside import Servers
+        from awsddp.local.nspawn import NspawnHosts
+
+        image = torchenv.describe(Path(settings["torch"]))
+        servers = Servers(lambda *asked: _metadata(emulator, secret, *asked))
+        hosts = NspawnHosts(place, image, metadata=servers, share=lambda: _shared(place))
     lifecycle = Lifecycle(emulator, store, hosts)
     front = Front(
         emulator,
@@ -141,6 +144,19 @@ def status(emulator: Any) -> dict[str, Any]:
                 for one in emulator.instances()
             ]
         }
+
+
+def _metadata(
+    emulator: Any, secret: str, instance_id: str, method: str, path: str, headers: Any
+) -> tuple[int, bytes]:
+    """What an instance is told of itself."""
+    from awsddp.local import metadata
+
+    with emulator.lock:
+        found = next((one for one in emulator.instances() if one.id == instance_id), None)
+        if found is None:
+            return 404, b""
+        return metadata.answer(found, method=method, path=path, headers=headers, secret=secret)
 
 
 def _shared(place: Place) -> list[Path]:

@@ -21,6 +21,7 @@ from awsddp.local.place import Place
 
 BLOCKS = tuple(ipaddress.IPv4Network(f"10.{second}.0.0/16") for second in range(77, 128))
 NAMESPACES = Path("/run/netns")
+METADATA_ADDRESS = "169.254.169.254"
 
 
 def run(*argv: str, text: str = "") -> str:
@@ -163,7 +164,8 @@ def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> Non
         name,
         "-batch",
         "-",
-        text=f"link set lo up\naddr add {address}/{prefix} dev ens5\nlink set ens5 up\n",
+        text=f"link set lo up\naddr add {METADATA_ADDRESS}/32 dev lo\n"
+        f"addr add {address}/{prefix} dev ens5\nlink set ens5 up\n",
     )
 
 

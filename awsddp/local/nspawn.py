@@ -19,6 +19,7 @@ from pathlib import Path
 
 from awsddp.local import cgroups, network, rootfs
 from awsddp.local.hosts import Condition, HostSpec
+from awsddp.local.inside import Servers
 from awsddp.local.place import Place
 from awsddp.local.torchenv import TorchEnvironment
 
@@ -47,10 +48,16 @@ class NspawnHosts:
     """All hosts of one local cloud."""
 
     def __init__(
-        self, place: Place, image: TorchEnvironment, *, share: Callable[[], list[Path]] = list
+        self,
+        place: Place,
+        image: TorchEnvironment,
+        *,
+        metadata: Servers,
+        share: Callable[[], list[Path]] = list,
     ) -> None:
         self._place = place
         self._image = image
+        self._metadata = metadata
         self._share = share
         self._hosts = "127.0.0.1 localhost\n"
 
@@ -61,8 +68,10 @@ class NspawnHosts:
             self._make(node, spec)
         for name in ("exit", "pid", "wrapper", f"upper/{rootfs.UP_MARK}"):
             (node / name).unlink(missing_ok=True)
+        self._metadata.close(spec.instance_id)
         network.plug_in(self._place, spec.instance_id, spec.address, prefix=spec.prefix)
         network.load_rules(self._place, spec.instance_id, (node / "rules").read_text())
+        self._metadata.open(spec.instance_id, self._place.machine(spec.instance_id))
         groups = cgroups.make(self._place, spec.instance_id)
         with (node / "console.log").open("ab") as console:
             launch = ["sh", "-c", LAUNCHER, "sh", "\n".join(map(str, groups)), WRAPPER, str(node)]
@@ -115,6 +124,7 @@ class NspawnHosts:
 
     def remove(self, instance_id: str) -> None:
         cgroups.end(self._place, instance_id)
+        self._metadata.close(instance_id)
         network.unplug(self._place, instance_id)
         shutil.rmtree(self._folder(instance_id), ignore_errors=True)
         with suppress(OSError):
@@ -162,6 +172,8 @@ class NspawnHosts:
             # In place: the file is mounted over /etc/hosts, a new one would not be seen.
             with suppress(FileNotFoundError):
                 (mark.parent / "hosts").write_text(self._hosts)
+            # After a restart of the daemon its sockets in the hosts are gone.
+            self._metadata.open(mark.parent.name, self._place.machine(mark.parent.name))
 
     def exits(self, instance_id: str) -> int | None:
         # Not nspawn itself: the wrapper ends when the exit status is written.

@@ -1,5 +1,6 @@
 """Real hosts behind the endpoint: what a user of EC2 does with two instances, with boto3 and ssh alone."""
 
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -113,9 +114,16 @@ def pair(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pai
     ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=ssh)
     private = "".join(f"    {line}\n" for line in host.read_text().splitlines()).rstrip("\n")
     user_data = USER_DATA.format(private=private, public=host.with_suffix(".pub").read_text().strip())
-    made = ec2.run_instances(
-        **cloud.request(MinCount=2, MaxCount=2, KeyName="login", SecurityGroupIds=[group], UserData=user_data)
-    )["Instances"]
+    request = cloud.request(
+        MinCount=2,
+        MaxCount=2,
+        KeyName="login",
+        SecurityGroupIds=[group],
+        UserData=user_data,
+        MetadataOptions={"HttpTokens": "required", "InstanceMetadataTags": "enabled"},
+        TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": "Name", "Value": "pair"}]}],
+    )
+    made = ec2.run_instances(**request)["Instances"]
     ids = [one["InstanceId"] for one in made]
     cloud.wait("running", *ids)
     yield Pair(cloud, folder, group, ids)
@@ -133,6 +141,34 @@ def test_a_node_is_what_a_deep_learning_image_is(pair: Pair) -> None:
     name = pair.run(1, "hostname").strip()
     assert pair.run(0, f"getent hosts {name}").split()[0] == pair.address(1)
     assert pair.run(0, "ip -brief -4 address show ens5").split()[2].startswith(pair.address(0))
+
+
+METADATA = """\
+import sys, urllib.error, urllib.request
+base = "http://169.254.169.254/latest/"
+def ask(path, **headers):
+    request = urllib.request.Request(base + path, headers=headers, method="PUT" if "token" in path else "GET")
+    try:
+        return urllib.request.urlopen(request, timeout=3).read().decode()
+    except urllib.error.HTTPError as error:
+        return str(error.code)
+print(ask("meta-data/instance-id"))
+token = ask("api/token", **{"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+for path in sys.argv[1:]:
+    print(ask(path, **{"X-aws-ec2-metadata-token": token}))
+print(ask("meta-data/instance-id", **{"X-aws-ec2-metadata-token": token + "0"}))
+"""
+
+
+def test_a_node_is_told_of_itself_by_the_second_version_alone(pair: Pair) -> None:
+    paths = [f"meta-data/{name}" for name in ("instance-id", "local-ipv4", "tags/instance/Name", "spot")]
+
+    def told(number: int) -> list[str]:
+        return pair.run(number, f"python3 -c {shlex.quote(METADATA)} {' '.join(paths)}").split()
+
+    assert told(1) == ["401", pair.ids[1], pair.address(1), "pair", "404", "401"]
+    pair.cloud.kill()
+    until(lambda: told(0) == ["401", pair.ids[0], pair.address(0), "pair", "404", "401"])
 
 
 def test_a_node_shows_none_of_the_machines_files(pair: Pair, tmp_path: Path) -> None:
