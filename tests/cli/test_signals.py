@@ -1,0 +1,160 @@
+"""Ctrl-C once and twice, a closed terminal, a reader that goes away: said, in time, and never ugly."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.conftest import Lab
+from tests.cli.traces import traces
+
+SEED = 20261121
+MOMENTS = 40 if os.environ.get("AWSDDP_FULL") else 16
+
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    print("saving", flush=True)
+    open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write("in time")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+for step in range(3000):
+    print("step", step, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def following(lab: Lab, *words: str) -> subprocess.Popen[bytes]:
+    """Start a job and return once its lines come."""
+    lab.script("saves.py", SAVES)
+    client = lab.start(*(words or ("train", "saves.py", "--world-size", "2")))
+    assert client.stdout is not None
+    while b"step 9" not in client.stdout.readline():
+        assert client.poll() is None
+    return client
+
+
+def ended(client: subprocess.Popen[bytes]) -> tuple[int, str, str]:
+    """Return exit code, stdout and stderr of a client that must end by itself."""
+    out, err = client.communicate(timeout=60)
+    assert b"Traceback" not in err
+    return client.returncode, out.decode(), err.decode()
+
+
+def test_ctrl_c_ends_the_job_in_time_to_save_and_brings_it_home(cluster: Lab) -> None:
+    client = following(cluster)
+    os.killpg(client.pid, signal.SIGINT)
+    code, out, err = ended(client)
+    assert code == 130
+    assert "was cancelled, its results are in runs/" in err
+    assert "awsddp down" in err
+    lines = out.splitlines()
+    assert "[rank 1 @ node1] saving" in lines
+    assert len(lines) == len(set(lines))
+    home = cluster.project / err.partition("its results are in ")[2].partition("/\n")[0]
+    assert (home / "node1" / "run" / "saved.txt").read_text() == "in time"
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGHUP], 129), ([signal.SIGTERM], 143)],
+    ids=["ctrl-c twice", "terminal closed", "asked to end"],
+)
+def test_the_job_is_left_and_the_way_back_is_said(
+    cluster: Lab, signals: list[signal.Signals], code: int
+) -> None:
+    client = following(cluster)
+    for number in signals:
+        os.killpg(client.pid, number)
+        time.sleep(0.05)
+    left, _, err = ended(client)
+    assert left == code
+    assert "end themselves at" in err
+    (back,) = [line for line in err.splitlines() if "awsddp logs -f" in line]
+    name = back.split("logs -f ")[1].split()[0]
+    if len(signals) == 1:
+        assert next(job for job in _jobs(cluster) if job["job"] == name)["state"] == "running"
+    assert cluster.json("cancel", name)["state"] == "cancelled"
+
+
+def test_a_reader_that_goes_away_leaves_the_job(cluster: Lab) -> None:
+    cluster.script("saves.py", SAVES)
+    line = f"{sys.executable} -m awsddp train saves.py --world-size 2 --name piped -q | head -2"
+    shown = subprocess.run(
+        ["sh", "-c", line], cwd=cluster.project, env=cluster.environ, capture_output=True, text=True
+    )
+    assert (len(shown.stdout.splitlines()), shown.stderr) == (2, "")
+    assert next(job for job in _jobs(cluster) if job["job"] == "piped")["state"] == "running"
+    cluster.json("cancel", "piped")
+
+
+def test_run_interrupted_leaves_nothing_but_its_results(lab: Lab) -> None:
+    before = traces(lab.home)
+    words = ("run", "saves.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "--name", "cut")
+    client = following(lab, *words)
+    os.killpg(client.pid, signal.SIGINT)
+    code, _, err = ended(client)
+    assert code == 130
+    assert "nothing is left" in err
+    assert (lab.project / "runs" / "cut" / "node0" / "run" / "saved.txt").is_file()
+    assert traces(lab.home) == before
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
+    lab.script("saves.py", SAVES)
+    moments = random.Random(SEED)
+    up = ("up", "--local", "--nodes", "2", "-y")
+    verbs = {"up": up, "train": ("train", "saves.py", "--world-size", "2"), "down": ("down", "-y")}
+    for number in range(MOMENTS):
+        verb = list(verbs)[number % 3]
+        if verb == "up":
+            assert lab.run("down", "--local", "-y").returncode == 0
+        else:
+            assert lab.run(*up).returncode == 0
+        client = lab.start(*verbs[verb])
+        delay = moments.uniform(0.5, 6.0 if verb != "down" else 2.0)
+        time.sleep(delay)
+        os.killpg(client.pid, signal.SIGINT)
+        if number % 2:
+            time.sleep(0.1)
+            os.killpg(client.pid, signal.SIGINT)
+        code, _, err = ended(client)
+        case = (verb, delay, number % 2, err)
+        assert code in (130, 0) if verb != "train" else 130, case
+        assert "interrupted" in err or code == 0, case
+        exists = lab.json("status", "--local")["nodes"]
+        assert not exists or code == 0 or "awsddp down" in err, case
+    assert lab.run("down", "--local", "-y").returncode == 0
+    lab.close()
+    assert traces(lab.home) == []
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(400)
+def test_run_stops_the_machines_when_results_cannot_come_home(lab: Lab) -> None:
+    """The job takes the login away, so that nothing can be fetched: the disks are what is left of it."""
+    lab.script(
+        "locks.py",
+        "import subprocess\n"
+        "subprocess.run('sudo rm -f /home/*/.ssh/authorized_keys', shell=True, check=True)\n"
+        "open('result.txt', 'w').write('precious')\n",
+    )
+    shown = lab.run("run", "locks.py", "--local", "--nodes", "2", "--world-size", "2", "-y", timeout=300)
+    assert shown.returncode == 6
+    assert "the nodes were stopped" in shown.stderr
+    assert "awsddp down --discard" in shown.stderr
+    assert lab.json("status")["state"] == "stopped"
+    assert lab.run("down", "-y").returncode == 6
+    assert lab.run("down", "-y", "--discard").returncode == 0
+
+
+def _jobs(lab: Lab) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(lab.run("jobs", "--json").stdout)
+    return found
