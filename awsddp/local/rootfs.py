@@ -129,7 +129,8 @@ FILES = {
     "etc/resolv.conf": "",
     "etc/ssh/ssh_config": "Host *\n    SendEnv LANG LC_*\n",
     "etc/ssh/sshd_config": SSHD_CONFIG,
-    "etc/ssh/sshd_config.d/README": "",
+    # As cloud-init would write it, and then restart sshd, which has answered by then.
+    "etc/ssh/sshd_config.d/50-cloud-init.conf": "PasswordAuthentication no\n",
     "etc/sudoers": "Defaults env_reset\n"
     'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
     "root ALL=(ALL:ALL) ALL\n%sudo ALL=(ALL:ALL) ALL\n@includedir /etc/sudoers.d\n",
