@@ -26,11 +26,13 @@ def node_name(node: int) -> str:
     return f"node{node}"
 
 
-def cluster_state(cluster: Cluster | None, *, prepared: frozenset[str], launching: bool) -> ClusterState:
+def cluster_state(
+    cluster: Cluster | None, *, prepared: frozenset[str] | None, launching: bool
+) -> ClusterState:
     """Return the state of a cluster from what AWS says of its nodes.
 
-    `prepared` holds the instance ids that this machine has seen ready; `launching` tells that a launch was
-    written down and has not answered.
+    `prepared` holds the instance ids that this machine has seen ready (None: it knows nothing of them);
+    `launching` tells that a launch was written down and has not answered.
     """
     states = {node.state for node in cluster.live} if cluster else set()
     if cluster is None or not states:
@@ -45,7 +47,8 @@ def cluster_state(cluster: Cluster | None, *, prepared: frozenset[str], launchin
         return "partial"
     if "pending" in states:
         return "launching"
-    return "ready" if {node.instance_id for node in cluster.live} <= prepared else "preparing"
+    ready = prepared is None or {node.instance_id for node in cluster.live} <= prepared
+    return "ready" if ready else "preparing"
 
 
 def cost_usd(nodes: Iterable[Node], price_usd_per_node_hour: float | None, now: datetime) -> float | None:

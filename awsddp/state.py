@@ -54,11 +54,23 @@ def write_private(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise ConfigError(
-            f"{path} cannot be written",
-            error.strerror or str(error),
-            "make room, or name another AWSDDP_HOME",
-        ) from error
+        raise _refused(path, error) from error
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def _refused(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be written",
+        error.strerror or str(error),
+        "make room, or name another AWSDDP_HOME",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,21 +126,23 @@ class Folder:
         """What this cluster did, one JSON document a line; it outlives the cluster."""
         return self.path / "ledger.jsonl"
 
-    def read(self) -> Record | None:
+    def read(self, *, newer: bool = False) -> Record | None:
         """Return the record, or None where there is none or it cannot be understood (a cache may be lost).
 
-        Raises ConfigError where a newer awsddp wrote it.
+        Raises ConfigError where a newer awsddp wrote it; with `newer` that counts as lost, too.
         """
         try:
             document = json.loads((self.path / "cluster.json").read_bytes())
             if document.get("version", 0) > _VERSION:
+                if newer:
+                    return None
                 raise ConfigError(
                     f"{self.path / 'cluster.json'} was written by a newer awsddp",
                     "",
                     "upgrade: pip install -U awsddp",
                 )
             return msgspec.convert(document, Record)
-        except (OSError, ValueError, AttributeError, TypeError):
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             return None
 
     def write(self, record: Record) -> None:
@@ -138,32 +152,46 @@ class Folder:
         )
 
     def note(self, event: str, **facts: object) -> None:
-        """Append a line to the ledger."""
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Append a line to the ledger. Raises ConfigError where the disk refuses."""
         line = msgspec.json.encode({"time": datetime.now(UTC), "event": event, **facts})
-        with self.ledger.open("ab") as stream:
-            stream.write(line + b"\n")
+        with _written(self.ledger):
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self.ledger.open("ab") as stream:
+                stream.write(line + b"\n")
 
     def retire(self, cluster_id: str) -> None:
-        """After `down`: keep the ledger and the calls under history/NAME-ID/, drop the rest."""
+        """After `down`: keep the ledger and the calls under history/NAME-ID/, drop the rest.
+
+        Raises ConfigError where the disk refuses; what could be dropped is.
+        """
         history = self.root / "history" / f"{self.name}-{cluster_id}"
-        for kept in (self.ledger, self.path / "calls.jsonl"):
-            if kept.exists():
-                history.mkdir(parents=True, exist_ok=True, mode=0o700)
-                with (history / kept.name).open("ab") as stream:
-                    stream.write(kept.read_bytes())
-        shutil.rmtree(self.path, ignore_errors=True)
+        try:
+            with _written(history):
+                for kept in (self.ledger, self.path / "calls.jsonl"):
+                    if kept.exists():
+                        history.mkdir(parents=True, exist_ok=True, mode=0o700)
+                        with (history / kept.name).open("ab") as stream:
+                            stream.write(kept.read_bytes())
+        finally:
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self.path.exists():
+            raise ConfigError(
+                f"{self.path} cannot be removed", "", "remove it: it holds the key of what is gone"
+            )
 
     @contextlib.contextmanager
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[None]:
         """Hold the cluster against a second client on this machine; the kernel ends the lock with us.
 
-        `part` names something of the cluster that is held alone, beside the rest. Raises ConfigError that says who holds it (host, process, verb, since when) after `wait_s` seconds.
+        `part` names something of the cluster that is held alone, beside the rest. Raises ConfigError that says
+        who holds it (host, process, verb, since when) after `wait_s` seconds, or that the disk refuses.
         """
-        locks = self.root / "locks"
-        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self.root / "locks" / f"{self.name}{part and '.'}{part}"
         deadline = time.monotonic() + wait_s
-        with (locks / f"{self.name}{part and '.'}{part}").open("a+") as stream:
+        with _written(path):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            stream = path.open("a+")
+        with stream:
             while not _grab(stream.fileno()):
                 if time.monotonic() > deadline:
                     raise _held(self.name, stream)

@@ -71,6 +71,9 @@ def _place(target: Target) -> str:
     return "the local cloud" if target.name == "local" else (target.region or "the configured region")
 
 
+NOWHERE = ("the local cloud, which does not run",)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """The answer to a search: what AWS and the folder know of the cluster, and where was looked.
@@ -86,13 +89,14 @@ class Found:
 
 
 @contextlib.contextmanager
-def found(ctx: Context) -> Iterator[Found | None]:
+def found(ctx: Context, *, newer: bool = False) -> Iterator[Found | None]:
     """Look for the cluster where it is remembered; without a memory in the running local cloud, in the
-    given or configured region, then in every enabled region. None: there is no place to look in.
+    given or configured region, then in every enabled region. None: the local cloud is meant, and none runs.
 
-    Raises CloudError where AWS cannot be asked and nothing else knew the cluster.
+    With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS cannot be asked
+    and nothing else knew the cluster.
     """
-    record = ctx.folder.read()
+    record = ctx.folder.read(newer=newer)
     asked = ctx.spec.cluster
     if record is not None and not _speaks_of(record, ctx):
         record = None
@@ -128,7 +132,7 @@ def _near(ctx: Context, record: Record | None, stack: contextlib.ExitStack) -> I
         yield replace(record.target, profile=asked.profile or record.target.profile)
         return
     if record is not None or not (asked.region or asked.profile):
-        running = stack.enter_context(local.opened(ctx.home, ctx.on_event, start=record is not None))
+        running = stack.enter_context(local.opened(ctx.home, ctx.on_event, start=False))
         if running is not None:
             yield running
     if record is None and not ctx.local:

@@ -1,14 +1,15 @@
 """down: end everything, wait until AWS says it is gone, and say what it cost. Legal in every state."""
 
+import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from awsddp import report
 from awsddp.cluster import Cluster
-from awsddp.errors import LeftoverError
+from awsddp.errors import ConfigError, LeftoverError
 from awsddp.state import Record
-from awsddp.verbs.context import Context, Found, found
+from awsddp.verbs.context import NOWHERE, Context, Found, found
 from awsddp.verbs.fetch import bring_home_all
 from awsddp.verbs.status import cost_of
 
@@ -20,8 +21,9 @@ def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None])
     and raises to refuse. Raises NodeError where results cannot be fetched, LeftoverError where something
     could not be ended, CloudError where AWS cannot be asked.
     """
-    with ctx.folder.lock("down"), found(ctx) as seen:
+    with ctx.folder.lock("down"), found(ctx, newer=True) as seen:
         if seen is None:
+            _forget(ctx, ctx.folder.read(newer=True))
             return _document(ctx, None)
         cluster = _settled(ctx, seen)
         if cluster is None:
@@ -35,7 +37,8 @@ def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None])
         from awsddp.aws.teardown import teardown
 
         ended = teardown(seen.aws, cluster, on_event=ctx.say)
-        ctx.folder.note("ended", id=cluster.id, terminated=ended.terminated, leftovers=ended.leftovers)
+        with contextlib.suppress(ConfigError):  # the end of the machines does not wait for a full disk here
+            ctx.folder.note("ended", id=cluster.id, terminated=ended.terminated, leftovers=ended.leftovers)
         if ended.leftovers:
             raise LeftoverError(
                 f"not everything of cluster {cluster.name} could be ended",
@@ -64,10 +67,13 @@ def _what_ends(cluster: Cluster) -> str:
 
 
 def _forget(ctx: Context, record: Record | None, cluster_id: str | None = None) -> None:
-    if record is not None:
-        ctx.folder.retire(record.id)
-    elif cluster_id is not None:
-        ctx.folder.retire(cluster_id)
+    ended = record.id if record is not None else cluster_id
+    if ended is None:
+        return
+    try:
+        ctx.folder.retire(ended)
+    except ConfigError as error:
+        ctx.say(f"{error.message}: {error.why or error.next}")
 
 
 def _document(
@@ -86,6 +92,6 @@ def _document(
         "leftovers": [],
         "removed": removed,
         "cost_usd": cost if terminated else 0.0,
-        "looked": list(seen.looked) if seen else [],
+        "looked": list(seen.looked if seen else NOWHERE),
         "ended": report.iso(datetime.now(UTC)),
     }

@@ -14,7 +14,7 @@ from awsddp.nodes.results import Fetched, Wanted
 from awsddp.report import Event, node_name
 from awsddp.spec import seconds
 from awsddp.state import Record, write_private
-from awsddp.verbs.context import Context, Found, found
+from awsddp.verbs.context import NOWHERE, Context, Found, found
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -64,7 +64,7 @@ def ready_in(ctx: Context, seen: Found | None) -> Ready:
 
 def no_cluster(ctx: Context, seen: Found | None) -> NotFoundError:
     """Return the error for a cluster that is not there: where it was looked for, and how to make it."""
-    looked = ", ".join(seen.looked) if seen else "no place"
+    looked = ", ".join(seen.looked if seen else NOWHERE)
     return NotFoundError(f"no cluster {ctx.spec.name}", f"looked in: {looked}", "awsddp up   # make it")
 
 

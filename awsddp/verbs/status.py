@@ -6,7 +6,7 @@ from typing import Any
 from awsddp import report
 from awsddp.cluster import Cluster, Target
 from awsddp.state import Record
-from awsddp.verbs.context import Context, found
+from awsddp.verbs.context import NOWHERE, Context, found
 
 
 def status(ctx: Context) -> dict[str, Any]:
@@ -14,9 +14,9 @@ def status(ctx: Context) -> dict[str, Any]:
 
     Raises CloudError where AWS cannot be asked.
     """
-    with found(ctx) as seen:
+    with found(ctx, newer=True) as seen:
         if seen is None:
-            return cluster_document(ctx, None, None)
+            return cluster_document(ctx, None, None, target=Target(name="local"), looked=NOWHERE)
         return cluster_document(ctx, seen.record, seen.cluster, target=seen.target, looked=seen.looked)
 
 
@@ -34,7 +34,9 @@ def cluster_document(
     place = target or (record.target if record else Target())
     price = record.price_usd_per_hour if record else None
     state = report.cluster_state(
-        cluster, prepared=frozenset(prepared), launching=record is not None and record.intent is not None
+        cluster,
+        prepared=frozenset(prepared) if record else None,
+        launching=record is not None and record.intent is not None,
     )
     expires = (cluster.expires if cluster else None) or (record.expires if record and nodes else None)
     return {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ class Lab:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_hearing,
         )
 
     def script(self, name: str, text: str) -> None:
@@ -77,6 +79,12 @@ class Lab:
     def close(self) -> None:
         """End whatever is left."""
         self.run("local", "stop", timeout=60)
+
+
+def _hearing() -> None:
+    """Let a client hear what a test sends it, also where the tests themselves run in the background."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+"""The folder of a cluster is a cache: lost, torn, read-only or from the future, `status` and `down` are right."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Lab
+
+STEP = 1 if os.environ.get("AWSDDP_FULL") else 61
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab whose local cloud keeps records only, so that clusters come and go within a second."""
+    made = Lab(tmp_path_factory.mktemp("records"))
+    assert made.run("local", "start", "--no-hosts").returncode == 0
+    yield made
+    made.close()
+
+
+def made(lab: Lab) -> Path:
+    """Make a cluster of two nodes and return its folder."""
+    assert lab.run("up", "--local", "--nodes", "2", "-y").returncode == 0
+    return lab.home / "clusters" / "default"
+
+
+def right(lab: Lab, *, state: str = "ready") -> None:
+    """`status` sees both nodes and `down` ends them."""
+    seen = lab.json("status", "--local")
+    assert (seen["state"], len(seen["nodes"])) == (state, 2)
+    ended = lab.json("down", "--local", "-y")
+    assert (len(ended["terminated"]), ended["leftovers"]) == (2, [])
+    assert lab.json("status", "--local")["state"] == "absent"
+
+
+def test_a_folder_that_is_gone(records: Lab) -> None:
+    shutil.rmtree(made(records))
+    right(records)
+
+
+def test_a_folder_from_a_newer_awsddp(records: Lab) -> None:
+    path = made(records) / "cluster.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99, "nodes": {"new": "shape"}}))
+    shown = records.run("train", "--local")
+    assert (shown.returncode, "newer awsddp" in shown.stderr) == (3, True)
+    right(records)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a mount of its own")
+def test_a_folder_that_is_read_only(records: Lab) -> None:
+    folder = made(records)
+    line = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+    for verb, word in (("status", '"ready"'), ("down", '"terminated"')):
+        awsddp = [sys.executable, "-m", "awsddp", verb, "--local", "-y", "--json"]
+        shown = subprocess.run(
+            ["unshare", "-m", "sh", "-c", line, "sh", str(folder), *awsddp],
+            cwd=records.project,
+            env=records.environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert shown.returncode == 0, shown.stderr
+        assert word in shown.stdout
+    assert records.json("status", "--local")["state"] == "absent"
+    assert records.json("down", "--local", "-y")["state"] == "absent"
+    assert not folder.exists()
+
+
+def test_a_record_cut_off_at_any_byte(records: Lab) -> None:
+    path = made(records) / "cluster.json"
+    whole = path.read_bytes()
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom awsddp.state import Folder, home\n"
+        "path, whole = Path(sys.argv[1]), Path(sys.argv[1]).read_bytes()\n"
+        "for size in range(len(whole)):\n"
+        "    path.write_bytes(whole[:size])\n"
+        "    record = Folder(home(), 'default').read()\n"
+        "    assert record is None or size == len(whole) - 1, size\n"
+    )
+    subprocess.run([sys.executable, "-c", program, path], env=records.environ, check=True)
+    for size in range(0, len(whole), max(STEP, len(whole) // 8 if STEP > 1 else 1)):
+        path.write_bytes(whole[:size])
+        seen = records.json("status", "--local")
+        assert (seen["state"], len(seen["nodes"])) == ("ready", 2), size
+    path.write_bytes(whole[: len(whole) // 2])
+    right(records)
