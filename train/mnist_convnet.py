@@ -41,11 +41,11 @@ from torch.utils.data import DistributedSampler
 class ConvNet(nn.Module):
     """Two convolutions, two linear layers, dropout, log-probabilities of ten digits."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, dropout: bool = True) -> None:
         super().__init__()
         self.cn1 = nn.Conv2d(1, 16, 3)
         self.cn2 = nn.Conv2d(16, 32, 3)
-        self.dp1, self.dp2 = nn.Dropout2d(0.10), nn.Dropout(0.25)
+        self.dp1, self.dp2 = nn.Dropout2d(0.10 * dropout), nn.Dropout(0.25 * dropout)
         self.fc1 = nn.Linear(32 * 12 * 12, 64)
         self.fc2 = nn.Linear(64, 10)
 
@@ -89,9 +89,11 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
             rank=rank,
         )
     torch.manual_seed(0)
-    model: nn.Module = ConvNet().to(device)
+    torch.set_default_dtype(torch.float64 if args.exact else torch.float32)
+    model: nn.Module = ConvNet(dropout=not args.exact).to(device)
     if per_machine:
         model = DistributedDataParallel(model, device_ids=[device] if args.num_gpu_processes else None)
+    torch.manual_seed(args.seed * world_size + rank)  # from here on for dropout: no two processes drop alike
     optimizer = torch.optim.Adadelta(model.parameters(), lr=0.5)
 
     pixels, labels = read_mnist(args.data_dir, "train")
@@ -109,7 +111,7 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
             if args.num_gpu_processes:  # pinned, so that the copy overlaps what the GPU is at
                 batch, target = batch.pin_memory(), target.pin_memory()
             batch, target = batch.to(device, non_blocking=True), target.to(device, non_blocking=True)
-            prediction = model((batch[:, None].float() / 255 - 0.1302) / 0.3069)
+            prediction = model((batch[:, None].to(total.dtype) / 255 - 0.1302) / 0.3069)
             loss = F.nll_loss(prediction, target)
             optimizer.zero_grad()
             loss.backward()
@@ -142,7 +144,8 @@ def test(model: nn.Module, folder: Path, device: torch.device) -> None:
     pixels, labels = read_mnist(folder, "t10k")
     right = 0
     for index in torch.arange(len(labels)).split(500):
-        logits = model((pixels[index].to(device)[:, None].float() / 255 - 0.1302) / 0.3069)
+        batch = pixels[index].to(device)[:, None].to(torch.get_default_dtype())
+        logits = model((batch / 255 - 0.1302) / 0.3069)
         right += int((logits.argmax(1).cpu() == labels[index]).sum())
     print(f"Test accuracy {right / len(labels):.4f}", flush=True)
 
@@ -160,6 +163,10 @@ def main() -> None:
     )
     parser.add_argument("--epochs", default=1, type=int)
     parser.add_argument("--batch-size", default=128, type=int, help="of one process")
+    parser.add_argument(
+        "--seed", default=0, type=int, help="of the dropout; the first weights are always the same"
+    )
+    parser.add_argument("--exact", action="store_true", help="float64, no dropout: nothing is left to chance")
     parser.add_argument("--shuffle", action="store_true", help="the published program does not")
     parser.add_argument("--data-dir", default="data", type=Path)
     args = parser.parse_args()

@@ -17,6 +17,7 @@ import main
 import models
 import obtain
 import torch
+import torch.distributed as dist
 from alone import nobody_else
 from launching import run_ranks
 
@@ -33,6 +34,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     code = main.run(list(argv))
+    if dist.is_initialized():  # the process would have ended here
+        dist.destroy_process_group()
     error = capsys.readouterr().err
     assert "Traceback" not in error and error.startswith("main.py: ")
     return code, error
