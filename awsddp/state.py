@@ -183,8 +183,8 @@ class Folder:
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[None]:
         """Hold the cluster against a second client on this machine; the kernel ends the lock with us.
 
-        `part` names something of the cluster that is held alone, beside the rest. Raises ConfigError that says
-        who holds it (host, process, verb, since when) after `wait_s` seconds, or that the disk refuses.
+        `part` names something of the cluster that is held alone, beside the rest. Raises ConfigError that
+        says who holds it (host, process, verb, since when) after `wait_s` seconds, or that the disk refuses.
         """
         path = self.root / "locks" / f"{self.name}{part and '.'}{part}"
         deadline = time.monotonic() + wait_s

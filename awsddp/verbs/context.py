@@ -93,8 +93,8 @@ def found(ctx: Context, *, newer: bool = False) -> Iterator[Found | None]:
     """Look for the cluster where it is remembered; without a memory in the running local cloud, in the
     given or configured region, then in every enabled region. None: the local cloud is meant, and none runs.
 
-    With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS cannot be asked
-    and nothing else knew the cluster.
+    With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS cannot be
+    asked and nothing else knew the cluster.
     """
     record = ctx.folder.read(newer=newer)
     asked = ctx.spec.cluster

@@ -67,7 +67,6 @@ class Lab:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=_hearing,
         )
 
     def script(self, name: str, text: str) -> None:
@@ -81,10 +80,12 @@ class Lab:
         self.run("local", "stop", timeout=60)
 
 
-def _hearing() -> None:
-    """Let a client hear what a test sends it, also where the tests themselves run in the background."""
+@pytest.fixture(scope="session", autouse=True)
+def hearing() -> None:
+    """Let clients hear what tests send them, also where the tests themselves run in the background."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 @pytest.fixture

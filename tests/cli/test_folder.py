@@ -1,4 +1,4 @@
-"""The folder of a cluster is a cache: lost, torn, read-only or from the future, `status` and `down` are right."""
+"""A cluster's folder is a cache: lost, torn, read-only, from the future: `status` and `down` are right."""
 
 import json
 import os
