@@ -66,9 +66,13 @@ class NetworkSection:
 class AccessSection:
     """[access]: who logs in, and what the nodes may do. `user` is the login name, else the image's own.
 
-    `instance_profile` is a name or an ARN, `kms_key` an id, alias or ARN that encrypts the disks.
+    `key` is the name of a key pair that exists in EC2, `key_file` its private half on this machine; left out,
+    each cluster has a key of its own. `instance_profile` is a name or an ARN, `kms_key` an id, alias or ARN
+    that encrypts the disks.
     """
 
+    key: str | None = None
+    key_file: str | None = None
     user: str | None = None
     instance_profile: str | None = None
     kms_key: str | None = None
@@ -78,18 +82,21 @@ class AccessSection:
 class CapacitySection:
     """[capacity]: where and how machines are found.
 
-    `zones` are tried in their order, then the other `types`, then the markets of `markets` ("spot",
-    "on-demand"). `reservation` is the id of a capacity reservation or block. `placement` is "none",
+    `zones` are tried in their order, then the other `types`, then the other `regions`, then the markets of
+    `markets` ("spot", "on-demand"); with `retry_until_up` all of them again until there are machines.
+    `reservation` is the id of a capacity reservation or block. `placement` is "none",
     "cluster", or the name of a placement group that exists; left out, one is made where it helps. `efa` asks
     for EFA interfaces. `experimental` allows what nobody has tried on AWS yet.
     """
 
     zones: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
     markets: tuple[Literal["spot", "on-demand"], ...] = ()
     reservation: str | None = None
     placement: str | None = None
     efa: bool = False
+    retry_until_up: bool = False
     experimental: bool = False
 
 

@@ -36,10 +36,12 @@ def ensure_access(
     """
     refuse_untried(plan)
     given: dict[str, Any] = {"ids": ids, "now": now, "on_event": on_event}
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        key = pool.submit(ensure_key, aws, plan, secrets=secrets, **given, clock=clock)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        key = pool.submit(ensure_key, aws, plan, secrets=secrets, **given)
+        near = pool.submit(ensure_placement, aws, plan, **given, clock=clock)
         group = ensure_group(aws, plan, **given, clock=clock)
         key.result()
+        near.result()
     return group
 
 
@@ -85,13 +87,10 @@ def ensure_key(
     secrets: Mapping[str, str],
     now: datetime,
     on_event: Callable[[str], None],
-    clock: Clock = CLOCK,
 ) -> None:
-    """Import the cluster's public key and make its placement group, unless they are there.
-
-    Raises CloudError.
-    """
-    ensure_placement(aws, plan, ids=ids, now=now, on_event=on_event, clock=clock)
+    """Import the cluster's public key, unless it is there (its name holds the id). Raises CloudError."""
+    if not plan.asks("ImportKeyPair"):
+        return
     request = resolve_request(plan.request("ImportKeyPair"), ids=ids, secrets=secrets, now=now)
     try:
         aws.call(request.operation, request.parameters)

@@ -13,7 +13,7 @@ from awsddp.aws import prices
 from awsddp.aws.images import find_image
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
-from awsddp.aws.surroundings import own_group, reservation, subnets
+from awsddp.aws.surroundings import check_key, own_group, reservation, subnets
 from awsddp.cluster import TargetName
 from awsddp.compat import GpuType, Market
 from awsddp.plan import Facts, Reservation
@@ -43,6 +43,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         callers = pool.submit(_callers, spec, caller_address)
         listed = pool.submit(prices.on_demand, aws, known)
         market = pool.submit(prices.spot, aws, known) if _spot(spec) else None
+        key = pool.submit(check_key, aws, spec.access.key)
         group = pool.submit(
             lambda: own_group(
                 aws,
@@ -51,6 +52,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
                 efa=spec.capacity.efa,
             )
         )
+    key.result()
     types = {name: future.result() for name, future in described.items()}
     return Facts(
         region=aws.region,

@@ -17,7 +17,7 @@ from awsddp.plan import LaunchPlan, read_numbers, resolve_request, utc
 # A token is honoured for at least an hour; a replay later could launch again.
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 REPLAY_S = 3600
-_NEXT_ZONE = frozenset({"Unsupported", "InsufficientFreeAddressesInSubnet"})
+NEXT_ZONE = frozenset({"Unsupported", "InsufficientFreeAddressesInSubnet"})
 
 
 def launch(
@@ -59,7 +59,7 @@ def launch(
         except OutOfCapacity as refusal:
             attempts.append((zone.name, refusal))
         except Refused as refusal:
-            if refusal.code not in _NEXT_ZONE:
+            if refusal.code not in NEXT_ZONE:
                 raise
             attempts.append((zone.name, refusal))
         on_event(f"{zone.name}: {attempts[-1][1].why}")
@@ -110,7 +110,7 @@ def resume(
         except OutOfCapacity:
             return None
         except Refused as refusal:
-            if refusal.code in {"IdempotentInstanceTerminated"} | _NEXT_ZONE or _not_yet(refusal):
+            if refusal.code in {"IdempotentInstanceTerminated"} | NEXT_ZONE or _not_yet(refusal):
                 return None
             if refusal.code != "IdempotentParameterMismatch":
                 raise

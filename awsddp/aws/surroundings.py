@@ -108,6 +108,16 @@ def _lets_in(permissions: Iterable[dict[str, Any]], cidr: str) -> bool:
     return False
 
 
+def check_key(aws: Aws, asked: str | None) -> None:
+    """Look for the user's own key pair. Raises ConfigError where there is none, CloudError."""
+    if asked is None:
+        return
+    try:
+        aws.call("DescribeKeyPairs", {"KeyNames": [asked]})
+    except Refused as refusal:
+        raise _unknown(refusal, "access.key", asked, aws.region, "key pair") from refusal
+
+
 def reservation(aws: Aws, asked: str | None) -> Reservation | None:
     """Return the asked capacity reservation or block. Raises ConfigError, CloudError."""
     if asked is None:

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -47,8 +47,7 @@ def poll(
     A check that AWS throttles or does not answer is made again; the last such refusal is raised at the end.
     """
     end = clock.monotonic() + deadline_s
-    pause = first_s
-    while True:
+    for pause in growing(first_s, most_s):
         trouble = None
         try:
             if (found := check()) is not None:
@@ -62,8 +61,8 @@ def poll(
             if trouble is not None:
                 raise trouble
             return None
-        clock.sleep(min(pause * random.uniform(0.8, 1.2), left))
-        pause = min(pause * 1.6, most_s)
+        clock.sleep(min(pause, left))
+    raise AssertionError("growing() never ends")
 
 
 def patiently(
@@ -95,6 +94,14 @@ def patiently(
     if done is None:
         raise refusals[-1]
     return done[0]
+
+
+def growing(first_s: float, most_s: float) -> Iterator[float]:
+    """Yield pauses without end, from `first_s` growing to `most_s`, with a fifth of jitter."""
+    pause = first_s
+    while True:
+        yield pause * random.uniform(0.8, 1.2)
+        pause = min(pause * 1.6, most_s)
 
 
 def deadline_s(instance_types: Iterable[str]) -> float:

@@ -38,6 +38,9 @@ PLAN_OPTIONS = {
     "capacity.efa": click.option(
         "--efa", is_flag=True, default=None, help="EFA interfaces, for types that take them."
     ),
+    "capacity.retry_until_up": click.option(
+        "--retry-until-up", is_flag=True, default=None, help="Where there is no capacity, go on asking."
+    ),
     "cluster.budget_usd": click.option(
         "--budget",
         "budget_usd",

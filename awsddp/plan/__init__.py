@@ -73,6 +73,7 @@ def make_plan(
     be replaced beside the others. Its `alternatives` are the other types and markets that the spec lists.
     Raises ConfigError where the spec cannot be meant, CloudError where AWS does not offer or allow it.
     """
+    _check_key(spec)
     if zone is not None:
         spec = replace(spec, capacity=replace(spec.capacity, zones=(zone,)))
     fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
@@ -210,6 +211,17 @@ def _check_image(image: Image, kind: GpuType) -> None:
             f"{what} does not fit {kind.name}",
             reason,
             "name an image with a fitting driver with --image, or another --instance-type",
+        )
+
+
+def _check_key(spec: ClusterSpec) -> None:
+    given = {"access.key": spec.access.key, "access.key_file": spec.access.key_file}
+    lacking = [name for name, value in given.items() if not value]
+    if len(lacking) == 1:
+        raise ConfigError(
+            f"{lacking[0]} is missing",
+            "access.key names a key pair of EC2, access.key_file its private half on this machine",
+            "give both, or neither: then the cluster has a key of its own",
         )
 
 

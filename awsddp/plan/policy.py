@@ -65,7 +65,11 @@ def _launching(spec: ClusterSpec) -> list[dict[str, Any]]:
     placed = spec.capacity.placement
     if placed not in (None, "none", "cluster"):
         given.append(_arn("placement-group", placed))
-    made = {"ImportKeyPair": "key-pair"}
+    made = {}
+    if spec.access.key:
+        given.append(_arn("key-pair", spec.access.key))
+    else:
+        made["ImportKeyPair"] = "key-pair"
     if not own_group:
         made["CreateSecurityGroup"] = "security-group"
     if makes_placement_group(spec):
@@ -75,18 +79,7 @@ def _launching(spec: ClusterSpec) -> list[dict[str, Any]]:
         _statement("Read", _reads(spec), ["*"]),
         _statement("Launch", ["ec2:RunInstances"], launched, StringEquals=ours),
         _statement("LaunchFrom", ["ec2:RunInstances"], given),
-        _statement(
-            "LaunchInto",
-            ["ec2:RunInstances"],
-            [_arn(kind) for kind in made.values()],
-            StringEquals={f"aws:ResourceTag/{OWNER_TAG}": OWNER},
-        ),
-        _statement(
-            "Make",
-            [f"ec2:{action}" for action in made],
-            [_arn(kind) for kind in made.values()],
-            StringEquals=ours,
-        ),
+        *(_making(made) if made else ()),
         *groups,
         _statement(
             "TagWhatIsMade",
@@ -97,14 +90,34 @@ def _launching(spec: ClusterSpec) -> list[dict[str, Any]]:
     ]
 
 
+def _making(made: dict[str, str]) -> list[dict[str, Any]]:
+    """Return what allows to make things of these kinds, and to launch into one's own."""
+    kinds = [_arn(kind) for kind in made.values()]
+    return [
+        _statement(
+            "LaunchInto",
+            ["ec2:RunInstances"],
+            kinds,
+            StringEquals={f"aws:ResourceTag/{OWNER_TAG}": OWNER},
+        ),
+        _statement(
+            "Make",
+            [f"ec2:{action}" for action in made],
+            kinds,
+            StringEquals={f"aws:RequestTag/{OWNER_TAG}": OWNER},
+        ),
+    ]
+
+
 def _owning(spec: ClusterSpec) -> list[dict[str, Any]]:
     own = {f"aws:ResourceTag/{OWNER_TAG}": OWNER}
     ends = {
         "instance": ["ModifyInstanceAttribute", "StartInstances", "StopInstances", "TerminateInstances"],
-        "key-pair": ["DeleteKeyPair"],
         "network-interface": ["DeleteNetworkInterface"],
         "volume": ["DeleteVolume"],
     }
+    if not spec.access.key:
+        ends["key-pair"] = ["DeleteKeyPair"]
     if not spec.network.security_group:
         ends["security-group"] = [
             "AuthorizeSecurityGroupEgress",

@@ -48,16 +48,18 @@ def requests(
         "awsddp:created": {"$now": 0},
         **tags,
     }
-    made = [
-        Request(
-            "ImportKeyPair",
-            {
-                "KeyName": {"$ref": "name"},
-                "PublicKeyMaterial": {"$secret": "public_key"},
-                "TagSpecifications": [_tagged("key-pair", common)],
-            },
+    made = []
+    if spec.access.key is None:
+        made.append(
+            Request(
+                "ImportKeyPair",
+                {
+                    "KeyName": {"$ref": "name"},
+                    "PublicKeyMaterial": {"$secret": "public_key"},
+                    "TagSpecifications": [_tagged("key-pair", common)],
+                },
+            )
         )
-    ]
     if facts.group is None:
         made += _group(plan, facts.subnets[0].vpc, common)
     if isinstance(plan.placement, dict):
@@ -120,7 +122,7 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Ma
             "InstanceType": plan.instance_type,
             "MinCount": len(plan.numbers),
             "MaxCount": len(plan.numbers),
-            "KeyName": {"$ref": "name"},
+            "KeyName": spec.access.key or {"$ref": "name"},
             "UserData": {"$secret": "user_data"},
             "InstanceInitiatedShutdownBehavior": "terminate",
             "MetadataOptions": {

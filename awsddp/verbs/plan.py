@@ -4,9 +4,11 @@ from dataclasses import asdict
 from typing import Any
 
 from awsddp import compat
-from awsddp.plan import Facts, LaunchPlan, make_plan
+from awsddp.cluster import Target
+from awsddp.plan import Facts, LaunchPlan
 from awsddp.plan import offers as offered
 from awsddp.verbs.context import Context, target_for
+from awsddp.verbs.launching import plan_everywhere
 
 
 def plan(ctx: Context) -> LaunchPlan:
@@ -14,7 +16,8 @@ def plan(ctx: Context) -> LaunchPlan:
 
     Raises ConfigError where the spec cannot be meant, CloudError where AWS does not answer or allow it.
     """
-    return make_plan(ctx.spec, _facts(ctx))
+    with target_for(ctx) as target:
+        return plan_everywhere(ctx, target, _facts(ctx, target))
 
 
 def offers(ctx: Context) -> dict[str, Any]:
@@ -22,7 +25,8 @@ def offers(ctx: Context) -> dict[str, Any]:
 
     Raises CloudError where AWS does not answer.
     """
-    facts = _facts(ctx)
+    with target_for(ctx) as target:
+        facts = _facts(ctx, target)
     found = offered(facts, ctx.spec.cluster.nodes)
     return {
         "region": facts.region,
@@ -42,9 +46,8 @@ def offers(ctx: Context) -> dict[str, Any]:
     }
 
 
-def _facts(ctx: Context) -> Facts:
+def _facts(ctx: Context, target: Target) -> Facts:
     from awsddp.aws.facts import gather
     from awsddp.aws.session import Aws
 
-    with target_for(ctx) as target:
-        return gather(Aws(target), ctx.spec, caller_address=target.caller_address, target=target.name)
+    return gather(Aws(target), ctx.spec, caller_address=target.caller_address, target=target.name)

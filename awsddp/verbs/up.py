@@ -1,6 +1,5 @@
 """up: plan, ask, do. On a cluster that exists it finishes what was interrupted, or changes nothing."""
 
-import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
-from awsddp.plan import Facts, LaunchPlan, make_plan, names
+from awsddp.plan import Facts, LaunchPlan, refuse_untried
 from awsddp.report import money, node_name
 from awsddp.spec import seconds
-from awsddp.state import Record, write_private
+from awsddp.state import Record
 from awsddp.verbs.context import Context, target_for
+from awsddp.verbs.launching import carry_out, plan_everywhere
 from awsddp.verbs.nodes import connect
 from awsddp.verbs.status import cluster_document
 
@@ -37,6 +37,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         aws = Aws(target)
         facts, cluster = _read(ctx, aws, target)
         record, nodes = _nodes(ctx, aws, facts, cluster, replace(target, region=aws.region), confirm)
+        if record.target.region not in (None, aws.region):
+            aws = Aws(record.target)  # the machines were to be had in another region that the spec lists
         record = _prepare(ctx, aws, record, nodes, hosts=facts.image.tags.get("awsddp:hosts") != "none")
         return cluster_document(ctx, record, find_cluster(aws, ctx.spec.name, record.owner))
 
@@ -72,12 +74,13 @@ def _nodes(
         resumed = resume(aws, record.intent, on_event=ctx.say)
         if resumed:
             return record, resumed
-    plan = make_plan(ctx.spec, facts)
+    plan = plan_everywhere(ctx, target, facts)
+    refuse_untried(plan)
     confirm(plan)
     if cluster is not None and (record is None or record.id != cluster.id):
         teardown(aws, cluster, on_event=ctx.say)
         record = None
-    return _launch(ctx, aws, plan, target, record)
+    return carry_out(ctx, aws, plan, target, record)
 
 
 def _same(ctx: Context, record: Record | None, cluster: Cluster) -> Record:
@@ -118,80 +121,6 @@ def _started(
         start(aws, off)
         ctx.folder.note("started", id=record.id, instances=[node.instance_id for node in off])
     return record, cluster.live
-
-
-def _launch(
-    ctx: Context, aws: "Aws", plan: LaunchPlan, target: Target, record: Record | None
-) -> tuple[Record, tuple[Node, ...]]:
-    """Make the key, the group and the instances; each step is written down before it is taken."""
-    from awsddp.aws.access import ensure_group, ensure_key
-    from awsddp.aws.instances import launch
-    from awsddp.nodes.hostkeys import make_key
-    from awsddp.nodes.provision import user_data
-
-    now = datetime.now(UTC).replace(microsecond=0)
-    record = _record(plan, target, record.id if record else secrets.token_hex(4), now)
-    ctx.folder.write(record)
-    login = _login_key(ctx)
-    host_key = make_key("awsddp throw-away host key")
-    given = {"public_key": login, "user_data": user_data(host_key=host_key, expires_at=record.expires)}
-    known: dict[str, Any] = {"ids": names(plan.cluster, record.id), "now": now, "on_event": ctx.say}
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        key = pool.submit(lambda: ensure_key(aws, plan, secrets=given, **known))
-        group = ensure_group(aws, plan, **known)
-        key.result()
-
-    def write_intent(intent: dict[str, Any]) -> None:
-        ctx.folder.write(replace(record, intent={**intent, "host_key": host_key.public}))
-
-    nodes = launch(
-        aws,
-        plan,
-        ids={**known["ids"], "security_group": group},
-        secrets=given,
-        now=now,
-        write_intent=write_intent,
-        on_event=ctx.say,
-    )
-    ctx.folder.note(
-        "launched",
-        id=record.id,
-        target=target.name,
-        region=plan.region,
-        instance_type=record.instance_type,
-        instances=[node.instance_id for node in nodes],
-        price_usd_per_hour=record.price_usd_per_hour,
-    )
-    written = ctx.folder.read()
-    return written or record, nodes
-
-
-def _record(plan: LaunchPlan, target: Target, cluster_id: str, now: datetime) -> Record:
-    return Record(
-        id=cluster_id,
-        owner=plan.owner,
-        target=target,
-        created=now,
-        expires=now + timedelta(seconds=plan.expires_s),
-        instance_type=plan.instance_type,
-        nodes=plan.nodes,
-        gpus_per_node=plan.gpus_per_node,
-        pretended=plan.pretended,
-        ssh_user=plan.ssh_user,
-        price_usd_per_hour=plan.price_usd_per_hour,
-    )
-
-
-def _login_key(ctx: Context) -> str:
-    """Return the public half of the cluster's login key; the private half is 0600 from birth."""
-    from awsddp.nodes.hostkeys import make_key
-
-    public = ctx.folder.path / "key.pub"
-    if not (ctx.folder.key.exists() and public.exists()):
-        made = make_key(f"awsddp {ctx.spec.name}")
-        write_private(ctx.folder.key, made.private.encode())
-        write_private(public, made.public.encode() + b"\n")
-    return public.read_text(encoding="utf-8").strip()
 
 
 def _prepare(

@@ -75,7 +75,10 @@ class Cloud:
 
     @property
     def backend(self) -> Any:
-        return ec2_backends[DEFAULT_ACCOUNT_ID][REGION]
+        return self.backend_of(REGION)
+
+    def backend_of(self, region: str) -> Any:
+        return ec2_backends[DEFAULT_ACCOUNT_ID][region]
 
     def fail(self, operation: str, *codes: str, **settings: Any) -> None:
         self.faults[operation].extend(Fault(code, **settings) for code in codes)
@@ -84,14 +87,19 @@ class Cloud:
         return [form for name, form in self.requests if name == operation]
 
     def add_image(
-        self, name: str, *, parameter: str | None = None, tags: dict[str, str] | None = None
+        self,
+        name: str,
+        *,
+        parameter: str | None = None,
+        tags: dict[str, str] | None = None,
+        region: str = REGION,
     ) -> str:
-        image = self.backend.register_image(name=name)
+        image = self.backend_of(region).register_image(name=name)
         image.architecture = "x86_64"
         image.creation_date = NOW + timedelta(minutes=len(self.backend.amis))
         image.add_tags(tags or {})
         if parameter:
-            ssm = ssm_backends[DEFAULT_ACCOUNT_ID][REGION]
+            ssm = ssm_backends[DEFAULT_ACCOUNT_ID][region]
             value = Parameter(
                 DEFAULT_ACCOUNT_ID, parameter, image.id, "String", None, None, None, NOW, 1, "text"
             )
@@ -163,7 +171,7 @@ class Server:
         """Answer for placement groups, which moto lacks, as the local cloud does."""
         try:
             request = read({**environ, "wsgi.input": BytesIO(body)})
-            status, headers, content = placement.answer(request, self.cloud.backend)
+            status, headers, content = placement.answer(request, self.cloud.backend_of(request.region))
         except Refusal as refusal:
             return _answer(Fault(refusal.code, refusal.message), start)
         start(status, headers)

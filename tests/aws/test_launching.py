@@ -1,0 +1,198 @@
+"""A launch that fails over: zones, types, regions, markets, and again; what came to nothing is taken away."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto_cloud import REGION, Cloud
+
+from awsddp import compat
+from awsddp.aws import waits
+from awsddp.aws.clusters import describe, find_cluster, tagged
+from awsddp.aws.facts import gather
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import Clock
+from awsddp.cluster import Node
+from awsddp.errors import CapacityError, CloudError, ConfigError
+from awsddp.plan import LaunchPlan
+from awsddp.report import Event
+from awsddp.spec import load
+from awsddp.state import Folder, Record
+from awsddp.verbs.context import Context
+from awsddp.verbs.launching import carry_out, plan_everywhere
+
+NONE = "InsufficientInstanceCapacity"
+
+
+class Launches:
+    """Plans and launches a spec as `up` does, in a home of its own."""
+
+    def __init__(self, home: Path, aws: Aws, cloud: Cloud) -> None:
+        self.home, self.aws, self.cloud = home, aws, cloud
+        self.said: list[str] = []
+
+    def context(self, **keys: Any) -> Context:
+        asked = {key.replace("__", "."): value for key, value in keys.items()}
+        spec, job = load("demo", environ={}, overrides=asked)
+        return Context(spec=spec, job=job, folder=Folder(self.home, "demo"), on_event=self.hear)
+
+    def hear(self, event: Event) -> None:
+        self.said.append(event.text)
+
+    def plan(self, ctx: Context) -> LaunchPlan:
+        facts = gather(self.aws, ctx.spec, caller_address="10.77.0.1", target="local")
+        return plan_everywhere(ctx, self.cloud.target, facts)
+
+    def __call__(self, **keys: Any) -> tuple[Record, tuple[Node, ...]]:
+        ctx = self.context(**keys)
+        return carry_out(ctx, self.aws, self.plan(ctx), self.cloud.target, None)
+
+
+@pytest.fixture
+def up(tmp_path: Path, aws: Aws, cloud: Cloud) -> Launches:
+    cloud.add_image(
+        "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+        parameter=compat.DLAMI_PARAMETERS[0],
+        region="eu-west-1",
+    )
+    return Launches(tmp_path, aws, cloud)
+
+
+def left(aws: Aws) -> object:
+    return find_cluster(aws, "demo", aws.identity().user_id)
+
+
+def attempts(cloud: Cloud) -> list[str]:
+    return [form["InstanceType"] for form in cloud.sent("RunInstances")]
+
+
+def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, cloud: Cloud) -> None:
+    cloud.fail("RunInstances", NONE, status=500)
+    record, nodes = up(
+        cluster__instance_type="p4d.24xlarge", capacity__types='["g5.48xlarge"]', capacity__zones="us-east-1a"
+    )
+    assert attempts(cloud) == ["p4d.24xlarge", "g5.48xlarge"]
+    assert {node.instance_type for node in nodes} == {"g5.48xlarge"}
+    assert record.instance_type == "g5.48xlarge"
+    assert record.price_usd_per_hour == pytest.approx(2 * (16.288 + 0.005 + 200 * 0.08 / 730), abs=1e-3)
+    assert any("no 2 x p4d.24xlarge" in text for text in up.said)
+
+
+def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
+    up: Launches, cloud: Cloud, aws: Aws
+) -> None:
+    cloud.fail("RunInstances", NONE, status=500)
+    record, nodes = up(
+        capacity__zones="us-east-1a", capacity__regions='["eu-west-1"]', cluster__instance_type="g5.xlarge"
+    )
+    assert record.target.region == "eu-west-1"
+    assert {node.zone[:-1] for node in nodes} == {"eu-west-1"}
+    assert left(aws) is None
+    there = Aws(record.target)
+    found = find_cluster(there, "demo", aws.identity().user_id)
+    assert found is not None
+    assert len(found.live) == 2
+    assert len(found.leftovers) == 3
+
+
+def test_on_demand_follows_spot_where_it_is_listed(up: Launches, cloud: Cloud) -> None:
+    cloud.fail("RunInstances", "SpotMaxPriceTooLow")
+    _, nodes = up(
+        capacity__zones="us-east-1a",
+        capacity__markets='["spot", "on-demand"]',
+        cluster__instance_type="g5.xlarge",
+    )
+    first, second = cloud.sent("RunInstances")
+    assert first["InstanceMarketOptions.MarketType"] == "spot"
+    assert "InstanceMarketOptions.MarketType" not in second
+    assert not any(node.spot for node in nodes)
+
+
+def test_without_capacity_anywhere_nothing_is_left_and_each_attempt_is_told(
+    up: Launches, cloud: Cloud, aws: Aws
+) -> None:
+    cloud.fail("RunInstances", *[NONE] * 9, status=500)
+    with pytest.raises(CapacityError) as caught:
+        up(
+            capacity__zones='["us-east-1a", "us-east-1b"]',
+            cluster__instance_type="p4d.24xlarge",
+            capacity__types='["g5.48xlarge"]',
+        )
+    assert attempts(cloud) == ["p4d.24xlarge"] * 2 + ["g5.48xlarge"] * 2
+    assert "p4d.24xlarge" in caught.value.why
+    assert "g5.48xlarge" in caught.value.why
+    assert left(aws) is None
+
+
+def test_it_is_asked_again_until_there_are_machines(
+    up: Launches, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "CLOCK", clock)
+    cloud.fail("RunInstances", *[NONE] * 5, status=500)
+    _, nodes = up(
+        capacity__zones="us-east-1a", cluster__instance_type="g5.xlarge", capacity__retry_until_up="true"
+    )
+    assert len(nodes) == 2
+    assert len({form["ClientToken"] for form in cloud.sent("RunInstances")}) == 6
+    assert clock.monotonic() > 150
+
+
+@pytest.mark.parametrize("code", ["VcpuLimitExceeded", "UnauthorizedOperation", "PendingVerification"])
+def test_a_refusal_that_no_other_place_helps_ends_the_launch_and_leaves_nothing(
+    up: Launches, cloud: Cloud, aws: Aws, code: str
+) -> None:
+    cloud.fail("RunInstances", code)
+    with pytest.raises(CloudError):
+        up(cluster__instance_type="p4d.24xlarge", capacity__types='["g5.48xlarge"]')
+    assert attempts(cloud) == ["p4d.24xlarge"]
+    assert left(aws) is None
+
+
+def test_a_region_where_it_cannot_be_is_told_and_passed_over(up: Launches) -> None:
+    ctx = up.context(cluster__instance_type="g5.xlarge", capacity__regions='["eu-west-1", "eu-central-2"]')
+    plan = up.plan(ctx)
+    assert [other.region for other in plan.alternatives] == ["eu-west-1"]
+    assert any("eu-central-2" in text for text in plan.warnings)
+
+
+def test_a_key_of_ones_own_is_pointed_to_and_never_imported(
+    up: Launches, cloud: Cloud, aws: Aws, tmp_path: Path
+) -> None:
+    aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
+    own = tmp_path / "id_ed25519"
+    own.write_text("private")
+    up(cluster__instance_type="g5.xlarge", access__key="mine", access__key_file=str(own))
+    assert cloud.sent("ImportKeyPair") == []
+    assert cloud.sent("RunInstances")[0]["KeyName"] == "mine"
+    folder = Folder(up.home, "demo")
+    assert folder.key.resolve() == own
+    folder.retire("0a1b2c3d")
+    assert own.read_text() == "private"
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"access__key": "mine"}, "access.key_file"),
+        ({"access__key": "none", "access__key_file": "x"}, "access.key: no key pair 'none'"),
+    ],
+)
+def test_half_a_key_is_refused(up: Launches, aws: Aws, keys: dict[str, str], told: str) -> None:
+    aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
+    with pytest.raises(ConfigError, match=told):
+        up(**keys)
+
+
+def test_instances_of_a_launch_are_all_in_one_zone(up: Launches, aws: Aws) -> None:
+    _, nodes = up(cluster__nodes=4, cluster__instance_type="g5.xlarge")
+    assert (
+        len(
+            {
+                item["Placement"]["AvailabilityZone"]
+                for item in describe(aws, tagged("awsddp:cluster", "demo"))
+            }
+        )
+        == 1
+    )
+    assert len(nodes) == 4
+    assert aws.region == REGION
