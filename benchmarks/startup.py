@@ -26,7 +26,7 @@ def seconds(words: list[str]) -> float:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 21
     times: dict[str, list[float]] = {name: [] for name in CASES}
-    for name, words in CASES.items():
+    for words in CASES.values():
         seconds(words)
     for _ in range(rounds):
         for name, words in CASES.items():
