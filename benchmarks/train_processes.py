@@ -3,10 +3,10 @@
     python train/data.py make mnist /tmp/made --train 60000 --test 10000      # or: get mnist data
     python benchmarks/train_processes.py --data-dir /tmp/made --to curves.svg
 
-It runs train/mnist_convnet.py undistributed and with 1, 2 and 4 processes, the batch of 128 divided among them;
-the cases take turns. It prints the seconds (the median of the rounds), and how far the loss is from that of the
-undistributed run: at most over the tenths of the epoch, as a part of the curve's height. `exact` is in float64
-without dropout; `as published` is the mean of the rounds in float32, where rounding and dropout differ.
+It runs train/mnist_convnet.py undistributed and with 1, 2 and 4 processes, the batch of 128 divided among
+them; the cases take turns. It prints the seconds (the median of the rounds), and how far the loss is from
+the undistributed run's: at most over the tenths of the epoch, as a part of the curve's height. `exact` is in
+float64 without dropout; `as published` is the mean of the rounds in float32, with other rounding and dropout.
 """
 
 from __future__ import annotations
