@@ -89,6 +89,7 @@ def _image(described: dict[str, Any]) -> Image:
     name = described.get("Name", "")
     root = described.get("RootDeviceName", "/dev/sda1")
     disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in described.get("BlockDeviceMappings", [])}
+    tags = {tag["Key"]: tag["Value"] for tag in described.get("Tags", [])}
     return Image(
         id=described["ImageId"],
         name=name,
@@ -96,11 +97,11 @@ def _image(described: dict[str, Any]) -> Image:
         architecture=described.get("Architecture", "x86_64"),
         root_device=root,
         root_gb=int(disks.get(root, {}).get("VolumeSize", 0)),
-        ssh_user=compat.ssh_user(name),
+        ssh_user=tags.get("awsddp:ssh-user") or compat.ssh_user(name),
         owner=described.get("ImageOwnerAlias") or described.get("OwnerId", ""),
         deprecated=_past(described.get("DeprecationTime", "")),
         ena=described.get("EnaSupport", True) is not False,
-        tags={tag["Key"]: tag["Value"] for tag in described.get("Tags", [])},
+        tags=tags,
     )
 
 

@@ -24,7 +24,7 @@ from awsddp.local.place import Place
 REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
-KEPT = ("port", "block", "access_key_id", "secret_access_key")
+KEPT = ("port", "block", "ssh_port", "access_key_id", "secret_access_key")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def start(
 
     :param auto: nobody asked for it by name, so it ends when nothing lives in it and no client is there.
     :param patience_s: after how long without both an automatic one ends itself.
-    :param mode: "nspawn" or "records"; None takes what this machine can do, or what runs.
+    :param mode: "nspawn", "loopback" or "records"; None takes what this machine can do, or what runs.
     :param share: folders of the machine to show read-only in nodes that boot from now on.
     :param on_event: told what takes long.
     :raises LocalCloudError: this machine cannot, or the daemon did not come up; `why` says it.
@@ -65,10 +65,12 @@ def start(
     place = Place(home)
     with client_lock(place):
         settings = _settings(place, auto=auto, mode=mode, share=share) | {"patience_s": patience_s}
-        if settings["mode"] == "nspawn":
+        if settings["mode"] != "records":
             from awsddp.local import torchenv
 
-            settings["torch"] = str(torchenv.ensure(torchenv.cache_folder(), on_event=on_event))
+            bound = settings["mode"] == "nspawn"
+            cache = torchenv.cache_folder()
+            settings["torch"] = str(torchenv.ensure(cache, interpreter=bound, on_event=on_event))
         write_json(place.settings, settings)
         return _running(place)
 
@@ -198,7 +200,7 @@ def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, 
     if not earlier:
         from awsddp.local import requirements
 
-        chosen, why = requirements.choose(mode)
+        chosen, why = requirements.choose(mode, place.home)
         earlier = {"mode": chosen, "why": why, "auto": True, "share": []}
     shared = [*earlier["share"], *(str(folder.resolve()) for folder in share)]
     return {**earlier, "auto": earlier["auto"] and auto, "share": sorted(set(shared))}
@@ -213,7 +215,7 @@ def _info(place: Place, *, alive: bool) -> LocalInfo:
         secret_access_key=report["secret_access_key"],
         mode=settings["mode"],
         why=settings["why"],
-        ssh_port=22,
+        ssh_port=report["ssh_port"],
         caller_address=str(IPv4Network(report["block"])[1]),
         auto=settings["auto"],
         pid=report["pid"] if alive else None,

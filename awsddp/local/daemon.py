@@ -12,6 +12,7 @@ import gc
 import ipaddress
 import json
 import os
+import pwd
 import signal
 import sys
 import threading
@@ -51,11 +52,16 @@ def serve(place: Place) -> None:
     :raises AwsddpError: the network or the state of an earlier run cannot be used.
     """
     settings = json.loads(place.settings.read_text())
+    mode = settings["mode"]
     earlier = json.loads(place.report.read_text()) if place.report.exists() else {}
     block = ipaddress.IPv4Network(earlier["block"]) if "block" in earlier else None
-    if settings["mode"] == "nspawn":
+    ssh_port = 22
+    if mode == "nspawn":
         cgroups.enter(place)
         block = network.open_switch(place, block)
+    elif mode == "loopback":
+        block, _holder = network.take_loopback(block)
+        ssh_port = earlier.get("ssh_port") or network.free_port(block)
     block = block or NO_HOSTS_BLOCK
 
     gc.disable()  # moto's tables are read once and never dropped
@@ -69,15 +75,14 @@ def serve(place: Place) -> None:
 
     gc.freeze()
     gc.enable()
-    tags = dlami.NO_HOSTS_TAGS if settings["mode"] == "records" else dlami.TAGS
-    emulator = Emulator(block, image_tags=tags)
+    emulator = Emulator(block, image_tags={**dlami.TAGS, **_image_tags(mode)})
     store = Store(place.state, place.living)
     store.load()
     emulator.backend(REGION)
     key, secret = emulator.credentials()
     store.save()
     hosts: Hosts = NoHosts()
-    if settings["mode"] == "nspawn":
+    if mode == "nspawn":
         from awsddp.local import torchenv
         from awsddp.local.inside import Servers
         from awsddp.local.nspawn import NspawnHosts
@@ -85,6 +90,10 @@ def serve(place: Place) -> None:
         image = torchenv.describe(Path(settings["torch"]))
         servers = Servers(lambda *asked: _metadata(emulator, secret, *asked))
         hosts = NspawnHosts(place, image, metadata=servers, share=lambda: _shared(place))
+    elif mode == "loopback":
+        from awsddp.local.loopback import LoopbackHosts
+
+        hosts = LoopbackHosts(place, Path(settings["torch"]), port=ssh_port)
     lifecycle = Lifecycle(emulator, store, hosts)
     front = Front(
         emulator,
@@ -103,6 +112,7 @@ def serve(place: Place) -> None:
         "pid": os.getpid(),
         "port": server.server_port,
         "block": str(block),
+        "ssh_port": ssh_port,
         "access_key_id": key,
         "secret_access_key": secret,
     }
@@ -144,6 +154,15 @@ def status(emulator: Any) -> dict[str, Any]:
                 for one in emulator.instances()
             ]
         }
+
+
+def _image_tags(mode: str) -> dict[str, str]:
+    """What a client must know of the machines of this mode, and learns from the tags of their images."""
+    if mode == "records":
+        return {"awsddp:hosts": "none"}
+    if mode == "loopback":
+        return {"awsddp:ssh-user": pwd.getpwuid(os.getuid()).pw_name}
+    return {}
 
 
 def _metadata(

@@ -1,8 +1,8 @@
 """The images that the local cloud offers: Deep Learning AMIs, by their public names and SSM parameters.
 
 Names and parameters as https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html has them. All
-are tagged `awsddp:gpus=pretended`, which is how a client knows that no CUDA device will be found, and where
-nothing boots `awsddp:hosts=none`: no SSH will answer.
+are tagged `awsddp:gpus=pretended`, which is how a client knows that no CUDA device will be found; where
+nothing boots also `awsddp:hosts=none`, without root `awsddp:ssh-user` (daemon.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ OWNER = "898082745236"
 ROOT_DEVICE = "/dev/sda1"
 ROOT_GIB = 75
 TAGS = {"awsddp:gpus": "pretended"}
-NO_HOSTS_TAGS = {**TAGS, "awsddp:hosts": "none"}
 FAMILIES = "G4dn, G5, G6, Gr6, G6e, P4, P4de, P5, P5e, P5en, P6-B200"
 
 

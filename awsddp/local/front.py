@@ -31,6 +31,7 @@ from awsddp.local.lifecycle import Lifecycle
 from awsddp.local.requests import Refusal, Reply, Request, check_signature, read, refuse
 from awsddp.local.store import Launch, Store
 
+SERVICES = frozenset({"ec2", "ssm", "sts", "iam", "servicequotas"})
 ADMIN = "/_awsddp/"
 NOT_ASKED = ("ClientToken", "DryRun")  # of a launch: what may differ when it is sent again
 
@@ -167,6 +168,8 @@ class Front:
         if request.service == "servicequotas" and action in quotas.ACTIONS:
             known = quotas.answer(request, self._backend(request))
             return known or self._ask_moto(request, environ)
+        if request.service not in SERVICES:
+            raise Refusal("UnknownOperationException", f"The local cloud has no service {request.service}.")
         if request.service != "ec2":
             return self._ask_moto(request, environ)
         backend = self._backend(request)

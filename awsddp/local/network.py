@@ -21,6 +21,7 @@ from awsddp.local.place import Place
 
 BLOCKS = tuple(ipaddress.IPv4Network(f"10.{second}.0.0/16") for second in range(77, 128))
 NAMESPACES = Path("/run/netns")
+LOOPBACK_BLOCKS = tuple(ipaddress.IPv4Network(f"127.{second}.0.0/16") for second in range(77, 128))
 METADATA_ADDRESS = "169.254.169.254"
 
 
@@ -67,6 +68,34 @@ def free_block() -> ipaddress.IPv4Network:
         why="this machine routes each /16 from 10.77.0.0 to 10.127.0.0",
         next="awsddp local stop",
     )
+
+
+def take_loopback(block: ipaddress.IPv4Network | None) -> tuple[ipaddress.IPv4Network, socket.socket]:
+    """A block of 127.0.0.0/8 that no other local cloud of this machine has, and what holds it until closed.
+
+    :param block: the block of an earlier start, or None to take the first free one.
+    :raises LocalCloudError: it is, or all are, taken.
+    """
+    for one in (block,) if block else LOOPBACK_BLOCKS:
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0awsddp-local-{one.network_address}")
+        except OSError:
+            holder.close()
+            continue
+        return one, holder
+    raise LocalCloudError(
+        "no address block is free for the local cloud",
+        why=f"{block or 'each /16 from 127.77.0.0 to 127.127.0.0'} is another local cloud's",
+        next="awsddp local stop",
+    )
+
+
+def free_port(block: ipaddress.IPv4Network) -> int:
+    """A port that nobody has on the block's first address now."""
+    with socket.socket() as probe:
+        probe.bind((machine_address(block), 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -185,4 +214,5 @@ def close_network(place: Place) -> None:
     """Removes every namespace and interface of this local cloud."""
     for path in [*NAMESPACES.glob(place.switch), *NAMESPACES.glob(f"{place.switch}-*")]:
         subprocess.run(["ip", "netns", "del", path.name], capture_output=True)
-    subprocess.run(["ip", "link", "del", place.interface], capture_output=True)
+    if Path("/sys/class/net", place.interface).exists():
+        subprocess.run(["ip", "link", "del", place.interface], capture_output=True)

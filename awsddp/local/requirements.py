@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from awsddp.errors import LocalCloudError
 
@@ -21,7 +22,10 @@ PACKAGES = {
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
-def choose(mode: str | None) -> tuple[str, str]:
+LOOPBACK_PACKAGES = {"sshd": "openssh-server", "ssh-keygen": "openssh-client", "rsync": "rsync"}
+
+
+def choose(mode: str | None, home: Path) -> tuple[str, str]:
     """The mode to run in and why: the one asked for, or the best this machine can do.
 
     :raises LocalCloudError: it cannot; the error names what is missing.
@@ -34,24 +38,39 @@ def choose(mode: str | None) -> tuple[str, str]:
         )
     if mode == "records":
         return "records", "asked for: instances change state and nothing boots"
-    if os.geteuid() != 0:
+    lack = _lack() if mode != "loopback" else "asked for"
+    if lack is None:
+        _need(PACKAGES)
+        return "nspawn", "root, namespaces and systemd-nspawn are here"
+    if mode == "nspawn":
         raise LocalCloudError(
-            "the local cloud needs root for its hosts",
-            why="systemd-nspawn and network namespaces are root's",
-            next="sudo awsddp local start, or: awsddp local start --no-hosts",
+            "this machine cannot carry hosts in systemd-nspawn",
+            why=lack,
+            next="sudo awsddp local start, or: awsddp local start --loopback",
         )
-    missing = [package for program, package in PACKAGES.items() if shutil.which(program, path=SEARCH) is None]
+    _need(LOOPBACK_PACKAGES)
+    if any(letter.isspace() or letter in "'\"" for letter in str(home)):
+        raise LocalCloudError(
+            "hosts without root need a home without spaces and quotes in its path",
+            why=f"it is {str(home)!r}",
+            next="set AWSDDP_HOME to another folder",
+        )
+    return "loopback", f"{lack}: an sshd for each instance, no groups, no systemd"
+
+
+def _lack() -> str | None:
+    """What is missing for hosts with namespaces; None if nothing is."""
+    if os.geteuid() != 0:
+        return "not root"
+    probe = subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True, text=True)
+    return f"no namespaces ({probe.stderr.strip()})" if probe.returncode else None
+
+
+def _need(packages: dict[str, str]) -> None:
+    missing = [package for program, package in packages.items() if shutil.which(program, path=SEARCH) is None]
     if missing:
         raise LocalCloudError(
             "Debian packages are missing for the local cloud",
             why=f"not installed: {', '.join(missing)}",
             next=f"apt-get install -y --no-install-recommends {' '.join(missing)}",
         )
-    probe = subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True, text=True)
-    if probe.returncode:
-        raise LocalCloudError(
-            "this machine lets root make no namespaces",
-            why=probe.stderr.strip(),
-            next="in a container: start it with --privileged",
-        )
-    return "nspawn", "root, namespaces and systemd-nspawn are here"

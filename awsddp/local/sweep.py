@@ -6,7 +6,7 @@ import shutil
 from contextlib import suppress
 
 from awsddp.errors import LocalCloudError
-from awsddp.local import cgroups, network, nspawn
+from awsddp.local import cgroups, ending, network, nspawn
 from awsddp.local.place import Place
 
 
@@ -15,10 +15,11 @@ def sweep(place: Place) -> None:
 
     :raises LocalCloudError: something is still there.
     """
-    if not cgroups.end(place):
+    mark = f"{place.tag}-"
+    if not (cgroups.end(place) and ending.end(mark)):
         raise LocalCloudError(
             "processes of the local cloud do not end",
-            why=f"pids {sorted(cgroups.processes(place))[:10]}",
+            why=f"pids {sorted({*cgroups.processes(place), *ending.marked(mark)})[:10]}",
             next="awsddp local stop",
         )
     network.close_network(place)

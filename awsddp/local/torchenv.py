@@ -42,14 +42,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "awsddp"
 
 
-def ensure(cache: Path, *, on_event: Callable[[str], None]) -> Path:
+def ensure(cache: Path, *, interpreter: bool = True, on_event: Callable[[str], None]) -> Path:
     """Returns the environment's folder in the cache; makes it if it is not there (once, some minutes).
 
+    :param interpreter: it must run by itself in a node; else its packages alone are used.
     :raises LocalCloudError: torch could not be installed.
     """
     folder = cache / f"torch-{TORCH_VERSION}-python-{platform.python_version()}-{platform.machine()}"
     if folder.exists():
         return folder
+    if not interpreter:
+        minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+        alike = sorted(cache.glob(f"torch-{TORCH_VERSION}-python-{minor}.*-{platform.machine()}"))
+        if alike:
+            return alike[-1]
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{folder.name}.lock").open("w") as lock:

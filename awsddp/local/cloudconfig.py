@@ -1,0 +1,90 @@
+"""A small carrying-out of user data, for hosts that have no cloud-init: what awsddp sends, and plain scripts.
+
+`/etc/...` in it means the host's own folder: the path is put before it wherever it stands.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import IO, Any
+
+PATIENCE_S = 120.0
+ETC = re.compile(r"(?<![\w./-])/etc/")
+
+
+def carry_out(
+    user_data: bytes, *, root: Path, first: bool, environ: dict[str, str], console: IO[bytes]
+) -> None:
+    """Does what the user data asks for and writes cloud-init's result file.
+
+    :param first: the instance's first boot; later ones run `bootcmd` alone.
+    """
+    text = ETC.sub(f"{root}/etc/", user_data.decode(errors="replace"))
+    errors: list[str] = []
+    if text.startswith("#cloud-config"):
+        errors = _cloud_config(text, root, first, environ, console)
+    elif text.startswith("#!") and first:
+        script = root / "run/user-data"
+        script.write_text(text)
+        script.chmod(0o700)
+        errors = _run([str(script)], environ, console)
+    elif text.strip() and first:
+        errors = ["Unhandled non-multipart (text/x-not-multipart) userdata"]
+    result = root / "run/cloud-init/result.json"
+    result.write_text(json.dumps({"v1": {"datasource": "DataSourceLocal", "errors": errors}}))
+
+
+def _cloud_config(
+    text: str, root: Path, first: bool, environ: dict[str, str], console: IO[bytes]
+) -> list[str]:
+    yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        return [f"Failed loading yaml blob: {error}"]
+    if not isinstance(config, dict):
+        return ["the user data is no mapping"]
+    errors: list[str] = []
+    if first:
+        _host_keys(config.get("ssh_keys") or {}, root / "etc/ssh")
+        for file in config.get("write_files") or []:
+            path = (
+                Path(file["path"]) if file["path"].startswith(str(root)) else root / file["path"].lstrip("/")
+            )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.get("content", ""))
+            path.chmod(int(str(file.get("permissions", "0644")), 8))
+    commands = [*(config.get("bootcmd") or []), *((config.get("runcmd") or []) if first else [])]
+    for command in commands:
+        words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
+        errors += _run(words, environ, console)
+    return errors
+
+
+def _host_keys(keys: dict[str, str], folder: Path) -> None:
+    for name, text in keys.items():
+        kind, _, half = name.rpartition("_")
+        path = folder / f"ssh_host_{kind}_key{'.pub' if half == 'public' else ''}"
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(text if text.endswith("\n") else f"{text}\n")
+
+
+def _run(words: list[str], environ: dict[str, str], console: IO[bytes]) -> list[str]:
+    try:
+        done = subprocess.run(
+            words,
+            env=environ,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            timeout=PATIENCE_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [str(error)]
+    return [f"{words[0]}: exit {done.returncode}"] if done.returncode else []

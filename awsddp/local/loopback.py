@@ -1,0 +1,231 @@
+"""Hosts without root: for each an sshd of the user's own, on an address of 127.0.0.0/8, and a folder.
+
+A host's folder holds `root` (its etc, opt and run, which AWSDDP_ROOT names to what runs on it), `home`, and
+`bin`, which comes first in the PATH and stands in for sudo and systemctl. Files and processes are not hidden
+from one another, groups are not enforced, and there is no metadata service.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from awsddp.errors import LocalCloudError
+from awsddp.local import cloudconfig, ending
+from awsddp.local.hosts import Condition, HostSpec
+from awsddp.local.place import Place
+from awsddp.local.requirements import SEARCH
+
+SSHD_CONFIG = """\
+ListenAddress {address}:{port}
+HostKey {root}/etc/ssh/ssh_host_ed25519_key
+PidFile {node}/sshd.pid
+AuthorizedKeysFile {root}/etc/ssh/authorized_keys
+ForceCommand {node}/bin/enter
+SetEnv AWSDDP_HOST={mark}
+UsePAM no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PrintMotd no
+MaxStartups 100
+AcceptEnv LANG LC_*
+"""
+ENTER = """\
+#!/bin/sh
+export HOME='{node}/home' AWSDDP_ROOT='{root}' AWSDDP_HOST='{mark}'
+export PATH='{node}/bin':/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+cd "$HOME" || exit
+exec sh -c "${{SSH_ORIGINAL_COMMAND:-exec ${{SHELL:-/bin/sh}} -i}}"
+"""
+SUDO = """\
+#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+exec "$@"
+"""
+# What user data and preparation ask of systemd.
+SYSTEMCTL = """\
+#!/bin/sh
+node='{node}' units='{root}/etc/systemd/system'
+verb=$1; shift
+for unit; do
+    case $unit in -*) continue ;; esac
+    case $unit in ssh.service | sshd.service) pid=$node/sshd.pid ;; *) pid=$node/root/run/$unit.pid ;; esac
+    case $verb in
+        is-active)
+            if [ -s "$pid" ] && kill -0 "$(cat "$pid")" 2>/dev/null; then echo active
+            else echo inactive; exit 3
+            fi ;;
+        start | restart)
+            command=$(sed -n 's/^ExecStart=//p' "$units/$unit") || exit 5
+            setsid sh -c "while :; do $command; sleep 1; done" </dev/null >>"$node/console.log" 2>&1 &
+            echo $! > "$pid" ;;
+        reload) kill -HUP "$(cat "$pid")" ;;
+    esac
+done
+case $verb in poweroff | halt) mark=off ;; reboot) mark=again ;; *) exit 0 ;; esac
+touch "$node/$mark"
+exec setsid '{python}' '{ending}' '{mark}'
+"""
+
+
+class LoopbackHosts:
+    """All hosts of one local cloud.
+
+    :param torch: an environment made by `torchenv.ensure`; its packages are used, its interpreter is not.
+    """
+
+    def __init__(self, place: Place, torch: Path, *, port: int) -> None:
+        self._place = place
+        self._torch = torch
+        self._port = port
+
+    def boot(self, spec: HostSpec) -> None:
+        node = self._place.nodes / spec.instance_id
+        ending.end(self._mark(spec.instance_id))
+        if not (node / "made").exists():
+            self._make(node, spec)
+        for name in ("off", "again", "sshd.pid"):
+            (node / name).unlink(missing_ok=True)
+        shutil.rmtree(node / "root/run", ignore_errors=True)
+        (node / "root/run/cloud-init").mkdir(parents=True)
+        environ = self._environ(node, spec.instance_id)
+        with (node / "console.log").open("ab") as console:
+            first = not (node / "booted").exists()
+            cloudconfig.carry_out(
+                spec.user_data, root=node / "root", first=first, environ=environ, console=console
+            )
+            (node / "booted").touch()
+            if not (node / "off").exists() and not (node / "again").exists():
+                self._start_sshd(node, spec, environ, console.fileno())
+
+    def _make(self, node: Path, spec: HostSpec) -> None:
+        """The host's files, from nothing."""
+        root = node / "root"
+        for folder in (
+            node / "home",
+            node / "bin",
+            root / "etc/ssh",
+            root / "etc/systemd/system",
+            root / "opt",
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        words = {
+            "node": node,
+            "root": root,
+            "mark": self._mark(spec.instance_id),
+            "address": spec.address,
+            "port": self._port,
+            "python": shutil.which("python3", path=SEARCH) or sys.executable,
+            "ending": node / "bin/ending.py",
+        }
+        (node / "sshd_config").write_text(SSHD_CONFIG.format(**words))
+        (root / "etc/ssh/authorized_keys").write_text("".join(f"{key}\n" for key in spec.public_keys))
+        shutil.copy(ending.__file__, node / "bin/ending.py")
+        for name, text in (("enter", ENTER), ("systemctl", SYSTEMCTL)):
+            (node / "bin" / name).write_text(text.format(**words))
+        (node / "bin/sudo").write_text(SUDO)
+        for name in ("enter", "systemctl", "sudo"):
+            (node / "bin" / name).chmod(0o755)
+        if spec.has_torch:
+            _show_torch(root / "opt/pytorch", self._torch)
+        key = root / "etc/ssh/ssh_host_ed25519_key"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+        (node / "made").touch()
+
+    def _start_sshd(self, node: Path, spec: HostSpec, environ: dict[str, str], console: int) -> None:
+        sshd = shutil.which("sshd", path=SEARCH) or "/usr/sbin/sshd"
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((spec.address, self._port))
+            except OSError as error:
+                raise LocalCloudError(f"{spec.address}:{self._port} is taken", why=str(error)) from error
+        subprocess.run(
+            ["setsid", "--fork", sshd, "-f", str(node / "sshd_config"), "-E", str(node / "sshd.log")],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            cwd="/",
+            env=environ,
+            check=True,
+        )
+
+    def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
+        node = self._place.nodes / instance_id
+        (node / ("again" if reboot else "off")).touch()
+        with (node / "console.log").open("ab") as console:
+            subprocess.Popen(
+                [sys.executable, ending.__file__, self._mark(instance_id)],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+            )
+
+    def cut_power(self, instance_id: str) -> None:
+        ending.end(self._mark(instance_id))
+
+    def remove(self, instance_id: str) -> None:
+        ending.end(self._mark(instance_id))
+        shutil.rmtree(self._place.nodes / instance_id, ignore_errors=True)
+
+    def condition(self, instance_id: str) -> Condition:
+        node = self._place.nodes / instance_id
+        if (node / "off").exists() or (node / "again").exists():
+            if ending.marked(self._mark(instance_id)):
+                return Condition.UP
+            return Condition.OFF if (node / "off").exists() else Condition.RESTARTING
+        try:
+            pid = int((node / "sshd.pid").read_text())
+        except (FileNotFoundError, ValueError):
+            return Condition.STARTING if ending.marked(self._mark(instance_id)) else Condition.ABSENT
+        return Condition.UP if pid in ending.marked(self._mark(instance_id)) else Condition.ABSENT
+
+    def complaint(self, instance_id: str) -> str:
+        lines = self.console(instance_id).decode(errors="replace").splitlines()
+        return lines[-1] if lines else "its sshd does not start"
+
+    def console(self, instance_id: str) -> bytes:
+        with suppress(FileNotFoundError):
+            return (self._place.nodes / instance_id / "console.log").read_bytes()
+        return b""
+
+    def apply_rules(self, instance_id: str, ruleset: str) -> None:
+        return None
+
+    def announce(self, names: dict[str, str]) -> None:
+        return None
+
+    def exits(self, instance_id: str) -> int | None:
+        with suppress(FileNotFoundError, ValueError, ProcessLookupError):
+            return os.pidfd_open(int((self._place.nodes / instance_id / "sshd.pid").read_text()))
+        return None
+
+    def _mark(self, instance_id: str) -> str:
+        return f"{self._place.tag}-{instance_id}"
+
+    def _environ(self, node: Path, instance_id: str) -> dict[str, str]:
+        return {
+            "PATH": f"{node / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(node / "home"),
+            "AWSDDP_ROOT": str(node / "root"),
+            "AWSDDP_HOST": self._mark(instance_id),
+        }
+
+
+def _show_torch(at: Path, torch: Path) -> None:
+    """An environment with the packages of another and the interpreter of this machine."""
+    python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    (at / "bin").mkdir(parents=True)
+    for name in ("python", "python3", python.name):
+        (at / "bin" / name).symlink_to(python)
+    (at / "pyvenv.cfg").write_text(f"home = {python.parent}\ninclude-system-site-packages = false\n")
+    (at / "lib").symlink_to(torch / "lib")
