@@ -13,6 +13,7 @@ from awsddp.report import Event, OnEvent
 from awsddp.spec import ClusterSpec, JobSpec
 from awsddp.state import Folder, Record
 from awsddp.verbs import local
+from awsddp.verbs.trail import Trail
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -36,6 +37,13 @@ class Context:
     def say(self, text: str) -> None:
         """Tell one step of the verb itself."""
         self.on_event(Event(text))
+
+
+def aws_of(ctx: Context, target: Target) -> "Aws":
+    """Return the gateway to a target, whose calls are written down with the cluster. Raises ConfigError."""
+    from awsddp.aws.session import Aws
+
+    return Aws(target, on_call=Trail(ctx.folder))
 
 
 @contextlib.contextmanager
@@ -141,9 +149,8 @@ def _near(ctx: Context, record: Record | None, stack: contextlib.ExitStack) -> I
 
 def _look(ctx: Context, record: Record | None, target: Target, looked: tuple[str, ...]) -> Found:
     from awsddp.aws.clusters import find_cluster
-    from awsddp.aws.session import Aws
 
-    aws = Aws(target)
+    aws = aws_of(ctx, target)
     owner = record.owner if record else aws.identity().user_id
     cluster = find_cluster(aws, ctx.spec.name, owner)
     return Found(aws=aws, target=target, cluster=cluster, record=record, looked=looked)

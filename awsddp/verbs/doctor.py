@@ -7,7 +7,7 @@ from typing import Any
 
 from awsddp.plan import names
 from awsddp.plan.policy import least_policy
-from awsddp.verbs.context import Context, target_for
+from awsddp.verbs.context import Context, aws_of, target_for
 
 
 def doctor(ctx: Context) -> dict[str, Any]:
@@ -17,10 +17,9 @@ def doctor(ctx: Context) -> dict[str, Any]:
     """
     from awsddp.aws.facts import gather
     from awsddp.aws.preflight import before_launch
-    from awsddp.aws.session import Aws
 
     with target_for(ctx) as target:
-        aws = Aws(target)
+        aws = aws_of(ctx, target)
         checks = before_launch(
             aws,
             ctx.spec,
@@ -39,11 +38,10 @@ def dry_run(ctx: Context) -> dict[str, Any]:
     """
     from awsddp.aws.facts import gather
     from awsddp.aws.permissions import dry_run as ask
-    from awsddp.aws.session import Aws
     from awsddp.plan import make_plan
 
     with target_for(ctx) as target:
-        aws = Aws(target)
+        aws = aws_of(ctx, target)
         plan = make_plan(
             ctx.spec, gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name)
         )

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cluster import Node, Target
 from awsddp.errors import AwsddpError, CapacityError, ConfigError
 from awsddp.plan import Facts, LaunchPlan, make_plan, names, refuse_untried
-from awsddp.spec import ClusterSpec
 from awsddp.state import Record, write_private
-from awsddp.verbs.context import Context
+from awsddp.verbs.context import Context, aws_of
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -30,7 +29,7 @@ def plan_everywhere(ctx: Context, target: Target, facts: Facts) -> LaunchPlan:
     """
     others = [region for region in ctx.spec.capacity.regions if region != facts.region]
     with ThreadPoolExecutor(max_workers=max(1, len(others))) as pool:
-        away = [pool.submit(_plan_in, ctx.spec, target, region) for region in others]
+        away = [pool.submit(_plan_in, ctx, target, region) for region in others]
         made: list[LaunchPlan] = []
         refusals: list[AwsddpError] = []
         here: Callable[[], LaunchPlan] = partial(make_plan, ctx.spec, facts)
@@ -48,13 +47,13 @@ def plan_everywhere(ctx: Context, target: Target, facts: Facts) -> LaunchPlan:
     return replace(first, warnings=warnings, alternatives=tuple(later))
 
 
-def _plan_in(spec: ClusterSpec, target: Target, region: str) -> LaunchPlan:
+def _plan_in(ctx: Context, target: Target, region: str) -> LaunchPlan:
     from awsddp.aws.facts import gather
-    from awsddp.aws.session import Aws
 
-    zones = tuple(zone for zone in spec.capacity.zones if zone.startswith(region))
-    spec = replace(spec, capacity=replace(spec.capacity, zones=zones))
-    aws = Aws(replace(target, region=region))
+    capacity = ctx.spec.capacity
+    zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
+    spec = replace(ctx.spec, capacity=replace(capacity, zones=zones))
+    aws = aws_of(ctx, replace(target, region=region))
     return make_plan(spec, gather(aws, spec, caller_address=target.caller_address, target=target.name))
 
 
@@ -99,14 +98,13 @@ def _round(
     """Try the plan and its alternatives once."""
     from awsddp.aws.instances import NEXT_ZONE
     from awsddp.aws.refusals import Refused, Unanswered
-    from awsddp.aws.session import Aws
 
     shared = _shared(ctx, plan, target, cluster_id)
     failures: list[AwsddpError] = []
     for one in (plan, *plan.alternatives):
         if one.region != aws.region:
             _take_away(ctx, aws, cluster_id)
-            aws = Aws(replace(target, region=one.region))
+            aws = aws_of(ctx, replace(target, region=one.region))
         try:
             return _attempt(ctx, aws, one, shared)
         except CapacityError as error:

@@ -7,7 +7,7 @@ from awsddp import compat
 from awsddp.cluster import Target
 from awsddp.plan import Facts, LaunchPlan
 from awsddp.plan import offers as offered
-from awsddp.verbs.context import Context, target_for
+from awsddp.verbs.context import Context, aws_of, target_for
 from awsddp.verbs.launching import plan_everywhere
 
 
@@ -48,6 +48,5 @@ def offers(ctx: Context) -> dict[str, Any]:
 
 def _facts(ctx: Context, target: Target) -> Facts:
     from awsddp.aws.facts import gather
-    from awsddp.aws.session import Aws
 
-    return gather(Aws(target), ctx.spec, caller_address=target.caller_address, target=target.name)
+    return gather(aws_of(ctx, target), ctx.spec, caller_address=target.caller_address, target=target.name)

@@ -12,7 +12,7 @@ from awsddp.plan import Facts, LaunchPlan, refuse_untried
 from awsddp.report import money, node_name
 from awsddp.spec import seconds
 from awsddp.state import Record
-from awsddp.verbs.context import Context, target_for
+from awsddp.verbs.context import Context, aws_of, target_for
 from awsddp.verbs.launching import carry_out, plan_everywhere
 from awsddp.verbs.nodes import connect
 from awsddp.verbs.status import cluster_document
@@ -31,14 +31,13 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     goes on where it stopped.
     """
     from awsddp.aws.clusters import find_cluster
-    from awsddp.aws.session import Aws
 
     with ctx.folder.lock("up"), target_for(ctx) as target:
-        aws = Aws(target)
+        aws = aws_of(ctx, target)
         facts, cluster = _read(ctx, aws, target)
         record, nodes = _nodes(ctx, aws, facts, cluster, replace(target, region=aws.region), confirm)
         if record.target.region not in (None, aws.region):
-            aws = Aws(record.target)  # the machines were to be had in another region that the spec lists
+            aws = aws_of(ctx, record.target)  # another region, that the spec lists
         record = _prepare(ctx, aws, record, nodes, hosts=facts.image.tags.get("awsddp:hosts") != "none")
         return cluster_document(ctx, record, find_cluster(aws, ctx.spec.name, record.owner))
 

@@ -55,6 +55,7 @@ class Cloud:
 
     endpoint: str = ""
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    agents: list[str] = field(default_factory=list)
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, bytes] = field(default_factory=dict)
     prices: dict[str, float] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class Server:
         form = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
         operation = form.get("Action") or environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
         self.cloud.requests.append((operation, form))
+        self.cloud.agents.append(environ.get("HTTP_USER_AGENT", ""))
         if self.cloud.policy is not None and (denial := self._denial(operation, form)):
             return _answer(denial, start)
         pending = self.cloud.faults[operation]
