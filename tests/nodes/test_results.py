@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_listing import HELL
 from test_sync import tree
 
 from awsddp.errors import AwsddpError, ConfigError
@@ -13,6 +12,7 @@ from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.sync import Fetched, Wanted
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
+from tests.nodes.test_listing import HELL
 
 MakeLab = Callable[[int], Lab]
 

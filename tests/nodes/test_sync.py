@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_listing import HELL, make
 
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync, sync
@@ -15,6 +14,7 @@ from awsddp.nodes.sync import Sent, files_to_send, ssh_config
 from awsddp.nodes.transport import Endpoint
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
+from tests.nodes.test_listing import HELL, make
 
 MakeLab = Callable[[int], Lab]
 
