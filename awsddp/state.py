@@ -25,6 +25,8 @@ from awsddp.cluster import Job, Prepared, Target
 from awsddp.errors import ConfigError
 
 _VERSION = 1
+_UNNAMED_S = 2.0
+"""How long a lock may be held by nobody that has written a name."""
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -193,13 +195,19 @@ class Folder:
             stream = path.open("a+")
         with stream:
             while not _grab(stream.fileno()):
-                if time.monotonic() > deadline:
-                    raise _held(self.name, stream)
-                time.sleep(0.1)
+                late_s = time.monotonic() - deadline
+                holder = _holder(stream)
+                if late_s > _UNNAMED_S or (late_s > 0 and holder):
+                    raise ConfigError(
+                        f"cluster {self.name} is in use",
+                        f"held by {holder or 'another awsddp on this machine'}",
+                        "wait for it, or end that process",
+                    )
+                time.sleep(0.05)
             stream.seek(0)
             stream.truncate()
-            holder = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": _now_text()}
-            stream.write(json.dumps(holder))
+            me = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": _now_text()}
+            stream.write(json.dumps(me))
             stream.flush()
             try:
                 yield
@@ -216,14 +224,13 @@ def _grab(descriptor: int) -> bool:
     return True
 
 
-def _held(name: str, stream: Any) -> ConfigError:
+def _holder(stream: Any) -> str | None:
+    """Return who holds a lock; None in the moments in which its holder has not yet or no longer a name."""
     stream.seek(0)
     try:
-        holder = json.loads(stream.read())
-        who = "`awsddp {verb}` on {host}, process {pid}, since {since}".format(**holder)
-    except (ValueError, KeyError):
-        who = "another awsddp on this machine"
-    return ConfigError(f"cluster {name} is in use", f"held by {who}", "wait for it, or end that process")
+        return "`awsddp {verb}` on {host}, process {pid}, since {since}".format(**json.loads(stream.read()))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _now_text() -> str:

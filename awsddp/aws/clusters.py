@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -58,16 +57,17 @@ def find_clusters(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
     Usually there is one. There are more where an id was lost before its cluster was ended; the first is the
     one that has running nodes. Terminated instances are named only beside something that exists.
     """
-    filters = [*tagged("awsddp:cluster", name), *tagged("awsddp:owner", owner)]
+    from concurrent.futures import ThreadPoolExecutor
+
+    filters = _filters(name, owner)
     with ThreadPoolExecutor(max_workers=4) as pool:
         instances = pool.submit(describe, aws, filters)
         groups = pool.submit(aws.pages, "DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
         keys = pool.submit(aws.pages, "DescribeKeyPairs", {"Filters": filters}, "KeyPairs")
         placed = pool.submit(aws.pages, "DescribePlacementGroups", {"Filters": filters}, "PlacementGroups")
-    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for described in (*instances.result(), *groups.result(), *keys.result(), *placed.result()):
-        parts[tags_of(described).get("awsddp:id", "")].append(described)
-    found = [_cluster(name, owner, aws.region, key, items) for key, items in parts.items() if key]
+    found = _clusters(
+        aws, name, owner, [*instances.result(), *groups.result(), *keys.result(), *placed.result()]
+    )
     real = [one for one in found if one.leftovers or any(node.state != "terminated" for node in one.nodes)]
     return tuple(sorted(real, key=lambda one: (not one.live, one.created or _LAST, one.id)))
 
@@ -77,7 +77,28 @@ def find_cluster(aws: Aws, name: str, owner: str) -> Cluster | None:
     return next(iter(find_clusters(aws, name, owner)), None)
 
 
-def _cluster(name: str, owner: str, region: str, cluster_id: str, parts: list[dict[str, Any]]) -> Cluster:
+def glance(aws: Aws, name: str, owner: str) -> Cluster | None:
+    """Return the cluster of this name and owner that has running nodes, by one call; None: none has.
+
+    Its `leftovers` are not looked for. Raises CloudError.
+    """
+    found = _clusters(aws, name, owner, describe(aws, _filters(name, owner)))
+    return next((one for one in found if one.live), None)
+
+
+def _filters(name: str, owner: str) -> list[dict[str, Any]]:
+    return [*tagged("awsddp:cluster", name), *tagged("awsddp:owner", owner)]
+
+
+def _clusters(aws: Aws, name: str, owner: str, described: list[dict[str, Any]]) -> list[Cluster]:
+    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for item in described:
+        parts[tags_of(item).get("awsddp:id", "")].append(item)
+    return [cluster_of(name, owner, aws.region, key, items) for key, items in parts.items() if key]
+
+
+def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[dict[str, Any]]) -> Cluster:
+    """Return the record of a cluster from all that carries its id, as EC2 describes it."""
     instances = [part for part in parts if "InstanceId" in part]
     lost_first = sorted(map(node_of, instances), key=lambda node: (node.node, node.state not in ENDED))
     alive = {node.node for node in lost_first if node.state not in ENDED}
@@ -91,10 +112,13 @@ def _cluster(name: str, owner: str, region: str, cluster_id: str, parts: list[di
         nodes=tuple(nodes),
         created=min(filter(None, (_moment(part, "awsddp:created") for part in parts)), default=None),
         expires=_moment(newest, "awsddp:expires") if newest else None,
-        leftovers=tuple(
-            part.get("GroupId") or part["KeyPairId"] for part in parts if "InstanceId" not in part
-        ),
+        leftovers=tuple(_id(part) for part in parts if "InstanceId" not in part),
     )
+
+
+def _id(described: Mapping[str, Any]) -> str:
+    keys = ("GroupId", "KeyPairId", "VolumeId", "NetworkInterfaceId")
+    return next(str(described[key]) for key in keys if key in described)
 
 
 def _moment(described: Mapping[str, Any], tag: str) -> datetime | None:

@@ -1,33 +1,50 @@
 """What a person reads when a verb is done: tables on stdout."""
 
+import itertools
+import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
-from awsddp.cli.screen import console
+from awsddp.cli import screen
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
 
 Rows = Sequence[Sequence[Any]]
+_NARROWEST = 8  # a column is not folded below this: rather let the terminal break the line
 
 
 def _table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
-    """Print a table as wide as its words need; a narrow terminal folds them."""
-    grid = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headings))
-    for heading in headings:
-        grid.add_column(heading, overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    console(stderr=stderr).print(grid)
+    """Print a table as wide as its words need; on a narrow terminal its widest columns are folded."""
+    for line in table_lines(headings, rows, width=screen.width(stderr=stderr)):
+        _line(line, stderr=stderr)
+
+
+def table_lines(headings: Sequence[str], rows: Rows, *, width: int | None) -> list[str]:
+    """Return a table as lines no wider than `width` (None: as wide as they need), its headings first."""
+    shown = (headings, *rows) if any(headings) else rows
+    cells = [["" if cell is None else str(cell) for cell in row] for row in shown]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    lines = []
+    for row in cells:
+        folded = [_fold(cell, room) for cell, room in zip(row, widths, strict=True)]
+        for parts in itertools.zip_longest(*folded, fillvalue=""):
+            padded = (part.ljust(room) for part, room in zip(parts, widths, strict=True))
+            lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def _fold(text: str, room: int) -> list[str]:
+    return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
 
 
 def _line(text: str, *, stderr: bool = False) -> None:
-    console(stderr=stderr).print(Text(text), soft_wrap=True)
+    print(text, file=sys.stderr if stderr else sys.stdout)
 
 
 def cluster_page(result: dict[str, Any]) -> None:

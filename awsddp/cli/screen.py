@@ -134,6 +134,12 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(stderr=stderr, highlight=False)
 
 
+def width(*, stderr: bool = False) -> int | None:
+    """Return the columns of the terminal that results (or talk) go to, None where they go elsewhere."""
+    stream = sys.stderr if stderr else sys.stdout
+    return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else None
+
+
 def document(value: object) -> None:
     """Print one JSON document on stdout."""
     print(json.dumps(value, indent=2))

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,12 +96,13 @@ class Found:
 
 
 @contextlib.contextmanager
-def found(ctx: Context, *, newer: bool = False) -> Iterator[Found | None]:
+def found(ctx: Context, *, newer: bool = False, whole: bool = False) -> Iterator[Found | None]:
     """Look for the cluster where it is remembered; without a memory in the running local cloud, in the
     given or configured region, then in every enabled region. None: the local cloud is meant, and none runs.
 
-    With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS cannot be
-    asked and nothing else knew the cluster.
+    One call finds the nodes of a cluster that is remembered; with `whole` what exists beside them is looked
+    for, too. With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS
+    cannot be asked and nothing else knew the cluster.
     """
     record = ctx.folder.read(newer=newer)
     asked = ctx.spec.cluster
@@ -111,10 +111,10 @@ def found(ctx: Context, *, newer: bool = False) -> Iterator[Found | None]:
     with contextlib.ExitStack() as stack:
         looked: list[str] = []
         nearest: Found | None = None
-        for target in _near(ctx, record, stack):
+        for target in _near(ctx, record, stack, ending=whole):
             looked.append(_place(target))
             try:
-                nearest = _look(ctx, record, target, tuple(looked))
+                nearest = _look(ctx, record, target, tuple(looked), whole=whole)
             except (CloudError, ConfigError):
                 if nearest is None and not _ended_here(ctx):
                     raise
@@ -133,31 +133,38 @@ def _speaks_of(record: Record, ctx: Context) -> bool:
     return not ctx.local and asked.region in (None, record.target.region)
 
 
-def _near(ctx: Context, record: Record | None, stack: contextlib.ExitStack) -> Iterator[Target]:
+def _near(
+    ctx: Context, record: Record | None, stack: contextlib.ExitStack, *, ending: bool
+) -> Iterator[Target]:
     """Yield the places to look in, nearest first."""
     asked = ctx.spec.cluster
     if record is not None and record.target.name != "local":
         yield replace(record.target, profile=asked.profile or record.target.profile)
         return
     if record is not None or not (asked.region or asked.profile):
-        running = stack.enter_context(local.opened(ctx.home, ctx.on_event, start=False))
+        running = stack.enter_context(local.opened(ctx.home, ctx.on_event, start=False, ending=ending))
         if running is not None:
             yield running
     if record is None and not ctx.local:
         yield Target(region=asked.region, profile=asked.profile)
 
 
-def _look(ctx: Context, record: Record | None, target: Target, looked: tuple[str, ...]) -> Found:
-    from awsddp.aws.clusters import find_cluster
+def _look(
+    ctx: Context, record: Record | None, target: Target, looked: tuple[str, ...], *, whole: bool = True
+) -> Found:
+    from awsddp.aws.clusters import find_cluster, glance
 
     aws = aws_of(ctx, target)
     owner = record.owner if record else aws.identity().user_id
-    cluster = find_cluster(aws, ctx.spec.name, owner)
+    cluster = None if whole or record is None else glance(aws, ctx.spec.name, owner)
+    cluster = cluster or find_cluster(aws, ctx.spec.name, owner)
     return Found(aws=aws, target=target, cluster=cluster, record=record, looked=looked)
 
 
 def _everywhere(ctx: Context, nearest: Found) -> Found:
     """Look in the other enabled regions, side by side; return where the cluster is, else `nearest`."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from awsddp.aws.facts import enabled_regions
 
     if nearest.target.name == "local":

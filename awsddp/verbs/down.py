@@ -21,7 +21,7 @@ def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None])
     and raises to refuse. Raises NodeError where results cannot be fetched, LeftoverError where something
     could not be ended, CloudError where AWS cannot be asked.
     """
-    with ctx.folder.lock("down"), found(ctx, newer=True) as seen:
+    with ctx.folder.lock("down"), found(ctx, newer=True, whole=True) as seen:
         if seen is None:
             _forget(ctx, ctx.folder.read(newer=True))
             return _document(ctx, None)

@@ -19,11 +19,14 @@ def home(awsddp_home: Path) -> Path:
 
 
 @contextlib.contextmanager
-def opened(awsddp_home: Path, on_event: OnEvent, *, start: bool = True) -> Iterator[Target | None]:
+def opened(
+    awsddp_home: Path, on_event: OnEvent, *, start: bool = True, ending: bool = True
+) -> Iterator[Target | None]:
     """Yield the local cloud as a target, started where it is not running (`start`), else None.
 
-    A daemon that was started only because a command needed it ends with the last command, once no
-    instance lives in it. Raises LocalCloudError where this machine cannot carry it.
+    A daemon that was started only because a command needed it ends with the last command, once no instance
+    lives in it; a command that cannot have ended one (not `ending`) need not look. Raises LocalCloudError
+    where this machine cannot carry it.
     """
     place = home(awsddp_home)
     with _presence(place) as alone:
@@ -32,7 +35,10 @@ def opened(awsddp_home: Path, on_event: OnEvent, *, start: bool = True) -> Itera
             yield None
             return
         try:
-            info = control.start(place, auto=True, on_event=lambda text: on_event(Event(text, "local cloud")))
+            if info is None or info.pid is None:
+                info = control.start(
+                    place, auto=True, on_event=lambda text: on_event(Event(text, "local cloud"))
+                )
         except BaseException:
             if (begun := control.find(place)) is not None and begun.auto and alone():
                 control.stop(place)
@@ -48,7 +54,7 @@ def opened(awsddp_home: Path, on_event: OnEvent, *, start: bool = True) -> Itera
                 caller_address=info.caller_address,
             )
         finally:
-            if info.auto and alone() and not _lives(info):
+            if ending and info.auto and alone() and not _lives(info):
                 control.stop(place)
 
 
