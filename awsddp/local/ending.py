@@ -1,7 +1,8 @@
-"""Ends all processes of a host that has neither a cgroup nor a namespace: they carry its mark.
+"""Ends all processes of a host that has neither a cgroup nor a namespace.
 
-A host's first process is started with AWSDDP_HOST in its environment, and all that it starts inherits it.
-The daemon imports this; the host itself runs it as a file, with the system's python3, when its power goes:
+They are: what carries the host's mark in its environment (AWSDDP_HOST) or in a file name among its arguments
+(its sshd, which overwrites its environment), and all their descendants. The daemon imports this; the host
+itself runs it as a file, with the system's python3, when its power goes:
 
     python3 ending.py MARK
 """
@@ -12,31 +13,48 @@ import sys
 import time
 from pathlib import Path
 
-NAME = b"AWSDDP_HOST="
-
 
 def marked(mark: str) -> "dict[int, str]":
-    """Returns the pids of the processes whose mark begins so, with the whole mark; never this one's."""
-    found = {}
+    """Returns the processes of all hosts whose mark begins so, with when each began; never this one."""
+    parents, began = {}, {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            environ = (process / "environ").read_bytes().split(b"\0")
-        except OSError:  # gone, or another user's
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
             continue
-        own = [entry[len(NAME) :].decode() for entry in environ if entry.startswith(NAME + mark.encode())]
-        if own and int(process.name) != os.getpid():
-            found[int(process.name)] = own[0]
-    return found
+        pid = int(process.name)
+        parents[pid], began[pid] = int(fields[1]), fields[19]
+    found = {pid for pid in parents if pid != os.getpid() and _carries(pid, mark)}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found - {os.getpid()}:
+        found |= more
+    return {pid: began[pid] for pid in found}
+
+
+def _carries(pid: int, mark: str) -> bool:
+    process = Path("/proc", str(pid))
+    try:
+        if f"/{mark}".encode() in (process / "cmdline").read_bytes():
+            return True
+        return any(entry.startswith(f"AWSDDP_HOST={mark}".encode()) for entry in _environ(process))
+    except OSError:  # gone, or another user's
+        return False
+
+
+def _environ(process: Path) -> "list[bytes]":
+    return (process / "environ").read_bytes().split(b"\0")
 
 
 def end(mark: str, *, grace_s: float = 0.0, deadline_s: float = 10.0) -> bool:
     """Ends what carries the mark: TERM, after `grace_s` KILL; false if something is left at the deadline."""
-    began = time.monotonic()
+    first = time.monotonic()
+    known = {}
     told = set()
-    while left := marked(mark):
-        waited = time.monotonic() - began
-        if waited > deadline_s + grace_s:
-            return False
+    while True:
+        known.update(marked(mark))
+        left = [pid for pid, began in known.items() if _lives(pid, began)]
+        waited = time.monotonic() - first
+        if not left or waited > deadline_s + grace_s:
+            return not left
         for pid in left:
             kill = signal.SIGKILL if waited >= grace_s else signal.SIGTERM
             if (pid, kill) not in told:
@@ -46,7 +64,14 @@ def end(mark: str, *, grace_s: float = 0.0, deadline_s: float = 10.0) -> bool:
                 except OSError:
                     continue
         time.sleep(0.02)
-    return True
+
+
+def _lives(pid: int, began: str) -> bool:
+    try:
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[19] == began and fields[0] != "Z"
 
 
 if __name__ == "__main__":

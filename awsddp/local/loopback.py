@@ -125,7 +125,8 @@ class LoopbackHosts:
             "python": shutil.which("python3", path=SEARCH) or sys.executable,
             "ending": node / "bin/ending.py",
         }
-        (node / "sshd_config").write_text(SSHD_CONFIG.format(**words))
+        # Its name is how the processes of this sshd are found again.
+        (node / self._mark(spec.instance_id)).write_text(SSHD_CONFIG.format(**words))
         (root / "etc/ssh/authorized_keys").write_text("".join(f"{key}\n" for key in spec.public_keys))
         shutil.copy(ending.__file__, node / "bin/ending.py")
         for name, text in (("enter", ENTER), ("systemctl", SYSTEMCTL)):
@@ -150,7 +151,15 @@ class LoopbackHosts:
             except OSError as error:
                 raise LocalCloudError(f"{spec.address}:{self._port} is taken", why=str(error)) from error
         subprocess.run(
-            ["setsid", "--fork", sshd, "-f", str(node / "sshd_config"), "-E", str(node / "sshd.log")],
+            [
+                "setsid",
+                "--fork",
+                sshd,
+                "-f",
+                str(node / self._mark(spec.instance_id)),
+                "-E",
+                str(node / "sshd.log"),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
