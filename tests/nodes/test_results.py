@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_sync import tree
 
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.nodes import sync
@@ -13,6 +12,7 @@ from awsddp.nodes.sync import Fetched, Wanted
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
 from tests.nodes.test_listing import HELL
+from tests.nodes.test_sync import tree
 
 MakeLab = Callable[[int], Lab]
 
