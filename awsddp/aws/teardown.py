@@ -28,7 +28,7 @@ class Teardown:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Kind:
     """A kind of resource beside the instances: how it is listed and named, and by what it is deleted."""
 
     describe: str
@@ -38,18 +38,18 @@ class _Kind:
     by: str
 
 
-_KINDS = (
-    _Kind(
+KINDS = (
+    Kind(
         "DescribeNetworkInterfaces",
         "NetworkInterfaces",
         "NetworkInterfaceId",
         "DeleteNetworkInterface",
         "NetworkInterfaceId",
     ),
-    _Kind("DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume", "VolumeId"),
-    _Kind("DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup", "GroupId"),
-    _Kind("DescribePlacementGroups", "PlacementGroups", "GroupId", "DeletePlacementGroup", "GroupName"),
-    _Kind("DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair", "KeyName"),
+    Kind("DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume", "VolumeId"),
+    Kind("DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup", "GroupId"),
+    Kind("DescribePlacementGroups", "PlacementGroups", "GroupId", "DeletePlacementGroup", "GroupName"),
+    Kind("DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair", "KeyName"),
 )
 # What goes away by itself, and what is gone already.
 _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.InUse"})
@@ -122,7 +122,7 @@ class _Ending:
         ]
         return None if held else True
 
-    def _delete(self, kind: _Kind, item: dict[str, Any]) -> bool:
+    def _delete(self, kind: Kind, item: dict[str, Any]) -> bool:
         """Delete one thing; return whether it is gone."""
         key = item[kind.id]
         try:
@@ -136,12 +136,12 @@ class _Ending:
         self._on_event(f"deleted {key}")
         return True
 
-    def _left(self) -> list[tuple[_Kind, list[dict[str, Any]]]]:
-        with ThreadPoolExecutor(max_workers=len(_KINDS)) as pool:
+    def _left(self) -> list[tuple[Kind, list[dict[str, Any]]]]:
+        with ThreadPoolExecutor(max_workers=len(KINDS)) as pool:
             found = pool.map(
-                lambda kind: self._aws.pages(kind.describe, {"Filters": self._tag}, kind.key), _KINDS
+                lambda kind: self._aws.pages(kind.describe, {"Filters": self._tag}, kind.key), KINDS
             )
-        return list(zip(_KINDS, found, strict=True))
+        return list(zip(KINDS, found, strict=True))
 
     def leftovers(self) -> tuple[str, ...]:
         """List again, and tell of each thing that still exists why it does."""

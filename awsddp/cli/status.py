@@ -7,12 +7,20 @@ from awsddp.cli.options import Globals, Verb
 
 
 @click.command("status", cls=Verb)
-def command(options: Globals) -> None:
+@click.option("--all", "all_", is_flag=True, help="Every cluster in every region, others' and orphans too.")
+def command(options: Globals, *, all_: bool) -> None:
     """Nodes, addresses, jobs, price, cost and time left."""
+    from awsddp.cli.everywhere_page import all_page
     from awsddp.cli.pages import cluster_page
+    from awsddp.verbs.everywhere import status_all
     from awsddp.verbs.status import status
 
     with session.opened(options) as (ctx, show):
+        if all_:
+            found = status_all(ctx)
+            show.pause()
+            screen.document(found) if options.json else all_page(found)
+            return
         result = status(ctx)
         show.pause()
         screen.document(result) if options.json else cluster_page(result)

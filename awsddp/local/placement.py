@@ -99,8 +99,13 @@ def _matches(request: Request, group: PlacementGroup) -> bool:
     number = 1
     while name := request.parameters.get(f"Filter.{number}.Name"):
         values = request.listed(f"Filter.{number}.Value")
-        have = group.tags.get(name[4:]) if name.startswith("tag:") else getattr(group, name[6:], None)
-        if have not in values:
+        if name == "tag-key":
+            have: set[Any] = set(group.tags)
+        elif name.startswith("tag:"):
+            have = {group.tags.get(name[4:])}
+        else:
+            have = {getattr(group, name[6:], None)}
+        if not have & set(values):
             return False
         number += 1
     return True

@@ -1,0 +1,114 @@
+"""Whatever carries our tags, in every region: clusters, others' and ours, and orphans."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from awsddp import compat
+from awsddp.aws.clusters import ENDED, cluster_of, describe, tags_of
+from awsddp.aws.refusals import Refused
+from awsddp.aws.session import Aws
+from awsddp.aws.teardown import KINDS
+from awsddp.cluster import Cluster
+
+_OURS = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A cluster, or what is left of one. `mine`: of the caller. `orphan`: mine, and nobody needs it any more.
+
+    `price_usd_per_hour` is the list price of its running machines and of its disks; None where it is unknown.
+    """
+
+    cluster: Cluster
+    mine: bool
+    orphan: bool
+    price_usd_per_hour: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everywhere:
+    """What was found. `unread` tells of each region that could not be asked why it could not."""
+
+    holdings: tuple[Holding, ...]
+    looked: tuple[str, ...]
+    unread: tuple[str, ...]
+
+
+def find_everywhere(
+    gateway: Callable[[str], Aws], regions: Iterable[str], *, owner: str, now: datetime
+) -> Everywhere:
+    """Return whatever carries our tags in these regions, asked side by side.
+
+    `gateway` makes the gateway to a region; `owner` is the caller. A region that refuses is told, and does
+    not hide the others.
+    """
+    looked = tuple(regions)
+
+    def look(region: str) -> tuple[Holding, ...] | str:
+        try:
+            return find_in(gateway(region), owner=owner, now=now)
+        except Refused as refusal:
+            return f"{region}: {refusal.message}"
+
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        found = list(pool.map(look, looked))
+    return Everywhere(
+        holdings=tuple(one for part in found if not isinstance(part, str) for one in part),
+        looked=looked,
+        unread=tuple(part for part in found if isinstance(part, str)),
+    )
+
+
+def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
+    """Return whatever carries our tags in one region, by owner and name. Raises CloudError."""
+    with ThreadPoolExecutor(max_workers=len(KINDS) + 1) as pool:
+        instances = pool.submit(describe, aws, _OURS)
+        others = [pool.submit(aws.pages, kind.describe, {"Filters": _OURS}, kind.key) for kind in KINDS]
+    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for item in (*instances.result(), *(item for other in others for item in other.result())):
+        parts[tags_of(item).get("awsddp:id", "")].append(item)
+    found = [_holding(aws.region, key, items, owner=owner, now=now) for key, items in parts.items() if key]
+    real = [one for one in found if one.cluster.leftovers or _exists(one.cluster)]
+    return tuple(sorted(real, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))
+
+
+def _exists(cluster: Cluster) -> bool:
+    return any(node.state != "terminated" for node in cluster.nodes)
+
+
+def _holding(
+    region: str, cluster_id: str, items: list[dict[str, Any]], *, owner: str, now: datetime
+) -> Holding:
+    tags = tags_of(items[0])
+    used = [item for item in items if item.get("State") != "in-use" and item.get("Status") != "in-use"]
+    cluster = cluster_of(
+        tags.get("awsddp:cluster", ""), tags.get("awsddp:owner", ""), region, cluster_id, used
+    )
+    mine = cluster.owner == owner
+    ending = any(node.state == "shutting-down" for node in cluster.nodes) and not cluster.live
+    late = cluster.expires is not None and cluster.expires < now
+    return Holding(
+        cluster=cluster,
+        mine=mine,
+        orphan=mine and not ending and (not cluster.live or late),
+        price_usd_per_hour=_price(cluster, items),
+    )
+
+
+def _price(cluster: Cluster, items: list[dict[str, Any]]) -> float | None:
+    """Return what running machines cost an hour by the list, and disks, which also cost while they stop."""
+    machines = 0.0
+    for node in cluster.nodes:
+        if node.state in (*ENDED, "stopped", "stopping"):
+            continue
+        kind = compat.GPU_TYPES.get(node.instance_type)
+        if kind is None or kind.price_usd_per_hour is None:
+            return None
+        machines += kind.price_usd_per_hour + (compat.ADDRESS_USD_PER_HOUR if node.public_ip else 0.0)
+    disks = sum(compat.disk_usd_per_hour(int(item["Size"])) for item in items if "VolumeId" in item)
+    return round(machines + disks, 4)

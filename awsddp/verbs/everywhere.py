@@ -1,0 +1,128 @@
+"""status --all and down --orphans: what carries our tags anywhere, and the end of what nobody needs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from awsddp import report
+from awsddp.cluster import Target
+from awsddp.errors import LeftoverError
+from awsddp.report import money
+from awsddp.verbs.context import Context, aws_of, target_for
+
+if TYPE_CHECKING:
+    from awsddp.aws.everywhere import Everywhere, Holding
+    from awsddp.aws.session import Aws
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """What was found, and how to get to a region of it."""
+
+    target: Target
+    found: "Everywhere"
+    gateway: Callable[[str], "Aws"]
+
+
+def status_all(ctx: Context) -> list[dict[str, Any]]:
+    """Return design.md's `status` documents of every cluster in every region, others' and orphans too.
+
+    With --local those of the local cloud, with --region those of that region. Raises CloudError where AWS
+    cannot be asked at all.
+    """
+    with _searched(ctx) as search:
+        return [_document(search.target, holding) for holding in search.found.holdings]
+
+
+def down_orphans(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
+    """End what is the caller's and whose cluster has no instance, or is past its expiry; nothing else.
+
+    `confirm` is asked with the list, and raises to refuse. Raises LeftoverError where something could not be
+    ended, CloudError where AWS cannot be asked.
+    """
+    from awsddp.aws.teardown import teardown
+
+    with _searched(ctx) as search:
+        orphans = [holding for holding in search.found.holdings if holding.orphan]
+        if not orphans:
+            return _ended(search, [], ())
+        confirm("Orphans:\n" + "\n".join(f"  {_line(orphan)}" for orphan in orphans) + "\n")
+        terminated: list[str] = []
+        left: list[str] = []
+        for orphan in orphans:
+            aws = search.gateway(orphan.cluster.region)
+            ended = teardown(aws, orphan.cluster, on_event=ctx.say)
+            terminated += ended.terminated
+            left += ended.leftovers
+        if left:
+            raise LeftoverError(
+                "not every orphan could be ended",
+                f"left: {', '.join(left)}",
+                "awsddp down --orphans   # again; what is left may still cost money",
+            )
+        return _ended(search, terminated, [orphan.cluster.id for orphan in orphans])
+
+
+@contextmanager
+def _searched(ctx: Context) -> Iterator[_Search]:
+    from awsddp.aws.everywhere import find_everywhere
+    from awsddp.aws.facts import enabled_regions
+
+    with target_for(ctx) as target:
+        aws = aws_of(ctx, target)
+        alone = ctx.spec.cluster.region is not None or target.name == "local"
+        regions = (aws.region,) if alone else enabled_regions(aws)
+
+        def gateway(region: str) -> "Aws":
+            return aws if region == aws.region else aws_of(ctx, replace(target, region=region))
+
+        found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
+        for text in found.unread:
+            ctx.say(f"could not look: {text}")
+        yield _Search(target=target, found=found, gateway=gateway)
+
+
+def _document(target: Target, holding: "Holding") -> dict[str, Any]:
+    cluster = holding.cluster
+    nodes = cluster.live
+    return {
+        "cluster": cluster.name,
+        "id": cluster.id,
+        "state": report.cluster_state(cluster, prepared=None, launching=False),
+        "target": target.name,
+        "region": cluster.region,
+        "owner": cluster.owner,
+        "mine": holding.mine,
+        "orphan": holding.orphan,
+        "instance_type": nodes[0].instance_type if nodes else None,
+        "nodes": [report.node_document(node, nic=None, gpus=0) for node in nodes],
+        "jobs": sorted({job for node in nodes for job in node.unfetched}),
+        "leftovers": list(cluster.leftovers),
+        "price_usd_per_hour": holding.price_usd_per_hour,
+        "cost_usd": None,
+        "expires": report.iso(cluster.expires),
+    }
+
+
+def _line(holding: "Holding") -> str:
+    cluster = holding.cluster
+    what = [*(node.instance_id for node in cluster.live), *cluster.leftovers]
+    unfetched = sorted({job for node in cluster.live for job in node.unfetched})
+    told = f"; results not home: {', '.join(unfetched)}" if unfetched else ""
+    past = f", past its expiry of {report.iso(cluster.expires)}" if cluster.live else ""
+    return (
+        f"{cluster.name} ({cluster.id}) in {cluster.region}{past}: {', '.join(what)}, "
+        f"{money(holding.price_usd_per_hour)} an hour{told}"
+    )
+
+
+def _ended(search: _Search, terminated: list[str], clusters: Sequence[str]) -> dict[str, Any]:
+    return {
+        "clusters": list(clusters),
+        "terminated": terminated,
+        "leftovers": [],
+        "looked": list(search.found.looked),
+        "unread": list(search.found.unread),
+    }
