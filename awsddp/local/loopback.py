@@ -214,8 +214,14 @@ class LoopbackHosts:
         return None
 
     def exits(self, instance_id: str) -> int | None:
+        node = self._place.nodes / instance_id
+        going = (node / "off").exists() or (node / "again").exists()
         with suppress(FileNotFoundError, ValueError, ProcessLookupError):
-            return os.pidfd_open(int((self._place.nodes / instance_id / "sshd.pid").read_text()))
+            if not going:
+                return os.pidfd_open(int((node / "sshd.pid").read_text()))
+        for pid in ending.marked(self._mark(instance_id)):  # the last of them is the end
+            with suppress(ProcessLookupError):
+                return os.pidfd_open(pid)
         return None
 
     def _mark(self, instance_id: str) -> str:
