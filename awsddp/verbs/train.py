@@ -74,12 +74,20 @@ def check(ctx: Context) -> None:
         return
     pattern = _PLACEHOLDER.sub("*", asked.script.replace("[", "[[]"))
     workdir = Path(ctx.job.sync.workdir)
-    if Path(asked.script).is_absolute() or not any(path.is_file() for path in workdir.glob(pattern)):
+    if not _any_file(workdir, pattern):
         raise UsageError(
             f"there is no script {asked.script}",
             f"it is looked for in the synced folder, {workdir.resolve()}",
             "name a file in it, or another --workdir",
         )
+
+
+def _any_file(folder: Path, pattern: str) -> bool:
+    """Tell whether a file of `folder` has a name that fits; names that no file can have fit none."""
+    try:
+        return not Path(pattern).is_absolute() and any(path.is_file() for path in folder.glob(pattern))
+    except (OSError, ValueError, NotImplementedError):
+        return False
 
 
 def _layout(ctx: Context, cluster: Ready) -> tuple[Rank, ...]:

@@ -1,0 +1,188 @@
+"""Valid command lines, files and environments with one fault each: exit 2 or 3, never a traceback.
+
+What is tried is the whole way from the words to the context of a verb, in this process: the verbs themselves
+are not reached, as a fault must be found before anything is asked or made.
+"""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from awsddp.cli import failures, session
+from awsddp.cli.main import VERBS, cli
+
+NASTY = st.one_of(
+    st.sampled_from(
+        [
+            "$(touch canary)",
+            "`touch canary`",
+            "; touch canary",
+            "| touch canary",
+            "&& touch canary",
+            "",
+            " ",
+            "\n",
+            "\x1b[31m",
+            "-",
+            "--",
+            "-rf",
+            "../../etc",
+            "/",
+            "~",
+            "*",
+            "'",
+            '"',
+            "\\",
+            "%s",
+            "{}",
+            "{rank",
+            "}}",
+            "{nope}",
+            "\u202egnp",
+            "é" * 300,
+            "a" * 4096,
+            "0",
+            "-1",
+            "1e9",
+            "NaN",
+            "inf",
+            "null",
+            "[",
+            "[[",
+            "true",
+            "0x10",
+            "9" * 40,
+            "\ud800",
+            "{init_file}",
+        ]
+    ),  # fmt: skip
+    st.text(max_size=40),
+)
+"""Words that some reader on the way may take for more than a word."""
+
+NUMBERS = ["--nodes", "--disk", "--world-size", "--nproc-per-node", "--budget"]
+TEXTS = ["--instance-type", "--image", "--expires", "--zone", "--gpus", "--timeout", "--workdir", "--env-var"]
+TIMES = ["--expires", "--timeout"]
+KEYS = ["cluster.nodes", "cluster.expires", "job.grace", "job.master_port", "network.ssh_cidr", "job.args"]
+
+# A fault: words, a file and variables that cannot be meant, whatever the nasty word is.
+FAULTS = st.one_of(
+    NASTY.filter(lambda text: text not in VERBS and text.strip() != "").map(lambda text: ([text], "", {})),
+    st.tuples(st.sampled_from(NUMBERS), NASTY.filter(lambda text: not _number(text))).map(
+        lambda pair: (["run", "--local", pair[0], pair[1]], "", {})
+    ),
+    st.tuples(st.sampled_from(["up", "train", "down", "status", "logs", "run"]), NASTY).map(
+        lambda pair: ([pair[0], f"--nope{pair[1]}"], "", {})
+    ),
+    st.tuples(st.sampled_from(TIMES), NASTY.filter(lambda text: not _time(text))).map(
+        lambda pair: (["run", "--local", f"{pair[0]}={pair[1]}"], "", {})
+    ),
+    NASTY.filter(lambda text: not _name(text) and text != "").map(
+        lambda text: (["-c", text, "status"], "", {})
+    ),
+    NASTY.filter(lambda text: "=" not in text).map(lambda text: (["status", "-o", text], "", {})),
+    NASTY.map(lambda text: (["status", "-o", f"nope{text}.key=1"], "", {})),
+    NASTY.map(lambda text: (["train", f"nowhere{text}.py"], "", {})),
+    NASTY.filter(lambda text: "=" not in text).map(lambda text: (["train", "--env-var", text], "", {})),
+    NASTY.map(lambda text: (["status"], f"[cluster]\nnope = {text}", {})),
+    NASTY.map(lambda text: (["status"], f"[nope{text}]\nx = 1", {})),
+    NASTY.map(lambda text: (["status"], f"[cluster]\nnodes = {text!r}x", {})),
+    NASTY.filter(lambda text: not _number(text) and "\0" not in text).map(
+        lambda text: (["status"], "", {"AWSDDP_CLUSTER_NODES": text})
+    ),
+    NASTY.filter(lambda text: not _name(text) and text != "" and "\0" not in text).map(
+        lambda text: (["status"], "", {"AWSDDP_CLUSTER": text})
+    ),
+    NASTY.filter(lambda text: not _time(text) and "\0" not in text).map(
+        lambda text: (["status"], "", {"AWSDDP_CLUSTER_EXPIRES": text})
+    ),
+)
+
+
+def _number(text: str) -> bool:
+    try:
+        return int(text) > 0 or True
+    except ValueError:
+        return False
+
+
+def _time(text: str) -> bool:
+    from awsddp.errors import ConfigError
+    from awsddp.spec import seconds
+
+    try:
+        return seconds(text) >= 0
+    except ConfigError:
+        return False
+
+
+def _name(text: str) -> bool:
+    from awsddp.spec import NAME
+
+    return NAME.fullmatch(text) is not None
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to be in, and no verb that goes further than its context."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not list(tmp_path.rglob("canary"))
+
+
+def refused(folder: Path, words: list[str], file: str, variables: dict[str, str]) -> tuple[int, str]:
+    """Run the command line in this process; return its exit code and what it said."""
+    (folder / "awsddp.toml").write_bytes(file.encode("utf-8", "surrogatepass"))
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace"), io.StringIO()
+    before = dict(os.environ)
+    try:
+        for name, value in variables.items():
+            os.environ[name] = value.encode("utf-8", "replace").decode()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            argv, sys.argv = sys.argv, ["awsddp", *words]
+            try:
+                code = failures.run(cli)
+            finally:
+                sys.argv = argv
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return code, err.getvalue()
+
+
+def check(folder: Path, fault: tuple[list[str], str, dict[str, str]]) -> None:
+    code, said = refused(folder, *fault)
+    assert code in (2, 3), (fault, code, said)
+    assert "error: " in said, fault
+    assert "Traceback" not in said, fault
+    assert "unexpected" not in said.split("\n")[0], (fault, said)
+    assert len(said) < 20_000, fault
+
+
+_SETTINGS = {
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
+
+
+@settings(max_examples=300, derandomize=True, **_SETTINGS)
+@given(fault=FAULTS)
+def test_a_fault_is_refused(folder: Path, fault: tuple[list[str], str, dict[str, str]]) -> None:
+    check(folder, fault)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1200)
+@settings(max_examples=10_000, derandomize=True, **_SETTINGS)
+@given(fault=FAULTS)
+def test_ten_thousand_faults_are_refused(folder: Path, fault: tuple[list[str], str, dict[str, str]]) -> None:
+    check(folder, fault)
