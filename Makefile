@@ -28,10 +28,10 @@ demo: setup ## two local nodes, four ranks, a trained model, nothing left
 	@$(BIN)/awsddp run --local --nodes 2 --world-size 4 -y
 
 test: setup ## one case of every kind, at most 8 minutes on 2 cores
-	@$(PYTEST) -m "not prove"
+	@$(PYTEST) -n 2 --dist loadfile -m "not prove"
 
 prove: setup ## the long seeded matrices, at most 45 minutes; FULL=1 runs them whole
-	@AWSDDP_FULL=$(FULL) $(PYTEST) -m prove
+	@AWSDDP_FULL=$(FULL) $(PYTEST) -n 2 --dist loadfile -m prove
 
 lint: setup ## format, lint, types
 	@$(BIN)/ruff format --check --quiet .
