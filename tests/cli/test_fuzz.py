@@ -7,16 +7,16 @@ are not reached, as a fault must be found before anything is asked or made.
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from awsddp.cli import failures, session
+from awsddp.cli import failures
 from awsddp.cli.main import VERBS, cli
 
 NASTY = st.one_of(
@@ -63,7 +63,7 @@ NASTY = st.one_of(
             "\ud800",
             "{init_file}",
         ]
-    ),  # fmt: skip
+    ),
     st.text(max_size=40),
 )
 """Words that some reader on the way may take for more than a word."""
@@ -75,7 +75,7 @@ KEYS = ["cluster.nodes", "cluster.expires", "job.grace", "job.master_port", "net
 
 # A fault: words, a file and variables that cannot be meant, whatever the nasty word is.
 FAULTS = st.one_of(
-    NASTY.filter(lambda text: text not in VERBS and text.strip() != "").map(lambda text: ([text], "", {})),
+    NASTY.filter(lambda text: not _means_something(text)).map(lambda text: ([text], "", {})),
     st.tuples(st.sampled_from(NUMBERS), NASTY.filter(lambda text: not _number(text))).map(
         lambda pair: (["run", "--local", pair[0], pair[1]], "", {})
     ),
@@ -105,6 +105,10 @@ FAULTS = st.one_of(
         lambda text: (["status"], "", {"AWSDDP_CLUSTER_EXPIRES": text})
     ),
 )
+
+
+def _means_something(text: str) -> bool:
+    return text in VERBS or re.fullmatch(r"--|-[hqvy]+", text) is not None
 
 
 def _number(text: str) -> bool:
