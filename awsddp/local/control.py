@@ -63,6 +63,25 @@ def start(
     :raises LocalCloudError: this machine cannot, or the daemon did not come up; `why` says it.
     """
     place = Place(home)
+    try:
+        return _started(place, auto=auto, mode=mode, share=share, patience_s=patience_s, on_event=on_event)
+    except OSError as error:
+        raise LocalCloudError(
+            f"the local cloud cannot use {place.folder}",
+            why=str(error),
+            next="make room there, or set AWSDDP_HOME to another folder",
+        ) from error
+
+
+def _started(
+    place: Place,
+    *,
+    auto: bool,
+    mode: str | None,
+    share: tuple[Path, ...],
+    patience_s: float,
+    on_event: Callable[[str], None],
+) -> LocalInfo:
     with client_lock(place):
         settings = _settings(place, auto=auto, mode=mode, share=share) | {"patience_s": patience_s}
         if settings["mode"] != "records":

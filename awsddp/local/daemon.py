@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from awsddp.errors import AwsddpError
+from awsddp.errors import AwsddpError, LocalCloudError
 from awsddp.local import cgroups, dlami, network, vigil
 from awsddp.local.control import REGION, write_json
 from awsddp.local.hosts import Hosts, NoHosts
@@ -103,9 +103,15 @@ def serve(place: Place) -> None:
         secret=secret,
         status=lambda: status(emulator),
     )
-    server = make_server(
-        "127.0.0.1", int(earlier.get("port", 0)), front, threaded=True, request_handler=_quiet()
-    )
+    port = int(earlier.get("port", 0))
+    try:
+        server = make_server("127.0.0.1", port, front, threaded=True, request_handler=_quiet())
+    except (OSError, SystemExit) as error:  # werkzeug prints the error and leaves
+        raise LocalCloudError(
+            f"the local cloud's port {port} is taken",
+            why="another program took it while this one did not run, and its clients know it by it",
+            next=f"end the other program (ss -tlnp 'sport = {port}'), or: awsddp local stop",
+        ) from error
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
     lifecycle.start()
     report = {

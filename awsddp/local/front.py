@@ -152,10 +152,25 @@ class Front:
             if request.changes and request.service == "ec2":
                 faults.mark(self._backend(request))
             if request.changes or self._store.size() != before:
-                self._store.save()
+                self._write_down()
         if request.changes and request.service == "ec2":
             self._lifecycle.wake()
         return reply
+
+    def _write_down(self) -> None:
+        """Saves what changed; where that fails the change is taken back.
+
+        :raises Refusal: InternalError, which says why.
+        """
+        try:
+            self._store.save()
+        except OSError as error:
+            self._store.load()
+            raise Refusal(
+                "InternalError",
+                f"The local cloud cannot write its state down: {error}",
+                status="500 Internal Server Error",
+            ) from error
 
     def _backend(self, request: Request) -> Any:
         try:

@@ -20,14 +20,17 @@ def check_launch(request: Request, backend: Any) -> None:
 
     :raises Refusal: with EC2's code.
     """
-    low, high = int(request.parameters.get("MinCount", 1)), int(request.parameters.get("MaxCount", 1))
+    low, high = _count(request, "MinCount"), _count(request, "MaxCount")
     if low < 1 or high < low:
         raise Refusal(
             "InvalidParameterValue",
             f"Value ({low}) for parameter minCount is invalid. It must be at least 1 and at most maxCount "
             f"({high}).",
         )
-    user_data = base64.b64decode(request.parameters.get("UserData", ""))
+    try:
+        user_data = base64.b64decode("".join(request.parameters.get("UserData", "").split()), validate=True)
+    except ValueError:
+        raise Refusal("InvalidParameterValue", "Invalid BASE64 encoding of user data.") from None
     if len(user_data) > USER_DATA_BYTES:
         raise Refusal("InvalidParameterValue", f"User data is limited to {USER_DATA_BYTES} bytes")
     image = _image(request, backend)
@@ -38,6 +41,13 @@ def check_launch(request: Request, backend: Any) -> None:
     _check_type(request, backend, image)
     spot = request.parameters.get("InstanceMarketOptions.MarketType") == "spot"
     quotas.check(backend, request.parameters.get("InstanceType", "m1.small"), high, spot=spot)
+
+
+def _count(request: Request, name: str) -> int:
+    text = request.parameters.get(name, "1")
+    if not text.isdigit():
+        raise Refusal("InvalidParameterValue", f"Invalid value '{text}' for {name}.")
+    return int(text)
 
 
 def check_start(request: Request, backend: Any) -> None:
