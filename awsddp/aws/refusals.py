@@ -111,7 +111,7 @@ def _client_error(error: exceptions.ClientError, operation: str, *, where: str, 
     if code in QUOTA:
         return refused(
             "the account's quota is too small for this",
-            "ask for more at https://console.aws.amazon.com/servicequotas/, or try fewer --nodes",
+            "awsddp doctor --request-quota   # asks AWS for more; or try fewer --nodes",
         )
     if code in EXPIRED | UNKNOWN_KEYS:
         skew = _skew_s(metadata, now)

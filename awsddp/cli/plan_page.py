@@ -120,3 +120,12 @@ def permissions_page(found: dict[str, Any]) -> None:
         ("call", "answer", ""),
         [(one["operation"], one["answer"], one["why"]) for one in found["permissions"]],
     )
+
+
+def quota_page(asked: dict[str, Any]) -> None:
+    """Show what was asked of AWS, or that nothing had to be."""
+    what = f"{asked['name']} ({asked['quota']}) in {asked['region']}"
+    if asked["request"] is None:
+        _line(f"Nothing to ask for: {what} allows {asked['have']:g} vCPUs, and {asked['need']} are needed.")
+        return
+    _line(f"Asked for {asked['need']} vCPUs of {what}: request {asked['request']}. AWS answers by mail.")

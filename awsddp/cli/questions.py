@@ -49,3 +49,14 @@ def stop_question(options: Globals, show: Screen) -> Callable[[str], None]:
             raise Interrupted("nothing was stopped", "the answer was no")
 
     return ask
+
+
+def quota_question(options: Globals, show: Screen) -> Callable[[str], None]:
+    """Return the question that is asked before AWS is asked for a larger quota."""
+
+    def ask(what: str) -> None:
+        show.pause()
+        if not confirm(what, options):
+            raise Interrupted("nothing was asked for", "the answer was no")
+
+    return ask

@@ -254,8 +254,7 @@ def _over_quota(kinds: Iterable[GpuType], nodes: int, facts: Facts, market: Mark
     return CloudError(
         f"the vCPU quota of this account is too small for {nodes} nodes",
         "; ".join(told),
-        "ask for more at https://console.aws.amazon.com/servicequotas/, or try fewer --nodes "
-        "or a smaller --instance-type",
+        "awsddp doctor --request-quota   # asks AWS for more; or fewer --nodes, a smaller --instance-type",
     )
 
 

@@ -1,10 +1,13 @@
 """doctor: what stands in the way of a cluster, before it costs anything, and which rights it needs."""
 
 import secrets as random
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from awsddp import compat
+from awsddp.errors import ConfigError
 from awsddp.plan import names
 from awsddp.plan.policy import least_policy
 from awsddp.verbs.context import Context, aws_of, target_for
@@ -58,6 +61,40 @@ def dry_run(ctx: Context) -> dict[str, Any]:
 def iam_policy_of(ctx: Context) -> dict[str, Any]:
     """Return the least IAM policy that allows every verb for what is configured. Asks nobody."""
     return least_policy(ctx.spec)
+
+
+def request_quota(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
+    """Ask AWS for the vCPU quota that is configured to be used, where it is too small.
+
+    `confirm` is asked with the request and raises to refuse. Raises CloudError where AWS refuses, ConfigError
+    where no plan can be made or which quota it is is not known.
+    """
+    from awsddp.aws.facts import gather
+    from awsddp.plan import make_plan
+
+    with target_for(ctx) as target:
+        aws = aws_of(ctx, target)
+        facts = gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name)
+        plan = make_plan(ctx.spec, replace(facts, quotas={}))  # as it would be with enough of it
+        quota = compat.quota_of(plan.instance_type, plan.market)
+        if quota is None:
+            raise ConfigError(
+                f"which quota {plan.market} {plan.kind.family} counts against is not known",
+                "",
+                "see https://console.aws.amazon.com/servicequotas/",
+            )
+        need, have = plan.nodes * plan.kind.vcpus, facts.quotas.get(quota[0])
+        told = {"quota": quota[0], "name": quota[1], "region": aws.region, "need": need, "have": have}
+        if have is not None and have >= need:
+            return {**told, "request": None}
+        known = "an unreadable number of" if have is None else f"{have:g}"
+        confirm(
+            f"{plan.nodes} x {plan.instance_type} need {need} vCPUs, and {quota[1]} ({quota[0]}) allows "
+            f"{known} in {aws.region}. Ask AWS for {need}?"
+        )
+        asked = {"ServiceCode": "ec2", "QuotaCode": quota[0], "DesiredValue": float(need)}
+        reply = aws.call("RequestServiceQuotaIncrease", asked, service="service-quotas")
+        return {**told, "request": reply.get("RequestedQuota", {}).get("Id")}
 
 
 def stand_ins() -> dict[str, str]:

@@ -61,6 +61,8 @@ class Cloud:
     agents: list[str] = field(default_factory=list)
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, bytes] = field(default_factory=dict)
+    quotas: dict[str, float] = field(default_factory=dict)
+    asked_quotas: dict[str, float] = field(default_factory=dict)
     prices: dict[str, float] = field(default_factory=dict)
     policy: dict[str, Any] | None = None
     denied: list[Need] = field(default_factory=list)
@@ -139,6 +141,8 @@ class Server:
             answer = self._placement(environ, body, start)
             self._kill(operation)
             return answer
+        if operation.endswith("ServiceQuota") or operation.startswith("RequestServiceQuota"):
+            return self._quota(operation, body, start)
         if operation == "GetProducts":
             self._kill(operation)
             return self._products(start)
@@ -172,6 +176,19 @@ class Server:
                 self.cloud.denied.append(need)
                 return Fault("UnauthorizedOperation", f"not allowed: {need.action}", status=403)
         return None
+
+    def _quota(self, operation: str, body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer for EC2's quotas, which moto lacks."""
+        asked = json.loads(body)
+        value = self.cloud.quotas.get(asked["QuotaCode"])
+        known = operation.startswith("Request") or value is not None
+        start("200 OK" if known else "400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
+        if not known:
+            return [b'{"__type": "NoSuchResourceException", "message": "no such quota"}']
+        key = "RequestedQuota" if operation.startswith("Request") else "Quota"
+        if key == "RequestedQuota":
+            self.cloud.asked_quotas[asked["QuotaCode"]] = asked["DesiredValue"]
+        return [json.dumps({key: {"Id": "request-1", "Value": value}}).encode()]
 
     def _products(self, start: Callable[..., Any]) -> Iterable[bytes]:
         """Answer as the Pricing API, which moto lacks."""

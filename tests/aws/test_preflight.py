@@ -2,6 +2,7 @@
 
 import secrets
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from awsddp.aws.facts import gather
 from awsddp.aws.permissions import dry_run
 from awsddp.aws.preflight import Check, before_launch
 from awsddp.aws.session import Aws
+from awsddp.errors import ConfigError, Interrupted
 from awsddp.plan.policy import least_policy
-from awsddp.spec import ClusterSpec
+from awsddp.spec import ClusterSpec, NetworkSection, load
+from awsddp.state import Folder
+from awsddp.verbs.context import Context
+from awsddp.verbs.doctor import request_quota
 
 
 def checks(aws: Aws, asked: ClusterSpec | None = None) -> dict[str, Check]:
@@ -111,7 +116,7 @@ def test_a_subnet_of_ones_own_is_read_with_its_way_out(aws: Aws, cloud: Cloud) -
     zone = "us-east-1b"
     asked = {"VpcId": vpc, "CidrBlock": "10.9.1.0/24", "AvailabilityZone": zone}
     subnet = aws.call("CreateSubnet", asked)["Subnet"]["SubnetId"]
-    own = ClusterSpec(name="demo", network=spec().network.__class__(subnet=subnet))
+    own = ClusterSpec(name="demo", network=NetworkSection(subnet=subnet))
     assert gather(aws, own, caller_address="10.77.0.1").subnets[0].route == "none"
     gateway = aws.call("CreateInternetGateway", {})["InternetGateway"]["InternetGatewayId"]
     aws.call("AttachInternetGateway", {"InternetGatewayId": gateway, "VpcId": vpc})
@@ -129,9 +134,6 @@ def test_a_subnet_of_ones_own_is_read_with_its_way_out(aws: Aws, cloud: Cloud) -
     [("network.subnet", "subnet-0123456789abcdef0"), ("network.security_group", "sg-0123456789abcdef0")],
 )
 def test_what_does_not_exist_is_named_by_its_key(aws: Aws, key: str, asked: str) -> None:
-    from awsddp.errors import ConfigError
-    from awsddp.spec import load
-
     own, _ = load("demo", environ={}, overrides={key: asked})
     with pytest.raises(ConfigError) as caught:
         gather(aws, own, caller_address="10.77.0.1")
@@ -140,8 +142,6 @@ def test_what_does_not_exist_is_named_by_its_key(aws: Aws, key: str, asked: str)
 
 
 def test_a_group_of_ones_own_is_told_what_it_lacks(aws: Aws, cloud: Cloud) -> None:
-    from awsddp.spec import load
-
     vpc = gather(aws, spec(), caller_address="10.77.0.1").subnets[0].vpc
     name = f"own-{secrets.token_hex(2)}"
     group = aws.call("CreateSecurityGroup", {"GroupName": name, "Description": "own", "VpcId": vpc})[
@@ -160,3 +160,30 @@ def test_a_group_of_ones_own_is_told_what_it_lacks(aws: Aws, cloud: Cloud) -> No
     aws.call("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [inside, ssh]})
     aws.call("AuthorizeSecurityGroupEgress", {"GroupId": group, "IpPermissions": [inside]})
     assert lacks() == ""
+
+
+def test_a_missing_quota_is_asked_for_on_a_yes_and_only_then(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in (("ENDPOINT_URL", cloud.endpoint), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(f"AWS_{key}", value)
+    asked = {
+        "cluster.region": "us-east-1",
+        "cluster.instance_type": "g6.48xlarge",
+        "network.ssh_cidr": "10.0.0.0/8",
+    }
+    own, job = load("demo", environ={}, overrides=asked)
+    ctx = Context(spec=own, job=job, folder=Folder(tmp_path, "demo"), on_event=lambda event: None)
+    cloud.quotas = {"L-DB2E81BA": 0.0}
+
+    def refuse(what: str) -> None:
+        assert "need 384 vCPUs" in what
+        raise Interrupted(what)
+
+    with pytest.raises(Interrupted):
+        request_quota(ctx, confirm=refuse)
+    assert cloud.asked_quotas == {}
+    assert request_quota(ctx, confirm=lambda what: None)["request"] == "request-1"
+    assert cloud.asked_quotas == {"L-DB2E81BA": 384.0}
+    cloud.quotas = {"L-DB2E81BA": 500.0}
+    assert request_quota(ctx, confirm=refuse)["request"] is None
