@@ -32,6 +32,7 @@ class HostSpec:
     user_data: bytes
     public_keys: tuple[str, ...]
     has_torch: bool
+    disk_gib: int
 
 
 class Hosts(Protocol):

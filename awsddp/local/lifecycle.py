@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from awsddp.local import dlami
 from awsddp.local import emulator as records
 from awsddp.local.emulator import Emulator
 from awsddp.local.groups import Rule, ruleset
@@ -225,7 +226,14 @@ def _spec(instance: Any, prefix: int) -> HostSpec:
         user_data=base64.b64decode(str(instance.user_data or "")),
         public_keys=(pair.material_public.decode().strip(),) if pair else (),
         has_torch=image is None or "PyTorch" in image.name,
+        disk_gib=max(dlami.ROOT_GIB, _root_gib(instance)),
     )
+
+
+def _root_gib(instance: Any) -> int:
+    device = instance.block_device_mapping.get(instance.root_device_name)
+    volume = instance.ec2_backend.volumes.get(device.volume_id) if device else None
+    return int(volume.size) if volume else 0
 
 
 def _groups(instance: Any) -> dict[str, Any]:

@@ -74,6 +74,11 @@ class Place:
         return self.folder / "nodes"
 
     @property
+    def layer(self) -> Path:
+        """What is on the disk of a node that is made."""
+        return self.folder / "layer"
+
+    @property
     def switch(self) -> str:
         """The network namespace that holds the bridge."""
         return f"awsddp-{self.tag}"

@@ -18,6 +18,7 @@ PACKAGES = {
     "nft": "nftables",
     "ip": "iproute2",
     "rsync": "rsync",
+    "mkfs.ext4": "e2fsprogs",
 }
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 

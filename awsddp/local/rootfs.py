@@ -93,7 +93,7 @@ AcceptEnv LANG LC_*
 Subsystem sftp /usr/lib/openssh/sftp-server
 """
 
-# When sshd answers, the instance is "running"; the daemon sees this file in the node's own layer.
+# When sshd answers, the instance is "running"; the daemon sees this file through a bind mount.
 UP_MARK = "var/lib/misc/answers"
 UP_UNIT = f"""\
 [Unit]

@@ -1,5 +1,6 @@
 """Real hosts behind the endpoint: what a user of EC2 does with two instances, with boto3 and ssh alone."""
 
+import os
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from awsddp.local import control
+from awsddp.local.place import Place
 from tests.local.conftest import Cloud, left_over, needs_root, until
 
 pytestmark = needs_root
@@ -179,6 +181,25 @@ def test_a_node_shows_none_of_the_machines_files(pair: Pair, tmp_path: Path) -> 
         "ubuntu\n/mnt:\n\n/srv:\n"
     )
     assert pair.run(0, "getent passwd | awk -F: '$3 >= 1000 && $3 < 65534 { print $1 }'") == "ubuntu\n"
+
+
+def test_a_disk_holds_what_its_volume_holds_and_no_more(pair: Pair) -> None:
+    size = int(pair.run(0, "df --output=size -B 1G / | tail -1"))
+    assert 70 <= size <= 75
+    assert pair.reaches("fallocate -l 60G big")
+    assert not pair.reaches("fallocate -l 20G more")
+    assert pair.reaches("rm big && fallocate -l 20G more && rm more")
+
+
+def test_memory_and_processes_of_a_node_are_limited(pair: Pair) -> None:
+    groups = list(Path("/sys/fs/cgroup").glob(f"**/{Place(pair.cloud.home).cgroup}/{pair.ids[0]}"))
+    limits = {file.name: int(file.read_text()) for group in groups for file in group.glob("*.max")}
+    limits |= {
+        file.name: int(file.read_text()) for group in groups for file in group.glob("memory.limit_in*")
+    }
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert limits["pids.max"] == 8192
+    assert 0 < limits.get("memory.max", limits.get("memory.limit_in_bytes", 0)) < machine
 
 
 def test_nodes_reach_the_machine_and_nothing_else(pair: Pair) -> None:
