@@ -1,5 +1,6 @@
 """The audit trail: every call to AWS that was made for a cluster, a line each, in calls.jsonl."""
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -31,7 +32,8 @@ class Trail:
             if not self._folder.path.is_dir():
                 return
             path = self._folder.path / "calls.jsonl"
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(descriptor, "ab") as stream:
-                stream.write(b"".join(self._waiting))
-            self._waiting.clear()
+            with contextlib.suppress(OSError):  # a folder that cannot be written holds no call up
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                with os.fdopen(descriptor, "ab") as stream:
+                    stream.write(b"".join(self._waiting))
+                self._waiting.clear()

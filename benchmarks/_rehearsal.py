@@ -1,0 +1,58 @@
+"""A local cloud for the length of a benchmark, and `awsddp` on it."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Rehearsal:
+    """A home with a local cloud of its own, and an empty folder to start `awsddp` in."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.project = root / "project"
+        self.project.mkdir()
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "AWSDDP_"))}
+        kept = {key: os.environ[key] for key in ("AWSDDP_CACHE",) if key in os.environ}
+        self.environ = clean | kept | {"AWSDDP_HOME": str(root / "home"), "AWS_EC2_METADATA_DISABLED": "true"}
+
+    def run(self, *words: str, **environ: str) -> str:
+        """Start `awsddp` and return its stdout."""
+        return subprocess.run(
+            [sys.executable, "-m", "awsddp", *words],
+            cwd=self.project,
+            env=self.environ | environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    def keys(self) -> dict[str, str]:
+        """Return the variables with which any EC2 client reaches the local cloud."""
+        known: dict[str, Any] = json.loads(self.run("local", "status", "--json"))
+        return {
+            "AWS_ENDPOINT_URL": known["endpoint"],
+            "AWS_DEFAULT_REGION": known["region"],
+            "AWS_ACCESS_KEY_ID": known["access_key_id"],
+            "AWS_SECRET_ACCESS_KEY": known["secret_access_key"],
+            "NO_PROXY": "127.0.0.1",
+        }
+
+
+@contextlib.contextmanager
+def rehearsal(*start: str) -> Iterator[Rehearsal]:
+    """Yield a local cloud, started with the words `start`; nothing of it is left afterwards."""
+    with tempfile.TemporaryDirectory(prefix="awsddp-bench-") as folder:
+        made = Rehearsal(Path(folder))
+        made.run("local", "start", *start)
+        try:
+            yield made
+        finally:
+            made.run("local", "stop")
