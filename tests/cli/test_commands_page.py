@@ -24,8 +24,9 @@ zsh    eval "$(_AWSDDP_COMPLETE=zsh_source awsddp)"
 fish   _AWSDDP_COMPLETE=fish_source awsddp | source
 ```
 
-Ctrl-C leaves in good order: `train` ends its job and brings home what it made, `run` ends everything, any other
-verb leaves at once; each says what still costs money and which command ends it. A second Ctrl-C leaves at once.
+Ctrl-C leaves in good order: `train` ends its job and brings home what it made, `run` ends everything, any
+other verb leaves at once; each says what still costs money and which command ends it. A second Ctrl-C leaves
+at once.
 A closed terminal, SIGTERM, and a reader that goes away (`| head`) leave the job of `train` running.
 """
 
