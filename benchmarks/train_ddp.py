@@ -2,8 +2,9 @@
 
     python benchmarks/train_ddp.py
 
-Two processes, one thread each, that take turns within one run; each figure is the median over the rounds of a
-round's own ratio, of the slower process.
+Two processes, one thread each; the cases take turns within one run. Each figure is the median over the rounds
+of a round's own ratio (least and greatest in brackets): of the wall time of the slower process, and, for a
+machine that others use too, of the CPU time of both, gloo's threads included.
 
     resnet18    steps of batch 32 at 224 pixels: DDP against two processes that do not talk
     digits      epochs of the digits recipe: train/main.py's whole train() (logging, SIGTERM's agreement,
@@ -17,7 +18,6 @@ import contextlib
 import io
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -42,14 +42,15 @@ from torch.utils.data import DistributedSampler
 CPU = torch.device("cpu")
 
 
-def timed(run: Callable[[], None]) -> float:
-    """Return the seconds that `run` takes the slower process; both start together."""
+def timed(run: Callable[[], None]) -> Tensor:
+    """Return [2]: seconds of the slower process, CPU seconds of both. They start together."""
     dist.barrier()
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     run()
-    seconds = torch.tensor([time.perf_counter() - started])
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return seconds.item()
+    wall, work = torch.tensor([time.perf_counter() - started]), torch.tensor([time.process_time() - worked])
+    dist.all_reduce(wall, dist.ReduceOp.MAX)
+    dist.all_reduce(work)
+    return torch.cat([wall, work])
 
 
 def steps(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
@@ -61,7 +62,7 @@ def steps(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
         optimizer.step()
 
 
-def resnet18(rounds: int, count: int, size: int, batch: int) -> list[float]:
+def resnet18(rounds: int, count: int, size: int, batch: int) -> list[Tensor]:
     """Return the rounds' ratios of DDP to no DDP."""
     net = models.build("resnet18")
     ddp = DistributedDataParallel(models.build("resnet18"), gradient_as_bucket_view=True)
@@ -93,7 +94,7 @@ def bare(epochs: int, rank: int) -> None:
             optimizer.step()
 
 
-def digits(rounds: int, epochs: int, place: group.Place) -> list[float]:
+def digits(rounds: int, epochs: int, place: group.Place) -> list[Tensor]:
     """Return the rounds' ratios of train/main.py to the bare loop."""
     args = recipes.arguments(None, ["--epochs", str(epochs), "--evaluate-every", str(epochs)])
     args.place = []
@@ -128,7 +129,9 @@ def measure(argv: list[str]) -> int:
     if place.rank == 0:
         print(f"torch {torch.__version__}, 2 processes, {args.rounds} rounds")
         for name, ratios in found.items():
-            print(f"{name:30}{statistics.median(ratios):7.3f}   {min(ratios):.3f} to {max(ratios):.3f}")
+            wall, work = torch.stack(ratios).T
+            print(f"{name:30}wall {wall.median():.3f} ({wall.min():.3f} to {wall.max():.3f})", end="")
+            print(f"   CPU {work.median():.3f} ({work.min():.3f} to {work.max():.3f})")
     group.leave()
     return 0
 

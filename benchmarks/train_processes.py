@@ -41,8 +41,9 @@ def run(processes: int, seed: int, args: argparse.Namespace, *more: str) -> tupl
 
 
 def tenths(losses: list[float]) -> list[float]:
-    """Return the mean of each tenth."""
-    edges = [len(losses) * i // 10 for i in range(11)]
+    """Return the mean of each tenth, or of each value where there are less than ten."""
+    parts = min(10, len(losses))
+    edges = [len(losses) * i // parts for i in range(parts + 1)]
     return [statistics.mean(losses[a:b]) for a, b in pairwise(edges)]
 
 
