@@ -20,16 +20,21 @@ _NARROWEST = 8  # a column is not folded below this: rather let the terminal bre
 def _table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
     """Print a table as wide as its words need; on a narrow terminal its widest columns are folded."""
     for line in table_lines(headings, rows, width=screen.width(stderr=stderr)):
-        _line(line, stderr=stderr)
+        print(line, file=sys.stderr if stderr else sys.stdout)
 
 
 def table_lines(headings: Sequence[str], rows: Rows, *, width: int | None) -> list[str]:
-    """Return a table as lines no wider than `width` (None: as wide as they need), its headings first."""
+    """Return a table as lines no wider than `width` (None: as wide as they need), its headings first.
+
+    Where not even its narrowest form has room, each row becomes a few lines.
+    """
     shown = (headings, *rows) if any(headings) else rows
     cells = [["" if cell is None else str(cell) for cell in row] for row in shown]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
+    if width is not None and sum(widths) + 2 * len(widths) - 2 > width:
+        return _one_below_the_other(cells if any(headings) else [list(headings), *cells])
     lines = []
     for row in cells:
         folded = [_fold(cell, room) for cell, room in zip(row, widths, strict=True)]
@@ -39,11 +44,29 @@ def table_lines(headings: Sequence[str], rows: Rows, *, width: int | None) -> li
     return lines
 
 
+def _one_below_the_other(cells: list[list[str]]) -> list[str]:
+    """Return a table that a terminal has no room for: a row after the other, a line a cell."""
+    names, rows = cells[0], cells[1:]
+    room = max(map(len, names))
+    return [
+        f"{'  ' * (column > 0)}{name.ljust(room)}  {cell}"
+        for row in rows
+        for column, (name, cell) in enumerate(zip(names, row, strict=True))
+        if cell
+    ]
+
+
 def _fold(text: str, room: int) -> list[str]:
     return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
 
 
 def _line(text: str, *, stderr: bool = False) -> None:
+    """Print a line; on a terminal it is folded between words, unless it is what a rank said."""
+    width = None if text.startswith("  |") else screen.width(stderr=stderr)
+    if width is not None and len(text) > width:
+        text = textwrap.fill(
+            text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+        )
     print(text, file=sys.stderr if stderr else sys.stdout)
 
 
