@@ -84,6 +84,7 @@ class _Ending:
         self._tag = tagged("awsddp:id", cluster_id)
         self._on_event = on_event
         self.refused: dict[str, str] = {}
+        self._held: dict[str, str] = {}
 
     def instances(self) -> bool | None:
         """Ask for the end of what lives; True once each is terminated, or its end is refused."""
@@ -132,6 +133,7 @@ class _Ending:
                 return True
             if not transient(refusal) and refusal.code not in _HELD:
                 self.refused[key] = refusal.why
+            self._held[key] = refusal.why
             return False
         self._on_event(f"deleted {key}")
         return True
@@ -159,7 +161,7 @@ class _Ending:
         return tuple(told)
 
     def _told(self, key: str, state: str) -> str:
-        reasons = [part for part in (state, self.refused.get(key, "")) if part]
+        reasons = [part for part in (state, self.refused.get(key) or self._held.get(key, "")) if part]
         return f"{key}: {'; '.join(reasons)}" if reasons else key
 
     def _holders(self, group: str) -> str:
