@@ -38,6 +38,7 @@ def check_launch(request: Request, backend: Any) -> None:
     if key is not None and key not in backend.key_pairs:
         raise Refusal("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
     _check_interfaces(request)
+    _check_disks(request, image)
     _check_type(request, backend, image)
     spot = request.parameters.get("InstanceMarketOptions.MarketType") == "spot"
     quotas.check(backend, request.parameters.get("InstanceType", "m1.small"), high, spot=spot)
@@ -102,6 +103,30 @@ def check_unused(request: Request, backend: Any) -> None:
         name = f"vpc '{vpc_id}'"
     if used:
         raise Refusal("DependencyViolation", f"The {name} has dependencies and cannot be deleted.")
+
+
+def _check_disks(request: Request, image: Any) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_EbsBlockDevice.html"""
+    stems = [
+        name[:-11]
+        for name in request.parameters
+        if re.fullmatch(r"BlockDeviceMapping\.\d+\.DeviceName", name)
+    ]
+    for stem in stems:
+        size = request.parameters.get(f"{stem}.Ebs.VolumeSize")
+        if (
+            image is None
+            or size is None
+            or request.parameters[f"{stem}.DeviceName"] != image.root_device_name
+        ):
+            continue
+        least = image.ebs_snapshot.volume.size
+        if not size.isdigit() or int(size) < least:
+            raise Refusal(
+                "InvalidBlockDeviceMapping",
+                f"Volume of size {size}GB is smaller than snapshot '{image.ebs_snapshot.id}', expect size>= "
+                f"{least}GB",
+            )
 
 
 def _check_interfaces(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""One local cloud with hosts for the whole room, one of records for each module that changes it at will."""
+"""One local cloud with hosts and one of records for the whole room."""
 
 import os
 import subprocess
@@ -79,7 +79,7 @@ def refusal(call: Callable[..., Any], **parameters: Any) -> str:
     return str(caught.value.response["Error"]["Code"])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     home = tmp_path_factory.mktemp("records")
     yield Cloud(home, control.start(home, mode="records"))
@@ -98,12 +98,14 @@ def left_over(home: Path) -> dict[str, list[str]]:
     from awsddp.local.place import Place
 
     place = Place(home)
+    loops = subprocess.run(["losetup", "--list"], capture_output=True, text=True).stdout.splitlines()
     ps = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True).stdout.splitlines()
     found = {
         "processes": [line for line in ps if str(home) in line or place.tag in line],
         "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(home) in line],
         "namespaces": [path.name for path in Path("/run/netns").glob(f"*{place.tag}*")],
         "interfaces": [path.name for path in Path("/sys/class/net").glob(f"*{place.tag}*")],
+        "disks": [line for line in loops if str(home) in line],
         "cgroups": [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{place.cgroup}")],
         "machines": [str(path) for path in Path("/run/systemd/nspawn").glob(f"*/*{place.tag}*")],
         "files": [str(path) for path in home.rglob("*")],

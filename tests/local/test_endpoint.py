@@ -46,7 +46,10 @@ def test_the_images_are_deep_learning_amis_with_pretended_gpus(records: Cloud) -
     ]
     newest = max(found, key=lambda image: image["CreationDate"])
     assert newest["ImageId"] == records.image
-    assert newest["Tags"] == [{"Key": "awsddp:gpus", "Value": "pretended"}]
+    assert {tag["Key"]: tag["Value"] for tag in newest["Tags"]} == {
+        "awsddp:gpus": "pretended",
+        "awsddp:hosts": "none",
+    }
     assert newest["RootDeviceName"] == "/dev/sda1"
     assert newest["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 75
     assert newest["EnaSupport"] is True
@@ -131,6 +134,18 @@ def test_instances_take_their_states_in_order_and_leave_nothing(records: Cloud) 
     records.wait("terminated", made["InstanceId"])
     assert refusal(ec2.start_instances, InstanceIds=[made["InstanceId"]]) == "IncorrectInstanceState"
     assert ec2.describe_network_interfaces(Filters=of_instance)["NetworkInterfaces"] == []
+
+
+def test_sixty_four_instances_come_and_go(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    made = ec2.run_instances(**records.request(InstanceType="g6.48xlarge", MinCount=64, MaxCount=64))[
+        "Instances"
+    ]
+    ids = [one["InstanceId"] for one in made]
+    assert [one["AmiLaunchIndex"] for one in made] == list(range(64))
+    assert len({one["PrivateIpAddress"] for one in records.wait("running", *ids)}) == 64
+    ec2.terminate_instances(InstanceIds=ids)
+    records.wait("terminated", *ids)
 
 
 def test_addresses_of_two_regions_differ(records: Cloud) -> None:

@@ -224,6 +224,19 @@ def test_the_group_decides_what_peers_reach(pair: Pair) -> None:
         server.wait()
 
 
+def test_a_shared_folder_is_seen_by_nodes_that_boot_later_read_only(cloud: Cloud, pair: Pair) -> None:
+    shared = pair.folder / "wheels with space"
+    shared.mkdir()
+    (shared / "one.whl").write_text("a wheel")
+    control.start(cloud.home, share=(shared,))
+    pair.cloud.client("ec2").reboot_instances(InstanceIds=pair.ids[1:])
+    look = f"cat {shlex.quote(str(shared / 'one.whl'))}"
+    until(lambda: subprocess.run(pair.ssh(1, look), capture_output=True).stdout == b"a wheel")
+    write = subprocess.run(pair.ssh(1, f"sudo touch {shlex.quote(str(shared / 'two'))}"), capture_output=True)
+    assert write.returncode != 0
+    assert not pair.reaches(look)
+
+
 def test_a_process_group_forms_between_two_nodes(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
     ec2.authorize_security_group_ingress(**pair.inside)
@@ -290,7 +303,9 @@ def test_stop_leaves_nothing(tmp_path: Path) -> None:
         made = cloud.client("ec2").run_instances(**cloud.request(MinCount=2, MaxCount=2))["Instances"]
         assert [group["GroupName"] for group in made[0]["SecurityGroups"]] == ["default"]
         cloud.wait("running", *[one["InstanceId"] for one in made])
-        assert {"processes", "namespaces", "interfaces", "cgroups", "files"} <= set(left_over(tmp_path))
+        assert {"processes", "namespaces", "interfaces", "disks", "cgroups", "files"} <= set(
+            left_over(tmp_path)
+        )
     finally:
         control.stop(tmp_path)
     assert left_over(tmp_path) == {}

@@ -114,6 +114,7 @@ def test_a_loopback_block_has_one_owner() -> None:
 
 
 @needs_root
+@pytest.mark.prove
 def test_two_clouds_with_hosts_stand_side_by_side(cloud: Cloud, tmp_path: Path) -> None:
     other = Cloud(tmp_path, control.start(tmp_path, mode="nspawn"))
     try:
@@ -164,3 +165,13 @@ def test_a_full_disk_at_the_start_is_said(small_disk: Path) -> None:
     with pytest.raises(LocalCloudError) as caught:
         control.start(small_disk, mode="records")
     assert "No space left" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [{"Ebs": {"VolumeSize": 8}}, {"Ebs": {"VolumeSize": 8, "VolumeType": "gp3"}}],
+)
+def test_a_root_volume_smaller_than_its_image_is_refused(records: Cloud, mapping: dict[str, Any]) -> None:
+    disks = [{"DeviceName": "/dev/sda1", **mapping}]
+    launch = records.client("ec2").run_instances
+    assert refusal(launch, **records.request(BlockDeviceMappings=disks)) == "InvalidBlockDeviceMapping"
