@@ -139,7 +139,7 @@ def _prepare(
         len(nodes),
         instance_ids=[node.instance_id for node in nodes],
         deadline_s=deadline_s([record.instance_type]),
-        on_event=ctx.say,
+        on_event=ctx.say_of_node,
     )
     if {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}:
         return record
