@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from botocore.loaders import Loader
 from moto.moto_api._internal.models import moto_api_backend
 from moto_cloud import NOW, Cloud, Launcher, Server
 from werkzeug.serving import make_server
@@ -23,6 +24,8 @@ def server() -> Iterator[Server]:
     thread.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # a thousand of them, anew for each test
+        models = Loader()  # the models of the services are read once for all gateways
+        patch.setattr("botocore.session.create_loader", lambda path=None: models)
         yield application
     listener.shutdown()
     thread.join()

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import botocore.loaders
 import pytest
 from moto_cloud import Cloud, Server
 
@@ -40,9 +39,6 @@ KINDS = {
     "DescribeVolumes": "Volumes",
     "DescribeNetworkInterfaces": "NetworkInterfaces",
 }
-
-
-LOADER = botocore.loaders.Loader()  # reads the models of the services once for all cases
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,6 @@ def world(
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setattr("botocore.session.create_loader", lambda path=None: LOADER)
     passed = [0.0]
 
     def sleep(seconds: float) -> None:
