@@ -3,6 +3,8 @@
 Which calls there are is counted at run time; a fault strikes the first of its operation, or all of them.
 """
 
+import os
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -114,6 +116,8 @@ def test_every_call_may_fail_in_every_way(world: World, server: Server, cloud: C
     begin()
     act = client.down if verb == "down" else client.up
     operations = sorted({operation for operation, _ in client.calls(act)})
+    if not os.environ.get("AWSDDP_FULL"):
+        operations = random.Random(verb).sample(operations, 3)
     for operation in operations:
         for trouble in TROUBLES:
             if verb == "down" and trouble.times == ALWAYS:
