@@ -17,7 +17,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 @pytest.fixture(scope="module")
 def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    obtain.make("mnist", folder, train=4000, test=500)
+    obtain.make("mnist", folder, train=2000, test=200)
     return folder
 
 
