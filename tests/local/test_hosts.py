@@ -237,29 +237,39 @@ def test_a_shared_folder_is_seen_by_nodes_that_boot_later_read_only(cloud: Cloud
     assert not pair.reaches(look)
 
 
-def test_a_process_group_forms_between_two_nodes(pair: Pair) -> None:
+def all_reduce(pair: Pair, *, patience_s: int) -> list[subprocess.CompletedProcess[str]]:
+    """Start one rank on each node, give them `patience_s` to meet, and return how they ended."""
+    ranks = [
+        subprocess.Popen(
+            pair.ssh(rank, f"timeout {patience_s} /opt/pytorch/bin/python - {rank} {pair.address(0)}"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write(ALL_REDUCE)
+        rank.stdin.close()
+        rank.stdin = None
+    outputs = [rank.communicate(timeout=patience_s + 30)[0] for rank in ranks]
+    return [
+        subprocess.CompletedProcess(rank.args, rank.returncode, output)
+        for rank, output in zip(ranks, outputs, strict=True)
+    ]
+
+
+def test_a_process_group_forms_between_two_nodes_of_a_group_that_lets_itself_in(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
+    assert all(rank.returncode and not rank.stdout for rank in all_reduce(pair, patience_s=8))
     ec2.authorize_security_group_ingress(**pair.inside)
     try:
-        ranks = [
-            subprocess.Popen(
-                pair.ssh(rank, f"/opt/pytorch/bin/python - {rank} {pair.address(0)}"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in (0, 1)
-        ]
-        for rank in ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(ALL_REDUCE)
-            rank.stdin.close()
-            rank.stdin = None
-        outputs = [rank.communicate(timeout=60)[0].split() for rank in ranks]
+        ended = [rank.stdout.split() for rank in all_reduce(pair, patience_s=60)]
     finally:
         ec2.revoke_security_group_ingress(**pair.inside)
-    assert [output[0] for output in outputs] == ["3.0", "3.0"]
-    assert outputs[0][1] != outputs[1][1]
+    assert [words[0] for words in ended] == ["3.0", "3.0"]
+    assert ended[0][1] != ended[1][1]
 
 
 def test_units_of_the_user_data_start_again_after_a_reboot(pair: Pair) -> None:
