@@ -57,6 +57,9 @@ def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) ->
         result.error = Interrupted("interrupted: results are at home as far as they came, nothing is left")
         if isinstance(stop, LetGo):
             result.error.exit_code = 128 + stop.number
+    except Exception:  # a defect of ours must not leave a bill either
+        down(ctx, confirm=lambda _: None)
+        raise
     try:
         result.down = _timed(result, "down", lambda: down(ctx, confirm=lambda _: None))
     except NodeError as error:
