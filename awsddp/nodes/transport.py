@@ -20,6 +20,7 @@ __all__ = ["Endpoint", "Fleet", "Request", "Result"]
 
 _CHUNK = 256 * 1024
 _LOOK_S = 0.25  # how often the deadlines are looked at while nothing comes
+_SETTLE_S = 1.0
 _TAIL = 10
 
 Request = tuple[Sequence[str], bytes]  # argv, stdin
@@ -218,6 +219,8 @@ class Fleet:
         node = talk.connection.endpoint.node
         if isinstance(outcome, NodeError):
             self.failures[node] = outcome
+        else:
+            talk.settle()
         if isinstance(outcome, NodeError) or talk.sending:
             self._drop(node)
         else:
@@ -264,6 +267,10 @@ class _Exchange:
     def sending(self) -> bool:
         """Whether the command is still being begun, or stdin is still on its way."""
         return self._sender.is_alive()
+
+    def settle(self) -> None:
+        """Give a command that has only just begun the moment that it needs to be left in good order."""
+        self._sender.join(_SETTLE_S)
 
     def read(self) -> bytes:
         """Return what stdout holds by now, a chunk at most; stderr is kept."""
