@@ -77,17 +77,6 @@ def test_the_demos_keep_the_weights_alike(demo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_the_elastic_form_survives_a_worker_and_goes_on_from_its_snapshot(tmp_path: Path) -> None:
-    torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
-    ended = run_program([*torchrun, str(TRAIN / "elastic.py"), "--fail-at", "3"], ranks=1, folder=tmp_path)[0]
-    assert ended.code == 0, ended
-    assert "3 epochs are done, restart 1" in ended.out
-    assert [line.split()[1] for line in ended.out.splitlines() if line.startswith("epoch")] == [
-        str(epoch) for epoch in range(1, 11)
-    ]
-
-
-@pytest.mark.prove
 def test_a_parameter_server_learns_the_digits(tmp_path: Path) -> None:
     ended = run_ranks("parameter_server.py", ranks=3, folder=tmp_path)
     if find_spec("numpy") is None:
