@@ -58,13 +58,18 @@ def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) ->
         if isinstance(stop, LetGo):
             result.error.exit_code = 128 + stop.number
     except Exception:  # a defect of ours must not leave a bill either
-        down(ctx, confirm=lambda _: None)
+        _end(ctx)
         raise
+    result.down = _timed(result, "down", lambda: _end(ctx))
+    return result
+
+
+def _end(ctx: Context) -> dict[str, Any]:
+    """End the cluster; where its results cannot come home, stop the machines and say so."""
     try:
-        result.down = _timed(result, "down", lambda: down(ctx, confirm=lambda _: None))
+        return down(ctx, confirm=lambda _: None)
     except NodeError as error:
         raise _stopped(ctx, error) from error
-    return result
 
 
 def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
