@@ -15,36 +15,36 @@ _ABOUT_A_CLUSTER = "(?:up|status|sync|train|jobs|logs|cancel|fetch|exec|ssh|stop
 
 def run(command: click.Command) -> int:
     """Run the command line and return its exit code; every error ends as a message."""
-    words = sys.argv[1:]
+    WATCH.json, WATCH.debug = "--json" in sys.argv, False  # until the options are read
     try:
-        result = command.main(args=words, prog_name="awsddp", standalone_mode=False)
+        result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return show(WATCH.interrupted(), words)
+        return show(WATCH.interrupted())
     except click.ClickException as error:
-        return show(UsageError(error.format_message(), "", _help_line(error)), words)
+        return show(UsageError(error.format_message(), "", _help_line(error)))
     except AwsddpError as error:
-        return show(error, words)
+        return show(error)
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:
-        return _unexpected(error, words)
+        return _unexpected(error)
     return result if isinstance(result, int) else 0
 
 
-def show(error: AwsddpError, words: list[str]) -> int:
+def show(error: AwsddpError) -> int:
     """Tell an error, as a document with --json, and return its exit code. A closed terminal is no trouble."""
     try:
-        return _show(error, words)
+        return _show(error)
     except OSError:
         return error.exit_code
 
 
-def _show(error: AwsddpError, words: list[str]) -> int:
-    if "-vv" in words:
+def _show(error: AwsddpError) -> int:
+    if WATCH.debug:
         import traceback
 
         traceback.print_exc()
-    if "--json" in words:
+    if WATCH.json:
         import json
 
         print(json.dumps(error.document(), indent=2), flush=True)
@@ -77,7 +77,7 @@ def _reader_gone() -> int:
     return READER_GONE
 
 
-def _unexpected(error: Exception, words: list[str]) -> int:
+def _unexpected(error: Exception) -> int:
     import traceback
     from datetime import datetime
 
@@ -95,6 +95,5 @@ def _unexpected(error: Exception, words: list[str]) -> int:
             f"unexpected: {type(error).__name__}: {error}",
             "this is a defect of awsddp; your cluster, if any, is as it was",
             f"details: {where}\nawsddp status   # what still runs\nawsddp down     # end it",
-        ),
-        words,
+        )
     )

@@ -77,8 +77,8 @@ class Verb(click.Command):
         """Fold the global options given before and after the verb into one, then run the verb."""
         names = [field.name for field in dataclasses.fields(Globals)]
         later = Globals(**{name: ctx.params.pop(name) for name in names})
-        ctx.params["options"] = ctx.find_root().obj.merged(later)
-        WATCH.verb = self.name or ""
+        options = ctx.params["options"] = ctx.find_root().obj.merged(later)
+        WATCH.verb, WATCH.json, WATCH.debug = self.name or "", options.json, options.verbose > 1
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # click would forget which one it was

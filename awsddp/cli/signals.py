@@ -22,9 +22,14 @@ _FINISHING = ("train", "run")
 
 
 class Watch:
-    """Hears the signals of one command line. `context` is set once the verb knows what it is about."""
+    """Hears the signals of one command line, and knows how its errors are told.
+
+    `context` is set once the verb knows what it is about, `json` and `debug` once the options are read.
+    """
 
     def __init__(self) -> None:
+        self.json = False
+        self.debug = False
         self.context: Context | None = None
         self.verb = ""
         self._heard = 0
@@ -61,7 +66,7 @@ class Watch:
         from awsddp.cli.failures import show
 
         with contextlib.suppress(Exception):
-            show(self.interrupted(), sys.argv[1:])
+            show(self.interrupted())
         leave(128 + number)
 
 

@@ -31,6 +31,8 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["up", "-o", "cluster.nods=2"], 3, "did you mean 'nodes'?"),
         (["up", "-o", "cluster"], 2, "-o NAME=VALUE"),
         (["train", "--env-var", "X"], 2, "--env-var NAME=VALUE"),
+        (["-c", "-vv", "status"], 3, "'-vv' is no cluster name"),
+        (["exec", "--", "tool", "--json"], 3, "no AWS region"),
         (["train", "nowhere.py"], 2, "there is no script nowhere.py"),
         (["train", "--name", "../x"], 2, "no job name"),
         (["train", "a.py", "b.py"], 2, "after --"),
