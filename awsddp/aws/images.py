@@ -101,6 +101,7 @@ def _image(described: dict[str, Any]) -> Image:
         owner=described.get("ImageOwnerAlias") or described.get("OwnerId", ""),
         deprecated=_past(described.get("DeprecationTime", "")),
         ena=described.get("EnaSupport", True) is not False,
+        platform=described.get("PlatformDetails", "Linux/UNIX"),
         tags=tags,
     )
 

@@ -136,6 +136,8 @@ def reservation(aws: Aws, asked: str | None) -> Reservation | None:
         zone=found["AvailabilityZone"],
         free=int(found.get("AvailableInstanceCount", 0)),
         state=found.get("State", ""),
+        platform=found["InstancePlatform"],
+        tenancy=found.get("Tenancy", "default"),
         block=found.get("ReservationType") == "capacity-block",
         ends=ends.strftime("%Y-%m-%d %H:%M UTC") if ends else "",
     )

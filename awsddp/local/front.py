@@ -13,9 +13,9 @@ import json
 import socket
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -24,11 +24,11 @@ from xml.sax.saxutils import escape
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
 from awsddp.errors import AwsddpError
-from awsddp.local import faults, placement, quotas, refusals
+from awsddp.local import faults, placement, quotas, refusals, reservations
 from awsddp.local.emulator import Emulator
 from awsddp.local.faults import Fault, Faults
 from awsddp.local.lifecycle import Lifecycle
-from awsddp.local.requests import Refusal, Reply, Request, check_signature, read, refuse
+from awsddp.local.requests import Refusal, Reply, Request, check_signature, ec2_reply, read, refuse
 from awsddp.local.store import Launch, Store
 
 SERVICES = frozenset({"ec2", "ssm", "sts", "iam", "servicequotas"})
@@ -193,6 +193,9 @@ class Front:
             return self._launch(request, environ, backend)
         if action in placement.ACTIONS:
             return placement.answer(request, backend)
+        if action in reservations.ACTIONS:
+            refusals.check_reservation(request, backend)
+            return reservations.answer(request, backend)
         if action == "GetConsoleOutput":
             return self._console(request, backend)
         if action == "DeleteSecurityGroup":
@@ -222,12 +225,14 @@ class Front:
                     "MissingInput", "No default subnet can take this instance type. Specify a subnet."
                 )
             parameters["NetworkInterface.1.SubnetId" if nics else "SubnetId"] = subnet
+        reserved = refusals.check_capacity(replace(request, parameters=parameters), backend)
         before = {instance.id for instance in self._emulator.instances()}
         reply = self._ask_moto(request, environ, parameters)
         made = [instance for instance in self._emulator.instances() if instance.id not in before]
         if made:
             _tag_interfaces(request, made)
             placement.remember(request, made)
+            reservations.remember(request, made, reserved)
             if key[1]:
                 self._store.launches[key] = Launch(digest, reply, tuple(one.id for one in made))
         return reply
@@ -257,14 +262,11 @@ class Front:
         if backend.get_instance_by_id(instance_id) is None:
             raise Refusal("InvalidInstanceID.NotFound", f"The instance ID '{instance_id}' does not exist")
         text = base64.b64encode(self._lifecycle.console(instance_id)[-65536:]).decode()
-        body = (
-            '<?xml version="1.0" encoding="UTF-8"?>\n'
-            '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
-            f"<requestId>{uuid.uuid4()}</requestId><instanceId>{escape(instance_id)}</instanceId>"
-            f"<timestamp>{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}</timestamp>"
-            f"<output>{text}</output></GetConsoleOutputResponse>"
+        return ec2_reply(
+            request,
+            f"<instanceId>{escape(instance_id)}</instanceId>"
+            f"<timestamp>{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}</timestamp><output>{text}</output>",
         )
-        return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], body.encode()
 
     def _ask_moto(
         self, request: Request, environ: dict[str, Any], parameters: dict[str, str] | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.sax.saxutils import escape
 
-from awsddp.local.requests import Refusal, Reply, Request
+from awsddp.local.requests import Refusal, Reply, Request, dry_run, ec2_reply, tag_set
 
 ACTIONS = frozenset({"CreatePlacementGroup", "DescribePlacementGroups", "DeletePlacementGroup"})
 
@@ -30,31 +30,39 @@ def answer(request: Request, backend: Any) -> Reply:
 
     :raises Refusal: with EC2's code.
     """
-    if request.parameters.get("DryRun") == "true":
-        raise Refusal(
-            "DryRunOperation",
-            "Request would have succeeded, but DryRun flag is set.",
-            status="412 Precondition Failed",
-        )
+    if request.dry:
+        raise dry_run()
     groups = _groups(backend)
     name = request.parameters.get("GroupName", "")
     if request.action == "DescribePlacementGroups":
-        found = [group for group in groups.values() if _matches(request, group)]
-        return _reply(request, f"<placementGroupSet>{''.join(map(_item, found))}</placementGroupSet>")
+        names = request.listed("GroupName")
+        found = [
+            group
+            for group in groups.values()
+            if (not names or group.name in names)
+            and request.picks(
+                group.tags,
+                group_name=group.name,
+                group_id=group.id,
+                state="available",
+                strategy=group.strategy,
+            )
+        ]
+        return ec2_reply(request, f"<placementGroupSet>{''.join(map(_item, found))}</placementGroupSet>")
     if request.action == "CreatePlacementGroup":
         if name in groups:
             raise Refusal("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
         groups[name] = PlacementGroup(
-            name, request.parameters.get("Strategy", "cluster"), tags=_tags(request)
+            name, request.parameters.get("Strategy", "cluster"), tags=request.tags()
         )
-        return _reply(request, f"<placementGroup>{_inside(groups[name])}</placementGroup>")
+        return ec2_reply(request, f"<placementGroup>{_inside(groups[name])}</placementGroup>")
     check_known(name, backend)
     if name in _used(backend):
         raise Refusal(
             "InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted."
         )
     del groups[name]
-    return _reply(request, "<return>true</return>")
+    return ec2_reply(request, "<return>true</return>")
 
 
 def check_known(name: str, backend: Any) -> None:
@@ -86,51 +94,13 @@ def _used(backend: Any) -> set[str]:
     }
 
 
-def _tags(request: Request) -> dict[str, str]:
-    stem = "TagSpecification.1.Tag"
-    keys = [name for name in request.parameters if name.startswith(stem) and name.endswith(".Key")]
-    return {request.parameters[key]: request.parameters.get(key[:-3] + "Value", "") for key in keys}
-
-
-def _matches(request: Request, group: PlacementGroup) -> bool:
-    names = request.listed("GroupName")
-    if names and group.name not in names:
-        return False
-    number = 1
-    while name := request.parameters.get(f"Filter.{number}.Name"):
-        values = request.listed(f"Filter.{number}.Value")
-        if name == "tag-key":
-            have: set[Any] = set(group.tags)
-        elif name.startswith("tag:"):
-            have = {group.tags.get(name[4:])}
-        else:
-            have = {getattr(group, name[6:], None)}
-        if not have & set(values):
-            return False
-        number += 1
-    return True
-
-
 def _item(group: PlacementGroup) -> str:
     return f"<item>{_inside(group)}</item>"
 
 
 def _inside(group: PlacementGroup) -> str:
-    tags = "".join(
-        f"<item><key>{escape(key)}</key><value>{escape(value)}</value></item>"
-        for key, value in group.tags.items()
-    )
     return (
         f"<groupName>{escape(group.name)}</groupName><groupId>{group.id}</groupId>"
         f"<strategy>{escape(group.strategy)}</strategy><state>available</state>"
-        f"<tagSet>{tags}</tagSet>"
+        f"{tag_set(group.tags)}"
     )
-
-
-def _reply(request: Request, inside: str) -> Reply:
-    body = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f'<{request.action}Response xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
-        f"<requestId>{uuid.uuid4()}</requestId>{inside}</{request.action}Response>"
-    )
-    return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], body.encode()

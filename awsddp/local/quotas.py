@@ -13,6 +13,7 @@ from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
+from awsddp.local import reservations
 from awsddp.local.requests import Refusal, Reply, Request
 
 ACTIONS = frozenset(
@@ -83,6 +84,12 @@ def check(backend: Any, instance_type: str, count: int, *, spot: bool = False) -
         for one in reservation.instances
         if one.state in RUNNING and bucket == bucket_of(one.instance_type, spot=one.lifecycle == "spot")
     )
+    if not spot:
+        used += sum(
+            one.free(backend) * vcpus(one.instance_type)
+            for one in reservations.held(backend).values()
+            if bucket == bucket_of(one.instance_type, spot=False)
+        )
     if used + count * vcpus(instance_type) <= limit:
         return
     if spot:

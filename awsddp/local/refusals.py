@@ -9,8 +9,9 @@ from typing import Any
 from moto.core.utils import get_service_model
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
-from awsddp.local import quotas
+from awsddp.local import quotas, reservations
 from awsddp.local.requests import Refusal, Request
+from awsddp.local.reservations import Reservation
 
 USER_DATA_BYTES = 16384
 
@@ -40,8 +41,36 @@ def check_launch(request: Request, backend: Any) -> None:
     _check_interfaces(request)
     _check_disks(request, image)
     _check_type(request, backend, image)
-    spot = request.parameters.get("InstanceMarketOptions.MarketType") == "spot"
-    quotas.check(backend, request.parameters.get("InstanceType", "m1.small"), high, spot=spot)
+
+
+def check_capacity(request: Request, backend: Any) -> Reservation | None:
+    """The reservation that a launch, whose subnet is known, goes into; one that goes into none is held
+    against the quota.
+
+    :raises Refusal: with EC2's code.
+    """
+    image = backend.amis.get(request.parameters.get("ImageId"))
+    platform = "Windows" if image is not None and image.platform == "windows" else "Linux/UNIX"
+    zone = wanted_zone(request, backend) or ""
+    chosen = reservations.choose(request, backend, zone=zone, platform=platform)
+    if chosen is None:
+        spot = request.parameters.get("InstanceMarketOptions.MarketType") == "spot"
+        name = request.parameters.get("InstanceType", "m1.small")
+        quotas.check(backend, name, _count(request, "MaxCount"), spot=spot)
+    return chosen
+
+
+def check_reservation(request: Request, backend: Any) -> None:
+    """What CreateCapacityReservation refuses: reserved machines count against the quota, used or not.
+
+    :raises Refusal: with EC2's code.
+    """
+    if request.action != "CreateCapacityReservation":
+        return
+    name, zone = request.parameters.get("InstanceType", ""), request.parameters.get("AvailabilityZone", "")
+    if zone not in zones_offering(name, request.region):
+        raise Refusal("Unsupported", f"The instance type {name} is not supported in {zone}.")
+    quotas.check(backend, name, _count(request, "InstanceCount"))
 
 
 def _count(request: Request, name: str) -> int:
@@ -52,13 +81,14 @@ def _count(request: Request, name: str) -> int:
 
 
 def check_start(request: Request, backend: Any) -> None:
-    """What StartInstances refuses: stopped machines count against the quota again.
+    """What StartInstances refuses: stopped machines need their reservation, or the quota, again.
 
-    :raises Refusal: VcpuLimitExceeded.
+    :raises Refusal: ReservationCapacityExceeded, VcpuLimitExceeded.
     """
+    reservations.check_start(request, backend)
     for instance_id in request.listed("InstanceId"):
         instance = backend.get_instance_by_id(instance_id)
-        if instance is not None and instance.state == "stopped":
+        if instance is not None and instance.state == "stopped" and not reservations.entered(instance):
             quotas.check(backend, instance.instance_type, 1)
 
 

@@ -50,6 +50,11 @@ class Request:
     def changes(self) -> bool:
         return not self.action.startswith(("Describe", "Get", "List"))
 
+    @property
+    def dry(self) -> bool:
+        """Whether it is only asked if it may be done."""
+        return self.parameters.get("DryRun") == "true"
+
     def listed(self, name: str) -> list[str]:
         """The values of `Name.1`, `Name.2` and so on, in order."""
         found = {}
@@ -58,6 +63,28 @@ class Request:
             if stem == name and number.isdigit():
                 found[int(number)] = value
         return [found[number] for number in sorted(found)]
+
+    def tags(self) -> dict[str, str]:
+        """The tags for the one thing that the call makes."""
+        stem = "TagSpecification"
+        stem = stem if f"{stem}.1.ResourceType" in self.parameters else f"{stem}s"
+        keys = [name for name in self.parameters if re.fullmatch(rf"{stem}\.1\.Tag\.\d+\.Key", name)]
+        return {self.parameters[key]: self.parameters.get(f"{key[:-3]}Value", "") for key in keys}
+
+    def picks(self, tags: dict[str, str], **have: str) -> bool:
+        """Whether its filters let something pass, that has these tags and, by the filters' names, this."""
+        number = 1
+        while name := self.parameters.get(f"Filter.{number}.Name"):
+            if name == "tag-key":
+                found: set[str | None] = set(tags)
+            elif name.startswith("tag:"):
+                found = {tags.get(name[4:])}
+            else:
+                found = {have.get(name.replace("-", "_"))}
+            if not found & set(self.listed(f"Filter.{number}.Value")):
+                return False
+            number += 1
+        return True
 
 
 def read(environ: dict[str, Any]) -> Request:
@@ -151,6 +178,30 @@ def _header(environ: dict[str, Any], name: str) -> str:
     key = name.upper().replace("-", "_")
     value = environ.get(key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}", "")
     return " ".join(str(value).split())
+
+
+def dry_run() -> Refusal:
+    """What EC2 answers when it is only asked, and would do it."""
+    text = "Request would have succeeded, but DryRun flag is set."
+    return Refusal("DryRunOperation", text, status="412 Precondition Failed")
+
+
+def tag_set(tags: dict[str, str]) -> str:
+    """Tags as EC2's XML shows them."""
+    items = (
+        f"<item><key>{escape(key)}</key><value>{escape(value)}</value></item>" for key, value in tags.items()
+    )
+    return f"<tagSet>{''.join(items)}</tagSet>"
+
+
+def ec2_reply(request: Request, inside: str) -> Reply:
+    """The XML with which EC2 answers a request."""
+    body = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f'<{request.action}Response xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
+        f"<requestId>{uuid.uuid4()}</requestId>{inside}</{request.action}Response>"
+    )
+    return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], body.encode()
 
 
 def refuse(refusal: Refusal, *, service: str, target: bool) -> Reply:

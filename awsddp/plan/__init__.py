@@ -235,6 +235,13 @@ def _check_reservation(facts: Facts, nodes: int) -> None:
             "only an active one can be used",
             "name another, or leave capacity.reservation out",
         )
+    if (held.platform, held.tenancy) != (facts.image.platform, "default"):
+        raise ConfigError(
+            f"capacity.reservation: {held.id} is for {held.platform} with {held.tenancy} tenancy, "
+            f"the image is {facts.image.platform}, launched with default tenancy",
+            f"{facts.image.name} ({facts.image.id}) cannot go into it",
+            "name a reservation for that platform and default tenancy, or leave capacity.reservation out",
+        )
     if held.free < nodes:
         raise ConfigError(
             f"capacity.reservation: {held.id} has {held.free} free machines, and {nodes} are asked for",

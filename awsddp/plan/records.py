@@ -16,7 +16,7 @@ class Image:
     """A machine image, as EC2 describes it. `root_gb` is the size of the disk it was made from.
 
     `owner` is an alias such as "amazon" or an account, `deprecated` the time from which it is, "" if never;
-    `ena` tells whether it drives the network of today's instances.
+    `ena` tells whether it drives the network of today's instances, `platform` what EC2 bills it as.
     """
 
     id: str
@@ -29,6 +29,7 @@ class Image:
     owner: str = ""
     deprecated: str = ""
     ena: bool = True
+    platform: str = "Linux/UNIX"
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -59,13 +60,18 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """A capacity reservation, or a capacity block (`block`). `ends` is a time, "" where it has no end."""
+    """A capacity reservation, or a capacity block (`block`). `ends` is a time, "" where it has no end.
+
+    Only instances of its own `platform` (of their image) and `tenancy` go in.
+    """
 
     id: str
     instance_type: str
     zone: str
     free: int
     state: str
+    platform: str = "Linux/UNIX"
+    tenancy: str = "default"
     block: bool = False
     ends: str = ""
 

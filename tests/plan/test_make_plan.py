@@ -200,6 +200,18 @@ REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6
             ConfigError,
             ("capacity.reservation", "expired"),
         ),
+        (
+            replace(FACTS, reservation=replace(HELD, platform="Windows")),
+            {},
+            ConfigError,
+            ("capacity.reservation", "Windows", "Linux/UNIX"),
+        ),
+        (
+            replace(FACTS, reservation=replace(HELD, tenancy="dedicated")),
+            {},
+            ConfigError,
+            ("capacity.reservation", "dedicated"),
+        ),
         (RESERVED, {"spot": True}, ConfigError, ("capacity.reservation", "--spot")),
         (RESERVED, {"capacity": {"placement": "near"}}, ConfigError, ("capacity.placement", "cr-1")),
         (
