@@ -40,6 +40,11 @@ def test_exec_labels_what_each_node_says_and_keeps_the_streams_apart(cluster: La
     assert shown.returncode == 0
 
 
+def test_what_a_job_shares_in_memory_outlives_the_last_login(cluster: Lab) -> None:
+    lingering = cluster.run("exec", "--node", "1", "loginctl show-user $USER -p Linger")
+    assert lingering.stdout == "[node1] Linger=yes\n"
+
+
 def test_exec_takes_words_as_they_are_and_answers_with_each_exit_code(cluster: Lab) -> None:
     program = "import sys; print(sys.argv[1:], end=''); raise SystemExit(len(sys.argv))"
     result = cluster.json("exec", "--", "python", "-c", program, "a b", "$(touch canary)", "'", code=1)
