@@ -205,7 +205,7 @@ def inspect(asked):
         folder.mkdir(exist_ok=True)
         if not rootless():
             shutil.chown(folder, asked["user"], pwd.getpwnam(asked["user"]).pw_gid)
-    if not rootless():  # else its jobs' shared memory goes when the last login ends (RemoveIPC, logind.conf(5))
+    if not rootless():  # else the jobs' shared memory goes with the last login (RemoveIPC, logind.conf(5))
         run("loginctl", "enable-linger", asked["user"])
     facts = dict(
         environment(home, gpus),
