@@ -10,6 +10,13 @@ _DANGEROUS = ("AWS_", "AWSDDP_", "SSH_", "MASTER_", "NCCL_", "GLOO_")
 _KEPT = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_TORCH_INDEX")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many cases ran, and how many did not."""
+    count = {outcome: len(found) for outcome, found in terminalreporter.stats.items()}
+    ran = sum(count.get(outcome, 0) for outcome in ("passed", "failed"))
+    terminalreporter.write_line(f"{ran} cases ran, {count.get('skipped', 0)} skipped")
+
+
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give each test a home of its own and take every way to the user's accounts away."""
