@@ -1,5 +1,6 @@
 """What a node is told: requests to the supervisor's program, and the command that carries one there."""
 
+import functools
 import json
 import posixpath
 import secrets
@@ -22,6 +23,8 @@ JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
 SILENT_SECONDS = 12.0
 """After how long without a word, one is due every 2 s, a node counts as lost: to be seen within 15 s."""
+AT_ONCE_BYTES = 256 << 10
+"""How much of a node's results may come with the answer that lists them."""
 
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
@@ -60,15 +63,30 @@ class Host:
     workdir: str
 
 
-def command(request: Mapping[str, Any]) -> tuple[list[str], bytes]:
-    """Return the remote command (to be quoted word by word) and its whole stdin for `request`.
+@functools.cache
+def program() -> tuple[list[str], bytes]:
+    """Return the node's program: its remote command (to be quoted word by word) and the beginning of stdin.
 
-    The command is the same for every request: nothing of the user's is ever part of it.
+    Then come messages, one for each request. The command is the same for all: nothing of the user's is ever
+    part of it.
     """
     folder = Path(__file__).parent / "supervisor"
     source = [(f"{_PACKAGE}.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in _MODULES]
-    parts = zlib.compress(json.dumps(source).encode()), json.dumps(request).encode()
-    return ["python3", "-I", "-c", _BOOT], b"".join(b"%d\n%s" % (len(part), part) for part in parts)
+    return ["python3", "-I", "-c", _BOOT], _part(zlib.compress(json.dumps(source).encode()))
+
+
+def message(request: Mapping[str, Any]) -> bytes:
+    """Return `request` as the program reads it."""
+    return _part(json.dumps(request).encode())
+
+
+def _part(data: bytes) -> bytes:
+    return b"%d\n%s" % (len(data), data)
+
+
+def is_whole(said: bytes | bytearray) -> bool:
+    """Tell whether what a node has said so far holds its whole answer (to anything but follow)."""
+    return said.endswith(b"\n") and MAGIC in said[:-1]
 
 
 def answer(stdout: bytes, *, node: int, stderr: bytes = b"") -> dict[str, Any]:
@@ -152,8 +170,8 @@ def cancel_request(job: str, *, grace: float | None = None) -> dict[str, Any]:
 
 
 def manifest_request(job: str) -> dict[str, Any]:
-    """Ask for the results of `job` on the node (supervisor/manifest.py)."""
-    return {"do": "manifest", "job": job}
+    """Ask for the results of `job` on the node (supervisor/manifest.py); small ones come with the answer."""
+    return {"do": "manifest", "job": job, "at_once": AT_ONCE_BYTES}
 
 
 def slots_request(master_port: int | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a job came to: the documents of its nodes as one Job, and the files that come home."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,7 +17,7 @@ _BY_WEIGHT = ("running", "failed", "cancelled", "interrupted", "succeeded")
 class ResultFile:
     """A file to bring home: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
 
-    `sha256` is None for a symbolic link, which has `link`, its target.
+    `sha256` is None for a symbolic link, which has `link`, its target. `data` holds what came with the list.
     """
 
     path: str
@@ -25,6 +25,7 @@ class ResultFile:
     size: int
     sha256: str | None = None
     link: str | None = None
+    data: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,14 @@ class Manifest:
 
 
 def manifest(answer: Mapping[str, Any], *, node: int) -> Manifest:
-    """Return a node's answer to `manifest_request`. Raises NodeError for a place outside of runs/JOB."""
-    found = msgspec.convert(dict(answer), Manifest)
+    """Return a node's answer to `manifest_request`.
+
+    Raises NodeError for a place outside of runs/JOB, and for what is no list of results.
+    """
+    try:
+        found = msgspec.convert(dict(answer), Manifest)
+    except msgspec.ValidationError as error:
+        raise NodeError(f"node{node} does not say what its results are", str(error)) from error
     for file in found.files:
         place = PurePosixPath(file.home)
         if place.is_absolute() or ".." in place.parts or "\0" in file.home + file.path:

@@ -11,7 +11,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from awsddp.errors import ConfigError
@@ -25,12 +25,16 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A file on a node: its absolute path there, where it belongs at home (relative), and what it must be."""
+    """A file on a node: its absolute path there, where it belongs at home (relative), and what it must be.
+
+    `data` is its content where that is here already.
+    """
 
     remote: str
     home: str
     size: int
     sha256: str
+    data: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +129,13 @@ def _fetch(
     who, size = node_name(node), sum(one.size for one in files)
     came = part / who
     came.mkdir()
-    if files:
+    for one in files:
+        if one.data is not None:
+            path = came / one.remote.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(one.data)
+    far = [one.remote for one in files if one.data is None]
+    if far:
         text = f"fetching {len(files)} files, {size / 1e6:.1f} MB"
 
         def on_bytes(done: int) -> None:
@@ -136,7 +146,7 @@ def _fetch(
         words = ["-t", "--no-implied-dirs", "--", f"{who}:/", f"{os.fspath(came)}/"]
         rsync.transfer(
             words,
-            [one.remote for one in files],
+            far,
             node=node,
             ssh_config=ssh_config,
             stop=stop,

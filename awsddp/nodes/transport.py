@@ -1,48 +1,21 @@
 """The nodes, connected: one SSH transport a node, all opened at once, kept for the whole command."""
 
-import shlex
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-import paramiko
-
 from awsddp.errors import NodeError
 from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
-from awsddp.nodes.failures import Layer, NodeFailure, split
+from awsddp.nodes.exchange import Bell, Exchange, Request, Result, command_line
+from awsddp.nodes.failures import NodeFailure, split
 from awsddp.nodes.parallel import ignore, side_by_side
 from awsddp.report import OnEvent
 
 __all__ = ["Endpoint", "Fleet", "Request", "Result"]
 
-_CHUNK = 256 * 1024
 _LOOK_S = 0.25  # how often the deadlines are looked at while nothing comes
-_SETTLE_S = 1.0
-_TAIL = 10
-
-Request = tuple[Sequence[str], bytes]  # argv, stdin
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a command on a node left. `exit_code` is -1 where a signal ended it."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-
-    def tail(self) -> str:
-        """Return the last lines of what it said, stderr before stdout."""
-        said = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
-        return "\n".join(said.splitlines()[-_TAIL:])
-
-
-def command_line(argv: Sequence[str]) -> str:
-    """Return the line that a remote shell reads as exactly these words. The only place that builds one."""
-    return shlex.join(argv)
 
 
 class Fleet:
@@ -71,6 +44,8 @@ class Fleet:
         self._partial = partial
         self._on_event = on_event
         self._connections: dict[int, Connection] = {}
+        self._bell = Bell()
+        self._staying: dict[int, Exchange] = {}  # the program that each node is in conversation with
 
     def __enter__(self) -> "Fleet":
         try:
@@ -173,6 +148,45 @@ class Fleet:
             requests, on_data, timeout_s=None, silent_after_s=silent_after_s, on_stderr=on_stderr
         )
 
+    def converse(
+        self,
+        program: Request,
+        messages: Mapping[int, bytes],
+        on_data: Callable[[int, bytes], bool],
+        *,
+        timeout_s: float | None = None,
+        silent_after_s: float | None = None,
+    ) -> dict[int, Result | NodeError]:
+        """Send each node's `program` a message more, and hand over what it answers, as `stream` does.
+
+        The program, the same for all conversations, is started with the first message and stays for as long
+        as the connection: a message is one round trip. `on_data(node, data)` tells whether the answer is
+        whole. The Result of a node is then empty, with exit code 0; else it tells how the program ended.
+        """
+        talks: dict[int, Exchange] = {}
+        for node, message in messages.items():
+            if node in self._connections and node not in self._staying:
+                argv, stdin = program
+                self._staying[node] = Exchange(
+                    self._connections[node], command_line(argv), stdin, self._bell, stays=True
+                )
+            if node in self._staying:
+                talks[node] = self._staying[node]
+                talks[node].say(message)
+        whole: set[int] = set()
+
+        def take(node: int, data: bytes) -> None:
+            if on_data(node, data):
+                whole.add(node)
+
+        try:
+            return self._attend(
+                messages, talks, self._bell, take, whole, timeout_s=timeout_s, silent_after_s=silent_after_s
+            )
+        finally:
+            for node in talks.keys() - whole:  # in the middle of an answer: the next message starts anew
+                self._staying.pop(node, None)
+
     def _talk(
         self,
         requests: Mapping[int, Request],
@@ -182,20 +196,46 @@ class Fleet:
         silent_after_s: float | None,
         on_stderr: Callable[[int, bytes], None] | None = None,
     ) -> dict[int, Result | NodeError]:
-        bell = _Bell()
-        outcomes: dict[int, Result | NodeError] = {}
-        talks: dict[int, _Exchange] = {}
+        bell = Bell()
+        talks = {
+            node: Exchange(self._connections[node], command_line(argv), stdin, bell)
+            for node, (argv, stdin) in requests.items()
+            if node in self._connections
+        }
+        return self._attend(
+            requests,
+            talks,
+            bell,
+            on_data,
+            set(),
+            timeout_s=timeout_s,
+            silent_after_s=silent_after_s,
+            on_stderr=on_stderr,
+        )
+
+    def _attend(
+        self,
+        nodes: Iterable[int],
+        talks: dict[int, Exchange],
+        bell: Bell,
+        on_data: Callable[[int, bytes], None],
+        whole: set[int],
+        *,
+        timeout_s: float | None,
+        silent_after_s: float | None,
+        on_stderr: Callable[[int, bytes], None] | None = None,
+    ) -> dict[int, Result | NodeError]:
+        """Carry exchanges to their ends, or until `on_data` counts a node among the `whole`."""
+        open_ = dict(talks)
+        outcomes: dict[int, Result | NodeError] = {
+            node: self.failures.get(node) or NodeFailure(node, "lost", "it is not connected")
+            for node in nodes
+            if node not in talks
+        }
         try:
-            for node, (argv, stdin) in requests.items():
-                if node in self._connections:
-                    talks[node] = _Exchange(self._connections[node], command_line(argv), stdin, bell)
-                else:
-                    outcomes[node] = self.failures.get(node) or NodeFailure(
-                        node, "lost", "it is not connected"
-                    )
-            while talks:
+            while open_:
                 busy = False
-                for node, talk in list(talks.items()):
+                for node, talk in list(open_.items()):
                     data = talk.read()
                     if data:
                         busy = True
@@ -203,18 +243,22 @@ class Fleet:
                     if on_stderr is not None and (said := talk.read_stderr()):
                         busy = True
                         on_stderr(node, said)
+                    if node in whole:
+                        outcomes[node] = Result(exit_code=0, stdout=b"", stderr=b"")
+                        del open_[node]
+                        continue
                     outcome = (None if data else talk.outcome()) or talk.overdue(timeout_s, silent_after_s)
                     if outcome is not None:
                         outcomes[node] = outcome
-                        self._end(talks.pop(node), outcome)
-                if not busy and talks:
+                        self._end(open_.pop(node), outcome)
+                if not busy and open_:
                     bell.wait(_LOOK_S)
         finally:
-            for talk in talks.values():
+            for talk in open_.values():
                 self._end(talk, None)
-        return {node: outcomes[node] for node in requests}
+        return {node: outcomes[node] for node in nodes}
 
-    def _end(self, talk: "_Exchange", outcome: Result | NodeError | None) -> None:
+    def _end(self, talk: Exchange, outcome: Result | NodeError | None) -> None:
         """Leave an exchange. A node that was lost, or whose line is blocked, loses its connection."""
         node = talk.connection.endpoint.node
         if isinstance(outcome, NodeError):
@@ -227,122 +271,7 @@ class Fleet:
             talk.close()
 
     def _drop(self, node: int) -> None:
+        self._staying.pop(node, None)
         connection = self._connections.pop(node, None)
         if connection is not None:
             connection.drop()
-
-
-class _Bell(threading.Event):
-    """Wakes the one reader of many channels: paramiko sets it when data comes to any of them, or the end.
-
-    paramiko also clears it when one buffer runs dry; another may still hold data: so not here.
-    """
-
-    def clear(self) -> None:
-        """Leave it rung."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is rung, and take note."""
-        rung = super().wait(timeout)
-        super().clear()
-        return rung
-
-
-class _Exchange:
-    """One command on one node. A thread of its own begins it and sends stdin; the caller's thread reads."""
-
-    def __init__(self, connection: Connection, line: str, stdin: bytes, bell: _Bell) -> None:
-        self.connection = connection
-        self._line = line
-        self._stdin = stdin
-        self._bell = bell
-        self._channel: paramiko.Channel | None = None
-        self._error: BaseException | None = None
-        self._stderr = bytearray()
-        self._began = self._heard = time.monotonic()
-        self._sender = threading.Thread(target=self._begin, daemon=True)
-        self._sender.start()
-
-    @property
-    def sending(self) -> bool:
-        """Whether the command is still being begun, or stdin is still on its way."""
-        return self._sender.is_alive()
-
-    def settle(self) -> None:
-        """Give a command that has only just begun the moment that it needs to be left in good order."""
-        self._sender.join(_SETTLE_S)
-
-    def read(self) -> bytes:
-        """Return what stdout holds by now, a chunk at most; stderr is kept."""
-        channel = self._channel
-        if channel is None:
-            return b""
-        try:
-            if channel.recv_stderr_ready():
-                self._stderr += channel.recv_stderr(_CHUNK)
-                self._heard = time.monotonic()
-            if not channel.recv_ready():
-                return b""
-            self._heard = time.monotonic()
-            return channel.recv(_CHUNK)
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            self._error = self._error or error
-            return b""
-
-    def read_stderr(self) -> bytes:
-        """Return what came on stderr since it was last asked for."""
-        said = bytes(self._stderr)
-        self._stderr.clear()
-        return said
-
-    def outcome(self) -> Result | NodeError | None:
-        """Return how it ended, None while it has not."""
-        channel = self._channel
-        alive = self.connection.transport.is_active()
-        if self.sending and alive:
-            return None
-        if channel is not None and channel.closed:
-            if channel.recv_ready() or channel.recv_stderr_ready():
-                return None
-            if channel.exit_status != -1 or (alive and self._error is None):
-                return Result(exit_code=channel.exit_status, stdout=b"", stderr=bytes(self._stderr))
-        elif alive and self._error is None:
-            return None
-        cause = self._error or self.connection.transport.get_exception()
-        return self.failure("lost", str(cause or "") or "the connection ended")
-
-    def overdue(self, timeout_s: float | None, silent_after_s: float | None) -> NodeError | None:
-        """Return the failure of a command that takes too long, or of a node that is silent for too long."""
-        now = time.monotonic()
-        if timeout_s is not None and now - self._began > timeout_s:
-            return self.failure("silent", f"no end after {timeout_s:g} s")
-        if silent_after_s is not None and now - self._heard > silent_after_s:
-            return self.failure("silent", f"nothing came from it for {silent_after_s:g} s")
-        return None
-
-    def failure(self, layer: Layer, why: str) -> NodeFailure:
-        """Return the failure of this node."""
-        endpoint = self.connection.endpoint
-        said = bytes(self._stderr).decode(errors="replace").splitlines()[-_TAIL:]
-        message = "it does not answer" if layer == "silent" else "the connection was lost"
-        return NodeFailure(endpoint.node, layer, f"{message} ({endpoint})", "\n".join([why, *said]))
-
-    def close(self) -> None:
-        """Leave the channel; the other side sees the end of its stdin and a closed stdout."""
-        if self._channel is not None:
-            self._channel.close()
-
-    def _begin(self) -> None:
-        try:
-            channel = self.connection.transport.open_session()
-            channel.in_buffer.set_event(self._bell)
-            channel.in_stderr_buffer.set_event(self._bell)
-            self._channel = channel
-            channel.exec_command(self._line)
-            for start in range(0, len(self._stdin), _CHUNK):  # sendall() copies all that is left, each 32 KB
-                channel.sendall(self._stdin[start : start + _CHUNK])
-            channel.shutdown_write()
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            self._error = error  # a command that ends before it has read all its stdin is none: see outcome()
-        finally:
-            self._bell.set()

@@ -120,20 +120,21 @@ def watch(
     merger = merger or merger_of(ctx, job)
     used = {rank.node for rank in job.ranks}
 
-    def on_data(node: int, data: bytes) -> None:
+    def on_data(node: int, data: bytes) -> bool:
         lines = merger.feed(node, data) + merger.idle()
         if lines:
             on_lines(lines)
+        return merger.ended(node)
 
     while True:
         waiting = [node for node in sorted(used) if not merger.ended(node)]
         requests = {
-            node: launchers.command(
+            node: launchers.message(
                 launchers.follow_request(job.job, offsets=merger.attach(node), to_the_end=to_the_end)
             )
             for node in waiting
         }
-        outcomes = fleet.stream(requests, on_data, silent_after_s=SILENT_S)
+        outcomes = fleet.converse(launchers.program(), requests, on_data, silent_after_s=SILENT_S)
         lost = [node for node in waiting if not merger.ended(node)]
         for node in lost:
             outcome = outcomes[node]

@@ -10,6 +10,7 @@ from awsddp import report
 from awsddp.cluster import Job, Node, Prepared
 from awsddp.errors import NodeError, NotFoundError
 from awsddp.jobs import launchers, results
+from awsddp.nodes.failures import split
 from awsddp.nodes.results import Fetched, Wanted
 from awsddp.report import Event, node_name
 from awsddp.spec import seconds
@@ -143,11 +144,16 @@ def ask(
     fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, dict[str, Any]]:
     """Send each node its request and return the answers. Raises NodeError or what a node says it is."""
-    sent = {node: launchers.command(request) for node, request in requests.items()}
-    replies = fleet.run_each(sent, timeout_s=timeout_s)
+    said = {node: bytearray() for node in requests}
+
+    def on_data(node: int, data: bytes) -> bool:
+        said[node] += data
+        return launchers.is_whole(said[node])
+
+    messages = {node: launchers.message(request) for node, request in requests.items()}
+    ends = split(fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s))
     return {
-        node: launchers.answer(reply.stdout, node=node, stderr=reply.stderr)
-        for node, reply in replies.items()
+        node: launchers.answer(bytes(said[node]), node=node, stderr=end.stderr) for node, end in ends.items()
     }
 
 
@@ -211,7 +217,7 @@ def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: 
     manifests = {node: results.manifest(answer, node=node) for node, answer in told.items()}
     wanted = {
         node: [
-            Wanted(remote=file.path, home=file.home, size=file.size, sha256=file.sha256)
+            Wanted(remote=file.path, home=file.home, size=file.size, sha256=file.sha256, data=file.data)
             for file in manifest.files
             if file.sha256 is not None
         ]

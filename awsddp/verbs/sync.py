@@ -1,5 +1,6 @@
 """sync: the working folder, to every node. What a node made itself stays."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +55,17 @@ def send(ctx: Context, fleet: "Fleet", listing: "Listing", *, bundled: bool = Fa
     """Send the working folder, and with `bundled` the programs that ship with awsddp beside it."""
     from awsddp.nodes.sync import files_to_send, push
 
-    if bundled:
-        push(files_to_send(train_folder(), ()), fleet, ssh_config=ctx.folder.ssh_config, folder=BUNDLED)
-    return push(listing, fleet, ssh_config=ctx.folder.ssh_config, on_event=ctx.on_event)
+    config = ctx.folder.ssh_config
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        programs = (
+            pool.submit(push, files_to_send(train_folder()), fleet, ssh_config=config, folder=BUNDLED)
+            if bundled
+            else None
+        )
+        sent = push(listing, fleet, ssh_config=config, on_event=ctx.on_event)
+        if programs is not None:
+            programs.result()
+    return sent
 
 
 def document(sent: "dict[int, Sent]") -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """train: sync, launch the ranks, stream their lines, bring results home."""
 
+import contextlib
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from awsddp.cluster import Job, RankResult
-from awsddp.errors import Interrupted, LetGo, UsageError
+from awsddp.errors import AwsddpError, Interrupted, LetGo, UsageError
 from awsddp.jobs import launchers
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.ranks import Rank, layout
@@ -30,6 +32,7 @@ from awsddp.verbs.nodes import (
 )
 
 if TYPE_CHECKING:
+    from awsddp.nodes.sync import Listing
     from awsddp.nodes.transport import Fleet
 
 BUNDLED_SCRIPT = "main.py"
@@ -50,8 +53,7 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
         ranks = _layout(ctx, cluster)
         with connect(ctx, cluster.record, cluster.nodes) as fleet:
             with ctx.folder.lock("train", wait_s=60):
-                sync.send(ctx, fleet, listing, bundled=ctx.job.job.script is None)
-                job = _launch(ctx, cluster, fleet, ranks)
+                job = _launch(ctx, cluster, fleet, ranks, listing)
             if detach:
                 return job_result(ctx, job)
             return attend(ctx, cluster, fleet, job, on_lines=on_lines)
@@ -100,25 +102,33 @@ def _layout(ctx: Context, cluster: Ready) -> tuple[Rank, ...]:
     )
 
 
-def _launch(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...]) -> Job:
-    """Start the job on its nodes. Nothing starts unless AWS agreed that a poweroff keeps the disks."""
+def _launch(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...], listing: "Listing") -> Job:
+    """Send the files and start the job. Nothing starts unless AWS agreed that a poweroff keeps the disks.
+
+    AWS is asked, the nodes say which slots they have, and the files travel, all side by side.
+    """
     from awsddp.aws.poweroff import keep_on_poweroff, release
 
     name = _name(ctx.job, place_of(ctx, "x").parent)
     used = {rank.node for rank in ranks}
     nodes = [node for node in cluster.nodes if node.node in used]
-    slots = ask_all(fleet, launchers.slots_request(ctx.job.job.master_port))
-    slot = launchers.choose_slot(slots, first=ranks[0].node)
-    requests = launchers.launch_requests(
-        _spec(ctx, cluster), job=name, ranks=ranks, hosts=_hosts(cluster, used), slot=slot
-    )
-    keep_on_poweroff(cluster.aws, nodes, name)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(_quietly, release, cluster.aws, nodes, name)
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            kept = pool.submit(keep_on_poweroff, cluster.aws, nodes, name)
+            slots = pool.submit(ask_all, fleet, launchers.slots_request(ctx.job.job.master_port))
+            sync.send(ctx, fleet, listing, bundled=ctx.job.job.script is None)
+        kept.result()
+        requests = launchers.launch_requests(
+            _spec(ctx, cluster),
+            job=name,
+            ranks=ranks,
+            hosts=_hosts(cluster, used),
+            slot=launchers.choose_slot(slots.result(), first=ranks[0].node),
+        )
+        undo.callback(_quietly, cancel, ctx, fleet, name, grace_s=0)
         ask(fleet, requests)
-    except BaseException:
-        cancel(ctx, fleet, name, grace_s=0)
-        release(cluster.aws, nodes, name)
-        raise
+        undo.pop_all()
     ctx.folder.note("train", job=name, world_size=len(ranks))
     job = Job(
         job=name,
@@ -132,6 +142,12 @@ def _launch(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...
     )
     remember(ctx, job)
     return job
+
+
+def _quietly(act: Callable[..., None], *args: Any, **settings: Any) -> None:
+    """Clean up after what failed, which is told; what cannot be cleaned up keeps its safe value."""
+    with contextlib.suppress(AwsddpError):
+        act(*args, **settings)
 
 
 def _spec(ctx: Context, cluster: Ready) -> JobSpec:

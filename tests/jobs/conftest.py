@@ -69,7 +69,7 @@ class Fleet:
 
     def start(self, node: int, request: dict[str, Any]) -> subprocess.Popen[bytes]:
         """Send a request, as SSH would, and return at once."""
-        argv, stdin = launchers.command(request)
+        argv, stdin = launchers.program()
         process = subprocess.Popen(
             [NODE_PYTHON, *argv[1:]],
             stdin=subprocess.PIPE,
@@ -80,7 +80,7 @@ class Fleet:
             start_new_session=True,
         )
         assert process.stdin is not None
-        process.stdin.write(stdin)
+        process.stdin.write(stdin + launchers.message(request))
         process.stdin.close()
         process.stdin = None
         return process

@@ -83,6 +83,28 @@ def test_over_the_limit_the_smallest_come_home_and_the_rest_is_named(
     assert [(Path(file["path"]).name, file["size"]) for file in result["skipped"]] == [("f60", 60)]
 
 
+def test_small_results_come_with_the_list_and_logs_do_not(make_fleet: "Callable[[int], Fleet]") -> None:
+    fleet = make_fleet(1)
+    fleet.run(
+        "print('said')\nfor size in (10, 60, 50): open(f'f{size}', 'w').write('x' * size)\n", world_size=1
+    )
+    result = on_node.manifest(JobFolder("job", fleet.folder(0)), at_once=65)
+    came = {file.home: file.data for file in manifest(result, node=0).files}
+    assert came == {
+        "logs/rank0.log": None,
+        "logs/supervisor0.log": b"",
+        "node0/f10": b"x" * 10,
+        "node0/f50": b"x" * 50,
+        "node0/f60": None,
+    }
+
+
+@pytest.mark.parametrize("files", [None, [{}], [{"path": "/x", "home": "x", "size": 1, "data": "no base64"}]])
+def test_what_is_no_list_of_results_is_refused(files: object) -> None:
+    with pytest.raises(NodeError, match="node1 does not say what its results are"):
+        manifest({"files": files, "skipped": []}, node=1)
+
+
 @pytest.mark.parametrize("home", ["/etc/passwd", "../x", "node0/../../x", "node0/\0"])
 def test_place_outside_of_the_results_is_refused(home: str) -> None:
     answer = {"files": [{"path": "/x", "home": home, "size": 1, "sha256": "0"}], "skipped": []}

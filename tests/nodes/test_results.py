@@ -1,6 +1,7 @@
 import hashlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def test_the_results_of_all_nodes_come_into_one_folder(lab: MakeLab, target: Pat
     }
     assert list(target.parent.iterdir()) == [target]
     assert said[-1].fraction == 1.0
+
+
+def test_what_came_with_the_list_is_checked_and_not_fetched(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    told = made(one.hosts[0], "out/x.pth", b"data")
+    here = replace(told, data=b"data")
+    one.hosts[0].stop()
+    assert pull(one, {0: [here]}, target) == {0: Fetched(files=1, bytes=4)}
+    assert (target / "node0/out/x.pth").read_bytes() == b"data"
+    with pytest.raises(NodesFailed, match="did not come home as the node described it"):
+        pull(one, {0: [replace(here, home="y", data=b"atad")]}, target)
+    assert not (target / "y").exists()
 
 
 def test_a_second_time_only_what_is_new_comes_and_what_is_at_home_stays(lab: MakeLab, target: Path) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
+from awsddp.nodes.exchange import Result, command_line
 from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.transport import Result, command_line
+from awsddp.nodes.transport import Fleet
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Lab, wait_until
 
@@ -281,6 +282,67 @@ def test_what_on_data_raises_ends_all_streams_and_the_fleet_lives_on(
         with pytest.raises(interrupt):
             fleet.stream({0: (BEATS, b""), 1: (BEATS, b"")}, stop, silent_after_s=60)
         assert {result.exit_code for result in fleet.run(["true"], timeout_s=20).values()} == {0}
+
+
+ECHO = ["sh", "-c", 'read hello; while read word; do [ "$word" ] || exit 7; echo "$hello $$ $word"; done']
+
+
+def talk(
+    fleet: Fleet, words: dict[int, bytes]
+) -> tuple[dict[int, Result | NodeError], dict[int, list[bytes]]]:
+    """Say a line to each node's ECHO and return how that ended, and the words of each answer."""
+    said = dict.fromkeys(words, b"")
+
+    def whole(node: int, data: bytes) -> bool:
+        said[node] += data
+        return said[node].endswith(b"\n")
+
+    ends = fleet.converse((ECHO, b"hi\n"), words, whole, timeout_s=20)
+    return ends, {node: answer.split() for node, answer in said.items()}
+
+
+def test_one_program_a_node_answers_all_messages_of_a_connection(lab: MakeLab) -> None:
+    with lab(2).fleet() as fleet:
+        first = talk(fleet, {0: b"a\n", 1: b"b\n"})[1]
+        second = talk(fleet, {0: b"c\n"})[1]
+        third = talk(fleet, {0: b"d\n", 1: b"e\n"})[1]
+    assert [first[0][0], first[0][2], first[1][2]] == [b"hi", b"a", b"b"]
+    assert [second[0][2], third[0][2], third[1][2]] == [b"c", b"d", b"e"]
+    assert first[0][1] == second[0][1] == third[0][1]
+    assert first[1][1] == third[1][1]
+
+
+def test_a_program_that_ends_is_told_and_the_next_message_starts_another(lab: MakeLab) -> None:
+    with lab(2).fleet() as fleet:
+        before = talk(fleet, {0: b"a\n", 1: b"a\n"})[1]
+        ends, _ = talk(fleet, {0: b"\n", 1: b"b\n"})
+        after = talk(fleet, {0: b"c\n", 1: b"c\n"})[1]
+    assert ends[0] == Result(exit_code=7, stdout=b"", stderr=b"")
+    assert ends[1] == Result(exit_code=0, stdout=b"", stderr=b"")
+    assert before[0][1] != after[0][1]
+    assert before[1][1] == after[1][1]
+
+
+def test_an_answer_that_was_interrupted_does_not_reach_who_asks_next(lab: MakeLab) -> None:
+    def stop(node: int, data: bytes) -> bool:
+        raise KeyboardInterrupt
+
+    with lab(1).fleet() as fleet:
+        with pytest.raises(KeyboardInterrupt):
+            fleet.converse((ECHO, b"hi\n"), {0: b"a\nb\nc\n"}, stop)
+        assert talk(fleet, {0: b"d\n"})[1][0][2:] == [b"d"]
+
+
+def test_a_node_that_does_not_answer_a_message_is_given_up(lab: MakeLab) -> None:
+    two = lab(2)
+    with two.fleet() as fleet:
+        talk(fleet, {0: b"a\n", 1: b"a\n"})
+        two.hosts[1].freeze()
+        ends = fleet.converse((ECHO, b"hi\n"), {0: b"a\n", 1: b"a\n"}, lambda *_: True, timeout_s=1.5)
+        assert fleet.nodes == (0,)
+    assert isinstance(ends[0], Result)
+    assert isinstance(ends[1], NodeFailure)
+    assert ends[1].layer == "silent"
 
 
 def test_nothing_is_left_behind_by_a_fleet(lab: MakeLab) -> None:

@@ -1,4 +1,4 @@
-"""One request, one answer: what a client asks a node about its jobs."""
+"""Requests and answers: what a client asks a node about its jobs, over one connection."""
 
 from __future__ import annotations
 
@@ -19,29 +19,39 @@ _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
 
 
 def main(stdin: BinaryIO) -> int:
-    """Read a request (a line with its length, then JSON) and answer on stdout. Return the exit status.
+    """Answer on stdout each request that comes (a line with its length, then JSON), until stdin ends.
 
-    The answer is one JSON object, {"error": {"message", "why", "kind"}} where it cannot be done; that of
-    follow is frames.
+    An answer is a line of JSON, {"error": {"message", "why", "kind"}} where it cannot be done; that of follow
+    is frames. Return the exit status: 1 where anything could not be done.
     """
-    request = json.loads(stdin.read(int(stdin.readline())))
     out = sys.stdout.buffer
+    done = True
+    try:
+        while length := stdin.readline():
+            done = _serve(json.loads(stdin.read(int(length))), out) and done
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush says nothing
+        return 1
+    return 0 if done else 1
+
+
+def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
+    """Answer one request, and return whether it was done."""
     out.write(MAGIC)
     try:
         if request["do"] == "follow":
             follow(JobFolder(request["job"]), request["offsets"], out, to_the_end=request["to_the_end"])
-            return 0
+            return True
         answer = _answer(request)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush says nothing
-        return 1
+        raise
     except CommandError as error:
         answer = {"error": error.document}
     except OSError as error:
         answer = {"error": {"message": f"the node could not do it: {error}", "why": "", "kind": "node"}}
     out.write(json.dumps(answer).encode() + b"\n")
     out.flush()
-    return 1 if "error" in answer else 0
+    return "error" not in answer
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if kind == "slots":
         return slots(request["ports"])
     if kind == "manifest":
-        return manifest(JobFolder(request["job"]))
+        return manifest(JobFolder(request["job"]), at_once=request["at_once"])
     if kind == "cancel":
         return _cancel(JobFolder(request["job"]), request["grace"])
     raise CommandError(f"the node does not know how to {kind}", kind="usage")

@@ -7,6 +7,7 @@ that any bytes in a name survive JSON.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -29,16 +30,18 @@ def snapshot(workdir: Path) -> dict[str, list[int]]:
     return {path: [info.st_size, info.st_mtime_ns] for path, info in _synced(workdir)}
 
 
-def manifest(folder: JobFolder) -> dict[str, Any]:
+def manifest(folder: JobFolder, *, at_once: int = 0) -> dict[str, Any]:
     """Return {"files": [...], "skipped": [...]} of the job's results here.
 
     A file has `path` (absolute), `home` (relative to the job's folder of results), `size` in bytes, and
-    `sha256`, or `link` where it is a symbolic link. What is skipped has `path`, `size` and `why`.
+    `sha256`, or `link` where it is a symbolic link. What is skipped has `path`, `size` and `why`. Files of
+    `at_once` bytes in all have `data` (base64), too; logs of ranks have not: who watched has them already.
     """
     request = folder.request()
     found = _Found(f"node{request['node']}")
     for entry in request["ranks"]:
         found.add(folder.log(entry["rank"]), f"logs/rank{entry['rank']}.log")
+    found.at_once = at_once
     found.add(folder.path / "supervisor.log", f"logs/supervisor{request['node']}.log")
     for path, _ in _walk(folder.run):
         found.add(folder.run / path, f"{found.node}/run/{path}")
@@ -54,6 +57,7 @@ class _Found:
         self.node = node
         self.files: list[dict[str, Any]] = []
         self.skipped: list[dict[str, Any]] = []
+        self.at_once = 0
         self._paths: set[str] = set()
         self._homes: set[str] = set()
 
@@ -74,7 +78,9 @@ class _Found:
                 link = os.readlink(str(path))  # noqa: PTH115 (Path.readlink came with Python 3.9)
                 self.files.append({"path": str(path), "home": home, "size": 0, "link": link})
             elif stat.S_ISREG(info.st_mode):
-                self.files.append({"path": str(path), "home": home, **_hashed(path)})
+                file = _hashed(path, self.at_once)
+                self.at_once -= file["size"] if "data" in file else 0
+                self.files.append({"path": str(path), "home": home, **file})
         except FileNotFoundError:
             return
         except OSError as error:
@@ -140,11 +146,13 @@ def _walk(
                 yield path, info
 
 
-def _hashed(path: Path) -> dict[str, Any]:
-    """Return size and hash of what was read: a file may grow meanwhile."""
-    digest, size = hashlib.sha256(), 0
+def _hashed(path: Path, at_once: int) -> dict[str, Any]:
+    """Return size and hash of what was read, as a file may grow meanwhile; `data` up to `at_once` bytes."""
+    digest, size, data = hashlib.sha256(), 0, b""
     with path.open("rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
             size += len(block)
-    return {"size": size, "sha256": digest.hexdigest()}
+            data = block if size == len(block) else b""
+    found: dict[str, Any] = {"size": size, "sha256": digest.hexdigest()}
+    return {**found, "data": base64.b64encode(data).decode()} if size <= at_once else found
