@@ -60,10 +60,10 @@ def _show(error: AwsddpError) -> int:
 
 def _named(text: str) -> str:
     """Return what to type next with the cluster's name in it, where it would mean another cluster else."""
-    context = WATCH.context
-    if context is None or context.spec.name == (os.environ.get("AWSDDP_CLUSTER") or "default"):
+    name = WATCH.cluster
+    if name in (None, os.environ.get("AWSDDP_CLUSTER") or "default"):
         return text
-    return re.sub(rf"\bawsddp (?={_ABOUT_A_CLUSTER}\b)", f"awsddp -c {context.spec.name} ", text)
+    return re.sub(rf"\bawsddp (?={_ABOUT_A_CLUSTER}\b)", f"awsddp -c {name} ", text)
 
 
 def _help_line(error: click.ClickException) -> str:

@@ -78,7 +78,8 @@ class Verb(click.Command):
         names = [field.name for field in dataclasses.fields(Globals)]
         later = Globals(**{name: ctx.params.pop(name) for name in names})
         options = ctx.params["options"] = ctx.find_root().obj.merged(later)
-        WATCH.verb, WATCH.json, WATCH.debug = self.name or "", options.json, options.verbose > 1
+        WATCH.verb, WATCH.cluster = self.name or "", options.name
+        WATCH.json, WATCH.debug = options.json, options.verbose > 1
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # click would forget which one it was

@@ -24,12 +24,13 @@ _FINISHING = ("train", "run")
 class Watch:
     """Hears the signals of one command line, and knows how its errors are told.
 
-    `context` is set once the verb knows what it is about, `json` and `debug` once the options are read.
+    `context` is set once the verb knows what it is about, the rest once the options are read.
     """
 
     def __init__(self) -> None:
         self.json = False
         self.debug = False
+        self.cluster: str | None = None
         self.context: Context | None = None
         self.verb = ""
         self._heard = 0
@@ -42,7 +43,11 @@ class Watch:
 
     def interrupted(self, stop: BaseException | None = None) -> AwsddpError:
         """Return the error that says what is left behind, with the exit code of what stopped us."""
-        error = Interrupted("interrupted")
+        error = Interrupted(
+            "interrupted before anything was begun",
+            "",
+            "awsddp status   # what there is, and what it costs\nawsddp down     # end it",
+        )
         if self.context is not None:
             from awsddp.verbs.interruption import interruption
 
