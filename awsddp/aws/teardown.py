@@ -4,6 +4,7 @@ Order: https://docs.aws.amazon.com/vpc/latest/userguide/deleting-security-groups
 every network interface that is in it).
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, poll, transient
 from awsddp.cluster import Cluster
+from awsddp.plan import names
 
 # How long a group may be held by interfaces of instances that are already terminated.
 RELEASED_S = 600.0
@@ -64,7 +66,7 @@ def teardown(
     Only what carries this cluster's `awsddp:id` is touched; what is gone already counts as ended. Raises
     CloudError where AWS cannot be asked at all.
     """
-    ending = _Ending(aws, cluster.id, on_event)
+    ending = _Ending(aws, cluster, on_event)
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2):
         # What holds a group goes away by itself, unless it is an instance that may not be ended.
@@ -78,17 +80,23 @@ def teardown(
 class _Ending:
     """One teardown: the states of the instances that it ends, and what AWS refused to end."""
 
-    def __init__(self, aws: Aws, cluster_id: str, on_event: Callable[[str], None]) -> None:
+    def __init__(self, aws: Aws, cluster: Cluster, on_event: Callable[[str], None]) -> None:
         self.states: dict[str, str] = {}
         self._aws = aws
-        self._tag = tagged("awsddp:id", cluster_id)
+        self._tag = tagged("awsddp:id", cluster.id)
+        self._name = names(cluster.name, cluster.id)["name"]
+        self._used: dict[str, set[str]] = defaultdict(set)
+        self._gone: set[str] = set()
         self._on_event = on_event
         self.refused: dict[str, str] = {}
         self._held: dict[str, str] = {}
 
     def instances(self) -> bool | None:
         """Ask for the end of what lives; True once each is terminated, or its end is refused."""
-        found = {item["InstanceId"]: item["State"]["Name"] for item in describe(self._aws, self._tag)}
+        found = {}
+        for item in describe(self._aws, self._tag):
+            found[item["InstanceId"]] = item["State"]["Name"]
+            self._note(item)
         for key, state in found.items():
             if state != "terminated" and key not in self.states:
                 self._on_event(f"ending {key} ({state})")
@@ -99,6 +107,18 @@ class _Ending:
             self._terminate(living)
         waiting = [key for key, state in found.items() if state != "terminated" and key not in self.refused]
         return None if waiting else True
+
+    def _note(self, instance: dict[str, Any]) -> None:
+        """Keep by what to delete whatever of ours an instance uses: it may not be listed itself yet."""
+        groups = [group for group in instance.get("SecurityGroups", []) if group["GroupName"] == self._name]
+        self._used["SecurityGroups"].update(group["GroupId"] for group in groups)
+        named = {
+            "KeyPairs": instance.get("KeyName"),
+            "PlacementGroups": instance.get("Placement", {}).get("GroupName"),
+        }
+        for key, name in named.items():
+            if name == self._name:
+                self._used[key].add(name)
 
     def _terminate(self, keys: list[str]) -> None:
         try:
@@ -130,11 +150,13 @@ class _Ending:
             self._aws.call(kind.delete, {kind.by: item[kind.by]})
         except Refused as refusal:
             if refusal.code.endswith(_GONE):
+                self._gone.add(item[kind.by])
                 return True
             if not transient(refusal) and refusal.code not in _HELD:
                 self.refused[key] = refusal.why
             self._held[key] = refusal.why
             return False
+        self._gone.add(item[kind.by])
         self._on_event(f"deleted {key}")
         return True
 
@@ -143,7 +165,13 @@ class _Ending:
             found = pool.map(
                 lambda kind: self._aws.pages(kind.describe, {"Filters": self._tag}, kind.key), KINDS
             )
-        return list(zip(KINDS, found, strict=True))
+        return [
+            (kind, [*items, *self._unlisted(kind, items)]) for kind, items in zip(KINDS, found, strict=True)
+        ]
+
+    def _unlisted(self, kind: Kind, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        known = {item[kind.by] for item in listed} | self._gone
+        return [{kind.id: key, kind.by: key} for key in sorted(self._used[kind.key] - known)]
 
     def leftovers(self) -> tuple[str, ...]:
         """List again, and tell of each thing that still exists why it does."""

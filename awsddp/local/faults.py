@@ -28,7 +28,7 @@ from awsddp.errors import UsageError
 from awsddp.local.control import write_json
 from awsddp.local.requests import Refusal
 
-SERVICES = ("ec2", "ssm", "sts", "iam", "service-quotas")
+SERVICES = ("ec2", "ssm", "sts", "iam", "service-quotas", "pricing")
 EFFECTS = ("delay", "late", "cut", "lost", "stale")
 CODE = re.compile(r"[A-Z][A-Za-z0-9]+(\.[A-Za-z0-9]+)*")
 STATUS = {
@@ -156,9 +156,8 @@ def _checked(fault: Fault) -> Fault:
     operations = {name for service in SERVICES for name in _operations(service)}
     if fault.operation != "*" and fault.operation not in operations:
         near = difflib.get_close_matches(fault.operation, operations, n=1)
-        hint = (
-            f"did you mean {near[0]}?" if near else "it is one of EC2, SSM, STS, IAM or Service Quotas, or *"
-        )
+        known = "it is one of EC2, SSM, STS, IAM, Service Quotas or Pricing, or *"
+        hint = f"did you mean {near[0]}?" if near else known
         raise UsageError(f"there is no operation {fault.operation}", hint, "awsddp local fault add --help")
     if fault.effect not in EFFECTS and not CODE.fullmatch(fault.effect):
         raise UsageError(

@@ -6,9 +6,12 @@ import hashlib
 import hmac
 import json
 import re
+import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qsl, quote
 from xml.sax.saxutils import escape
@@ -20,6 +23,8 @@ SCOPE = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/([^/]+)/aws4_request,\s*"
     r"SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})"
 )
+
+SIGNED_FOR_S = 900  # a request is refused that was signed so long ago, or so long from now
 
 
 class Refusal(Exception):
@@ -127,16 +132,13 @@ def check_signature(
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 
-    :raises Refusal: the key is unknown or the signature is not its.
+    :raises Refusal: the key is unknown, the signature is not its, or was made at another time.
     """
+    _check_time(request, environ)
     secret = secret_of(request.access_key_id)
     if secret is None or not hmac.compare_digest(_signature(request, environ, secret), request.signature):
         if request.service == "ec2":
-            raise Refusal(
-                "AuthFailure",
-                "AWS was not able to validate the provided access credentials",
-                status="401 Unauthorized",
-            )
+            raise _unknown_to_ec2()
         if secret is None:
             code = "UnrecognizedClientException" if "HTTP_X_AMZ_TARGET" in environ else "InvalidClientTokenId"
             raise Refusal(
@@ -147,6 +149,32 @@ def check_signature(
             "The request signature we calculated does not match the signature you provided.",
             status="403 Forbidden",
         )
+
+
+def _check_time(request: Request, environ: dict[str, Any]) -> None:
+    made = environ.get("HTTP_X_AMZ_DATE", "")
+    with suppress(ValueError):
+        late_s = time.time() - datetime.strptime(made, "%Y%m%dT%H%M%S%z").timestamp()
+        if abs(late_s) <= SIGNED_FOR_S:
+            return
+        if request.service == "ec2" and late_s > 0:
+            raise Refusal("RequestExpired", "Request has expired.")
+    if request.service == "ec2":
+        raise _unknown_to_ec2()
+    code = "InvalidSignatureException" if "HTTP_X_AMZ_TARGET" in environ else "SignatureDoesNotMatch"
+    raise Refusal(
+        code,
+        f"Signature expired or not yet current: {made} is not within 15 minutes.",
+        status="403 Forbidden",
+    )
+
+
+def _unknown_to_ec2() -> Refusal:
+    return Refusal(
+        "AuthFailure",
+        "AWS was not able to validate the provided access credentials",
+        status="401 Unauthorized",
+    )
 
 
 def _signature(request: Request, environ: dict[str, Any], secret: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp.cluster import Cluster, Target
-from awsddp.errors import CloudError, ConfigError
+from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.report import Event, OnEvent
 from awsddp.spec import ClusterSpec, JobSpec
 from awsddp.state import Folder, Record
@@ -107,7 +107,7 @@ def found(ctx: Context, *, newer: bool = False, whole: bool = False) -> Iterator
 
     One call finds the nodes of a cluster that is remembered; with `whole` what exists beside them is looked
     for, too. With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS
-    cannot be asked and nothing else knew the cluster.
+    cannot be asked; no account at all counts as nothing there, unless the folder remembers a cluster.
     """
     record = ctx.folder.read(newer=newer)
     asked = ctx.spec.cluster
@@ -120,8 +120,8 @@ def found(ctx: Context, *, newer: bool = False, whole: bool = False) -> Iterator
             looked.append(_place(target))
             try:
                 nearest = _look(ctx, record, target, tuple(looked), whole=whole)
-            except (CloudError, ConfigError):
-                if nearest is None and not _ended_here(ctx):
+            except (CloudError, ConfigError) as error:
+                if record is not None or not _no_account(error) or not (nearest or _ended_here(ctx)):
                     raise
                 break
             if nearest.cluster is not None:
@@ -181,6 +181,11 @@ def _everywhere(ctx: Context, nearest: Found) -> Found:
             lambda name: _look(ctx, None, replace(nearest.target, region=name), looked), others
         )
         return next((answer for answer in answers if answer.cluster), replace(nearest, looked=looked))
+
+
+def _no_account(error: AwsddpError) -> bool:
+    """Tell whether there is no AWS to ask from here: no region, or no credentials at all."""
+    return isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
 
 
 def _ended_here(ctx: Context) -> bool:

@@ -11,6 +11,7 @@ from awsddp.errors import ConfigError, LeftoverError
 from awsddp.state import Record
 from awsddp.verbs.context import NOWHERE, Context, Found, found
 from awsddp.verbs.fetch import bring_home_all
+from awsddp.verbs.settling import settled
 from awsddp.verbs.status import cost_of
 
 
@@ -50,13 +51,16 @@ def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None])
 
 
 def _settled(ctx: Context, seen: Found) -> Cluster | None:
-    """Return the cluster once a launch that was cut off has shown what came of it."""
+    """Return the cluster once AWS lists what this machine launched, or a launch that was cut off has shown
+    what came of it."""
     from awsddp.aws.clusters import find_cluster
     from awsddp.aws.instances import appear
 
     record = seen.record
-    if record is None or record.intent is None or (seen.cluster and seen.cluster.live):
+    if record is None or (record.intent is not None and seen.cluster and seen.cluster.live):
         return seen.cluster
+    if record.intent is None:
+        return settled(seen.aws, ctx.spec.name, record, seen.cluster)
     appear(seen.aws, record.id, on_event=ctx.say)
     return find_cluster(seen.aws, ctx.spec.name, record.owner)
 

@@ -1,8 +1,6 @@
 """A moto server on the loopback that remembers what it received, and fails where a test says so."""
 
 import json
-import os
-import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -57,7 +55,6 @@ class Cloud:
 
     endpoint: str = ""
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    kill: tuple[str, int, int] | None = None
     agents: list[str] = field(default_factory=list)
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, bytes] = field(default_factory=dict)
@@ -138,33 +135,19 @@ class Server:
             start("200 OK", [("Content-Type", "text/xml")])
             return [self.cloud.tokens[token]]
         if operation in placement.ACTIONS:
-            answer = self._placement(environ, body, start)
-            self._kill(operation)
-            return answer
+            return self._placement(environ, body, start)
         if operation.endswith("ServiceQuota") or operation.startswith("RequestServiceQuota"):
             return self._quota(operation, body, start)
         if operation == "GetProducts":
-            self._kill(operation)
             return self._products(start)
         status: list[Any] = []
         reply = b"".join(self._app(environ, lambda *words: status.append(words) or start))
         if token and status[0][0].startswith("200"):
             self.cloud.tokens[token] = reply
-        self._kill(operation)
         if fault is not None:
             return _answer(fault, start)
         start(*status[0])
         return [reply]
-
-    def _kill(self, operation: str) -> None:
-        """Kill the client whose call just took effect, where a test asks for it."""
-        if self.cloud.kill is None:
-            return
-        struck, nth, process = self.cloud.kill
-        made = len(self.cloud.sent(operation))
-        if operation == struck and made == nth:
-            self.cloud.kill = None
-            os.kill(process, signal.SIGKILL)
 
     def _denial(self, operation: str, form: dict[str, str]) -> Fault | None:
         """Return the refusal of a call that the policy does not allow. Making a rest by hand is allowed."""

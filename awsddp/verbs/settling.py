@@ -1,0 +1,36 @@
+"""What AWS lists may be a little old: what this machine knows to be there is waited for before it is believed
+to be gone."""
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from awsddp.cluster import Cluster
+from awsddp.state import Record
+
+if TYPE_CHECKING:
+    from awsddp.aws.session import Aws
+
+# Terminated instances are listed for about as long: until then one that is not listed is not listed yet.
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
+LISTED = timedelta(hours=1)
+
+
+def settled(aws: "Aws", name: str, record: Record, cluster: Cluster | None) -> Cluster | None:
+    """Return the cluster once every instance of it that was made ready within the hour is listed.
+
+    It is waited for two minutes, and looked for again only if something was missing. Raises CloudError.
+    """
+    from awsddp.aws.clusters import describe, find_cluster, tagged
+    from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
+
+    missing = {found.instance_id for found in record.prepared}
+    missing -= {node.instance_id for node in cluster.nodes} if cluster else set()
+    if not missing or CLOCK.now() - record.created > LISTED:
+        return cluster
+
+    def look() -> bool | None:
+        found = describe(aws, tagged("awsddp:id", record.id))
+        return True if missing <= {item["InstanceId"] for item in found} else None
+
+    poll(look, deadline_s=VISIBLE_S, clock=CLOCK)
+    return find_cluster(aws, name, record.owner)

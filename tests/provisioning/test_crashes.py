@@ -1,0 +1,100 @@
+"""Kills at every call: whatever `up` and `down` were doing, `up` finishes it and `down` leaves nothing.
+
+The calls are counted at run time. A command is killed once at each and each moment about it; what then is on
+the disks, the cloud's and the laptop's, is recovered in each way. AWSDDP_FULL=1 does so with all kills.
+"""
+
+import os
+import random
+import shutil
+import sys
+from typing import Any
+
+import pytest
+
+from awsddp.verbs.down import down
+from awsddp.verbs.up import up
+from tests.provisioning.world import PHASES, Kill, Outcome, World, yes
+
+SOME = 12
+VERBS = {"up": up, "down": down}
+RECOVERIES = ("up", "down", "down without the folder", "down from another home")
+
+
+def begin(world: World, verb: str, nodes: int) -> str:
+    """Make what a verb starts from, and return the name by which it is kept."""
+    if verb == "up":
+        return "empty"
+    world.restore("empty")
+    assert world.run(up, nodes=nodes, confirm=yes).code == 0
+    world.save("cluster")
+    return "cluster"
+
+
+def recover(world: World, recovery: str, nodes: int, *, launches: int) -> None:
+    """Go on after a kill; prove that no more was launched than asked, and that nothing is left in the end."""
+    if recovery == "up":
+        made = ended(world.run(up, nodes=nodes, confirm=yes))
+        assert made["state"] == "ready"
+        assert sorted(node["node"] for node in made["nodes"]) == list(range(nodes))
+        assert len(world.cloud.living()) == nodes
+    if recovery == "down without the folder":
+        shutil.rmtree(world.home, ignore_errors=True)
+    home = world.root / "elsewhere" if recovery == "down from another home" else world.home
+    ended(world.run(down, nodes=nodes, home=home, confirm=yes))
+    assert world.cloud.left() == []
+    assert len(world.cloud.instances()) <= launches * nodes
+    assert not (home / "clusters/demo").exists()
+
+
+def ended(outcome: Outcome) -> dict[str, Any]:
+    """Return the document of a command that must have succeeded."""
+    assert outcome.code == 0, outcome.told
+    return outcome.document
+
+
+def matrix(world: World, verb: str, nodes: int, kills: list[Kill], recoveries: tuple[str, ...]) -> int:
+    """Kill a verb at each of these calls, recover in each of these ways; return how often it was killed."""
+    start = begin(world, verb, nodes)
+    struck = 0
+    for kill in kills:
+        world.restore(start)
+        struck += world.run(VERBS[verb], nodes=nodes, kill=kill, confirm=yes).code is None
+        assert len(world.cloud.living()) <= nodes, kill
+        world.save("killed")
+        for recovery in recoveries:
+            world.restore("killed")
+            try:
+                recover(world, recovery, nodes, launches=2 if (verb, recovery) == ("down", "up") else 1)
+            except BaseException as error:
+                error.add_note(f"{nodes} nodes, {verb} killed at {kill}; then {recovery}")
+                raise
+    return struck
+
+
+def kills_of(world: World, verb: str, nodes: int) -> list[Kill]:
+    """Return the kills of a verb: all with AWSDDP_FULL, else some, drawn by a seed."""
+    world.restore(begin(world, verb, nodes))
+    calls = world.run(VERBS[verb], nodes=nodes, confirm=yes).calls
+    kills = [Kill(*call, phase) for call in calls for phase in PHASES]
+    if os.environ.get("AWSDDP_FULL"):
+        return kills
+    return random.Random(f"{verb} {nodes}").sample(kills, SOME)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_launch_that_is_killed_is_finished_or_ended(world: World, phase: Any) -> None:
+    recoveries = ("up", "down without the folder")
+    assert matrix(world, "up", 2, [Kill("RunInstances", 1, phase)], recoveries) == 1
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("nodes", [1, 2, 8])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_command_killed_at_any_call_leaves_nothing_behind(world: World, verb: str, nodes: int) -> None:
+    kills = kills_of(world, verb, nodes)
+    struck = matrix(world, verb, nodes, kills, RECOVERIES)
+    assert struck > 0.8 * len(kills), "what is counted is not what is made"
+    told = f"{verb}, {nodes} nodes: {len(kills)} kills, {struck} struck; {len(kills) * len(RECOVERIES)} cases"
+    sys.stdout.write(f"{told}, 0 left\n")

@@ -1,0 +1,387 @@
+"""A cloud and a laptop that cost a moment: the ground of the matrices of kills and faults.
+
+The cloud is the local cloud's daemon without hosts, forked with its imports made. A command is a forked
+process, too, so that SIGKILL takes from it what it takes from the real one: all but the disk. Both are put
+back to where they were at any time, as whatever counts is in their folders. One clock serves all, which only
+sleeping moves: what waits two minutes waits a second here.
+"""
+
+import ctypes
+import fcntl
+import functools
+import json
+import mmap
+import os
+import pickle
+import shutil
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+from urllib.parse import parse_qs
+
+import botocore.session
+from botocore.config import Config
+from botocore.httpsession import URLLib3Session
+from botocore.loaders import Loader
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.utils import get_service_model
+
+from awsddp.aws import access, clusters, facts, instances, power, poweroff, teardown, waits
+from awsddp.aws.session import Aws
+from awsddp.errors import AwsddpError
+from awsddp.local import control, daemon, faults, front, lifecycle, store
+from awsddp.local.place import Place
+from awsddp.nodes import provision
+from awsddp.spec import load
+from awsddp.state import Folder
+from awsddp.verbs.context import Context
+
+REGION = "us-east-1"
+FASTER = 200
+PATIENCE_S = 120
+PRELOADED = (access, facts, instances, lifecycle, power, poweroff, provision, teardown)  # for all children
+Phase = Literal["before it is sent", "before the reply", "before it is written down"]
+PHASES: tuple[Phase, ...] = ("before it is sent", "before the reply", "before it is written down")
+# What an account may hold that costs or blocks something: the operation, the key of its answer.
+KINDS = {
+    "describe_instances": "Reservations",
+    "describe_volumes": "Volumes",
+    "describe_network_interfaces": "NetworkInterfaces",
+    "describe_addresses": "Addresses",
+    "describe_security_groups": "SecurityGroups",
+    "describe_placement_groups": "PlacementGroups",
+    "describe_key_pairs": "KeyPairs",
+    "describe_spot_instance_requests": "SpotInstanceRequests",
+    "describe_launch_templates": "LaunchTemplates",
+}
+
+
+def yes(what: object) -> None:
+    """Agree to everything."""
+
+
+_MODELS = Loader()  # the models of the services are read once for all commands
+_sleep = time.sleep
+
+
+@functools.cache
+def _warm() -> None:
+    """Read here, once, what each daemon and each command would read for itself."""
+    for service in ("ec2", "sts", "ssm", "service-quotas", "pricing"):
+        get_service_model(service)
+        _session().create_client(service, region_name=REGION)
+    front.create_backend_app = functools.cache(front.create_backend_app)
+    for service in ("ec2", "sts", "ssm"):
+        front.create_backend_app(service)
+    for backends in store.BACKENDS.values():
+        backends[DEFAULT_ACCOUNT_ID].clear()
+
+
+class Clock:
+    """A clock of several processes, which only sleeping moves."""
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, 8)
+
+    def read(self) -> float:
+        """Return the seconds that were slept away."""
+        return float(struct.unpack("d", self._page[:])[0])
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, for a small part of the time; threads that sleep at once move the clock once."""
+        end = self.read() + seconds
+        _sleep(seconds / FASTER)
+        self.move(max(end, self.read()))
+
+    def move(self, seconds: float) -> None:
+        """Set what `read` returns."""
+        self._page[:] = struct.pack("d", seconds)
+
+    def now(self, zone: Any = UTC) -> datetime:
+        """Return the time of day as this clock has it."""
+        return datetime.now(zone) + timedelta(seconds=self.read())
+
+
+class Cloud:
+    """A local cloud of records, whose daemon is a child of the test."""
+
+    def __init__(self, home: Path, clock: Clock) -> None:
+        _warm()
+        self.place, self.clock = Place(home), clock
+        self.pid = 0
+        self._ec2: Any = None
+
+    def start(self, *, ahead_s: float = 0.0) -> None:
+        """Start the daemon where its folder is; its time of day is `ahead_s` ahead of everyone else's."""
+        self.place.folder.mkdir(parents=True, exist_ok=True)
+        settings = {"mode": "records", "why": "", "auto": False, "share": [], "patience_s": 0}
+        control.write_json(self.place.settings, settings)
+        with self.place.daemon_lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._serve(lock.fileno(), ahead_s)
+        while json.loads(_text(self.place.report)).get("pid") != self.pid:
+            assert os.waitpid(self.pid, os.WNOHANG) == (0, 0), self.place.log.read_text()
+            _sleep(0.002)
+
+    def _serve(self, lock: int, ahead_s: float) -> None:
+        try:
+            _orphan()
+            log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            faults.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
+            lifecycle.BUSY_POLL_S = 0.001
+            if ahead_s:
+                right = time.time
+                time.time = lambda: right() + ahead_s
+            sys.argv = ["daemon", str(self.place.home), str(lock)]
+            daemon.main()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+    def kill(self) -> None:
+        """End the daemon as nothing else does; all that it answered is on the disk."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    @property
+    def info(self) -> control.LocalInfo:
+        found = control.find(self.place.home)
+        assert found is not None
+        return found
+
+    @property
+    def ec2(self) -> Any:
+        """A client that has nothing of ours: the witness. It serves all daemons made of one folder."""
+        if self._ec2 is None:
+            info = self.info
+            self._ec2 = _session().create_client(
+                "ec2",
+                region_name=REGION,
+                endpoint_url=info.endpoint,
+                aws_access_key_id=info.access_key_id,
+                aws_secret_access_key=info.secret_access_key,
+                config=Config(retries={"total_max_attempts": 3}),
+            )
+        return self._ec2
+
+    def fault(self, operation: str, effect: str, **choices: Any) -> None:
+        """As `awsddp local fault add`."""
+        control.fault_add(self.info, operation, effect, **choices)
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Return every instance that was ever launched, as EC2 describes it."""
+        pages = self.ec2.describe_instances()["Reservations"]
+        return [instance for page in pages for instance in page["Instances"]]
+
+    def mend(self) -> None:
+        """As `awsddp local fault clear`."""
+        control.fault_clear(self.info)
+
+    def living(self) -> list[dict[str, Any]]:
+        return [one for one in self.instances() if one["State"]["Name"] not in clusters.ENDED]
+
+    def left(self) -> list[str]:
+        """Return whatever the account holds that a new account does not."""
+        found = []
+        for operation, key in KINDS.items():
+            for item in getattr(self.ec2, operation)()[key]:
+                ended = {one["State"]["Name"] for one in item.get("Instances", ())} == {"terminated"}
+                if not ended and item.get("GroupName") != "default":
+                    found.append(f"{operation}: {item}")
+        return found
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The `nth` call of an operation, and when about it the client is killed."""
+
+    operation: str
+    nth: int
+    phase: Phase
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.nth}, {self.phase}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a command ended. `code` is the exit code, None for one that was killed; `calls` those it made."""
+
+    code: int | None = None
+    document: dict[str, Any] = field(default_factory=dict)
+    told: str = ""
+    calls: tuple[tuple[str, int], ...] = ()
+
+
+class World:
+    """A cloud, and a laptop with a home: `root` holds both, and what they were like at some time."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock = Clock()
+        self.root = root
+        self.home = root / "home"
+        self.cloud = Cloud(root / "cloud", self.clock)
+
+    def run(
+        self,
+        verb: Callable[..., dict[str, Any]],
+        *,
+        nodes: int = 2,
+        home: Path | None = None,
+        kill: Kill | None = None,
+        asked: Mapping[str, Any] | None = None,
+        **choices: Any,
+    ) -> Outcome:
+        """Run a verb in a process of its own, as the command line does, and return how it ended."""
+        context = self._context(nodes, home or self.home, asked or {})
+        reads, writes = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _orphan()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(PATIENCE_S)
+            _run(self, lambda: verb(context, **choices), kill, writes)
+        os.close(writes)
+        with os.fdopen(reads, "rb") as answer:
+            said = answer.read()
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            assert os.WTERMSIG(status) == signal.SIGKILL, f"{verb.__name__} does not end"
+            return Outcome()
+        outcome: Outcome = pickle.loads(said)
+        assert outcome.code != 1, outcome.told
+        return outcome
+
+    def _context(self, nodes: int, home: Path, asked: Mapping[str, Any]) -> Context:
+        values = {
+            "cluster.region": REGION,
+            "cluster.nodes": nodes,
+            "cluster.instance_type": "g5.xlarge",
+            "network.ssh_cidr": "203.0.113.7/32",
+            **asked,
+        }
+        spec, job = load("demo", environ={}, overrides=values)
+        return Context(spec=spec, job=job, folder=Folder(home, "demo"), on_event=lambda event: None)
+
+    def save(self, name: str) -> None:
+        """Keep what the cloud and the laptop are like, under a name; the daemon is killed for it."""
+        self.cloud.kill()
+        kept = self.root / name
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(self.cloud.place.home, kept / "cloud")
+        if self.home.exists():
+            shutil.copytree(self.home, kept / "home")
+        (kept / "clock").write_text(str(self.clock.read()))
+
+    def restore(self, name: str, *, ahead_s: float = 0.0) -> None:
+        """Make the cloud and the laptop what they were like, and start the daemon."""
+        self.cloud.kill()
+        self.clock.move(float((self.root / name / "clock").read_text()))
+        for part in ("cloud", "home"):
+            shutil.rmtree(self.root / part, ignore_errors=True)
+            if (self.root / name / part).exists():
+                shutil.copytree(self.root / name / part, self.root / part)
+        shutil.rmtree(self.root / "elsewhere", ignore_errors=True)
+        self.cloud.start(ahead_s=ahead_s)
+
+
+def _run(world: World, verb: Callable[[], dict[str, Any]], kill: Kill | None, writes: int) -> None:
+    """In the child: carry a verb out, say how it ended, and be gone."""
+    calls: list[tuple[str, int]] = []
+    try:
+        _live(world)
+        _watch(calls, kill)
+        ended: dict[str, Any] = {"code": 0, "document": verb()}
+    except AwsddpError as error:
+        ended = {"code": error.exit_code, "told": str(error)}
+        if not error.message or not error.why:
+            ended = {"code": 1, "told": f"an error that explains nothing: {error!r}"}
+    except BaseException:
+        ended = {"code": 1, "told": traceback.format_exc()}
+    try:
+        with os.fdopen(writes, "wb") as answer:
+            pickle.dump(Outcome(**ended, calls=tuple(calls)), answer)
+    finally:
+        os._exit(0)
+
+
+def _live(world: World) -> None:
+    """In the child: speak to the cloud as to AWS, by the world's clock."""
+    info, clock = world.cloud.info, world.clock
+    os.environ.update(
+        AWS_ENDPOINT_URL=info.endpoint,
+        AWS_ACCESS_KEY_ID=info.access_key_id,
+        AWS_SECRET_ACCESS_KEY=info.secret_access_key,
+    )
+    botocore.session.create_loader = lambda path=None: _MODELS
+    time.sleep = clock.sleep
+    for name in ("monotonic", "sleep", "now"):
+        object.__setattr__(waits.CLOCK, name, getattr(clock, {"monotonic": "read"}.get(name, name)))
+
+
+def _watch(calls: list[tuple[str, int]], kill: Kill | None) -> None:
+    """In the child: count the calls that go out, and die at the one that is meant."""
+    counted: Counter[str] = Counter()
+    send, tell = URLLib3Session.send, Aws._tell
+    this = threading.local()
+
+    def die(*phases: Phase) -> None:
+        if kill is not None and this.call == (kill.operation, kill.nth) and kill.phase in phases:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def sent(self: URLLib3Session, request: Any) -> Any:
+        operation = _operation(request)
+        counted[operation] += 1
+        this.call = (operation, counted[operation])
+        calls.append(this.call)
+        die(PHASES[0])
+        reply = send(self, request)
+        die(PHASES[1])
+        return reply
+
+    def told(self: Aws, *words: Any) -> None:
+        die(PHASES[2])
+        tell(self, *words)
+
+    URLLib3Session.send = sent
+    Aws._tell = told  # type: ignore[method-assign]
+
+
+def _operation(request: Any) -> str:
+    target = request.headers.get("X-Amz-Target", b"")
+    if target:
+        return str(target.decode() if isinstance(target, bytes) else target).rpartition(".")[2]
+    body = request.body.decode() if isinstance(request.body, bytes) else request.body
+    return parse_qs(body)["Action"][0]
+
+
+def _session() -> Any:
+    session = botocore.session.Session()
+    session.register_component("data_loader", _MODELS)
+    return session
+
+
+def _orphan() -> None:
+    """In a child: end with the test that forked it, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else "{}"
