@@ -87,7 +87,7 @@ def fault_add(
 
     EFFECT is an error code of EC2's (InsufficientInstanceCapacity, RequestLimitExceeded), or: `delay`, late
     before it takes effect; `late`, late after it; `cut`, no connection and no effect; `lost`, the reply
-    lost after the effect; `stale`, what was made just now is not known yet.
+    lost after the effect; `stale`, answered as things were some seconds ago.
     """
     from awsddp.verbs import local
 

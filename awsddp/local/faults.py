@@ -5,7 +5,8 @@
     RunInstances late                            takes effect, and is answered `seconds` late
     RunInstances cut                             the connection is cut before it takes effect
     RunInstances lost                            takes effect, and the connection is cut instead of a reply
-    DescribeInstances stale                      does not know what was made less than `seconds` ago
+    DescribeInstances stale                      answered as things were `seconds` ago
+    RunInstances stale                           does not know what was made less than `seconds` ago
 
 They are kept in a file, so that a daemon that is killed goes on with them.
 """
@@ -91,6 +92,10 @@ class Faults:
                 raise UsageError(f"there is no fault {wanted}", "", "awsddp local fault list")
             self._keep([] if wanted is None else [fault for fault in self._faults if fault.id != wanted])
         return [asdict(fault) for fault in self._faults]
+
+    def hold(self, effect: str) -> bool:
+        """Whether a fault of this effect is in force."""
+        return any(fault.effect == effect for fault in self._faults)
 
     def strike(self, operation: str, words: tuple[str, ...]) -> Fault | None:
         """The first fault that hits this request, counted down; None if none does."""

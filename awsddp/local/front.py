@@ -13,8 +13,8 @@ import json
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -55,6 +55,7 @@ class Front:
         self._faults = faults
         self._secret = secret
         self._status = status
+        store.remember(faults.hold("stale"))
         self.asked_at = time.monotonic()
         """When the API was last asked for something."""
         self._moto = DomainDispatcherApplication(create_backend_app)
@@ -81,6 +82,7 @@ class Front:
         try:
             with self._emulator.lock:
                 in_force = self._faults.act(asked)
+                self._store.remember(self._faults.hold("stale"))
         except AwsddpError as error:
             return (
                 "400 Bad Request",
@@ -141,13 +143,7 @@ class Front:
         """What the request asks for; written down before the reply."""
         with self._emulator.lock:
             before = self._store.size()
-            stale = fault is not None and fault.effect == "stale" and request.service == "ec2"
-            view = (
-                faults.unaware(self._backend(request), younger_than_s=fault.seconds)
-                if stale and fault
-                else nullcontext()
-            )
-            with view:
+            with self._view(request, fault):
                 reply = self._answer(request, environ)
             if request.changes and request.service == "ec2":
                 faults.mark(self._backend(request))
@@ -156,6 +152,17 @@ class Front:
         if request.changes and request.service == "ec2":
             self._lifecycle.wake()
         return reply
+
+    @contextmanager
+    def _view(self, request: Request, fault: Fault | None) -> Iterator[None]:
+        """Within it a question is answered by what was, and a change made to what is, less what is new."""
+        if fault is None or fault.effect != "stale" or request.service != "ec2":
+            yield
+            return
+        region, seconds = request.region, fault.seconds
+        earlier = nullcontext() if request.changes else self._store.as_it_was(region, seconds=seconds)
+        with earlier, faults.unaware(self._backend(request), younger_than_s=seconds):
+            yield
 
     def _write_down(self) -> None:
         """Saves what changed; where that fails the change is taken back.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import moto
+from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 from moto.ssm.models import ssm_backends
@@ -22,6 +26,7 @@ BACKENDS: dict[str, Any] = {
     "ssm": ssm_backends,
     "sts": sts_backends,
 }
+KEPT = 1000  # so many states are remembered
 
 
 @dataclass
@@ -40,6 +45,28 @@ class Store:
     path: Path
     living: Path
     launches: dict[tuple[str, str], Launch] = field(default_factory=dict)
+    _past: list[tuple[float, bytes]] | None = None
+
+    def remember(self, wanted: bool) -> None:
+        """From now on keeps what was, for `as_it_was`; or forgets it."""
+        if wanted and self._past is None:
+            self._past = [(time.time(), self._pickled())]
+        elif not wanted:
+            self._past = None
+
+    @contextmanager
+    def as_it_was(self, region: str, *, seconds: float) -> Iterator[None]:
+        """Within it EC2 is in this region as it was so long ago, or when it was first kept."""
+        kept = [data for moment, data in self._past or () if moment <= time.time() - seconds]
+        data = kept[-1] if kept else self._past[0][1] if self._past else self._pickled()
+        regions = ec2_backends[DEFAULT_ACCOUNT_ID]
+        now = regions[region]
+        then = pickle.loads(data)["backends"]["ec2"].get((DEFAULT_ACCOUNT_ID, region), now)
+        dict.__setitem__(regions, region, then)
+        try:
+            yield
+        finally:
+            dict.__setitem__(regions, region, now)
 
     def load(self) -> None:
         """Puts what was saved back into moto; nothing saved is fine.
@@ -62,6 +89,21 @@ class Store:
 
     def save(self) -> None:
         """Writes everything down; when it returns a power cut loses nothing."""
+        data = self._pickled()
+        if self._past is not None:
+            self._past = [*self._past[-KEPT:], (time.time(), data)]
+        if alive := self._any_alive():
+            self.living.touch()
+        new = self.path.with_suffix(".new")
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(self.path)
+        if not alive:
+            self.living.unlink(missing_ok=True)
+
+    def _pickled(self) -> bytes:
         saved: dict[str, Any] = {
             "moto": moto.__version__,
             "launches": self.launches,
@@ -70,16 +112,7 @@ class Store:
                 for service, backends in BACKENDS.items()
             },
         }
-        if alive := self._any_alive():
-            self.living.touch()
-        new = self.path.with_suffix(".new")
-        with new.open("wb") as file:
-            pickle.dump(saved, file, protocol=pickle.HIGHEST_PROTOCOL)
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(self.path)
-        if not alive:
-            self.living.unlink(missing_ok=True)
+        return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
 
     def _any_alive(self) -> bool:
         backends: list[Any] = [backend for _, _, backend in ec2_backends.iter_backends()]

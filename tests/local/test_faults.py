@@ -9,7 +9,7 @@ from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
 from awsddp.errors import UsageError
 from awsddp.local import control
-from tests.local.conftest import Cloud, refusal
+from tests.local.conftest import Cloud, refusal, until
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +91,17 @@ def test_what_was_made_just_now_is_not_known_for_a_while(records: Cloud) -> None
     control.fault_clear(records.info)
     assert records.instances(made)
     ec2.delete_security_group(GroupId=group)
+
+
+def test_an_answer_may_be_old(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    made = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
+    control.fault_add(records.info, "DescribeInstances", "stale", seconds=3)
+    until(lambda: made in {one["InstanceId"] for one in records.instances()})
+    records.wait("running", made)
+    ec2.terminate_instances(InstanceIds=[made])
+    assert records.instances(made)[0]["State"]["Name"] == "running"
+    records.wait("terminated", made)
 
 
 def test_faults_outlive_the_daemon(records: Cloud) -> None:

@@ -141,7 +141,7 @@ class Cloud:
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            faults.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
+            faults.time = store.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
             lifecycle.BUSY_POLL_S = 0.001
             if ahead_s:
                 right = time.time
