@@ -13,6 +13,7 @@ from awsddp.cli.options import Globals, Verb
 @click.option("-f", "--follow", is_flag=True, help="Follow to the job's end, then bring its results home.")
 @click.option("--rank", "ranks", type=int, multiple=True, metavar="N", help="This rank's lines (repeatable).")
 @click.option("--node", "nodes", type=int, multiple=True, metavar="N", help="This node's (repeatable).")
+@click.option("--since", metavar="TIME", help="What was said since: 10m, 2h, 14:30, 2026-11-21T14:30.")
 @click.option("--grep", metavar="PATTERN", help="Lines that match this regular expression.")
 @click.pass_context
 def command(ctx: click.Context, /, options: Globals, *, job: str | None, follow: bool, **given: Any) -> None:

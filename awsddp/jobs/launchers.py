@@ -34,6 +34,7 @@ _MODULES = (
     "processes",
     "link",
     "coordinator",
+    "times",
     "serve",
     "follow",
     "manifest",
@@ -150,13 +151,16 @@ def launch_requests(
     }
 
 
-def follow_request(job: str, *, offsets: Mapping[int, int], to_the_end: bool = True) -> dict[str, Any]:
+def follow_request(
+    job: str, *, offsets: Mapping[int, int], to_the_end: bool = True, since: float | None = None
+) -> dict[str, Any]:
     """Ask for everything that the ranks of a node say, from `offsets` (bytes, by rank) on.
 
-    Without `to_the_end` only for what they have said so far.
+    Without `to_the_end` only for what they have said so far. With `since` (s since 1970) the node also tells
+    where in each log that moment is.
     """
     known = {str(rank): offset for rank, offset in offsets.items()}
-    return {"do": "follow", "job": job, "offsets": known, "to_the_end": to_the_end}
+    return {"do": "follow", "job": job, "offsets": known, "to_the_end": to_the_end, "since": since}
 
 
 def state_request(job: str | None = None) -> dict[str, Any]:

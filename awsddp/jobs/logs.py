@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.errors import NodeError
+from awsddp.jobs.supervisor.times import positions
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 
 PARTIAL_SECONDS = 1.0
@@ -53,7 +54,7 @@ class Stream:
         frames, at = [], 0
         while len(self._data) - at >= HEADER.size:
             kind, rank, offset, length = HEADER.unpack_from(self._data, at)
-            if kind not in (b"L", b"S", b"H", b"E"):
+            if kind not in (b"T", b"L", b"S", b"H", b"E"):
                 raise _unexpected(bytes(self._data[at : at + 4000]))
             start = at + HEADER.size
             if len(self._data) - start < length:
@@ -148,15 +149,21 @@ class Merger:
         *,
         folder: Path,
         shown: Collection[int] | None = None,
+        since: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`nodes` has the node of each rank; `folder` receives rank3.log; `shown` are the ranks to show."""
+        """`nodes` has the node of each rank; `folder` receives rank3.log; `shown` are the ranks to show.
+
+        What was said before `since` (s since 1970) is kept, and not shown.
+        """
+        self.since = since
         self._nodes = dict(nodes)
         self._folder = folder
         self._shown = self._nodes.keys() if shown is None else shown
         self._clock = clock
         self._streams: dict[int, Stream] = {}
         self._offsets = dict.fromkeys(self._nodes, 0)
+        self._shown_from: dict[int, int] = {}
         self._labellers = {
             rank: Labeller(b"[rank %d @ node%d] " % (rank, node)) for rank, node in self._nodes.items()
         }
@@ -175,6 +182,9 @@ class Merger:
 
     def replay(self) -> Iterator[bytes]:
         """Show what an earlier client brought home already; `attach` then asks for the rest alone."""
+        if self.since is not None:
+            for times in self._folder.glob("times*.jsonl"):
+                self._shown_from |= positions(times, self._folder, self.since)
         for rank, labeller in self._labellers.items():
             path = self._path(rank)
             if not path.exists():
@@ -211,6 +221,8 @@ class Merger:
     def _take(self, node: int, frame: Frame) -> bytes:
         if frame.kind in (b"S", b"E"):
             self.documents[node] = json.loads(frame.payload)
+        if frame.kind == b"T":
+            self._shown_from |= {int(rank): at for rank, at in json.loads(frame.payload).items()}
         if frame.kind == b"E":
             self._ended.add(node)
         return self._log(node, frame) if frame.kind == b"L" else b""
@@ -228,6 +240,9 @@ class Merger:
         return self._show(frame.rank, self._labellers[frame.rank], data)
 
     def _show(self, rank: int, labeller: Labeller, data: bytes) -> bytes:
+        """Label what is to be shown of a piece that ends at the rank's offset."""
+        begin = self._offsets[rank] - len(data)
+        data = data[max(0, self._shown_from.get(rank, 0) - begin) :]
         return labeller.feed(data, now=self._clock()) if data and rank in self._shown else b""
 
     def _file(self, rank: int) -> int:

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Job
-from awsddp.errors import NodeError, NotFoundError, UsageError
+from awsddp.errors import ConfigError, NodeError, NotFoundError, UsageError
 from awsddp.jobs import launchers, results
 from awsddp.jobs.logs import Merger
 from awsddp.report import Event, node_name
+from awsddp.spec import seconds
 from awsddp.verbs.context import Context
 from awsddp.verbs.nodes import bring_home, choose_job, connect, job_result, jobs_on, place_of, ready, remember
 
@@ -22,10 +24,11 @@ BACK_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Which lines are shown: of these ranks and nodes (empty: all), those that match `grep`."""
+    """Which lines are shown: of these ranks and nodes (empty: all), said `since`, those that match `grep`."""
 
     ranks: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
+    since: str | None = None
     grep: str | None = None
 
     def of(self, job: Job) -> set[int]:
@@ -78,10 +81,11 @@ def logs(
     its folder at home. Raises NotFoundError where nobody knows the job, NodeError for nodes out of reach.
     """
     on_lines = shown.filtered(on_lines)
+    since = None if shown.since is None else moment(shown.since, now=datetime.now()).timestamp()
     try:
         with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
             chosen = choose_job(jobs_on(ctx, fleet), job)
-            merger = merger_of(ctx, chosen, shown.of(chosen))
+            merger = merger_of(ctx, chosen, shown.of(chosen), since=since)
             chosen = watch(ctx, fleet, chosen, on_lines=on_lines, merger=merger, to_the_end=follow)
             if follow:
                 bring_home(ctx, cluster, fleet, chosen)
@@ -91,16 +95,43 @@ def logs(
         at_home = job_at_home(ctx, job)
         if at_home is None:
             raise
-        merger = merger_of(ctx, at_home, shown.of(at_home))
+        merger = merger_of(ctx, at_home, shown.of(at_home), since=since)
         for lines in merger.replay():
             on_lines(lines)
         on_lines(merger.finish())
         return job_result(ctx, at_home)
 
 
-def merger_of(ctx: Context, job: Job, shown: Collection[int] | None = None) -> Merger:
+def moment(text: str, *, now: datetime) -> datetime:
+    """Return the moment that --since names, in local time: 10m ago, 14:30 (the last one), or a date and time.
+
+    Raises UsageError.
+    """
+    try:
+        return now - timedelta(seconds=seconds(text))
+    except (ConfigError, OverflowError):
+        pass
+    try:
+        clock = datetime.combine(now, time.fromisoformat(text))
+        return clock if clock.timestamp() <= now.timestamp() else clock - timedelta(days=1)
+    except ValueError:
+        pass
+    try:
+        named = datetime.fromisoformat(text)
+        named.timestamp()
+        return named
+    except (ValueError, OverflowError) as error:
+        why = "neither a duration nor a time"
+        raise UsageError(
+            f"--since {text}: {why}", "", "write it as 10m, 2h, 14:30 or 2026-11-21T14:30"
+        ) from error
+
+
+def merger_of(
+    ctx: Context, job: Job, shown: Collection[int] | None = None, *, since: float | None = None
+) -> Merger:
     """Return what merges a job's logs: those of all ranks are kept at home, those of `shown` are shown."""
-    return Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs", shown=shown)
+    return Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs", shown=shown, since=since)
 
 
 def watch(
@@ -130,7 +161,9 @@ def watch(
         waiting = [node for node in sorted(used) if not merger.ended(node)]
         requests = {
             node: launchers.message(
-                launchers.follow_request(job.job, offsets=merger.attach(node), to_the_end=to_the_end)
+                launchers.follow_request(
+                    job.job, offsets=merger.attach(node), to_the_end=to_the_end, since=merger.since
+                )
             )
             for node in waiting
         }

@@ -38,6 +38,8 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["train", "a.py", "b.py"], 2, "after --"),
         (["run", "nowhere.py", "--local", "-y"], 2, "there is no script nowhere.py"),
         (["train", "--workdir", "nowhere"], 3, "nowhere"),
+        (["logs", "--since", "yesterday"], 2, "--since yesterday"),
+        (["logs", "--grep", "("], 2, "--grep ("),
         (["local", "status"], 7, "awsddp local start"),
     ],
 )

@@ -146,7 +146,8 @@ class Fleet:
 
     def follow(self, merger: Merger, node: int, job: str = "job") -> bytes:
         """Follow a job on a node to its end and return what is shown."""
-        process = self.start(node, launchers.follow_request(job, offsets=merger.attach(node)))
+        request = launchers.follow_request(job, offsets=merger.attach(node), since=merger.since)
+        process = self.start(node, request)
         assert process.stdout is not None
         shown = b""
         while data := os.read(process.stdout.fileno(), 100_000):

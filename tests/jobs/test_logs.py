@@ -232,3 +232,34 @@ def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> No
     assert b"[rank 3 @ node1] up\n" in shown
     assert [merger.documents[node]["state"] for node in (0, 1)] == ["failed", "interrupted"]
     until(lambda: fleet.processes() == [])
+
+
+def test_a_log_is_shown_from_a_moment_on_and_kept_whole(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.run("for number in range(100): print('line', number)\n")
+    nodes = {rank.rank: rank.node for rank in fleet.ranks}
+    log = fleet.log(0)
+    for node in (0, 1):
+        times = fleet.folder(node) / "times.jsonl"
+        last = json.loads(times.read_text().splitlines()[-1])
+        assert set(last[1].values()) == {len(log)}
+        ranks = [str(rank) for rank in nodes if nodes[rank] == node]
+        notes = [
+            [1000.0, dict.fromkeys(ranks, log.index(b"ine 50"))],
+            [2000.0, dict.fromkeys(ranks, len(log))],
+        ]
+        times.write_text("".join(json.dumps(note) + "\n" for note in notes) + '[3000.0, {"0"')
+    for since, first in ((999.0, 0), (1500.0, 50), (2500.0, 100)):
+        folder = tmp_path / str(since) / "logs"
+        merger = Merger(nodes, folder=folder, since=since)
+        shown = fleet.follow(merger, 0) + fleet.follow(merger, 1) + merger.finish()
+        assert sorted(shown.splitlines()) == sorted(
+            b"[rank %d @ node%d] line %d" % (rank, node, number)
+            for rank, node in nodes.items()
+            for number in range(first, 100)
+        )
+        assert (folder / "rank3.log").read_bytes() == log
+        (folder / "times0.jsonl").write_text((fleet.folder(0) / "times.jsonl").read_text())
+        (folder / "times1.jsonl").write_text((fleet.folder(1) / "times.jsonl").read_text())
+        again = Merger(nodes, folder=folder, since=since)
+        replayed = b"".join(again.replay()) + again.finish()
+        assert sorted(replayed.splitlines()) == sorted(shown.splitlines())

@@ -51,6 +51,7 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
     assert set(files) == {
         "logs/rank0.log",
         "logs/supervisor0.log",
+        "logs/times0.jsonl",
         "node0/saved_models/x.pth",
         "node0/run/deep/metrics.json",
         "node0/grown.txt",
@@ -88,11 +89,13 @@ def test_small_results_come_with_the_list_and_logs_do_not(make_fleet: "Callable[
     fleet.run(
         "print('said')\nfor size in (10, 60, 50): open(f'f{size}', 'w').write('x' * size)\n", world_size=1
     )
-    result = on_node.manifest(JobFolder("job", fleet.folder(0)), at_once=65)
+    times = JobFolder("job", fleet.folder(0)).times.read_bytes()
+    result = on_node.manifest(JobFolder("job", fleet.folder(0)), at_once=len(times) + 65)
     came = {file.home: file.data for file in manifest(result, node=0).files}
     assert came == {
         "logs/rank0.log": None,
         "logs/supervisor0.log": b"",
+        "logs/times0.jsonl": times,
         "node0/f10": b"x" * 10,
         "node0/f50": b"x" * 50,
         "node0/f60": None,

@@ -11,6 +11,7 @@ import time
 from typing import Any, BinaryIO
 
 from awsddp.jobs.supervisor.folder import FINAL, JobFolder
+from awsddp.jobs.supervisor.times import positions
 from awsddp.jobs.supervisor.wire import HEADER
 
 _CHUNK = 1 << 18
@@ -18,16 +19,20 @@ _POLL_SECONDS = 0.03
 _BEAT_SECONDS = 2.0
 
 
-def follow(folder: JobFolder, offsets: dict[str, int], out: BinaryIO, *, to_the_end: bool) -> None:
-    """Write frames to `out` until all was sent, and with `to_the_end` until the job has ended.
+def follow(folder: JobFolder, request: dict[str, Any], out: BinaryIO) -> None:
+    """Write frames to `out` until all was sent, and where asked `to_the_end` until the job has ended.
 
-    `offsets` are by rank, as text. Raises BrokenPipeError when the reader has gone.
+    The request's `offsets` are by rank, as text; `since` (s since 1970) is a moment that positions are told
+    for. Raises BrokenPipeError when the reader has gone.
     """
-    stream = _Stream(folder, offsets, out)
+    stream = _Stream(folder, request["offsets"], out)
+    if request["since"] is not None:
+        told = positions(folder.times, folder.logs, request["since"])
+        stream.frame(b"T", payload=json.dumps(told).encode())
     while True:
         document = stream.document()  # read before the logs: after a final one nothing is written any more
         sent = stream.logs()
-        if not sent and (document["state"] in FINAL or not to_the_end):
+        if not sent and (document["state"] in FINAL or not request["to_the_end"]):
             stream.frame(b"E", payload=json.dumps(document).encode())
             return
         stream.beat()

@@ -40,7 +40,7 @@ def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
     out.write(MAGIC)
     try:
         if request["do"] == "follow":
-            follow(JobFolder(request["job"]), request["offsets"], out, to_the_end=request["to_the_end"])
+            follow(JobFolder(request["job"]), request, out)
             return True
         answer = _answer(request)
     except BrokenPipeError:

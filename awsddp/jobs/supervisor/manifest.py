@@ -42,6 +42,7 @@ def manifest(folder: JobFolder, *, at_once: int = 0) -> dict[str, Any]:
     for entry in request["ranks"]:
         found.add(folder.log(entry["rank"]), f"logs/rank{entry['rank']}.log")
     found.at_once = at_once
+    found.add(folder.times, f"logs/times{request['node']}.jsonl")
     found.add(folder.path / "supervisor.log", f"logs/supervisor{request['node']}.log")
     for path, _ in _walk(folder.run):
         found.add(folder.run / path, f"{found.node}/run/{path}")

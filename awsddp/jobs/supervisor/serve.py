@@ -14,6 +14,7 @@ from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, Coordinator
 from awsddp.jobs.supervisor.folder import JobFolder, cause_of_node, initial, read_json, write_json
 from awsddp.jobs.supervisor.link import Link, LinkLost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
+from awsddp.jobs.supervisor.times import Times
 
 _BEAT_SECONDS = 2.0
 _FAREWELL_SECONDS = 3.0
@@ -49,6 +50,7 @@ class Supervisor:
         self._folder = folder
         self._me: int = request["node"]
         self._ranks = Ranks(request, folder)
+        self._times = Times(request, folder)
         self._coordinator = Coordinator(request, now=now) if listener is not None else None
         self._listener = listener
         self._selector = selectors.DefaultSelector()
@@ -77,6 +79,7 @@ class Supervisor:
             self._say({"is": "here"})
         while self._end is None:
             self._turn()
+        self._times.note(last=True)
         self._own.update(self._end)
         self._write()
         self._farewell()
@@ -252,6 +255,7 @@ class Supervisor:
             self._write()
 
     def _beat(self, now: float) -> None:
+        self._times.note()
         limit = self._request["silent_s"]
         for link in [link for link, heard in self._links.items() if now - heard > limit]:
             self._drop(link, f"nothing was heard of it for {limit:g} s")

@@ -10,6 +10,6 @@ MAGIC = b"\0awsddp\n"
 HEADER = struct.Struct(">cIQI")
 """Of a frame of follow: kind, rank, offset, length of the payload that comes after it.
 
-L is a piece of a rank's log at that offset; S the document, changed; H nothing new for 2 s; E the final
-document, after the last byte.
+T is where in each log the moment lies that was asked for, {"3": offset}; L is a piece of a rank's log at that
+offset; S the document, changed; H nothing new for 2 s; E the final document, after the last byte.
 """
