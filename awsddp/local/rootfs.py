@@ -176,8 +176,11 @@ def build_layer(folder: Path, *, libraries: tuple[Path, ...] = ()) -> None:
     _units(building)
     _accounts(building)
     for library in libraries:
-        (building / "usr/lib" / library.name).parent.mkdir(exist_ok=True)
-        (building / "usr/lib" / library.name).symlink_to(library)
+        # The machine's own of that name (another patch release, perhaps) would be found first: it gives way.
+        same = [path.parent for path in Path("/usr/lib").glob(f"*/{library.name}")]
+        for place in (Path("/usr/lib"), *same):
+            (building / place.relative_to("/")).mkdir(exist_ok=True)
+            (building / place.relative_to("/") / library.name).symlink_to(library)
     building.rename(folder)
 
 

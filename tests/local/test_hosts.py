@@ -1,6 +1,7 @@
 """Real hosts behind the endpoint: what a user of EC2 does with two instances, with boto3 and ssh alone."""
 
 import os
+import platform
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -140,6 +141,8 @@ def test_a_node_is_what_a_deep_learning_image_is(pair: Pair) -> None:
     assert (
         pair.run(0, '/opt/pytorch/bin/python -c "import torch; print(torch.ones(2).sum().item())"') == "2.0\n"
     )
+    # with another patch release's libpython, as the machine's own may be, multiprocessing fails to spawn
+    assert pair.run(0, "/opt/pytorch/bin/python --version").split()[1] == platform.python_version()
     name = pair.run(1, "hostname").strip()
     assert pair.run(0, f"getent hosts {name}").split()[0] == pair.address(1)
     assert pair.run(0, "ip -brief -4 address show ens5").split()[2].startswith(pair.address(0))
