@@ -1,9 +1,15 @@
 """The elastic form: workers may fail and nodes may come and go; training goes on from the last snapshot.
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nproc-per-node 4 --max-restarts 3 train/elastic.py                        # one machine
     torchrun --nnodes 1:2 --nproc-per-node 4 --max-restarts 3 --rdzv-backend c10d \\
         --rdzv-id job1 --rdzv-endpoint HOST:29400 train/elastic.py                       # on each of two
-    awsddp train train/elastic.py --launcher torchrun --nnodes 1:2 --max-restarts 3
+    awsddp exec -- env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 4 \\
+        --max-restarts 3 --rdzv-backend c10d --rdzv-id job1 --rdzv-endpoint HOST:29400 train/elastic.py
+
+HOST is the address of node 0 that the others reach (`awsddp status`). The variable gives each generation of
+workers a store of its own. Without it the agents keep one for all, and new workers meet the addresses of the
+dead in it (torch 2.13; https://github.com/pytorch/pytorch/issues/135712).
 
 After a failure torchrun starts all workers anew, perhaps fewer and with other ranks. Nothing here depends on
 a rank that was: every node keeps the snapshot, and the newest one that any worker finds is sent to all.
@@ -53,9 +59,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="of an epoch")
-    parser.add_argument(
-        "--fail-at", type=int, default=0, metavar="EPOCH", help="rank 1 dies there, the first time"
-    )
+    parser.add_argument("--fail-at", type=int, default=0, metavar="EPOCH", help="rank 1 dies after it")
     parser.add_argument("--snapshot", type=Path, help="default: snapshot.pt in $AWSDDP_RUN_DIR or here")
     args = parser.parse_args()
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -74,8 +78,7 @@ def main() -> None:
         net.load_state_dict(snapshot["model"])
         optimizer.load_state_dict(snapshot["optimizer"])
         done = snapshot["epoch"]
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    print(f"rank {rank} of {world_size}: {done} epochs are done, restart {restarts}", flush=True)
+    print(f"rank {rank} of {world_size}: {done} epochs are done", flush=True)
 
     for epoch in range(done + 1, args.epochs + 1):
         random = torch.Generator().manual_seed(epoch * 1000 + rank)
@@ -91,7 +94,7 @@ def main() -> None:
         if rank == 0:
             print(f"epoch {epoch}  loss {loss.item():.6f}  on {world_size} workers", flush=True)
         dist.barrier()  # the snapshot is there before anyone goes on
-        if epoch == args.fail_at and rank == 1 and restarts == "0":
+        if epoch == args.fail_at and rank == 1:
             os._exit(17)
     dist.barrier()
     time.sleep(0.2)  # torch 2.13's gloo may abort a peer that is still in its last collective
