@@ -80,7 +80,7 @@ class Prepared:
     """What the probe found on a node (nodes/probe.py), kept in the cluster folder.
 
     `python` is the interpreter of ranks, `nic` the interface that carries the private address, `gpus` the
-    count of GPUs torch may use there, `pretended_gpus` what the image pretends instead.
+    count of GPUs that torch finds there, on a node that rehearses them too.
     """
 
     node: int

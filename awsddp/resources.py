@@ -15,6 +15,11 @@ def train_folder() -> Path:
     return _folder("train")
 
 
+def template_folder(name: str) -> Path:
+    """Return the folder of the templates that go together under `name`, such as "rehearse_gpu"."""
+    return _folder("templates") / name
+
+
 def template(name: str) -> str:
     """Return the text of the template `name`, such as "user_data.yaml"."""
     return (_folder("templates") / name).read_text(encoding="utf-8")

@@ -31,8 +31,9 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 class ClusterSection:
     """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch.
 
-    `gpus` says the GPUs of a node, such as "A100:8". A plan that costs more than `max_price_usd` an hour, or
-    more than `budget_usd` until it expires, is refused; both are of all nodes together.
+    `gpus` says the GPUs of a node, such as "A100:8"; with `rehearse_gpu` the CPU answers for them. A plan
+    that costs more than `max_price_usd` an hour, or more than `budget_usd` until it expires, is refused;
+    both are of all nodes together.
     """
 
     region: str | None = None
@@ -43,6 +44,7 @@ class ClusterSection:
     image: str | None = None
     disk_gb: int | None = None
     spot: bool = False
+    rehearse_gpu: bool = False
     expires: str = "24h"
     max_price_usd: float | None = None
     budget_usd: float | None = None

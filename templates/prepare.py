@@ -50,7 +50,9 @@ if found and found.origin:
     path = os.path.join(os.path.dirname(found.origin), "version.py")
     with open(path) as stream:
         exec(compile(stream.read(), path, "exec"), names)
-    facts = {"torch": str(names["__version__"]), "cuda": names.get("cuda"), "gpus": 0}
+    shim = sys.modules.get("rehearse_gpu")
+    facts = {"torch": str(names["__version__"]), "cuda": names.get("cuda"), "rehearsed": shim is not None}
+    facts["gpus"] = shim.GPUS.count if shim else 0
     if sys.argv[1] == "gpus":
         import torch
         facts["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -182,7 +184,7 @@ def environment(home, gpus):
                 facts = {}
             if facts:
                 return dict(facts, python=str(python))
-    return {"python": None, "torch": None, "cuda": None, "gpus": 0}
+    return {"python": None, "torch": None, "cuda": None, "gpus": 0, "rehearsed": False}
 
 
 def driver():

@@ -36,7 +36,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         asked = _asked(spec, reserved.result() if spec.capacity.reservation else None)
         known = sorted({*compat.GPU_TYPES, *asked})
         offers = pool.submit(_offers, aws, known)
-        image = pool.submit(find_image, aws, spec.cluster.image)
+        image = pool.submit(find_image, aws, spec.cluster.image, rehearsed=spec.cluster.rehearse_gpu)
         places = pool.submit(subnets, aws, spec.network.subnet)
         described = {name: pool.submit(_describe_type, aws, name) for name in _not_in_table(asked)}
         quotas = {code: pool.submit(_quota, aws, code) for code in _quota_codes(spec, asked)}

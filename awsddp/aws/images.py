@@ -14,14 +14,15 @@ _GONE = frozenset(
 )
 
 
-def find_image(aws: Aws, asked: str | None) -> Image:
+def find_image(aws: Aws, asked: str | None, *, rehearsed: bool = False) -> Image:
     """Return the image to launch.
 
     `asked` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` stands for
-    anything; None means the newest Deep Learning AMI with PyTorch. Raises ConfigError where there is none.
+    anything; None means the newest Deep Learning AMI with PyTorch. With `rehearsed` only one whose GPUs are
+    (the tag `awsddp:gpus`) will do. Raises ConfigError where there is none.
     """
     if asked is None:
-        found = _default(aws)
+        found = _by_name(aws, "*", rehearsed=True) if rehearsed else _default(aws)
         place, tried = "the region's newest Deep Learning AMI", compat.DLAMI_NAMES
     else:
         place, tried = "cluster.image", asked
@@ -31,7 +32,13 @@ def find_image(aws: Aws, asked: str | None) -> Image:
         elif parameter.startswith("/"):
             found = _by_parameter(aws, (parameter,))
         else:
-            found = _by_name(aws, asked)
+            found = _by_name(aws, asked, rehearsed=rehearsed)
+    if rehearsed and (found is None or not found.rehearses):
+        raise ConfigError(
+            f"cluster.rehearse_gpu: no image {asked or ''} in {aws.region} rehearses GPUs".replace("  ", " "),
+            "none is tagged awsddp:gpus=rehearsed: that is for the local cloud, AWS has true GPUs",
+            "awsddp up --local --rehearse-gpu   # rehearse here\nawsddp up   # without --rehearse-gpu",
+        )
     if found is None:
         raise ConfigError(
             f"{place}: no image {tried!r} in {aws.region}",
@@ -66,22 +73,24 @@ def _by_id(aws: Aws, image_id: str) -> Image | None:
         if refusal.code in _GONE:
             return None
         raise
-    return _newest(found)
+    return _newest([_image(image) for image in found if image.get("State") == "available"])
 
 
-def _by_name(aws: Aws, pattern: str) -> Image | None:
+def _by_name(aws: Aws, pattern: str, *, rehearsed: bool = False) -> Image | None:
     """Return the newest image of this name; only where there is none, a deprecated one."""
     filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
+    if rehearsed:
+        filters.append({"Name": "tag:awsddp:gpus", "Values": ["rehearsed"]})
     asked = {"Owners": ["amazon", "self"], "Filters": filters}
-    return _newest(aws.pages("DescribeImages", asked, "Images")) or _newest(
-        aws.pages("DescribeImages", {**asked, "IncludeDeprecated": True}, "Images")
+    found = aws.pages("DescribeImages", asked, "Images") or aws.pages(
+        "DescribeImages", {**asked, "IncludeDeprecated": True}, "Images"
     )
+    return _newest([image for image in map(_image, found) if image.rehearses == rehearsed])
 
 
-def _newest(images: list[dict[str, Any]]) -> Image | None:
-    usable = [_image(image) for image in images if image.get("State") == "available"]
+def _newest(images: list[Image]) -> Image | None:
     return max(
-        usable, key=lambda image: (compat.torch_version(image.name), image.created, image.id), default=None
+        images, key=lambda image: (compat.torch_version(image.name), image.created, image.id), default=None
     )
 
 

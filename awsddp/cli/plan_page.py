@@ -43,6 +43,8 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
 def _node_line(facts: dict[str, Any]) -> str:
     gpus = f"{facts['gpus_per_node']} x {facts['gpu']} ({facts['gpu_memory_gb']:g} GiB)"
     pretended = " (pretended: gloo on CPU)" if facts["pretended"] else ""
+    if facts["rehearsed"]:
+        pretended = " (rehearsed: CUDA on CPU, nccl as gloo)"
     network = f", {facts['network_gbit']} Gbit/s" if facts["network_gbit"] else ""
     return (
         f"{gpus}{pretended}, {facts['vcpus']} vCPUs, {facts['memory_gb']:g} GiB{network}, "

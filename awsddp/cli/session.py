@@ -32,6 +32,12 @@ PLAN_OPTIONS = {
     "cluster.spot": click.option(
         "--spot", is_flag=True, default=None, help="Spot instances: cheaper, and AWS may take them back."
     ),
+    "cluster.rehearse_gpu": click.option(
+        "--rehearse-gpu",
+        is_flag=True,
+        default=None,
+        help="With --local: CUDA is answered by the CPU, nccl by gloo.",
+    ),
     "capacity.zones": click.option(
         "--zone", "zones", multiple=True, metavar="ZONE", help="Try these zones, in order (repeatable)."
     ),

@@ -54,9 +54,9 @@ def layout(
 ) -> tuple[Rank, ...]:
     """Lay `world_size` ranks out over `nodes`, contiguous by node and equally many on each.
 
-    `gpus` is how many each node's torch may use; 0 (no GPU, or pretended ones) sets no limit. Without a world
-    size every node is used; one smaller than the cluster uses the first nodes. Raises UsageError, naming what
-    fits.
+    `gpus` is how many each node's torch finds, rehearsed ones too; 0 (none, or pretended) sets no limit.
+    Without a world size every node is used; one smaller than the cluster uses the first nodes. Raises
+    UsageError, naming what fits.
     """
     count, each = _shape(len(nodes), gpus or CPU_RANKS_PER_NODE, world_size, nproc_per_node)
     if gpus and each > gpus:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.errors import AwsddpError, LocalCloudError
-from awsddp.local import cgroups, dlami, network, vigil
+from awsddp.local import cgroups, network, vigil
 from awsddp.local.control import REGION, write_json
 from awsddp.local.hosts import Hosts, NoHosts
 from awsddp.local.place import Place
@@ -75,7 +75,7 @@ def serve(place: Place) -> None:
 
     gc.freeze()
     gc.enable()
-    emulator = Emulator(block, image_tags={**dlami.TAGS, **_image_tags(mode)})
+    emulator = Emulator(block, image_tags=_image_tags(mode))
     store = Store(place.state, place.living)
     store.load()
     emulator.backend(REGION)

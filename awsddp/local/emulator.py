@@ -291,7 +291,7 @@ def _load_images(self: Any, tags: dict[str, str]) -> None:
             self,
             image.id(self.region_name),
             name=image.name,
-            description=f"Supported EC2 instances: {dlami.FAMILIES}. Local: its GPUs are pretended.",
+            description=f"Supported EC2 instances: {dlami.FAMILIES}. Local: its GPUs are {image.gpus}.",
             owner_id=dlami.OWNER,
             owner_alias="amazon",
             public=True,
@@ -302,7 +302,7 @@ def _load_images(self: Any, tags: dict[str, str]) -> None:
             hypervisor="xen",
             root_device_type="ebs",
             root_device_name=dlami.ROOT_DEVICE,
-            tags=dict(tags),
+            tags={"awsddp:gpus": image.gpus, **tags},
         )
         ami.ebs_snapshot.volume.size = dlami.ROOT_GIB
         ami.ena_support = True

@@ -23,7 +23,7 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class HostSpec:
-    """An instance as its host needs to know it."""
+    """An instance as its host needs to know it. `rehearsal`: the type whose GPUs its torch is to pretend."""
 
     instance_id: str
     address: str
@@ -33,6 +33,7 @@ class HostSpec:
     public_keys: tuple[str, ...]
     has_torch: bool
     disk_gib: int
+    rehearsal: str | None = None
 
 
 class Hosts(Protocol):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from awsddp.errors import LocalCloudError
-from awsddp.local import cloudconfig, ending
+from awsddp.local import cloudconfig, ending, rehearsal
 from awsddp.local.hosts import Condition, HostSpec
 from awsddp.local.place import Place
 from awsddp.local.requirements import SEARCH
@@ -135,7 +135,7 @@ class LoopbackHosts:
         for name in ("enter", "systemctl", "sudo"):
             (node / "bin" / name).chmod(0o755)
         if spec.has_torch:
-            _show_torch(root / "opt/pytorch", self._torch)
+            _show_torch(root / "opt/pytorch", self._torch, spec.rehearsal)
         key = root / "etc/ssh/ssh_host_ed25519_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
         (node / "made").touch()
@@ -236,11 +236,21 @@ class LoopbackHosts:
         }
 
 
-def _show_torch(at: Path, torch: Path) -> None:
-    """An environment with the packages of another and the interpreter of this machine."""
+def _show_torch(at: Path, torch: Path, instance_type: str | None) -> None:
+    """An environment with the packages of another and the interpreter of this machine.
+
+    :param instance_type: whose GPUs are rehearsed, None for none.
+    """
     python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     (at / "bin").mkdir(parents=True)
     for name in ("python", "python3", python.name):
         (at / "bin" / name).symlink_to(python)
     (at / "pyvenv.cfg").write_text(f"home = {python.parent}\ninclude-system-site-packages = false\n")
-    (at / "lib").symlink_to(torch / "lib")
+    if instance_type is None:
+        (at / "lib").symlink_to(torch / "lib")
+        return
+    packages = at / rehearsal.PACKAGES
+    packages.mkdir(parents=True)
+    for entry in (torch / rehearsal.PACKAGES).iterdir():
+        (packages / entry.name).symlink_to(entry)
+    rehearsal.install(packages, instance_type)

@@ -2,8 +2,8 @@
 
 Each host is a folder: `disk.img` (a sparse file of its root volume's size, with `upper` and `work` of its
 overlay), `seed` (its user data), `hosts` (its /etc/hosts), `marks` (what it tells the daemon), `console.log`,
-`exit` (the exit status of its last run: 133 asks for a reboot). Disk and overlay are mounted in a mount
-namespace of its own, so that they are gone when the host is, however it ended.
+`exit` (the exit status of its last run: 133 asks for a reboot), `rehearsal` (what is laid over torch). Disk
+and overlay are mounted in a mount namespace of its own: they are gone when the host is, however it ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from awsddp.errors import LocalCloudError
-from awsddp.local import cgroups, network, rootfs
+from awsddp.local import cgroups, network, rehearsal, rootfs, torchenv
 from awsddp.local.hosts import Condition, HostSpec
 from awsddp.local.inside import Servers
 from awsddp.local.place import Place
@@ -106,13 +106,20 @@ class NspawnHosts:
                 (self._place.layer / "work").mkdir()
         _format(node / "disk.img", gib=spec.disk_gib, content=self._place.layer)
         _write_seed(node / "seed", spec)
+        if spec.rehearsal is not None:
+            rehearsal.install(node / "rehearsal" / rehearsal.PACKAGES, spec.rehearsal)
         (node / "hosts").write_text(self._hosts)
         (node / "made").touch()
         (node / "hosts").write_text(self._hosts)  # `announce` may have come between
 
     def _command(self, node: Path, spec: HostSpec) -> list[str]:
         binds = self._image.binds if spec.has_torch else ()
-        shown = [f"--bind-ro={_escape(source)}:{_escape(target)}" for source, target in binds]
+        shown = [
+            f"--overlay-ro={_escape(source)}:{_escape(node / 'rehearsal')}:{_escape(target)}"
+            if spec.rehearsal is not None and target == torchenv.AT
+            else f"--bind-ro={_escape(source)}:{_escape(target)}"
+            for source, target in binds
+        ]
         shown += [f"--bind-ro={_escape(path)}" for path in self._share()]
         return [
             *("systemd-nspawn", "--quiet", f"--directory={node / 'root'}", "--boot", "--register=no"),

@@ -203,7 +203,7 @@ def _record(fleet: Fleet, node: Node, facts: dict[str, Any]) -> Prepared:
 
 
 def _summary(prepared: Prepared, facts: dict[str, Any]) -> str:
-    gpus = f", {prepared.gpus} GPUs" if prepared.gpus else ""
+    gpus = f", {prepared.gpus} {'rehearsed ' * facts['rehearsed']}GPUs" if prepared.gpus else ""
     trouble = f" (cloud-init complains: {facts['complaint'].splitlines()[0]})" if facts["complaint"] else ""
     return f"ready: torch {prepared.torch}{gpus}, {prepared.nic}{trouble}"
 

@@ -269,7 +269,12 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
         told.append(f"the price of {kind.name} is not known")
     elif plan.price.source.startswith("list") and facts.region != compat.PRICE_REGION:
         told.append(f"prices are list prices of {compat.PRICE_REGION}; those of {facts.region} may differ")
-    if image.pretends:
+    if image.rehearses:
+        told.append(
+            f"the image rehearses its GPUs: {kind.gpus} x {kind.gpu} a node are answered by the CPU, nccl by "
+            f"gloo; a job has a rank for each, {kind.gpus * plan.nodes} in all, unless --world-size says less"
+        )
+    elif image.pretends:
         told.append(
             f"the image pretends its GPUs: {kind.gpus} x {kind.gpu} a node in name, gloo on CPU in fact"
         )

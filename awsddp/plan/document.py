@@ -28,6 +28,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
         "efa": asdict(plan.efa),
         "placement": plan.placement,
         "pretended": plan.pretended,
+        "rehearsed": image.rehearses,
         "image": {
             "id": image.id,
             "name": image.name,

@@ -8,8 +8,6 @@ from typing import Any, Literal
 from awsddp.cluster import TargetName
 from awsddp.compat import GpuType, Market
 
-PRETENDED = ("pretended", "rehearsed")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
@@ -35,7 +33,12 @@ class Image:
     @property
     def pretends(self) -> bool:
         """Whether the GPUs of its machines are pretended (the tag `awsddp:gpus`)."""
-        return self.tags.get("awsddp:gpus") in PRETENDED
+        return self.rehearses or self.tags.get("awsddp:gpus") == "pretended"
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether its torch answers CUDA calls with the CPU and nccl with gloo."""
+        return self.tags.get("awsddp:gpus") == "rehearsed"
 
 
 @dataclass(frozen=True, kw_only=True)

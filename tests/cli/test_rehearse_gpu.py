@@ -1,77 +1,219 @@
-"""A script written for GPUs runs unchanged on a node that pretends them, and says what was pretended."""
+"""A script written for GPUs runs unchanged where they are rehearsed; what a true node refuses is refused."""
 
+import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from awsddp.resources import template
+from awsddp.local import rehearsal
+from tests.cli.conftest import Lab
 
-SCRIPT = """
-import os, sys
+ANSWERS = """
+import copy, io, json, threading, torch
+cuda, found = torch.cuda, {}
+
+def refused(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+x = torch.randn(4, 3).cuda()
+found["facts"] = [cuda.is_available(), cuda.device_count(), cuda.get_device_name(0), cuda.mem_get_info()[1]]
+found["places"] = [str((x + 1).device), str(x.to("cuda:1").device), str(x.cpu().device), x.sum().is_cuda]
+host = torch.ones(3)
+host.cuda().add_(1)
+found["a copy"] = host.tolist()
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)).to(torch.device("cuda", 1))
+found["model"] = sorted({str(t.device) for t in [*model.parameters(), *copy.deepcopy(model).buffers()]})
+found["mixed"] = refused(lambda: model(x))
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.amp.GradScaler("cuda")
+copies, begun, ended = cuda.Stream(), cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+begun.record()
+with cuda.stream(copies), torch.autocast("cuda", dtype=torch.bfloat16):
+    target = torch.zeros(4, dtype=torch.long, device="cuda:1")
+    loss = torch.nn.functional.cross_entropy(model(x.cuda(1)), target)
+cuda.current_stream().wait_stream(copies)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+ended.record()
+cuda.synchronize()
+found["a step"] = [str(model[0].weight.grad.device), begun.elapsed_time(ended) > 0]
+file = io.BytesIO()
+torch.save(model.state_dict(), file)
+found["loaded"] = [
+    str(torch.load(io.BytesIO(file.getvalue()), map_location=place)["0.weight"].device)
+    for place in (None, "cuda:0", torch.device("cuda", 1))
+]
+with torch.device("cuda"):
+    found["default"] = str(torch.nn.Linear(2, 2).weight.device)
+thread = threading.Thread(target=lambda: found.update(thread=str(torch.ones(2).cuda().device)))
+thread.start()
+thread.join()
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)), pin_memory=True)
+found["pinned"] = [str(batch.device) for batch, in loader][:1]
+cuda.manual_seed_all(1)
+found["too many"] = [refused(lambda: cuda.set_device(2)), refused(lambda: torch.zeros(2, device="cuda:7"))]
+found["to numpy"] = refused(x.numpy)
+found["no graphs"] = refused(cuda.CUDAGraph)
+torch.compile(model)(x.cuda(1))
+torch.compile(model)
+print(json.dumps(found))
+"""
+
+RANK = """
+import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 local_rank = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(int(sys.argv[1]) if len(sys.argv) > 1 else local_rank)
+torch.cuda.set_device(local_rank)
 dist.init_process_group(backend="nccl")
-device = torch.device("cuda", local_rank)
-torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Linear(4, 2).cuda(), device_ids=[local_rank])
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cuda")
-for _ in range(3):
-    data = torch.randn(8, 4).to(device, non_blocking=True)
-    with torch.autocast("cuda"):
-        loss = model(data).square().mean() + torch.zeros(1, device="cuda").sum()
-    optimizer.zero_grad()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-total = torch.ones(1, device=device)
-dist.all_reduce(total)
-torch.cuda.synchronize()
-print("done", torch.cuda.device_count(), int(total), flush=True)
-dist.barrier()
+model(torch.randn(8, 4)).square().mean().backward()  # it moves its input itself
+total = torch.ones(1, device=torch.device("cuda", local_rank)) * dist.get_rank()
+dist.all_reduce(total, op=dist.ReduceOp.AVG)
+print("mean", total.item(), total.device, torch.cuda.device_count())
+for call in (lambda: dist.all_reduce(torch.ones(1)), lambda: torch.cuda.set_device(4)):
+    try:
+        call()
+    except RuntimeError as error:
+        print("refused:", str(error).splitlines()[0])
+dist.barrier(device_ids=[local_rank])
 dist.destroy_process_group()
 """
 
+BOTH_ON_ONE = """
+import torch, torch.distributed as dist
+dist.init_process_group("cpu:gloo,cuda:nccl")
+dist.all_reduce(torch.ones(1))
+dist.all_reduce(torch.ones(1).cuda())
+"""
 
-def rehearse(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Run the script as two ranks where `sitecustomize` pretends two GPUs."""
-    (folder / "sitecustomize.py").write_text(template("rehearse_gpu.py"))
-    (folder / "script.py").write_text(SCRIPT)
-    environ = {**os.environ, "PYTHONPATH": str(folder), "AWSDDP_REHEARSE_GPUS": "2", "OMP_NUM_THREADS": "1"}
-    launch = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr",
-        "127.0.0.1",
-        "--nproc-per-node",
-        "2",
-    ]
-    return subprocess.run(
-        [sys.executable, *launch, "script.py", *words],
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a script sees on a node that rehearses two GPUs, and under "said" what it was told."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("node")
+    rehearsal.install(folder, "g6.24xlarge")
+    text = (folder / "rehearse_gpu.pth").read_text().replace("'count': 4", "'count': 2")
+    (folder / "script.py").write_text(text + ANSWERS)
+    shown = subprocess.run(
+        [sys.executable, "script.py"],
         cwd=folder,
-        env=environ,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
-
-
-def test_a_script_for_gpus_runs_unchanged_and_is_told_what_was_pretended(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    shown = rehearse(tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.count("done 2 2") == 2
-    assert "CUDA is answered by the CPU (2 devices are pretended), nccl by gloo" in shown.stderr
+    said = [line for line in shown.stderr.splitlines() if line.startswith("rehearsal:")]
+    return {**json.loads(shown.stdout), "said": said}
 
 
-def test_a_device_that_the_node_would_not_have_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    shown = rehearse(tmp_path, "5")
-    assert shown.returncode != 0
-    assert "invalid device ordinal: cuda:5, and this node would have 2 devices" in shown.stderr
+def test_it_says_once_what_is_pretended_and_what_is_left_out(answers: dict[str, Any]) -> None:
+    first, second = answers["said"]
+    assert first.startswith(
+        "rehearsal: 2 x NVIDIA L4 are pretended: CUDA is answered by the CPU, nccl by gloo"
+    )
+    assert second == "rehearsal: torch.compile is left out: the model runs as it is written"
+
+
+def test_torch_finds_the_gpus_of_the_instance_type(answers: dict[str, Any]) -> None:
+    assert answers["facts"] == [True, 2, "NVIDIA L4 (rehearsed)", int(22.4 * 2**30)]
+
+
+def test_tensors_remember_where_they_would_be(answers: dict[str, Any]) -> None:
+    assert answers["places"] == ["cuda:0", "cuda:1", "cpu", True]
+    assert answers["a copy"] == [1, 1, 1]
+    assert answers["model"] == ["cuda:1"]
+    assert answers["a step"] == ["cuda:1", True]
+    assert answers["loaded"] == ["cpu", "cuda:0", "cuda:1"]
+    assert (answers["default"], answers["thread"], answers["pinned"]) == ("cuda:0", "cuda:0", ["cpu"])
+
+
+def test_what_a_true_node_refuses_is_refused_in_its_words(answers: dict[str, Any]) -> None:
+    assert all("CUDA error: invalid device ordinal" in text for text in answers["too many"])
+    assert "this node would have 2 GPUs" in answers["too many"][0]
+    assert "Expected all tensors to be on the same device" in answers["mixed"]
+    assert "can't convert cuda:0 device type tensor to numpy" in answers["to numpy"]
+    assert "needs a true GPU and cannot be pretended" in answers["no graphs"]
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A cluster of two nodes with four rehearsed GPUs each."""
+    made = Lab(tmp_path_factory.mktemp("lab"))
+    made.script("rank.py", RANK)
+    try:
+        shown = made.run("up", "--local", "--rehearse-gpu", "--instance-type", "g6.12xlarge", "-y")
+        assert shown.returncode == 0, shown.stderr
+        assert "node1: ready: torch" in shown.stderr
+        assert ", 4 rehearsed GPUs, " in shown.stderr
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_script_for_nccl_runs_to_its_end_on_two_nodes(rehearsed: Lab) -> None:
+    shown = rehearsed.run("train", "rank.py", "--world-size", "4")
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert sum("rehearsal: 4 x NVIDIA L4 are pretended" in line for line in lines) == 1
+    for rank in range(4):
+        mine = [
+            line.partition("] ")[2] for line in lines if line.startswith(f"[rank {rank} @ node{rank // 2}]")
+        ]
+        assert mine[-3:] == [
+            f"mean 1.5 cuda:{rank % 2} 4",
+            "refused: No backend type associated with device type cpu",
+            "refused: CUDA error: invalid device ordinal",
+        ]
+
+
+def test_more_ranks_than_gpus_are_refused_as_on_the_true_node(rehearsed: Lab) -> None:
+    shown = rehearsed.run("train", "rank.py", "--world-size", "10")
+    assert shown.returncode == 2
+    assert "5 ranks a node do not fit: a node has 4 GPUs" in shown.stderr
+
+
+def test_where_no_image_rehearses_it_is_refused(rehearsed: Lab) -> None:
+    shown = rehearsed.run(
+        "-c", "other", "plan", "--local", "--rehearse-gpu", "--image", "Deep Learning Base *"
+    )
+    assert shown.returncode == 3
+    assert "no image Deep Learning Base * in us-east-1 rehearses GPUs" in shown.stderr
+    assert "awsddp -c other up --local --rehearse-gpu" in shown.stderr
+
+
+@pytest.mark.prove
+def test_a_rank_a_gpu_is_the_default_and_the_bundled_program_trains(rehearsed: Lab) -> None:
+    result = rehearsed.json("train", "--", "--epochs", "3")
+    assert result["state"] == "succeeded"
+    assert len(result["ranks"]) == 8
+    log = (rehearsed.project / result["home"] / "logs" / "rank5.log").read_text()
+    assert "rank 5 of 8 on cuda:1" in log
+
+
+@pytest.mark.prove
+def test_two_ranks_on_one_gpu_are_refused(rehearsed: Lab) -> None:
+    rehearsed.script("both.py", BOTH_ON_ONE)
+    shown = rehearsed.run("train", "both.py", "--world-size", "4")
+    assert shown.returncode == 1
+    assert "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 0" in shown.stdout
+
+
+@pytest.mark.prove
+def test_hosts_without_root_rehearse_too(lab: Lab) -> None:
+    lab.script("rank.py", RANK)
+    assert lab.run("local", "start", "--loopback").returncode == 0
+    up = lab.run("up", "--local", "--nodes", "1", "--rehearse-gpu", "--instance-type", "g6.12xlarge", "-y")
+    assert up.returncode == 0, up.stderr
+    shown = lab.run("train", "rank.py", "--world-size", "2")
+    assert "[rank 1 @ node0] mean 0.5 cuda:1 4" in shown.stdout.splitlines()

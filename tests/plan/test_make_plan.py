@@ -143,6 +143,13 @@ def test_pretended_gpus_are_told() -> None:
     assert any("gloo on CPU" in text for text in made.warnings)
 
 
+def test_rehearsed_gpus_are_told_with_the_ranks_that_a_job_has() -> None:
+    made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "rehearsed"})))
+    assert made.pretended
+    assert document(made)["rehearsed"]
+    assert any("nccl by gloo; a job has a rank for each, 16 in all" in text for text in made.warnings)
+
+
 def test_two_ssh_blocks_are_two_rules() -> None:
     made = plan(cidr=("198.51.100.9/24", "2001:db8::/48"))
     assert made.ssh_cidrs == ("198.51.100.0/24", "2001:db8::/48")

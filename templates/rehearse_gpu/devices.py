@@ -1,0 +1,198 @@
+"""torch.cuda and torch.accelerator of a node that would have GPUs."""
+
+import os
+import threading
+import time
+import types
+
+import torch
+
+from rehearse_gpu import GPUS, cannot
+
+_here = threading.local()
+
+
+def visible():
+    """The numbers of the GPUs that CUDA_VISIBLE_DEVICES lets this process see: up to one that is none."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    numbers = []
+    for word in range(GPUS.count) if asked is None else asked.split(","):
+        if not str(word).strip().isdigit() or int(word) >= GPUS.count:
+            break
+        numbers.append(int(word))
+    return numbers
+
+
+def index(device):
+    """The number of a GPU, however it is written; None for what is no GPU. Refuses one that is not there."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        number = device
+    elif isinstance(device, (str, torch.device)) and str(device).partition(":")[0] == "cuda":
+        text = str(device).partition(":")[2]
+        number = int(text) if text else current_device()
+    else:
+        return None
+    there = len(visible())
+    if not 0 <= number < there:
+        many = "1 GPU" if there == 1 else f"{there} GPUs"
+        raise getattr(torch, "AcceleratorError", RuntimeError)(
+            f"CUDA error: invalid device ordinal\ncuda:{number} was asked for; this node would have {many}"
+        )
+    return number
+
+
+def current_device():
+    """The number of the GPU that this thread has set."""
+    return getattr(_here, "device", 0)
+
+
+def set_device(device):
+    """Set it, for this thread."""
+    number = index(device)
+    if number is not None:
+        _here.device = number
+
+
+class Device:
+    """torch.cuda.device, a context."""
+
+    def __init__(self, device):
+        self.idx = index(device)
+
+    def __enter__(self):
+        self.before = current_device()
+        set_device(self.idx)
+
+    def __exit__(self, *error):
+        _here.device = self.before
+
+
+class Stream:
+    """A stream whose work is done when it was given: one, for all, as a context too."""
+
+    cuda_stream = 0
+
+    def __init__(self, device=None, priority=0, **named):
+        self.device = torch.device("cuda", current_device() if device is None else index(device))
+        self.device_index = self.device.index
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def query(self):
+        return True
+
+    def is_capturing(self):
+        return False
+
+    def synchronize(self):
+        return None
+
+    wait_event = wait_stream = lambda self, other: None
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
+
+class Event:
+    """A moment; `elapsed_time` tells the CPU's."""
+
+    def __init__(self, *args, **named):
+        self.at = 0.0
+
+    def record(self, stream=None):
+        self.at = time.perf_counter()
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return (later.at - self.at) * 1000
+
+    wait = synchronize = lambda self, *args: None
+
+
+def answer_cuda(cuda):
+    """Have `torch.cuda` say what it would on the node."""
+
+    def one(device=None):
+        return current_device() if device is None else index(device)
+
+    def properties(device=None):
+        one(device)
+        major, minor = GPUS.capability
+        return types.SimpleNamespace(
+            name=f"{GPUS.name} (rehearsed)",
+            total_memory=GPUS.memory_bytes,
+            major=major,
+            minor=minor,
+            multi_processor_count=1,
+        )
+
+    answers = {
+        "is_available": lambda: bool(visible()),
+        "is_initialized": lambda: True,
+        "device_count": lambda: len(visible()),
+        "current_device": current_device,
+        "set_device": set_device,
+        "device": Device,
+        "get_device_name": lambda device=None: properties(device).name,
+        "get_device_capability": lambda device=None: (one(device), GPUS.capability)[1],
+        "get_device_properties": properties,
+        "get_arch_list": lambda: [f"sm_{GPUS.capability[0]}{GPUS.capability[1]}"],
+        "can_device_access_peer": lambda device, peer: one(device) != one(peer),
+        "is_bf16_supported": lambda *args, **named: GPUS.capability >= (8, 0),
+        "is_current_stream_capturing": lambda: False,
+        "mem_get_info": lambda device=None: (properties(device).total_memory, GPUS.memory_bytes),
+        "memory_stats": lambda device=None: {},
+        "memory_summary": lambda *args, **named: "rehearsal: no memory of a GPU is used\n",
+        "utilization": lambda device=None: 0,
+        "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8) for _ in visible()],
+        "initial_seed": torch.initial_seed,
+        "Stream": Stream,
+        "Event": Event,
+        "stream": lambda stream: stream or Stream(),
+        "current_stream": Stream,
+        "default_stream": Stream,
+        "_lazy_init": cannot,
+        "CUDAGraph": cannot,
+        "graph": cannot,
+        "make_graphed_callables": cannot,
+    }
+    nothing = (
+        "init synchronize empty_cache ipc_collect manual_seed manual_seed_all seed seed_all set_rng_state"
+    )
+    nothing += " set_rng_state_all set_stream set_per_process_memory_fraction reset_peak_memory_stats"
+    nothing += " reset_max_memory_allocated reset_max_memory_cached reset_accumulated_memory_stats"
+    none = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached"
+    answers |= {name: lambda *args, **named: None for name in nothing.split()}
+    answers |= {name: lambda device=None: 0 for name in f"{none} max_memory_cached".split()}
+    for name, value in answers.items():
+        setattr(cuda, name, value)
+    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        setattr(cuda.nvtx, name, lambda *args, **named: None)
+    cuda.profiler.start = cuda.profiler.stop = lambda: None
+    cuda.random.__dict__.update({name: answers[name] for name in answers if hasattr(cuda.random, name)})
+
+
+def answer_accelerator(accelerator):
+    """Have `torch.accelerator` say the same as `torch.cuda`."""
+    cuda = torch.cuda
+    for name, value in {
+        "is_available": cuda.is_available,
+        "device_count": cuda.device_count,
+        "current_accelerator": lambda check_available=False: torch.device("cuda") if visible() else None,
+        "current_device_index": current_device,
+        "current_device_idx": current_device,
+        "set_device_index": set_device,
+        "set_device_idx": set_device,
+        "current_stream": Stream,
+        "synchronize": cuda.synchronize,
+    }.items():
+        setattr(accelerator, name, value)

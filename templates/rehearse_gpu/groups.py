@@ -1,0 +1,120 @@
+"""Process groups and DistributedDataParallel: gloo where nccl was asked for."""
+
+import functools
+import os
+import socket
+import zlib
+
+import torch
+
+from rehearse_gpu.devices import index, visible
+from rehearse_gpu.tensors import place_of, places
+
+
+def answer_nccl(distributed):
+    """Have process groups meet over gloo, DistributedDataParallel take modules that are on the CPU."""
+    core = distributed.distributed_c10d
+    asked, met = {}, set()  # by group: the backends that it was asked for with; whether its ranks have met
+    begin, divide = core.init_process_group, core.new_group
+
+    def backends(group):
+        return asked.get(group or core._get_default_group(), "")
+
+    @functools.wraps(begin)
+    def init_process_group(backend=None, *args, **named):
+        index(named.pop("device_id", None))
+        text = str(backend or "cpu:gloo,cuda:nccl").lower()
+        begin("gloo" if "nccl" in text else backend, *args, **named)
+        asked[core._get_default_group()] = text
+
+    @functools.wraps(divide)
+    def new_group(*args, **named):
+        named.pop("device_id", None)
+        text = str(named.get("backend") or backends(None)).lower()
+        group = divide(*args, **{**named, "backend": "gloo" if "nccl" in text else named.get("backend")})
+        asked[group] = text
+        return group
+
+    def meet(tensor, group):
+        """As NCCL does when its ranks first meet, refuse two of them on one GPU."""
+        group = group or core._get_default_group()
+        if "nccl" not in backends(group) or group in met:
+            return
+        met.add(group)
+        host = f"{socket.gethostname()} {os.environ.get('GROUP_RANK')}"
+        own = torch.tensor([zlib.crc32(host.encode()), visible()[place_of(tensor)]])
+        everybody = [torch.empty_like(own) for _ in range(core.get_world_size(group))]
+        core.all_gather(everybody, own, group)
+        everybody = [one.tolist() for one in everybody]
+        for rank, one in enumerate(everybody):
+            if (other := everybody.index(one)) != rank:
+                raise distributed.DistBackendError(
+                    f"NCCL error: Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device "
+                    f"{one[1]}. Call torch.cuda.set_device(local_rank) before anything is moved"
+                )
+
+    def average(value):
+        return isinstance(value, (core.ReduceOp, core.ReduceOp.RedOpType)) and value == core.ReduceOp.AVG
+
+    def collective(function):
+        name = function.__name__
+
+        @functools.wraps(function)
+        def call(*args, **named):
+            group = next((one for one in args if isinstance(one, core.ProcessGroup)), named.get("group"))
+            found = places((*args, *named.values()))
+            if backends(group) == "nccl" and any(place is None for _, place in found):
+                raise RuntimeError("No backend type associated with device type cpu")
+            if found and found[0][1] is not None and not name.endswith(("send", "recv")):
+                meet(found[0][0], group)
+            if any(map(average, (*args, named.get("op")))):
+                for tensor, _ in found if name in ("all_reduce", "reduce") else found[1:]:
+                    tensor.div_(core.get_world_size(group))  # gloo knows no average
+                args = [core.ReduceOp.SUM if average(one) else one for one in args]
+                named = {key: core.ReduceOp.SUM if average(one) else one for key, one in named.items()}
+            return function(*args, **named)
+
+        return call
+
+    def barrier(group=None, async_op=False, device_ids=None):
+        for device in device_ids or ():
+            index(device)
+        return core.barrier(group, async_op)
+
+    for module in (distributed, core):
+        module.init_process_group, module.new_group = init_process_group, new_group
+        module.is_nccl_available = lambda: True
+    together = "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter"
+    together += " reduce_scatter_tensor all_to_all all_to_all_single all_gather_single reduce_scatter_single"
+    for name in f"{together} send recv isend irecv".split():  # as scripts call them; torch's own calls stay
+        if hasattr(core, name):
+            setattr(distributed, name, collective(getattr(core, name)))
+    distributed.barrier = barrier
+    distributed.get_backend = lambda group=None: backends(group) or core.get_backend(group)
+    _answer_ddp(torch.nn.parallel.DistributedDataParallel, meet)
+
+
+def _answer_ddp(kind, meet):
+    begin, forward = kind.__init__, kind.forward
+
+    @functools.wraps(begin)
+    def without_devices(self, module, device_ids=None, output_device=None, *args, **named):
+        for device in (*(device_ids or ()), output_device):
+            index(device)
+        first = next(module.parameters(), None)
+        if first is not None and first.is_cuda:
+            meet(first, named.get("process_group"))
+            begin(self, module, None, None, *args, **named)
+        else:
+            begin(self, module, device_ids, output_device, *args, **named)
+        self.inputs_to = index(device_ids[0]) if device_ids else None
+
+    @functools.wraps(forward)
+    def with_inputs(self, *inputs, **named):
+        if self.inputs_to is not None:
+            inputs, named = torch.utils._pytree.tree_map_only(
+                torch.Tensor, lambda one: one.cuda(self.inputs_to), (inputs, named)
+            )
+        return forward(self, *inputs, **named)
+
+    kind.__init__, kind.forward = without_devices, with_inputs
