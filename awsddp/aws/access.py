@@ -128,9 +128,16 @@ def ensure_group(
         group = _find_group(aws, ids, clock=clock)
         new = False
     known = {**ids, "security_group": group}
-    for operation in ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"):
-        rules = resolve_request(plan.request(operation), ids=known, secrets={}, now=now)
-        patiently(partial(_authorize, aws, rules), passes=not_yet, clock=clock)
+    rules = [
+        resolve_request(plan.request(f"AuthorizeSecurityGroup{side}"), ids=known, secrets={}, now=now)
+        for side in ("Ingress", "Egress")
+    ]
+    with ThreadPoolExecutor(max_workers=len(rules)) as pool:
+        for done in [
+            pool.submit(patiently, partial(_authorize, aws, one), passes=not_yet, clock=clock)
+            for one in rules
+        ]:
+            done.result()
     if not new:
         _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event)
     return group

@@ -4,7 +4,7 @@ import ipaddress
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +12,11 @@ from awsddp import compat
 from awsddp.aws import prices
 from awsddp.aws.images import find_image
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws
+from awsddp.aws.session import Aws, soon
 from awsddp.aws.surroundings import check_key, own_group, reservation, subnets
 from awsddp.cluster import TargetName
 from awsddp.compat import GpuType, Market
-from awsddp.plan import Facts, Reservation
+from awsddp.plan import Facts, Group, Reservation
 from awsddp.spec import ClusterSpec
 
 # Each answers with the address that it sees, over HTTPS.
@@ -30,28 +30,26 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     `network.ssh_cidr`, two sources on the internet are asked. Raises CloudError where AWS cannot be read,
     ConfigError where something that `spec` names does not exist.
     """
-    owner = aws.identity().user_id
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        reserved = pool.submit(reservation, aws, spec.capacity.reservation)
-        asked = _asked(spec, reserved.result() if spec.capacity.reservation else None)
-        known = sorted({*compat.GPU_TYPES, *asked})
-        offers = pool.submit(_offers, aws, known)
-        image = pool.submit(find_image, aws, spec.cluster.image, rehearsed=spec.cluster.rehearse_gpu)
-        places = pool.submit(subnets, aws, spec.network.subnet)
-        described = {name: pool.submit(_describe_type, aws, name) for name in _not_in_table(asked)}
-        quotas = {code: pool.submit(_quota, aws, code) for code in _quota_codes(spec, asked)}
-        callers = pool.submit(_callers, spec, caller_address)
-        listed = pool.submit(prices.on_demand, aws, known)
-        market = pool.submit(prices.spot, aws, known) if _spot(spec) else None
-        key = pool.submit(check_key, aws, spec.access.key)
-        group = pool.submit(
-            lambda: own_group(
-                aws,
-                spec.network.security_group,
-                cidrs=spec.network.ssh_cidr or callers.result(),
-                efa=spec.capacity.efa,
-            )
-        )
+    # The longest chain first, and who is asking: that fails fast, and then nothing else is waited for.
+    image = soon(find_image, aws, spec.cluster.image, rehearsed=spec.cluster.rehearse_gpu)
+    caller = soon(aws.identity)
+    places = soon(subnets, aws, spec.network.subnet)
+    callers = soon(_callers, spec, caller_address)
+    key = soon(check_key, aws, spec.access.key)
+    reserved = soon(reservation, aws, spec.capacity.reservation)
+    if spec.capacity.reservation:
+        caller.result()
+    asked = _asked(spec, reserved.result())
+    known = sorted({*compat.GPU_TYPES, *asked})
+    offers = soon(_offers, aws, known)
+    described = {name: soon(_describe_type, aws, name) for name in _not_in_table(asked)}
+    quotas = {code: soon(_quota, aws, code) for code in _quota_codes(spec, asked)}
+    listed = soon(prices.on_demand, aws, known)
+    market = soon(prices.spot, aws, known) if _spot(spec) else None
+    group = soon(_own_group, aws, spec, callers)
+    owner = caller.result().user_id
+    reads: list[Future[Any]] = [image, places, callers, key, offers, listed, group]
+    wait([*reads, *described.values(), *quotas.values(), *([market] if market else [])])
     key.result()
     types = {name: future.result() for name, future in described.items()}
     return Facts(
@@ -71,6 +69,13 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         group=group.result(),
         reservation=reserved.result(),
     )
+
+
+def _own_group(aws: Aws, spec: ClusterSpec, callers: "Future[tuple[str, ...]]") -> Group | None:
+    if spec.network.security_group is None:
+        return None
+    cidrs = spec.network.ssh_cidr or callers.result()
+    return own_group(aws, spec.network.security_group, cidrs=cidrs, efa=spec.capacity.efa)
 
 
 def _asked(spec: ClusterSpec, reserved: Reservation | None) -> tuple[str, ...]:

@@ -16,11 +16,12 @@ def command(options: Globals, *, dry_run: bool, **given: Any) -> int:
     from awsddp.cli.pages import cluster_page
     from awsddp.cli.plan_page import permissions_page
     from awsddp.cli.questions import launch_question
-    from awsddp.verbs import doctor
     from awsddp.verbs.up import up
 
     with session.opened(options, session.overrides(given)) as (ctx, show):
         if dry_run:
+            from awsddp.verbs import doctor
+
             found = doctor.dry_run(ctx)
             show.pause()
             screen.document(found) if options.json else permissions_page(found)

@@ -1,44 +1,23 @@
-"""Makes launched instances ready: the user data they boot with, their own host key, what they have."""
+"""Makes launched instances ready: their own host key, what they have."""
 
 import json
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from awsddp.cluster import Node, Prepared
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import NodeError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodeFailure, NodesFailed
-from awsddp.nodes.hostkeys import KeyPair
 from awsddp.nodes.parallel import ignore
-from awsddp.nodes.rendering import render
 from awsddp.nodes.transport import Fleet, Request, Result
+from awsddp.nodes.user_data import moment
 from awsddp.report import Event, OnEvent, node_name
 from awsddp.resources import template
 
-USER_DATA_LIMIT = 16 * 1024  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 _REKEY_S = 30.0
-
-
-def user_data(*, host_key: KeyPair, expires_at: datetime) -> str:
-    """Return the cloud-config that every node of a launch boots with.
-
-    It installs the throw-away `host_key` before sshd answers, and a watchdog that powers the machine off at
-    `expires_at` (aware of its zone) with nobody's help. Raises ConfigError over EC2's limit of 16 KB.
-    """
-    seconds, text = _moment(expires_at)
-    rendered = render(
-        "user_data.yaml",
-        host_private=json.dumps(host_key.private),
-        host_public=json.dumps(host_key.public),
-        expires_s=seconds,
-        expires=text,
-    )
-    if len(rendered.encode()) >= USER_DATA_LIMIT:
-        raise ConfigError("the user data is over 16 KB", "EC2 takes no more")
-    return rendered
 
 
 def prepare(
@@ -94,7 +73,7 @@ def _inspect(
             user=fleet.endpoints[node.node].user,
             address=node.private_ip or node.address,
             rank0=rank0,
-            expires=_moment(expires_at) if expires_at else None,
+            expires=moment(expires_at) if expires_at else None,
             patience_s=deadline_s,
         )
         for node in nodes
@@ -206,9 +185,3 @@ def _summary(prepared: Prepared, facts: dict[str, Any]) -> str:
     gpus = f", {prepared.gpus} {'rehearsed ' * facts['rehearsed']}GPUs" if prepared.gpus else ""
     trouble = f" (cloud-init complains: {facts['complaint'].splitlines()[0]})" if facts["complaint"] else ""
     return f"ready: torch {prepared.torch}{gpus}, {prepared.nic}{trouble}"
-
-
-def _moment(when: datetime) -> tuple[int, str]:
-    """Return a moment as seconds since 1970 and as people read it, in UTC."""
-    when = when.astimezone(UTC)
-    return int(when.timestamp()), when.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -123,7 +123,7 @@ def _round(
 
 def _shared(ctx: Context, plan: LaunchPlan, target: Target, cluster_id: str) -> _Launch:
     from awsddp.nodes.hostkeys import make_key
-    from awsddp.nodes.provision import user_data
+    from awsddp.nodes.user_data import user_data
 
     now = datetime.now(UTC).replace(microsecond=0)
     login = _login_key(ctx)

@@ -1,6 +1,8 @@
 """What several verbs do with a cluster that is up: look at it, connect to its nodes, bring a job home."""
 
 import contextlib
+import importlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 ANSWER_S = 60.0
 FETCH_S = 600.0
 """How long another client of this machine may be at it, bringing the same results home."""
+
+
+def import_beside(module: str) -> None:
+    """Import a module that will be needed while AWS or a node is waited for."""
+    threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from awsddp.spec import seconds
 from awsddp.state import Record
 from awsddp.verbs.context import Context, aws_of, target_for
 from awsddp.verbs.launching import carry_out, plan_everywhere
-from awsddp.verbs.nodes import connect
+from awsddp.verbs.nodes import connect, import_beside
 from awsddp.verbs.status import cluster_document
 
 if TYPE_CHECKING:
@@ -131,8 +131,10 @@ def _prepare(
     """
     from awsddp.aws.instances import wait_running
     from awsddp.aws.waits import deadline_s
-    from awsddp.nodes import hostkeys, provision
+    from awsddp.nodes import hostkeys
 
+    if hosts:
+        import_beside("awsddp.nodes.provision")
     nodes = wait_running(
         aws,
         record.id,
@@ -150,6 +152,8 @@ def _prepare(
         }
         hostkeys.accept(ctx.folder.known_hosts, fresh)
     if hosts:
+        from awsddp.nodes import provision
+
         with connect(ctx, record, nodes, deadline_s=deadline_s([record.instance_type])) as fleet:
             prepared = provision.prepare(
                 fleet,

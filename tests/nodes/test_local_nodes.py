@@ -15,8 +15,9 @@ from awsddp.cluster import Node
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.provision import prepare, user_data
+from awsddp.nodes.provision import prepare
 from awsddp.nodes.transport import Endpoint, Fleet
+from awsddp.nodes.user_data import user_data
 from tests.nodes.ssh_hosts import wait_until
 
 boto3 = pytest.importorskip("boto3")

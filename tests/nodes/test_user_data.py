@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.provision import USER_DATA_LIMIT, user_data
+from awsddp.nodes.user_data import USER_DATA_LIMIT, user_data
 from tests.nodes.ssh_hosts import wait_until
 
 yaml = pytest.importorskip("yaml")

@@ -1,0 +1,148 @@
+"""How long `awsddp up` takes to running nodes, beside the shortest program that could launch them.
+
+    python benchmarks/start.py [ROUNDS]
+
+From process start to the describe that shows all nodes running, in records mode with 100 ms added to each
+call, both interleaved. The bare program is boto3 alone (its imports included) and makes only the longest
+chain of calls that must follow one another: the image's parameter, the image, the group, its rules, the
+launch, the describe. Its requests are those of the plan; all that `up` reads, makes and checks beside the
+chain (who it is, what exists, types, prices, quotas, subnets, the key, the placement group) it is given. The
+promise: at most 1.20 times, the same for 2, 8 and 64 nodes within 10 %.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from _rehearsal import Rehearsal, rehearsal
+
+from awsddp.plan import Request, names, resolve_request
+
+BARE = """
+import json, sys, time
+import boto3
+requests, parameter = json.load(sys.stdin)
+made = []
+def call(client, operation, **parameters):
+    made.append(operation)
+    return getattr(client, operation)(**parameters)
+ssm, ec2 = boto3.client("ssm"), boto3.client("ec2")
+[found] = call(ssm, "get_parameters", Names=[parameter])["Parameters"]
+[image] = call(ec2, "describe_images", ImageIds=[found["Value"]])["Images"]
+group = call(ec2, "create_security_group", **requests["CreateSecurityGroup"])["GroupId"]
+rules = requests["AuthorizeSecurityGroupIngress"] | {"GroupId": group}
+rules["IpPermissions"][0]["UserIdGroupPairs"][0]["GroupId"] = group
+call(ec2, "authorize_security_group_ingress", **rules)
+launch = requests["RunInstances"] | {"ImageId": image["ImageId"]}
+launch["NetworkInterfaces"][0]["Groups"] = [group]
+count = len(call(ec2, "run_instances", **launch)["Instances"])
+tag = [{"Name": "tag:awsddp:id", "Values": ["01234567"]}]
+states = []
+while states != ["running"] * count:
+    pages = call(ec2, "describe_instances", Filters=tag)["Reservations"]
+    states = [one["State"]["Name"] for page in pages for one in page["Instances"]]
+print(json.dumps([time.time(), made]))
+"""
+PARAMETER = (
+    "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
+)
+ASKED = ("-o", "network.ssh_cidr=10.0.0.0/8", "--instance-type", "g6.48xlarge")
+DELAY_S = 0.1
+
+
+def timed(lab: Rehearsal, words: list[str], keys: dict[str, str], **given: Any) -> tuple[float, str]:
+    """Return when a program was started, and what it said; each of its calls takes DELAY_S longer."""
+    lab.run("local", "fault", "add", "*", "delay", "--seconds", str(DELAY_S))
+    began = time.time()
+    done = subprocess.run(
+        words, cwd=lab.project, env=lab.environ | keys, check=True, stdout=subprocess.PIPE, text=True, **given
+    )
+    return began, done.stdout
+
+
+def requests(lab: Rehearsal, keys: dict[str, str], nodes: int) -> dict[str, Any]:
+    """Return the parameters of the plan's requests by operation, and make what is beside the chain."""
+    import boto3
+
+    plan = json.loads(lab.run("plan", "--json", *ASKED, "--nodes", str(nodes), **keys))
+    ec2 = boto3.Session(
+        keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"], region_name=keys["AWS_DEFAULT_REGION"]
+    ).client("ec2", endpoint_url=keys["AWS_ENDPOINT_URL"])
+    zone = [{"Name": "availability-zone", "Values": plan["zones"][:1]}]
+    ids = names("bare", "01234567") | {
+        "subnet": ec2.describe_subnets(Filters=zone)["Subnets"][0]["SubnetId"],
+        "security_group": "",
+        "client_token": uuid.uuid4().hex,
+    }
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(lab.root / "key")]
+    subprocess.run(words, check=True)
+    given: dict[str, Any] = {
+        "ids": ids,
+        "secrets": {"user_data": "#cloud-config\n", "public_key": (lab.root / "key.pub").read_text()},
+        "now": datetime.now(UTC),
+    }
+    made = {one["operation"]: resolve_request(Request(**one), **given).parameters for one in plan["requests"]}
+    ec2.import_key_pair(**made["ImportKeyPair"])
+    ec2.create_placement_group(**made["CreatePlacementGroup"])
+    return made
+
+
+def bare(nodes: int) -> tuple[float, list[str]]:
+    """Return the seconds of the bare program in a cloud of its own, and the calls that it made."""
+    with rehearsal("--no-hosts") as lab:
+        keys = lab.keys()
+        given = json.dumps([requests(lab, keys, nodes), PARAMETER])
+        began, told = timed(lab, [sys.executable, "-c", BARE], keys, input=given)
+        ended, chain = json.loads(told)
+        return ended - began, chain
+
+
+def awsddp(nodes: int) -> tuple[float, list[dict[str, Any]]]:
+    """Return the seconds of `awsddp up` to the end of that describe, and all its calls: its own trail."""
+    with rehearsal("--no-hosts") as lab:
+        words = [sys.executable, "-m", "awsddp", "up", *ASKED, "--nodes", str(nodes), "-y", "-q"]
+        began, _ = timed(lab, words, lab.keys())
+        trail = Path(lab.environ["AWSDDP_HOME"]) / "clusters/default/calls.jsonl"
+        calls = sorted(map(json.loads, trail.read_text().splitlines()), key=lambda call: str(call["at"]))
+        for call in calls:
+            call["began"] = datetime.fromisoformat(call["at"]).timestamp() - began
+            call["ended"] = call["began"] + call["seconds"]
+        asked_by_id = [
+            call["ended"]
+            for call in calls
+            if call["operation"] == "DescribeInstances"
+            and call["parameters"]["Filters"][0]["Name"] == "tag:awsddp:id"
+        ]
+        return asked_by_id[-1], calls
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    medians = []
+    for nodes in (2, 8, 64):
+        both: dict[str, list[float]] = {"bare boto3": [], "awsddp up": []}
+        for _ in range(rounds):
+            taken, chain = bare(nodes)
+            both["bare boto3"].append(taken)
+            both["awsddp up"].append(awsddp(nodes)[0])
+        if not medians:
+            print("the chain:", " -> ".join(chain))
+        reference = statistics.median(both["bare boto3"])
+        for name, times in both.items():
+            median = statistics.median(times)
+            print(
+                f"{nodes:>3} nodes  {name:<10} least {min(times):6.3f} s  median {median:6.3f} s"
+                f"  {median / reference:5.2f} x bare"
+            )
+        medians.append(statistics.median(both["awsddp up"]))
+    print(f"awsddp up, the slowest count of nodes over the fastest: {max(medians) / min(medians):.2f}")
+
+
+if __name__ == "__main__":
+    main()
