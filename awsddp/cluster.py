@@ -32,7 +32,8 @@ class Target:
 class Node:
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
 
-    `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC.
+    `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC,
+    `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster.
     """
 
     node: int
@@ -44,6 +45,7 @@ class Node:
     private_ip: str | None = None
     public_ip: str | None = None
     launched: datetime | None = None
+    expires: datetime | None = None
     spot: bool = False
     unfetched: tuple[str, ...] = ()
 
@@ -57,7 +59,8 @@ class Node:
 class Cluster:
     """A cluster as its tags tell it: one name of one owner. `nodes` is sorted by node number.
 
-    `leftovers` are ids of resources of ours that exist beside the instances (groups, keys).
+    `leftovers` are ids of resources of ours that exist beside the instances (groups, keys), `group` is the
+    cluster's own security group and `ssh_cidrs` the addresses for which its port 22 is open.
     """
 
     name: str
@@ -68,6 +71,8 @@ class Cluster:
     created: datetime | None = None
     expires: datetime | None = None
     leftovers: tuple[str, ...] = ()
+    group: str | None = None
+    ssh_cidrs: tuple[str, ...] | None = None
 
     @property
     def live(self) -> tuple[Node, ...]:

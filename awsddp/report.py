@@ -65,38 +65,47 @@ def cost_usd(nodes: Iterable[Node], price_usd_per_node_hour: float | None, now: 
 def ledger_bill(rows: Iterable[dict[str, Any]], now: datetime) -> dict[str, Any] | None:
     """Return what one cluster's ledger says that it cost: from launch to stop or end, by the list price.
 
-    `cost_usd` is None where no price was known; `to` is None while it runs. None: it never launched anything.
+    `cost_usd` is None where a price was not known; `to` is None while it runs. None: it never launched
+    anything. What another size cost is counted for its own time.
     """
     bill: dict[str, Any] | None = None
     since: datetime | None = None
+    cost: float | None = 0.0
     for row in rows:
         event, moment = row.get("event"), datetime.fromisoformat(str(row["time"]))
-        if event == "launched":
-            bill = {
-                "id": row.get("id"),
-                "target": row.get("target"),
-                "region": row.get("region"),
-                "instance_type": row.get("instance_type"),
-                "nodes": len(row.get("instances", ())),
-                "price_usd_per_hour": row.get("price_usd_per_hour"),
-                "from": iso(moment),
-                "to": None,
-                "hours": 0.0 if bill is None else bill["hours"],
+        if event not in ("launched", "started", "resized", "stopped", "ended") or (
+            bill is None and event != "launched"
+        ):
+            continue
+        instances = row.get("instances", ())
+        bill = bill or {"id": row.get("id"), "hours": 0.0, "from": iso(moment)}
+        anew = event == "launched" and row.get("nodes", len(instances)) == len(instances)
+        if (
+            since is not None and not anew
+        ):  # what ended by itself before it was launched anew cost nothing here
+            cost = _further(bill, cost, max((moment - since).total_seconds(), 60.0))
+        if event in ("launched", "resized"):
+            bill |= {"nodes": row.get("nodes", len(instances))} | {
+                key: row.get(key, bill.get(key))
+                for key in ("target", "region", "instance_type", "price_usd_per_hour")
             }
-        if bill is not None and since is not None and event in ("stopped", "ended"):
-            bill["hours"] += max((moment - since).total_seconds(), 60.0) / 3600
-        if bill is not None and event in ("launched", "started", "stopped", "ended"):
-            since = moment if event in ("launched", "started") else None
-            bill["to"] = iso(moment) if event == "ended" else None
+        since = None if event in ("stopped", "ended") else moment
+        bill["to"] = iso(moment) if event == "ended" else None
     if bill is None:
         return None
     if since is not None:
-        bill["hours"] += (now - since).total_seconds() / 3600
-    price = bill["price_usd_per_hour"]
+        cost = _further(bill, cost, (now - since).total_seconds())
     return bill | {
         "hours": round(bill["hours"], 4),
-        "cost_usd": None if price is None else round(bill["hours"] * price, 2),
+        "cost_usd": None if cost is None else round(cost, 2),
     }
+
+
+def _further(bill: dict[str, Any], cost: float | None, seconds: float) -> float | None:
+    """Count a time at the bill's present price; return the cost with it."""
+    bill["hours"] += seconds / 3600
+    price = bill["price_usd_per_hour"]
+    return None if cost is None or price is None else cost + seconds / 3600 * price
 
 
 def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:

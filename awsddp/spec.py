@@ -24,6 +24,15 @@ from awsddp.errors import ConfigError
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
+_MOMENTARY = frozenset(
+    {"cluster.expires", "cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"}
+)
+"""Keys that are said anew each time, or that the cluster remembers by itself."""
+_ONE_QUESTION = (
+    frozenset({"cluster.instance_type", "cluster.gpus", "capacity.types", "capacity.reservation"}),
+    frozenset({"cluster.spot", "capacity.markets"}),
+)
+"""Keys that answer one question: who says one of them says all."""
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -140,7 +149,10 @@ class JobSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
-    """Everything that `up` was asked for. `tags` are the user's own, put on every resource."""
+    """Everything that `up` was asked for. `tags` are the user's own, put on every resource.
+
+    `given` are the keys that somebody set, "cluster.nodes"; `said` those of them that this command line sets.
+    """
 
     name: str = "default"
     cluster: ClusterSection = ClusterSection()
@@ -148,6 +160,8 @@ class ClusterSpec:
     access: AccessSection = AccessSection()
     capacity: CapacitySection = CapacitySection()
     tags: dict[str, str] = field(default_factory=dict)
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    said: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +182,7 @@ _SECTIONS: dict[str, Any] = {
     "sync": SyncSection,
     "job": JobSection,
 }
+_OF_CLUSTER = ("cluster", "network", "access", "capacity")
 
 
 def load(
@@ -211,8 +226,38 @@ def load(
             access=sections["access"],
             capacity=sections["capacity"],
             tags=tags,
+            given=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
+            said=frozenset(overrides or ()),
         ),
         JobSpec(env=sections["env"], sync=sections["sync"], job=sections["job"]),
+    )
+
+
+def remembered(spec: ClusterSpec) -> dict[str, Any]:
+    """Return what somebody asked for and what holds as long as the cluster lives, by key ("access.key")."""
+    keys = sorted(spec.given - _MOMENTARY)
+    return {key: getattr(getattr(spec, key.split(".")[0]), key.split(".")[1]) for key in keys} | {
+        f"tags.{name}": value for name, value in spec.tags.items()
+    }
+
+
+def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
+    """Return the spec with what was asked for before (`remembered`) wherever nobody says anything else now.
+
+    Raises ConfigError where that cannot be understood.
+    """
+    values: dict[str, Any] = {section: {} for section in _SECTIONS}
+    tags: dict[str, str] = {}
+    decided = {key for group in _ONE_QUESTION if spec.given & group for key in group} | spec.given
+    for key, value in asked.items():
+        if key not in decided:
+            _put(values, tags, key, value, key)
+    kept = {name: values[name] for name in _OF_CLUSTER if values[name]}
+    return dataclasses.replace(
+        spec,
+        **{name: dataclasses.replace(getattr(spec, name), **keys) for name, keys in kept.items()},
+        tags=tags | spec.tags,
+        given=spec.given | {f"{name}.{key}" for name, keys in kept.items() for key in keys},
     )
 
 

@@ -14,7 +14,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,9 @@ def _refused(path: Path, error: OSError) -> ConfigError:
 class Record:
     """What the folder remembers of a cluster: who it is, where it lives, and what was found on its nodes.
 
-    `expires` is the deadline that the nodes were launched with, `price_usd_per_hour` the plan's, `image`
-    and `gpu` for the reader. `jobs` are the jobs as last seen.
+    `expires` is the deadline that the nodes have or are about to be told, `nodes` and `asked` (keys of
+    awsddp.toml and their values) what was last asked for, `price_usd_per_hour` is of all nodes together.
+    `jobs` are the jobs as last seen.
     """
 
     version: int = _VERSION
@@ -95,6 +96,7 @@ class Record:
     pretended: bool
     ssh_user: str
     price_usd_per_hour: float | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
     intent: dict[str, Any] | None = None
     prepared: tuple[Prepared, ...] = ()
     jobs: tuple[Job, ...] = ()

@@ -10,7 +10,7 @@ from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
 from awsddp.errors import CloudError
-from awsddp.plan import LaunchPlan, Request, refuse_untried, resolve_request
+from awsddp.plan import LaunchPlan, Request, resolve_request, ssh_permission
 
 _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
 
@@ -32,9 +32,8 @@ def ensure_access(
 ) -> str:
     """Make what the plan's instances need, side by side, and return the id of their security group.
 
-    Raises ConfigError for what nobody has tried yet and the plan does not allow, CloudError.
+    Raises CloudError.
     """
-    refuse_untried(plan)
     given: dict[str, Any] = {"ids": ids, "now": now, "on_event": on_event}
     with ThreadPoolExecutor(max_workers=2) as pool:
         key = pool.submit(ensure_key, aws, plan, secrets=secrets, **given)
@@ -141,6 +140,13 @@ def ensure_group(
     if not new:
         _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event)
     return group
+
+
+def move_ssh(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Callable[[str], None]) -> None:
+    """Open port 22 of our group for these addresses and for no others. Raises CloudError."""
+    rules = {"GroupId": group, "IpPermissions": [ssh_permission(cidr) for cidr in cidrs]}
+    _authorize(aws, Request("AuthorizeSecurityGroupIngress", rules))
+    _close_stale(aws, group, cidrs, on_event=on_event)
 
 
 def _find_group(aws: Aws, ids: Mapping[str, str], *, clock: Clock) -> str:

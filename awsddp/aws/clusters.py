@@ -10,6 +10,8 @@ from awsddp.cluster import Cluster, Node
 from awsddp.plan import read_numbers
 
 ENDED = ("shutting-down", "terminated")
+LEFT = "none"
+"""The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
 _LAST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -35,7 +37,7 @@ def node_of(described: Mapping[str, Any]) -> Node:
     try:
         number = read_numbers(tags["awsddp:nodes"])[described.get("AmiLaunchIndex", 0)]
     except (KeyError, ValueError, IndexError):
-        number = described.get("AmiLaunchIndex", 0)
+        number = described.get("AmiLaunchIndex", 0) if tags.get("awsddp:nodes") != LEFT else -1
     return Node(
         node=number,
         instance_id=described["InstanceId"],
@@ -46,6 +48,7 @@ def node_of(described: Mapping[str, Any]) -> Node:
         private_ip=described.get("PrivateIpAddress") or None,
         public_ip=described.get("PublicIpAddress") or None,
         launched=described.get("LaunchTime"),
+        expires=_moment(described, "awsddp:expires"),
         spot=described.get("InstanceLifecycle") == "spot",
         unfetched=tuple(tags.get("awsddp:unfetched", "").split()),
     )
@@ -101,9 +104,10 @@ def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[
     """Return the record of a cluster from all that carries its id, as EC2 describes it."""
     instances = [part for part in parts if "InstanceId" in part]
     lost_first = sorted(map(node_of, instances), key=lambda node: (node.node, node.state not in ENDED))
-    alive = {node.node for node in lost_first if node.state not in ENDED}
-    nodes = [node for node in lost_first if node.state != "terminated" or node.node not in alive]
+    replaced = {-1, *(node.node for node in lost_first if node.state not in ENDED)}
+    nodes = [node for node in lost_first if node.state not in ENDED or node.node not in replaced]
     newest = max(instances, key=lambda part: part["LaunchTime"], default=None)
+    group = next((part for part in parts if "IpPermissions" in part), None)
     return Cluster(
         name=name,
         id=cluster_id,
@@ -113,12 +117,20 @@ def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[
         created=min(filter(None, (_moment(part, "awsddp:created") for part in parts)), default=None),
         expires=_moment(newest, "awsddp:expires") if newest else None,
         leftovers=tuple(_id(part) for part in parts if "InstanceId" not in part),
+        group=str(group["GroupId"]) if group else None,
+        ssh_cidrs=_ssh_cidrs(group) if group else None,
     )
 
 
 def _id(described: Mapping[str, Any]) -> str:
     keys = ("GroupId", "KeyPairId", "VolumeId", "NetworkInterfaceId")
     return next(str(described[key]) for key in keys if key in described)
+
+
+def _ssh_cidrs(group: Mapping[str, Any]) -> tuple[str, ...]:
+    rules = [rule for rule in group["IpPermissions"] if rule.get("FromPort") == 22]
+    found = [item["CidrIp"] for rule in rules for item in rule.get("IpRanges", [])]
+    return (*found, *(item["CidrIpv6"] for rule in rules for item in rule.get("Ipv6Ranges", [])))
 
 
 def _moment(described: Mapping[str, Any], tag: str) -> datetime | None:

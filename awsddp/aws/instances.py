@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from awsddp.aws.access import not_yet
-from awsddp.aws.clusters import ENDED, describe, node_of, tagged, tags_of
+from awsddp.aws.clusters import ENDED, LEFT, describe, node_of, tagged, tags_of
 from awsddp.aws.refusals import OutOfCapacity, Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
@@ -114,21 +114,36 @@ def resume(
                 return None
             if refusal.code != "IdempotentParameterMismatch":
                 raise
-    return appear(aws, str(intent["cluster_id"]), on_event=on_event, clock=clock)
+    return appear(aws, intent, on_event=on_event, clock=clock)
+
+
+def filled_by(intent: Mapping[str, Any]) -> frozenset[int]:
+    """Return the node numbers that a launch was to fill, by its intent; none where that does not tell."""
+    return frozenset(read_numbers(_asked(intent).get("awsddp:nodes", "")))
+
+
+def _asked(intent: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags that the request of an intent puts on its instances."""
+    specifications = (intent.get("parameters") or {}).get("TagSpecifications", ())
+    return next((tags_of(one) for one in specifications if one["ResourceType"] == "instance"), {})
 
 
 def appear(
-    aws: Aws, cluster_id: str, *, on_event: Callable[[str], None], clock: Clock = CLOCK
+    aws: Aws, intent: Mapping[str, Any], *, on_event: Callable[[str], None], clock: Clock = CLOCK
 ) -> tuple[Node, ...] | None:
-    """Return the nodes alive with this id, looking for two minutes, as tags may show late; None: none came.
+    """Return the nodes alive of a launch, looking for two minutes, as tags may show late; None: none came.
 
-    The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for.
+    The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for. An
+    intent that names no request stands for every launch of its cluster.
     """
-    on_event(f"looking for instances of {cluster_id}")
+    on_event(f"looking for instances of {intent['cluster_id']}")
+    created = _asked(intent).get("awsddp:created")
+    filters = tagged("awsddp:id", str(intent["cluster_id"]))
+    filters += tagged("awsddp:created", created) if created else []
     seen: list[Node] = []
 
     def look() -> bool | None:
-        found = describe(aws, tagged("awsddp:id", cluster_id))
+        found = [item for item in describe(aws, filters) if tags_of(item).get("awsddp:nodes") != LEFT]
         seen[:] = map(node_of, found)
         expected = {number for item in found for number in read_numbers(tags_of(item)["awsddp:nodes"])}
         return True if seen and expected <= {node.node for node in seen} else None
@@ -195,3 +210,25 @@ def _refuse_ended(described: Mapping[str, Any]) -> None:
     if "Limit" in code or "Volume" in code or "Client.InternalError" in code:
         raise CloudError(message, text, again)
     raise NodeError(message, text, again)
+
+
+def impaired(aws: Aws, nodes: Collection[Node]) -> frozenset[str]:
+    """Return the instances, of those that run, which fail the checks that AWS makes of itself.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-system-instance-status-check.html
+    Raises CloudError.
+    """
+    running = [node.instance_id for node in nodes if node.state == "running"]
+    if not running:
+        return frozenset()
+    try:
+        found = aws.pages("DescribeInstanceStatus", {"InstanceIds": running}, "InstanceStatuses")
+    except Refused as refusal:
+        if refusal.code != "InvalidInstanceID.NotFound":
+            raise
+        return frozenset()
+    return frozenset(
+        item["InstanceId"]
+        for item in found
+        if "impaired" in (item["InstanceStatus"]["Status"], item["SystemStatus"]["Status"])
+    )

@@ -5,16 +5,17 @@ every network interface that is in it).
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from awsddp.aws.clusters import ENDED, describe, tagged
+from awsddp.aws.clusters import ENDED, LEFT, describe, tagged
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, poll, transient
-from awsddp.cluster import Cluster
+from awsddp.cluster import Cluster, Node
+from awsddp.errors import LeftoverError
 from awsddp.plan import names
 
 # How long a group may be held by interfaces of instances that are already terminated.
@@ -66,7 +67,8 @@ def teardown(
     Only what carries this cluster's `awsddp:id` is touched; what is gone already counts as ended. Raises
     CloudError where AWS cannot be asked at all.
     """
-    ending = _Ending(aws, cluster, on_event)
+    name = names(cluster.name, cluster.id)["name"]
+    ending = _Ending(aws, tagged("awsddp:id", cluster.id), on_event, own=name)
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2):
         # What holds a group goes away by itself, unless it is an instance that may not be ended.
@@ -77,14 +79,49 @@ def teardown(
     )
 
 
-class _Ending:
-    """One teardown: the states of the instances that it ends, and what AWS refused to end."""
+def end_nodes(
+    aws: Aws, nodes: Sequence[Node], *, on_event: Callable[[str], None], clock: Clock = CLOCK
+) -> None:
+    """End some nodes of a cluster that goes on, and wait until AWS says that they are terminated.
 
-    def __init__(self, aws: Aws, cluster: Cluster, on_event: Callable[[str], None]) -> None:
+    Raises LeftoverError where one could not be ended, CloudError where AWS cannot be asked.
+    """
+    keys = [node.instance_id for node in nodes]
+    ending = _Ending(aws, [{"Name": "instance-id", "Values": keys}], on_event)
+    term_s = deadline_s(node.instance_type for node in nodes)
+    poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2)
+    left = [
+        f"{key}: {ending.refused.get(key, state)}"
+        for key, state in ending.states.items()
+        if state != "terminated"
+    ]
+    if left:
+        raise LeftoverError(
+            "not every node that should end could be ended",
+            f"left: {', '.join(left)}",
+            "awsddp up   # again; what is left may still cost money",
+        )
+
+
+def give_up(aws: Aws, nodes: Sequence[Node]) -> None:
+    """Tag nodes as no longer of their cluster: their end is then no loss. Raises CloudError."""
+    keys = [node.instance_id for node in nodes]
+    aws.call("CreateTags", {"Resources": keys, "Tags": [{"Key": "awsddp:nodes", "Value": LEFT}]})
+
+
+class _Ending:
+    """One teardown: the states of the instances that it ends, and what AWS refused to end.
+
+    `own` is the name of the key and the groups that are the cluster's own.
+    """
+
+    def __init__(
+        self, aws: Aws, filters: list[dict[str, Any]], on_event: Callable[[str], None], *, own: str = ""
+    ) -> None:
         self.states: dict[str, str] = {}
         self._aws = aws
-        self._tag = tagged("awsddp:id", cluster.id)
-        self._name = names(cluster.name, cluster.id)["name"]
+        self._filters = filters
+        self._name = own
         self._used: dict[str, set[str]] = defaultdict(set)
         self._gone: set[str] = set()
         self._on_event = on_event
@@ -94,7 +131,7 @@ class _Ending:
     def instances(self) -> bool | None:
         """Ask for the end of what lives; True once each is terminated, or its end is refused."""
         found = {}
-        for item in describe(self._aws, self._tag):
+        for item in describe(self._aws, self._filters):
             found[item["InstanceId"]] = item["State"]["Name"]
             self._note(item)
         for key, state in found.items():
@@ -163,7 +200,7 @@ class _Ending:
     def _left(self) -> list[tuple[Kind, list[dict[str, Any]]]]:
         with ThreadPoolExecutor(max_workers=len(KINDS)) as pool:
             found = pool.map(
-                lambda kind: self._aws.pages(kind.describe, {"Filters": self._tag}, kind.key), KINDS
+                lambda kind: self._aws.pages(kind.describe, {"Filters": self._filters}, kind.key), KINDS
             )
         return [
             (kind, [*items, *self._unlisted(kind, items)]) for kind, items in zip(KINDS, found, strict=True)
@@ -177,7 +214,7 @@ class _Ending:
         """List again, and tell of each thing that still exists why it does."""
         told = [
             self._told(item["InstanceId"], item["State"]["Name"])
-            for item in describe(self._aws, self._tag)
+            for item in describe(self._aws, self._filters)
             if item["State"]["Name"] != "terminated"
         ]
         for kind, found in self._left():

@@ -15,7 +15,7 @@ from awsddp.cli.options import Globals, global_options
 VERBS = {
     "init": "Write a starter awsddp.toml.",
     "plan": "Show what `up` would do, and what it would cost. Changes nothing.",
-    "up": "Launch the nodes and prepare them; run again, it finishes or changes nothing.",
+    "up": "Launch and prepare the nodes; run again, it finishes, mends, resizes or changes nothing.",
     "status": "Nodes, addresses, jobs, price, cost and time left.",
     "sync": "Send the working folder to every node.",
     "train": "Sync, launch the ranks, stream their lines, bring results home.",

@@ -28,7 +28,8 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),
         ("quota", facts["quota"]),
-        ("makes", ", ".join(request["operation"] for request in facts["requests"])),
+        *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps)),
+        ("makes", "" if plan.steps else ", ".join(request["operation"] for request in facts["requests"])),
         ("price", _price_line(facts, plan.expires_s)),
         ("expires", f"after {duration(plan.expires_s)}, by itself"),
     ]

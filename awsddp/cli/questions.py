@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def launch_question(options: Globals, show: Screen) -> Callable[["LaunchPlan | str"], None]:
-    """Return the question that `up` asks: the plan and whether to launch it, or whether to start machines."""
+    """Return the question that `up` asks: the plan and whether to launch it, or the steps of a change."""
 
     def ask(plan: "LaunchPlan | str") -> None:
         show.pause()
         if isinstance(plan, str):
-            if not confirm(f"{plan} Start them?", options):
-                raise Interrupted("nothing was started", "the answer was no")
+            if not confirm(f"{plan}Do this?", options):
+                raise Interrupted("nothing was changed", "the answer was no")
             return
         if not options.quiet:
             plan_page(plan, stderr=True)
-        if not confirm("Launch this?", options):
+        if not confirm("Do this?" if plan.steps else "Launch this?", options):
             raise Interrupted("nothing was launched", "the answer was no")
 
     return ask

@@ -12,7 +12,10 @@ from awsddp.cli.options import Globals, Verb
 @session.options_of(session.PLAN_OPTIONS)
 @click.option("--dry-run", is_flag=True, help="Ask AWS whether each call would be allowed; make nothing.")
 def command(options: Globals, *, dry_run: bool, **given: Any) -> int:
-    """Launch the nodes and prepare them. Run again, it finishes what was interrupted, or changes nothing."""
+    """Launch the nodes and prepare them. Run again it finishes, mends, resizes, or changes nothing.
+
+    What is not said again stays as it is: `awsddp up --nodes 4` keeps type, image and all the rest.
+    """
     from awsddp.cli.pages import cluster_page
     from awsddp.cli.plan_page import permissions_page
     from awsddp.cli.questions import launch_question

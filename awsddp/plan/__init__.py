@@ -12,6 +12,7 @@ from awsddp import compat
 from awsddp.compat import GpuType
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
+from awsddp.plan.converge import Convergence, Standing, converge
 from awsddp.plan.document import document
 from awsddp.plan.network import ssh_cidrs
 from awsddp.plan.offers import Candidate, candidates, choices, offers, on_demand, zones
@@ -25,6 +26,7 @@ from awsddp.plan.records import (
     Price,
     Request,
     Reservation,
+    Step,
     Subnet,
     Zone,
     names,
@@ -32,11 +34,12 @@ from awsddp.plan.records import (
     utc,
     write_numbers,
 )
-from awsddp.plan.requests import requests, resolve, resolve_request
+from awsddp.plan.requests import requests, resolve, resolve_request, ssh_permission
 from awsddp.spec import ClusterSpec, seconds
 
 __all__ = [
     "Choice",
+    "Convergence",
     "Efa",
     "Facts",
     "Group",
@@ -45,8 +48,11 @@ __all__ = [
     "Price",
     "Request",
     "Reservation",
+    "Standing",
+    "Step",
     "Subnet",
     "Zone",
+    "converge",
     "document",
     "make_plan",
     "names",
@@ -56,6 +62,7 @@ __all__ = [
     "resolve",
     "resolve_request",
     "ssh_cidrs",
+    "ssh_permission",
     "utc",
     "write_numbers",
 ]

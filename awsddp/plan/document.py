@@ -44,6 +44,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
         "address": plan.address,
         "ssh_cidrs": list(plan.ssh_cidrs),
         "zones": [zone.name for zone in plan.zones],
+        "steps": [asdict(step) for step in plan.steps],
         "requests": [asdict(request) for request in plan.requests],
         "choices": [choice_document(choice) for choice in plan.choices],
         "quota": plan.quota,

@@ -19,6 +19,7 @@ CHANGED_TAGS = ("awsddp:expires", "awsddp:nodes", "awsddp:unfetched")
 _READS = (
     "ec2:DescribeImages",
     "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceStatus",
     "ec2:DescribeInstances",
     "ec2:DescribeKeyPairs",
     "ec2:DescribeNetworkInterfaces",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from awsddp.cluster import TargetName
 from awsddp.compat import GpuType, Market
+from awsddp.report import node_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +162,37 @@ class Efa:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Step:
+    """One thing to do: open port 22 for `value`, end, start or launch nodes, set the expiry to `value`.
+
+    `numbers` are node numbers, `instances` ids of instances that exist; a launch has none yet.
+    """
+
+    do: Literal["open", "end", "start", "launch", "expire"]
+    numbers: tuple[int, ...] = ()
+    instances: tuple[str, ...] = ()
+    value: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        instances = f" ({', '.join(self.instances)})" if self.instances else ""
+        who = ", ".join(node_name(number) if number >= 0 else "a node" for number in self.numbers) + instances
+        match self.do:
+            case "open":
+                return f"open port 22 for {self.value}: {self.why}"
+            case "expire":
+                return f"move the expiry to {self.value}"
+        return f"{self.do} {who.strip()}" + (f": {self.why}" if self.why else "")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """What `up` will do. `numbers` are the nodes this launch fills; prices are of all `nodes` together.
 
     `why` tells how the type was chosen. `placement` is the placement group that the nodes share: a name,
     {"$ref": "name"} where it is made with the cluster, None for none. `untried` names what nobody has tried
     on AWS yet, which `experimental` allows. `alternatives` are the plans tried next, in order, where AWS has
-    no machines for this one.
+    no machines for this one. `steps` lead from a cluster that exists to what is asked for.
     """
 
     cluster: str
@@ -198,6 +223,7 @@ class LaunchPlan:
     untried: tuple[str, ...] = ()
     experimental: bool = False
     alternatives: tuple["LaunchPlan", ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @property
     def instance_type(self) -> str:
@@ -257,7 +283,7 @@ def write_numbers(numbers: Iterable[int]) -> str:
 def read_numbers(text: str) -> tuple[int, ...]:
     """Return the node numbers of a tag `awsddp:nodes`, in its order. Raises ValueError where it is none."""
     found: list[int] = []
-    for part in text.split(","):
+    for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         found.extend(range(int(first), int(last or first) + 1))
     return tuple(found)

@@ -40,7 +40,12 @@ def resolve_request(
 def requests(
     plan: LaunchPlan, spec: ClusterSpec, facts: Facts, *, tags: Mapping[str, str]
 ) -> tuple[Request, ...]:
-    """Return the calls that carry the plan out, in order; what the user has already is not made."""
+    """Return the calls that carry the plan out, in order; what the user has already is not made.
+
+    A plan that launches nothing makes nothing.
+    """
+    if not plan.numbers:
+        return ()
     common = {
         "awsddp:cluster": plan.cluster,
         "awsddp:id": {"$ref": "cluster_id"},
@@ -91,13 +96,14 @@ def _group(plan: LaunchPlan, vpc: str, common: Mapping[str, Any]) -> list[Reques
         ),
         Request(
             "AuthorizeSecurityGroupIngress",
-            {"GroupId": group, "IpPermissions": [inside, *map(_ssh_permission, plan.ssh_cidrs)]},
+            {"GroupId": group, "IpPermissions": [inside, *map(ssh_permission, plan.ssh_cidrs)]},
         ),
         Request("AuthorizeSecurityGroupEgress", {"GroupId": group, "IpPermissions": [inside]}),
     ]
 
 
-def _ssh_permission(cidr: str) -> dict[str, Any]:
+def ssh_permission(cidr: str) -> dict[str, Any]:
+    """Return the rule that lets SSH come in from a block of addresses."""
     ranges = {"Ipv6Ranges": [{"CidrIpv6": cidr}]} if ":" in cidr else {"IpRanges": [{"CidrIp": cidr}]}
     return {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **ranges}
 

@@ -54,14 +54,17 @@ def _settled(ctx: Context, seen: Found) -> Cluster | None:
     """Return the cluster once AWS lists what this machine launched, or a launch that was cut off has shown
     what came of it."""
     from awsddp.aws.clusters import find_cluster
-    from awsddp.aws.instances import appear
+    from awsddp.aws.instances import appear, filled_by
 
     record = seen.record
-    if record is None or (record.intent is not None and seen.cluster and seen.cluster.live):
+    if record is None:
         return seen.cluster
     if record.intent is None:
         return settled(seen.aws, ctx.spec.name, record, seen.cluster)
-    appear(seen.aws, record.id, on_event=ctx.say)
+    alive = {node.node for node in (seen.cluster.live if seen.cluster else ())}
+    if alive and filled_by(record.intent) <= alive:
+        return seen.cluster
+    appear(seen.aws, record.intent, on_event=ctx.say)
     return find_cluster(seen.aws, ctx.spec.name, record.owner)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cluster import Node, Target
 from awsddp.errors import AwsddpError, CapacityError, ConfigError
 from awsddp.plan import Facts, LaunchPlan, make_plan, names, refuse_untried
+from awsddp.spec import remembered
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, aws_of
 
@@ -59,9 +60,10 @@ def _plan_in(ctx: Context, target: Target, region: str) -> LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """What all attempts of one round share: the cluster's id, its keys, and when it began."""
+    """What all attempts of one round share: the cluster's id, its keys, when it began, what was before it."""
 
     cluster_id: str
+    before: Record | None
     target: Target
     now: datetime
     host_key: str
@@ -69,11 +71,18 @@ class _Launch:
 
 
 def carry_out(
-    ctx: Context, aws: "Aws", plan: LaunchPlan, target: Target, record: Record | None
+    ctx: Context,
+    aws: "Aws",
+    plan: LaunchPlan,
+    target: Target,
+    record: Record | None,
+    *,
+    now: datetime | None = None,
 ) -> tuple[Record, tuple[Node, ...]]:
     """Make the key, the groups and the instances; each step is written down before it is taken.
 
-    Where AWS has no machines for the plan its alternatives are tried in order, each shown; with
+    `record` is what the folder knows of the cluster, whose id and nodes stay; the plan's expiry counts from
+    `now`. Where AWS has no machines for the plan its alternatives are tried in order, each shown; with
     `capacity.retry_until_up` all of them again, until there are machines. What a refused launch made is taken
     away again. Raises CapacityError, CloudError or ConfigError.
     """
@@ -82,8 +91,12 @@ def carry_out(
     refuse_untried(plan)
     cluster_id = record.id if record else secrets.token_hex(4)
     for pause in growing(FIRST_PAUSE_S, MOST_PAUSE_S):
+        begun = now or datetime.now(UTC).replace(microsecond=0)
+        shared = _Launch(
+            cluster_id=cluster_id, before=record, target=target, now=begun, **_keys(ctx, plan, begun)
+        )
         try:
-            return _round(ctx, aws, plan, target, cluster_id)
+            return _round(ctx, aws, plan, shared)
         except CapacityError as error:
             if not ctx.spec.capacity.retry_until_up:
                 raise
@@ -92,19 +105,16 @@ def carry_out(
     raise AssertionError("growing() never ends")
 
 
-def _round(
-    ctx: Context, aws: "Aws", plan: LaunchPlan, target: Target, cluster_id: str
-) -> tuple[Record, tuple[Node, ...]]:
+def _round(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tuple[Record, tuple[Node, ...]]:
     """Try the plan and its alternatives once."""
     from awsddp.aws.instances import NEXT_ZONE
     from awsddp.aws.refusals import Refused, Unanswered
 
-    shared = _shared(ctx, plan, target, cluster_id)
     failures: list[AwsddpError] = []
     for one in (plan, *plan.alternatives):
         if one.region != aws.region:
-            _take_away(ctx, aws, cluster_id)
-            aws = aws_of(ctx, replace(target, region=one.region))
+            _take_away(ctx, aws, shared)
+            aws = aws_of(ctx, replace(shared.target, region=one.region))
         try:
             return _attempt(ctx, aws, one, shared)
         except CapacityError as error:
@@ -113,36 +123,32 @@ def _round(
             if isinstance(refusal, Unanswered):
                 raise
             if refusal.code not in NEXT_ZONE:
-                _take_away(ctx, aws, cluster_id)
+                _take_away(ctx, aws, shared)
                 raise
             failures.append(refusal)
         ctx.say(failures[-1].message)
-    _take_away(ctx, aws, cluster_id)
+    _take_away(ctx, aws, shared)
     raise _nowhere(failures)
 
 
-def _shared(ctx: Context, plan: LaunchPlan, target: Target, cluster_id: str) -> _Launch:
+def _keys(ctx: Context, plan: LaunchPlan, now: datetime) -> dict[str, Any]:
+    """Return the keys of one launch: the throw-away host key, and what is sent of it and of the login key."""
     from awsddp.nodes.hostkeys import make_key
     from awsddp.nodes.user_data import user_data
 
-    now = datetime.now(UTC).replace(microsecond=0)
-    login = _login_key(ctx)
     host_key = make_key("awsddp throw-away host key")
     data = user_data(host_key=host_key, expires_at=now + timedelta(seconds=plan.expires_s))
-    return _Launch(
-        cluster_id=cluster_id,
-        target=target,
-        now=now,
-        host_key=host_key.public,
-        secrets={"public_key": login, "user_data": data},
-    )
+    return {
+        "host_key": host_key.public,
+        "secrets": {"public_key": _login_key(ctx), "user_data": data},
+    }
 
 
 def _attempt(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tuple[Record, tuple[Node, ...]]:
     from awsddp.aws.access import ensure_access
     from awsddp.aws.instances import launch
 
-    record = _record(plan, replace(shared.target, region=plan.region), shared.cluster_id, shared.now)
+    record = _record(ctx, plan, shared)
     ctx.folder.write(record)
     given: dict[str, Any] = {"secrets": shared.secrets, "now": shared.now, "on_event": ctx.say}
     ids = names(plan.cluster, record.id)
@@ -159,19 +165,26 @@ def _attempt(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tup
         region=plan.region,
         instance_type=record.instance_type,
         instances=[node.instance_id for node in nodes],
+        nodes=record.nodes,
         price_usd_per_hour=record.price_usd_per_hour,
     )
     return ctx.folder.read() or record, nodes
 
 
-def _take_away(ctx: Context, aws: "Aws", cluster_id: str) -> None:
-    """Delete what a launch that came to nothing made in a region; what stays is told."""
+def _take_away(ctx: Context, aws: "Aws", shared: _Launch) -> None:
+    """Delete what a launch that came to nothing made in a region; what stays is told.
+
+    The folder then knows again what it knew before.
+    """
     from awsddp.aws.clusters import find_clusters
     from awsddp.aws.teardown import teardown
 
+    record = ctx.folder.read()
+    if record is not None:
+        ctx.folder.write(shared.before or replace(record, intent=None, asked={}))
     found = find_clusters(aws, ctx.spec.name, aws.identity().user_id)
     for cluster in found:
-        if cluster.id == cluster_id and not cluster.live:
+        if cluster.id == shared.cluster_id and not cluster.live:
             for left in teardown(aws, cluster, on_event=ctx.say).leftovers:
                 ctx.say(f"left in {aws.region}: {left}")
 
@@ -186,19 +199,23 @@ def _nowhere(failures: list[AwsddpError]) -> AwsddpError:
     )
 
 
-def _record(plan: LaunchPlan, target: Target, cluster_id: str, now: datetime) -> Record:
+def _record(ctx: Context, plan: LaunchPlan, shared: _Launch) -> Record:
+    before = shared.before
     return Record(
-        id=cluster_id,
+        id=shared.cluster_id,
         owner=plan.owner,
-        target=target,
-        created=now,
-        expires=now + timedelta(seconds=plan.expires_s),
+        target=replace(shared.target, region=plan.region),
+        created=before.created if before else shared.now,
+        expires=shared.now + timedelta(seconds=plan.expires_s),
         instance_type=plan.instance_type,
         nodes=plan.nodes,
         gpus_per_node=plan.gpus_per_node,
         pretended=plan.pretended,
         ssh_user=plan.ssh_user,
         price_usd_per_hour=plan.price_usd_per_hour,
+        asked=remembered(ctx.spec),
+        prepared=before.prepared if before else (),
+        jobs=before.jobs if before else (),
     )
 
 

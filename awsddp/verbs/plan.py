@@ -1,6 +1,7 @@
 """plan: what `up` would do, or what could be had at all. Reads AWS, changes nothing."""
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from awsddp import compat
@@ -8,16 +9,25 @@ from awsddp.cluster import Target
 from awsddp.plan import Facts, LaunchPlan
 from awsddp.plan import offers as offered
 from awsddp.verbs.context import Context, aws_of, target_for
+from awsddp.verbs.converging import changes, plan_of
 from awsddp.verbs.launching import plan_everywhere
+from awsddp.verbs.up import as_before, known, read
 
 
 def plan(ctx: Context) -> LaunchPlan:
-    """Return the plan that `up` would carry out now.
+    """Return the plan that `up` would carry out now; for a cluster that exists, with the steps to it.
 
     Raises ConfigError where the spec cannot be meant, CloudError where AWS does not answer or allow it.
     """
     with target_for(ctx) as target:
-        return plan_everywhere(ctx, target, _facts(ctx, target))
+        ctx = as_before(ctx)
+        aws = aws_of(ctx, target)
+        facts, clusters = read(ctx, aws, target)
+        record = known(ctx, clusters)
+        if record is None:
+            return plan_everywhere(ctx, target, facts)
+        now = datetime.now(UTC).replace(microsecond=0)
+        return plan_of(ctx, aws, changes(ctx, aws, record, clusters, facts, now=now), target)
 
 
 def offers(ctx: Context) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from typing import Any
 
 from awsddp.errors import AwsddpError, ConfigError, Interrupted, LetGo, NodeError, UsageError
 from awsddp.verbs.context import Context
+from awsddp.verbs.converging import Confirm
 from awsddp.verbs.down import down
 from awsddp.verbs.stop import stop
 from awsddp.verbs.train import check, train
-from awsddp.verbs.up import Confirm, up
+from awsddp.verbs.up import up
 
 
 @dataclass(kw_only=True)

@@ -1,138 +1,146 @@
-"""up: plan, ask, do. On a cluster that exists it finishes what was interrupted, or changes nothing."""
+"""up: plan, ask, do. On a cluster that exists it finishes what was interrupted, mends, resizes, or changes
+nothing."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
-from awsddp.plan import Facts, LaunchPlan, refuse_untried
-from awsddp.report import money, node_name
-from awsddp.spec import seconds
+from awsddp.plan import Facts, refuse_untried
+from awsddp.spec import overlaid
 from awsddp.state import Record
 from awsddp.verbs.context import Context, aws_of, target_for
+from awsddp.verbs.converging import Confirm, carry_out_changes, nowhere
 from awsddp.verbs.launching import carry_out, plan_everywhere
-from awsddp.verbs.nodes import connect, import_beside
+from awsddp.verbs.nodes import connect, import_beside, write_ssh_config
 from awsddp.verbs.status import cluster_document
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
 
-Confirm = Callable[[LaunchPlan | str], None]
-
 
 def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
-    """Bring the cluster up and return it as design.md's `up` document.
+    """Bring the cluster up, or what exists of it to what is asked for, and return design.md's `up` document.
 
-    `confirm` is called with the plan before anything is made, with a sentence before stopped nodes are
-    started, and raises to refuse. Raises ConfigError, CloudError, CapacityError or NodeError; run again, `up`
-    goes on where it stopped.
+    `confirm` is called with the plan before anything is launched, with a sentence before machines are only
+    started or ended, and raises to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
+    LeftoverError; run again, `up` goes on where it stopped.
     """
-    from awsddp.aws.clusters import find_cluster
-
     with ctx.folder.lock("up"), target_for(ctx) as target:
+        ctx = as_before(ctx)
         aws = aws_of(ctx, target)
-        facts, cluster = _read(ctx, aws, target)
-        record, nodes = _nodes(ctx, aws, facts, cluster, replace(target, region=aws.region), confirm)
+        facts, clusters = read(ctx, aws, target)
+        record, nodes = _nodes(ctx, aws, facts, clusters, replace(target, region=aws.region), confirm)
         if record.target.region not in (None, aws.region):
             aws = aws_of(ctx, record.target)  # another region, that the spec lists
         record = _prepare(ctx, aws, record, nodes, hosts=facts.image.tags.get("awsddp:hosts") != "none")
-        return cluster_document(ctx, record, find_cluster(aws, ctx.spec.name, record.owner))
+        return cluster_document(ctx, record, _only(ctx, aws, record))
 
 
-def _read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, Cluster | None]:
-    """Read what the plan needs and what exists, side by side."""
-    from awsddp.aws.clusters import find_cluster
+def as_before(ctx: Context) -> Context:
+    """Return the context with what was asked for before wherever nobody says anything else now."""
+    record = ctx.folder.read()
+    return replace(ctx, spec=overlaid(ctx.spec, record.asked)) if record is not None else ctx
+
+
+def read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, tuple[Cluster, ...]]:
+    """Read what the plan needs and what exists by this name, side by side. Raises CloudError, ConfigError."""
+    from awsddp.aws.clusters import find_clusters
     from awsddp.aws.facts import gather
 
     with ThreadPoolExecutor(max_workers=1) as pool:
-        existing = pool.submit(lambda: find_cluster(aws, ctx.spec.name, aws.identity().user_id))
+        existing = pool.submit(lambda: find_clusters(aws, ctx.spec.name, aws.identity().user_id))
         facts = gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name)
         return facts, existing.result()
+
+
+def known(ctx: Context, clusters: Sequence[Cluster]) -> Record | None:
+    """Return the record of the cluster where there is one to converge; None: there is one to launch.
+
+    Raises ConfigError for a cluster that lives and whose key is not on this machine.
+    """
+    record = ctx.folder.read()
+    ours = record is not None and (ctx.folder.key.exists() or not record.prepared)
+    if record is not None and ours:
+        live = next((one for one in clusters if one.id == record.id and one.live), None)
+        if live is not None or record.prepared:
+            return record
+    other = next((one for one in clusters if one.live), None)
+    if other is None:
+        return None
+    raise ConfigError(
+        f"cluster {other.name} exists, but its key is not on this machine",
+        f"it was made elsewhere, or {ctx.folder.path} was lost",
+        "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
+    )
 
 
 def _nodes(
     ctx: Context,
     aws: "Aws",
     facts: Facts,
-    cluster: Cluster | None,
+    clusters: tuple[Cluster, ...],
     target: Target,
     confirm: Confirm,
 ) -> tuple[Record, tuple[Node, ...]]:
-    """Return the cluster's nodes: those that live (stopped ones are started), those of a launch that was cut
-    off, or new ones."""
-    from awsddp.aws.instances import resume
+    """Return the cluster's nodes: those that stay, those of a launch that was cut off, and new ones."""
     from awsddp.aws.teardown import teardown
 
-    record = ctx.folder.read()
-    if cluster is not None and cluster.live:
-        return _started(ctx, aws, _same(ctx, record, cluster), cluster, confirm)
-    if record is not None and record.intent is not None:
-        resumed = resume(aws, record.intent, on_event=ctx.say)
-        if resumed:
-            return record, resumed
+    clusters = _finished(ctx, aws, clusters)
+    record = known(ctx, clusters)
+    if record is not None:
+        return carry_out_changes(ctx, aws, record, clusters, facts, target, confirm)
     plan = plan_everywhere(ctx, target, facts)
     refuse_untried(plan)
     confirm(plan)
-    if cluster is not None and (record is None or record.id != cluster.id):
-        teardown(aws, cluster, on_event=ctx.say)
-        record = None
+    record = ctx.folder.read()
+    for left in clusters:
+        if record is None or left.id != record.id:
+            teardown(aws, left, on_event=ctx.say)
     return carry_out(ctx, aws, plan, target, record)
 
 
-def _same(ctx: Context, record: Record | None, cluster: Cluster) -> Record:
-    """Return the record of a cluster that lives. Raises ConfigError where it is not this machine's."""
-    if record is None or record.id != cluster.id or not ctx.folder.key.exists():
-        raise ConfigError(
-            f"cluster {cluster.name} exists, but its key is not on this machine",
-            f"it was made elsewhere, or {ctx.folder.path} was lost",
-            "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
-        )
-    if len(cluster.live) != ctx.spec.cluster.nodes:
-        raise ConfigError(
-            f"cluster {cluster.name} has {len(cluster.live)} nodes, not {ctx.spec.cluster.nodes}",
-            "its size is fixed once it is launched",
-            f"awsddp up --nodes {len(cluster.live)}   # keep it\nawsddp down   # or end it and start anew",
-        )
-    return record
+def _finished(ctx: Context, aws: "Aws", clusters: tuple[Cluster, ...]) -> tuple[Cluster, ...]:
+    """Finish a launch that was cut off, so that its nodes are among the clusters, or learn that none came.
 
+    Their host key is accepted here: the next launch brings its own.
+    """
+    from awsddp.aws.instances import filled_by, resume, wait_running
 
-def _started(
-    ctx: Context, aws: "Aws", record: Record, cluster: Cluster, confirm: Confirm
-) -> tuple[Record, tuple[Node, ...]]:
-    """Start what is stopped. The new expiry is written down first; `_prepare` then tells it to the nodes."""
-    from awsddp.aws.power import start
-
-    off = [node for node in cluster.live if node.state in ("stopped", "stopping")]
-    if off:
-        hourly = money(record.price_usd_per_hour)
-        confirm(
-            f"Cluster {cluster.name}: {len(off)} x {off[0].instance_type} in {cluster.region} will be "
-            f"started, at {hourly} an hour for all."
-        )
-        now = datetime.now(UTC).replace(microsecond=0)
-        expires = now + timedelta(seconds=seconds(ctx.spec.cluster.expires))
-        record = replace(record, expires=expires, prepared=())
-        ctx.folder.write(record)
-        ctx.say(f"starting {', '.join(node_name(node.node) for node in off)}")
-        start(aws, off)
-        ctx.folder.note("started", id=record.id, instances=[node.instance_id for node in off])
-    return record, cluster.live
+    record = ctx.folder.read()
+    if record is None or record.intent is None:
+        return clusters
+    mine = next((one for one in clusters if one.id == record.id), None) or nowhere(ctx, record)
+    filled = filled_by(record.intent)
+    nodes = tuple(node for node in mine.live if node.node in filled)
+    if not filled or {node.node for node in nodes} != filled:
+        came = resume(aws, record.intent, on_event=ctx.say)
+        if not came:
+            ctx.folder.write(replace(record, intent=None))
+            return clusters
+        keys = [node.instance_id for node in came]
+        nodes = wait_running(aws, record.id, len(came), instance_ids=keys, on_event=ctx.say_of_node)
+        others = (node for node in mine.nodes if node.instance_id not in keys)
+        mine = replace(mine, nodes=tuple(sorted((*nodes, *others), key=lambda node: node.node)))
+    accept_host_keys(ctx, record, nodes)
+    return (mine, *(one for one in clusters if one.id != record.id))
 
 
 def _prepare(
     ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...], *, hosts: bool = True
 ) -> Record:
-    """Wait until all nodes run, then make those ready that are not yet.
+    """Wait until all nodes run, make those ready that are not yet, and tell all the expiry that holds.
 
-    Without `hosts` (the image says that nothing boots: a local cloud of records) there is nothing to make.
+    The tag is written last: where it is right the nodes know. Without `hosts` (the image says that nothing
+    boots: a local cloud of records) there is nothing to make.
     """
     from awsddp.aws.instances import wait_running
+    from awsddp.aws.power import poweroff, tag_expiry
     from awsddp.aws.waits import deadline_s
-    from awsddp.nodes import hostkeys
 
+    term_s = deadline_s([record.instance_type])
     if hosts:
         import_beside("awsddp.nodes.provision")
     nodes = wait_running(
@@ -140,21 +148,18 @@ def _prepare(
         record.id,
         len(nodes),
         instance_ids=[node.instance_id for node in nodes],
-        deadline_s=deadline_s([record.instance_type]),
+        deadline_s=term_s,
         on_event=ctx.say_of_node,
     )
-    if {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}:
+    late = [node for node in nodes if node.expires != record.expires]
+    if not late and {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}:
+        write_ssh_config(ctx, record, nodes)
         return record
-    if record.intent is not None:
-        known = hostkeys.read(ctx.folder.known_hosts)
-        fresh = {
-            node.instance_id: record.intent["host_key"] for node in nodes if node.instance_id not in known
-        }
-        hostkeys.accept(ctx.folder.known_hosts, fresh)
+    accept_host_keys(ctx, record, nodes)
     if hosts:
         from awsddp.nodes import provision
 
-        with connect(ctx, record, nodes, deadline_s=deadline_s([record.instance_type])) as fleet:
+        with connect(ctx, record, nodes, deadline_s=term_s) as fleet:
             prepared = provision.prepare(
                 fleet,
                 nodes,
@@ -164,7 +169,9 @@ def _prepare(
             )
     else:
         prepared = tuple(_unseen(record, node) for node in nodes)
-    _confirm_expiry(ctx, aws, record, nodes)
+    if late:
+        poweroff(aws, [node for node in late if not node.unfetched and not node.spot], "terminate")
+        tag_expiry(aws, late, record.expires)
     record = replace(record, prepared=prepared, intent=None)
     ctx.folder.write(record)
     ctx.folder.note("ready", id=record.id)
@@ -178,15 +185,39 @@ def _unseen(record: Record, node: Node) -> Prepared:
     )
 
 
-def _confirm_expiry(ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...]) -> None:
-    """After a start: tag the nodes with the expiry they were told, and let a poweroff end them again, unless
-    they owe results."""
-    from awsddp.aws.clusters import find_cluster
-    from awsddp.aws.power import poweroff, tag_expiry
+def accept_host_keys(ctx: Context, record: Record, nodes: Sequence[Node]) -> None:
+    """Accept the throw-away host key of the last launch from its nodes, which have no other yet."""
+    from awsddp.nodes import hostkeys
 
-    if record.intent is not None:  # of a launch: tagged and set by the request itself
-        return
-    seen = find_cluster(aws, ctx.spec.name, record.owner)
-    if seen is not None and seen.expires != record.expires:
-        tag_expiry(aws, nodes, record.expires)
-        poweroff(aws, [node for node in nodes if not node.unfetched and not node.spot], "terminate")
+    if record.intent is not None:
+        known = hostkeys.read(ctx.folder.known_hosts)
+        new = [node.instance_id for node in nodes if node.instance_id not in known]
+        hostkeys.accept(ctx.folder.known_hosts, dict.fromkeys(new, record.intent["host_key"]))
+
+
+def _only(ctx: Context, aws: "Aws", record: Record) -> Cluster | None:
+    """Return the cluster, once it is the only one of its name.
+
+    Two machines may have launched at once, neither seeing the other's. Both keep the same one, the first,
+    and end the other. Raises ConfigError where this machine's was ended.
+    """
+    from awsddp.aws.clusters import find_clusters
+    from awsddp.aws.teardown import teardown
+
+    found = [one for one in find_clusters(aws, ctx.spec.name, record.owner) if one.live]
+    mine = next((one for one in found if one.id == record.id), None)
+    if mine is None or len(found) == 1:
+        return mine
+    first, *others = sorted(found, key=lambda one: (one.created or record.created, one.id))
+    for other in others:
+        nodes = ", ".join(node.instance_id for node in other.live)
+        ctx.say(f"a second cluster {other.name} ({other.id}) was made at the same time: ending {nodes}")
+        teardown(aws, other, on_event=ctx.say)
+    if first.id == record.id:
+        return mine
+    ctx.folder.retire(record.id)
+    raise ConfigError(
+        f"another machine made cluster {mine.name} a moment before",
+        f"its nodes stay: {', '.join(node.instance_id for node in first.live)}; those made here were ended",
+        f"go on there; or awsddp -c {mine.name}-2 up   # another name here",
+    )

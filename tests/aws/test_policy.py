@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from moto_cloud import IDS, Cloud, Launcher, spec
 
 from awsddp.aws.clusters import find_cluster
 from awsddp.aws.facts import enabled_regions, gather
-from awsddp.aws.instances import wait_running
+from awsddp.aws.instances import impaired, wait_running
+from awsddp.aws.power import tag_expiry
 from awsddp.aws.poweroff import keep_on_poweroff, release
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
-from awsddp.aws.teardown import teardown
+from awsddp.aws.teardown import give_up, teardown
 from awsddp.aws.waits import Clock
 from awsddp.plan import make_plan
 from awsddp.plan.policy import least_policy
@@ -43,7 +45,10 @@ def verbs(aws: Aws, cloud: Cloud, clock: Clock, launcher: Launcher) -> Verbs:
         enabled_regions(aws)
         keys = [node.instance_id for node in nodes]
         told = launcher.events.append
-        wait_running(aws, IDS["cluster_id"], len(keys), on_event=told, instance_ids=keys, clock=clock)
+        nodes = wait_running(aws, IDS["cluster_id"], len(keys), on_event=told, instance_ids=keys, clock=clock)
+        assert impaired(aws, nodes) == frozenset()
+        give_up(aws, nodes)
+        tag_expiry(aws, nodes, datetime.now(UTC))
         keep_on_poweroff(aws, nodes, "train-1")
         release(aws, nodes, "train-1")
         aws.call("StopInstances", {"InstanceIds": keys})

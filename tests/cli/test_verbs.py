@@ -127,6 +127,54 @@ def test_stopped_machines_keep_their_disks_and_up_starts_them(cluster: Lab) -> N
     assert cluster.json("status")["expires"] == after["expires"]
 
 
+SUM = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank()))
+dist.all_reduce(total)
+print("sum", int(total), "of", dist.get_world_size(), flush=True)
+"""
+SAVES = """
+import os, pathlib
+
+pathlib.Path(os.environ["AWSDDP_RUN_DIR"], "saved.txt").write_text(os.environ["RANK"])
+"""
+
+
+def test_a_cluster_grows_and_shrinks_and_old_and_new_nodes_train_together(cluster: Lab) -> None:
+    before = [node["instance_id"] for node in cluster.json("status")["nodes"]]
+    grown = cluster.json("up", "--nodes", "3", "-y")
+    assert (grown["state"], [node["node"] for node in grown["nodes"]]) == ("ready", [0, 1, 2])
+    cluster.script("sum.py", SUM)
+    shown = cluster.run("train", "sum.py", "--world-size", "3")
+    assert shown.stdout.count("sum 3 of 3") == 3, shown.stderr
+    assert cluster.run("ssh", "--node", "2", "true").returncode == 0
+
+    cluster.script("sleeps.py", "import time; time.sleep(100)")
+    assert (
+        cluster.run("train", "sleeps.py", "--world-size", "3", "--detach", "--name", "long").returncode == 0
+    )
+    refused = cluster.run("up", "--nodes", "2", "-y")
+    assert (refused.returncode, "job long runs" in refused.stderr) == (3, True), refused.stderr
+    assert len(cluster.json("status")["nodes"]) == 3
+    cluster.run("cancel", "long")
+
+    cluster.script("saves.py", SAVES)
+    assert cluster.run("train", "saves.py", "--world-size", "3", "--detach", "--name", "owed").returncode == 0
+    while any(job["state"] == "running" for job in cluster.json("jobs")):
+        continue
+    unanswered = cluster.run("up", "--nodes", "2")
+    assert (unanswered.returncode, "end node2" in unanswered.stderr) == (2, True)
+    shrunk = cluster.json("up", "--nodes", "2", "-y")
+    assert [node["instance_id"] for node in shrunk["nodes"]] == before
+    assert (cluster.project / "runs/owed/node2/run/saved.txt").read_text() == "2"
+    assert "node2" not in (cluster.home / "clusters/default/ssh_config").read_text()
+    assert cluster.json("status")["state"] == "ready"
+    assert cluster.run("train", "sum.py", "--world-size", "2").stdout.count("sum 1 of 2") == 2
+
+
 def test_awsddp_alone_says_what_there_is_and_what_to_type(cluster: Lab, tmp_path: Path) -> None:
     shown = cluster.run()
     assert shown.returncode == 0

@@ -1,0 +1,236 @@
+"""From what was asked and what exists to the steps that lie between. Pure: the steps are data, to be shown,
+asked about, and then carried out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
+from typing import Literal
+
+from awsddp import compat
+from awsddp.cluster import Cluster, Node
+from awsddp.plan.network import ssh_cidrs
+from awsddp.plan.offers import wanted_gpus
+from awsddp.plan.records import Step, utc
+from awsddp.report import node_name
+from awsddp.spec import ClusterSpec, seconds
+
+_LAST = datetime.max.replace(tzinfo=UTC)
+# An expiry that was said twice within a minute is said once.
+_SAME_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What exists: the cluster by its tags, and what this machine remembers that it was last asked to be.
+
+    `image` is the image as it was asked for. `impaired` holds the instances that fail AWS's own checks,
+    `others` the clusters of the same name and owner, which another machine made.
+    """
+
+    cluster: Cluster
+    nodes: int
+    instance_type: str
+    expires: datetime
+    image: str | None = None
+    impaired: frozenset[str] = frozenset()
+    others: tuple[Cluster, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """What to do, in order. `spec` asks for the nodes of the launch, in `zone` where that is fixed;
+    `nodes` stay, `expires` holds for all."""
+
+    spec: ClusterSpec
+    steps: tuple[Step, ...]
+    nodes: tuple[Node, ...]
+    zone: str | None
+    expires: datetime
+
+    def of(self, do: str) -> tuple[Step, ...]:
+        """Return the steps of this kind."""
+        return tuple(step for step in self.steps if step.do == do)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The node numbers to launch."""
+        return tuple(number for step in self.of("launch") for number in step.numbers)
+
+    @property
+    def asked_about(self) -> bool:
+        """Whether machines begin or end, which costs money or work."""
+        return any(step.do in ("end", "start", "launch") for step in self.steps)
+
+
+def converge(
+    spec: ClusterSpec, standing: Standing, *, image_id: str, callers: tuple[str, ...], now: datetime
+) -> Convergence:
+    """Return how the cluster becomes what `spec` asks for; what nobody asked for stays as it is.
+
+    `image_id` is what the spec's image is today, `callers` are this machine's addresses as CIDRs.
+    Raises ConfigError where `network.ssh_cidr` or `cluster.gpus` mean nothing.
+    """
+    want = spec.cluster.nodes if "cluster.nodes" in spec.given else standing.nodes
+    kept: dict[int, Node] = {}
+    ends = []
+    for node in sorted(standing.cluster.live, key=_first):
+        why = _why_ended(spec, standing, node, image_id, want)
+        if not why and node.node in kept:
+            why = f"{kept[node.node].instance_id} is {node_name(node.node)} already"
+        if why:
+            ends.append(Step(do="end", numbers=(node.node,), instances=(node.instance_id,), why=why))
+        else:
+            kept[node.node] = node
+    ends += [_other(other) for other in standing.others]
+    nodes = tuple(kept.values())
+    starts = [node for node in nodes if node.state in ("stopped", "stopping")]
+    missing = tuple(sorted(set(range(want)) - set(kept)))
+    expires = _expiry(spec, standing, now, anew=bool(starts) or not nodes)
+    late = tuple(node.instance_id for node in nodes if node.expires != expires)
+    cidrs = _cidrs(spec, standing.cluster.ssh_cidrs, callers)
+    steps = [
+        *_opening(cidrs, standing.cluster.ssh_cidrs),
+        *ends,
+        *([_step("start", starts)] if starts else ()),
+        *([_launch(standing, missing, ends)] if missing else ()),
+        *([Step(do="expire", instances=late, value=utc(expires))] if late else ()),
+    ]
+    return Convergence(
+        spec=_launched(spec, standing, nodes, want, cidrs, int((expires - now).total_seconds())),
+        steps=tuple(steps),
+        nodes=nodes,
+        zone=nodes[0].zone if nodes else None,
+        expires=expires,
+    )
+
+
+def _first(node: Node) -> tuple[int, datetime, str]:
+    """Order nodes so that every client keeps the same one of two that have one number."""
+    return node.node, node.launched or _LAST, node.instance_id
+
+
+def _step(do: Literal["start"], nodes: Iterable[Node]) -> Step:
+    listed = list(nodes)
+    return Step(
+        do=do,
+        numbers=tuple(node.node for node in listed),
+        instances=tuple(node.instance_id for node in listed),
+    )
+
+
+def _launch(standing: Standing, missing: tuple[int, ...], ends: list[Step]) -> Step:
+    replaced = {number for step in ends for number in step.numbers}
+    lost = [number for number in missing if number < standing.nodes and number not in replaced]
+    why = f"{', '.join(map(node_name, lost))} ended" if lost else ""
+    return Step(do="launch", numbers=missing, why=why)
+
+
+def _other(cluster: Cluster) -> Step:
+    return Step(
+        do="end",
+        numbers=tuple(node.node for node in cluster.live),
+        instances=tuple(node.instance_id for node in cluster.live),
+        value=cluster.id,
+        why=f"of a second cluster {cluster.name} ({cluster.id}), made at the same time elsewhere",
+    )
+
+
+def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str, want: int) -> str:
+    """Return why a node that lives cannot stay; "" where it can."""
+    if not 0 <= node.node < want:
+        return f"{want} node{'s' * (want != 1)} asked for"
+    if node.instance_id in standing.impaired:
+        return "it is impaired, AWS's checks say"
+    if not _of_type(spec, node.instance_type):
+        asked = spec.cluster.instance_type or spec.cluster.gpus or ", ".join(spec.capacity.types)
+        return f"it is a {node.instance_type}, {asked} is asked for: it is built anew"
+    if not _in_market(spec, node):
+        return f"it is {'a spot' if node.spot else 'an on-demand'} machine, the other kind is asked for"
+    asked_image = spec.cluster.image
+    if asked_image not in (None, standing.image) and node.image_id != image_id:
+        return f"its image is {node.image_id}, {image_id} is asked for: it is built anew"
+    return ""
+
+
+def _of_type(spec: ClusterSpec, name: str) -> bool:
+    listed = (*((spec.cluster.instance_type,) if spec.cluster.instance_type else ()), *spec.capacity.types)
+    if listed:
+        return name in listed
+    gpus, kind = wanted_gpus(spec), compat.GPU_TYPES.get(name)
+    return gpus is None or (kind is not None and gpus.of(kind))
+
+
+def _in_market(spec: ClusterSpec, node: Node) -> bool:
+    if spec.capacity.markets:
+        return ("spot" if node.spot else "on-demand") in spec.capacity.markets
+    return "cluster.spot" not in spec.given or node.spot == spec.cluster.spot
+
+
+def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, anew: bool) -> datetime:
+    """Return when the nodes end themselves.
+
+    A duration that is said now counts from now, as it does when machines begin anew; one that the
+    configuration holds counts from the launch and only ever moves the expiry later.
+    """
+    term = timedelta(seconds=seconds(spec.cluster.expires, place="cluster.expires"))
+    wanted = standing.expires
+    if anew or "cluster.expires" in spec.said:
+        wanted = now + term
+    elif "cluster.expires" in spec.given and standing.cluster.created is not None:
+        wanted = max(wanted, standing.cluster.created + term)
+    near = abs((wanted - standing.expires).total_seconds()) <= _SAME_S
+    return standing.expires if near else wanted
+
+
+def _cidrs(
+    spec: ClusterSpec, opened: tuple[str, ...] | None, callers: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """Return who may come in from now on; None leaves it as it is.
+
+    Without `network.ssh_cidr` that is the caller, wherever that is now; blocks that somebody named stay open.
+    """
+    if spec.network.ssh_cidr:
+        return ssh_cidrs(spec, ())
+    if opened is None or not callers:
+        return opened
+    blocks = [cidr for cidr in opened if ip_network(cidr).num_addresses > 1]
+    outside = [cidr for cidr in callers if not any(_within(cidr, block) for block in blocks)]
+    return (*blocks, *outside)
+
+
+def _within(cidr: str, block: str) -> bool:
+    inner, outer = ip_network(cidr), ip_network(block)
+    return inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]
+
+
+def _opening(cidrs: tuple[str, ...] | None, opened: tuple[str, ...] | None) -> list[Step]:
+    if cidrs is None or opened is None or set(cidrs) == set(opened):
+        return []
+    new = ", ".join(cidr for cidr in cidrs if cidr not in opened)
+    closed = ", ".join(cidr for cidr in opened if cidr not in cidrs)
+    why = ", ".join(part for part in (new and f"{new} is new", closed and f"{closed} is closed") if part)
+    return [Step(do="open", value=", ".join(cidrs), why=why)]
+
+
+def _launched(
+    spec: ClusterSpec,
+    standing: Standing,
+    nodes: tuple[Node, ...],
+    want: int,
+    cidrs: tuple[str, ...] | None,
+    expires_s: int,
+) -> ClusterSpec:
+    """Return the spec of what is launched: beside others it is as they are, in the cluster's own region."""
+    cluster = replace(spec.cluster, nodes=want, expires=f"{max(expires_s, 0)}s")
+    capacity = replace(spec.capacity, regions=())
+    network = replace(spec.network, ssh_cidr=cidrs or ())
+    if nodes:
+        first = nodes[0]
+        cluster = replace(
+            cluster, instance_type=first.instance_type, gpus=None, image=first.image_id, spot=first.spot
+        )
+        capacity = replace(capacity, types=(), markets=())
+    elif not (cluster.instance_type or cluster.gpus or capacity.types):
+        cluster = replace(cluster, instance_type=standing.instance_type)
+    return replace(spec, cluster=cluster, capacity=capacity, network=network)

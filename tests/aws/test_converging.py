@@ -1,0 +1,256 @@
+"""`up` on a cluster that exists: it becomes what is asked for, by the calls that this takes and no others."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto_cloud import Cloud
+
+from awsddp import compat
+from awsddp.aws.clusters import describe, find_cluster, find_clusters, tagged, tags_of
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import CLOCK
+from awsddp.cluster import Cluster
+from awsddp.errors import CapacityError, ConfigError
+from awsddp.plan import LaunchPlan
+from awsddp.report import cluster_state
+from awsddp.spec import load
+from awsddp.state import Folder
+from awsddp.verbs.context import Context
+from awsddp.verbs.down import down
+from awsddp.verbs.plan import plan
+from awsddp.verbs.up import up
+
+SSH = {"network.ssh_cidr": "203.0.113.7/32"}
+
+
+class Machine:
+    """`awsddp` on one machine, in an account where nothing boots."""
+
+    def __init__(self, home: Path, aws: Aws, cloud: Cloud) -> None:
+        self.home, self.aws, self.cloud = home, aws, cloud
+        self.folder = Folder(home, "demo")
+        self.said: list[str] = []
+        self.questions: list[LaunchPlan | str] = []
+
+    def context(self, **keys: Any) -> Context:
+        asked = {"cluster.region": "us-east-1"} | {
+            key.replace("__", "."): value for key, value in keys.items()
+        }
+        spec, job = load("demo", environ={}, overrides=asked)
+        return Context(
+            spec=spec,
+            job=job,
+            folder=self.folder,
+            on_event=lambda event: self.said.append(event.text),
+        )
+
+    def up(self, **keys: Any) -> dict[str, Any]:
+        self.questions.clear()
+        self.cloud.requests.clear()
+        return up(self.context(**keys), confirm=self.questions.append)
+
+    def first(self, **keys: Any) -> Cluster:
+        """Launch two nodes."""
+        given = {"cluster__nodes": 2, "cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
+        self.up(**(given | keys))
+        return self.cluster
+
+    @property
+    def cluster(self) -> Cluster:
+        found = find_cluster(self.aws, "demo", self.aws.identity().user_id)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def on(
+    tmp_path: Path, aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Machine]]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    cloud.add_image(
+        "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+        parameter=compat.DLAMI_PARAMETERS[0],
+        tags={"awsddp:gpus": "pretended", "awsddp:hosts": "none"},
+    )
+    passed = [0.0]
+    before = CLOCK.monotonic, CLOCK.sleep
+    object.__setattr__(CLOCK, "monotonic", lambda: passed[0])
+    object.__setattr__(CLOCK, "sleep", lambda seconds: passed.__setitem__(0, passed[0] + seconds))
+    yield lambda name: Machine(tmp_path / name, aws, cloud)
+    object.__setattr__(CLOCK, "monotonic", before[0])
+    object.__setattr__(CLOCK, "sleep", before[1])
+
+
+On = Callable[[str], Machine]
+
+
+def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: Cloud, aws: Aws) -> None:
+    laptop = on("laptop")
+    before = laptop.first()
+    result = laptop.up(cluster__nodes=4)
+    [sent] = cloud.sent("RunInstances")
+    assert (sent["MinCount"], sent["MaxCount"], sent["InstanceType"]) == ("2", "2", "g5.xlarge")
+    assert [node["node"] for node in result["nodes"]] == [0, 1, 2, 3]
+    assert {node["instance_id"] for node in result["nodes"]} > {node.instance_id for node in before.live}
+    found = describe(aws, tagged("awsddp:id", before.id))
+    for shared in ("KeyName", "ImageId", "SubnetId"):
+        assert len({item[shared] for item in found}) == 1, shared
+    assert len({item["NetworkInterfaces"][0]["Groups"][0]["GroupId"] for item in found}) == 1
+    assert {tags_of(item)["awsddp:expires"] for item in found} == {result["expires"]}
+    assert result["price_usd_per_hour"] == pytest.approx(4 * (1.006 + 0.005 + 200 * 0.08 / 730), abs=1e-2)
+
+
+def test_what_was_not_said_again_is_as_at_the_launch(on: On, cloud: Cloud, aws: Aws, tmp_path: Path) -> None:
+    aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
+    vpc = aws.pages("DescribeSubnets", {}, "Subnets")[0]["VpcId"]
+    group = aws.call("CreateSecurityGroup", {"GroupName": "own", "Description": "own", "VpcId": vpc})[
+        "GroupId"
+    ]
+    own = tmp_path / "id_ed25519"
+    own.write_text("private")
+    laptop = on("laptop")
+    laptop.first(
+        access__key="mine", access__key_file=str(own), network__security_group=group, tags__team="vision"
+    )
+    laptop.up(cluster__nodes=3)
+    [sent] = cloud.sent("RunInstances")
+    assert sent["KeyName"] == "mine"
+    assert sent["NetworkInterface.1.SecurityGroupId.1"] == group
+    assert "vision" in sent.values()
+    assert cloud.sent("CreateSecurityGroup") == []
+    down(laptop.context(), confirm=lambda what: None)
+    assert aws.call("DescribeSecurityGroups", {"GroupIds": [group]})["SecurityGroups"]
+    assert own.read_text() == "private"
+
+
+def test_shrinking_ends_the_highest_numbers_and_that_is_no_loss(on: On, cloud: Cloud) -> None:
+    laptop = on("laptop")
+    laptop.first(cluster__nodes=3)
+    result = laptop.up(cluster__nodes=1)
+    assert result["state"] == "ready"
+    assert [node["node"] for node in result["nodes"]] == [0]
+    assert result["price_usd_per_hour"] == pytest.approx(1.006 + 0.005 + 200 * 0.08 / 730, abs=1e-2)
+    assert cloud.sent("RunInstances") == []
+    [question] = laptop.questions
+    assert "end node1" in str(question)
+    assert "end node2" in str(question)
+    elsewhere = find_cluster(laptop.aws, "demo", laptop.aws.identity().user_id)
+    assert cluster_state(elsewhere, prepared=None, launching=False) == "ready"
+    assert laptop.up()["state"] == "ready"
+    assert laptop.questions == []
+
+
+def test_a_lost_node_is_replaced_under_its_number(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    first, second = laptop.first().live
+    aws.call("TerminateInstances", {"InstanceIds": [first.instance_id]})
+    result = laptop.up()
+    assert [node["node"] for node in result["nodes"]] == [0, 1]
+    assert result["nodes"][0]["instance_id"] != first.instance_id
+    assert result["nodes"][1]["instance_id"] == second.instance_id
+    assert result["state"] == "ready"
+
+
+def test_another_type_is_asked_about_and_built_anew(on: On) -> None:
+    laptop = on("laptop")
+    old = laptop.first()
+    result = laptop.up(cluster__instance_type="g6.xlarge")
+    [question] = laptop.questions
+    assert isinstance(question, LaunchPlan)
+    assert [step.do for step in question.steps] == ["end", "end", "launch"]
+    assert {node.instance_type for node in laptop.cluster.live} == {"g6.xlarge"}
+    assert laptop.cluster.id == old.id
+    assert result["state"] == "ready"
+
+
+def test_a_no_changes_nothing(on: On) -> None:
+    laptop = on("laptop")
+    before = laptop.first()
+
+    def refuse(plan: LaunchPlan | str) -> None:
+        raise ConfigError("no")
+
+    for keys in ({"cluster__nodes": 3}, {"cluster__nodes": 1}, {"cluster__instance_type": "g6.xlarge"}):
+        with pytest.raises(ConfigError, match="no"):
+            up(laptop.context(**keys), confirm=refuse)
+        assert laptop.cluster == before
+    assert laptop.up()["state"] == "ready"
+    assert laptop.questions == []
+
+
+def test_a_growth_without_capacity_leaves_what_is_there(on: On, cloud: Cloud) -> None:
+    laptop = on("laptop")
+    before = laptop.first()
+    cloud.fail("RunInstances", "InsufficientInstanceCapacity", status=500)
+    with pytest.raises(CapacityError):
+        laptop.up(cluster__nodes=3)
+    assert laptop.cluster == before
+    result = laptop.up()
+    assert (result["state"], len(result["nodes"])) == ("ready", 2)
+    assert cloud.sent("RunInstances") == []
+
+
+def test_ssh_is_opened_for_where_the_user_is_now_without_a_question(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    laptop.up(network__ssh_cidr="10.0.0.8/32")
+    assert laptop.questions == []
+    assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)
+
+
+def test_the_expiry_is_moved_in_the_tags_of_all(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    result = laptop.up(cluster__expires="48h")
+    assert {node.expires for node in laptop.cluster.live} == {laptop.cluster.expires}
+    assert laptop.cluster.created is not None
+    assert result["expires"] > "2026"
+    assert laptop.cluster.expires is not None
+    assert (laptop.cluster.expires - laptop.cluster.created).total_seconds() == pytest.approx(
+        48 * 3600, abs=120
+    )
+    assert laptop.questions == []
+
+
+def test_the_plan_of_a_cluster_that_exists_shows_the_steps_and_changes_nothing(on: On) -> None:
+    laptop = on("laptop")
+    before = laptop.first()
+    made = plan(laptop.context(cluster__nodes=3))
+    assert [str(step) for step in made.steps] == ["launch node2"]
+    assert [
+        request.parameters["MinCount"] for request in made.requests if "MinCount" in request.parameters
+    ] == [1]
+    assert made.nodes == 3
+    same = plan(laptop.context())
+    assert (same.steps, same.requests) == ((), ())
+    assert laptop.cluster == before
+
+
+def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, monkeypatch: Any) -> None:
+    laptop, desk = on("laptop"), on("desk")
+    from awsddp.verbs import up as verb
+
+    read = verb.read
+    laptop_began: list[str] = []
+
+    def late(*given: Any) -> Any:
+        """The desk looks; before it launches the laptop has a cluster."""
+        found = read(*given)
+        if not laptop_began:
+            laptop_began.append("now")
+            laptop.first()
+        return found
+
+    monkeypatch.setattr(verb, "read", late)
+    with pytest.raises(ConfigError, match="another machine made cluster demo"):
+        desk.first()
+    [left] = [one for one in find_clusters(aws, "demo", aws.identity().user_id) if one.live]
+    assert len(left.live) == 2
+    record = laptop.folder.read()
+    assert record is not None
+    assert left.id == record.id
+    assert laptop.up()["state"] == "ready"

@@ -1,0 +1,240 @@
+"""From what was asked and what exists to the steps between them, by equality."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from awsddp.cluster import Cluster, Node
+from awsddp.plan import Convergence, Standing, Step, converge
+from awsddp.spec import ClusterSpec, load
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+CREATED = NOW - timedelta(hours=20)
+EXPIRES = CREATED + timedelta(hours=24)
+HERE = "203.0.113.7/32"
+
+
+def node(number: int, **changes: Any) -> Node:
+    made = Node(
+        node=number,
+        instance_id=f"i-{number}",
+        state="running",
+        instance_type="g5.xlarge",
+        zone="us-east-1b",
+        image_id="ami-1",
+        launched=CREATED,
+        expires=EXPIRES,
+    )
+    return replace(made, **changes)
+
+
+def standing(
+    *nodes: Node, size: int | None = None, opened: tuple[str, ...] = (HERE,), **changes: Any
+) -> Standing:
+    cluster = Cluster(
+        name="demo",
+        id="0a1b2c3d",
+        owner="AIDAEXAMPLE",
+        region="us-east-1",
+        nodes=nodes,
+        created=CREATED,
+        group="sg-1",
+        ssh_cidrs=opened,
+    )
+    given: dict[str, Any] = {
+        "cluster": cluster,
+        "nodes": len(nodes) if size is None else size,
+        "instance_type": "g5.xlarge",
+        "expires": EXPIRES,
+    }
+    return Standing(**(given | changes))
+
+
+def asked(**keys: Any) -> ClusterSpec:
+    return load("demo", environ={}, overrides={key.replace("__", "."): value for key, value in keys.items()})[
+        0
+    ]
+
+
+def steps(spec: ClusterSpec, exists: Standing, *, image_id: str = "ami-1") -> Convergence:
+    return converge(spec, exists, image_id=image_id, callers=(HERE,), now=NOW)
+
+
+PAIR = (node(0), node(1))
+LATER = NOW + timedelta(hours=24)
+
+CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
+    "nothing asked, nothing to do": (asked(), standing(*PAIR), ()),
+    "as many as there are": (asked(cluster__nodes=2), standing(*PAIR), ()),
+    "more": (
+        asked(cluster__nodes=4),
+        standing(*PAIR),
+        (Step(do="launch", numbers=(2, 3)),),
+    ),
+    "fewer: the highest go": (
+        asked(cluster__nodes=1),
+        standing(*PAIR),
+        (Step(do="end", numbers=(1,), instances=("i-1",), why="1 node asked for"),),
+    ),
+    "one was lost": (
+        asked(),
+        standing(node(0), node(1, state="terminated")),
+        (Step(do="launch", numbers=(1,), why="node1 ended"),),
+    ),
+    "one is on its way out": (
+        asked(),
+        standing(node(0, state="shutting-down"), node(1)),
+        (Step(do="launch", numbers=(0,), why="node0 ended"),),
+    ),
+    "all were lost": (
+        asked(),
+        standing(size=2),
+        (Step(do="launch", numbers=(0, 1), why="node0, node1 ended"),),
+    ),
+    "one is impaired": (
+        asked(),
+        standing(*PAIR, impaired=frozenset({"i-1"})),
+        (
+            Step(do="end", numbers=(1,), instances=("i-1",), why="it is impaired, AWS's checks say"),
+            Step(do="launch", numbers=(1,)),
+        ),
+    ),
+    "two are stopped: they start with a new term": (
+        asked(),
+        standing(node(0, state="stopped"), node(1, state="stopping")),
+        (
+            Step(do="start", numbers=(0, 1), instances=("i-0", "i-1")),
+            Step(do="expire", instances=("i-0", "i-1"), value="2026-11-22T12:00:00Z"),
+        ),
+    ),
+    "two clients filled one number: the first stays": (
+        asked(),
+        standing(node(0), node(1), node(1, instance_id="i-9", launched=NOW), size=2),
+        (Step(do="end", numbers=(1,), instances=("i-9",), why="i-1 is node1 already"),),
+    ),
+    "one that the cluster gave up": (
+        asked(),
+        standing(node(-1, instance_id="i-9"), *PAIR, size=2),
+        (Step(do="end", numbers=(-1,), instances=("i-9",), why="2 nodes asked for"),),
+    ),
+    "another type": (
+        asked(cluster__instance_type="g6.xlarge"),
+        standing(*PAIR),
+        (
+            *(
+                Step(
+                    do="end",
+                    numbers=(number,),
+                    instances=(f"i-{number}",),
+                    why="it is a g5.xlarge, g6.xlarge is asked for: it is built anew",
+                )
+                for number in (0, 1)
+            ),
+            Step(do="launch", numbers=(0, 1)),
+        ),
+    ),
+    "a type that was tried second is as good": (
+        asked(cluster__instance_type="p4d.24xlarge", capacity__types='["g5.xlarge"]'),
+        standing(*PAIR),
+        (),
+    ),
+    "GPUs that it has": (asked(cluster__gpus="A10G:1"), standing(*PAIR), ()),
+    "the expiry is said: it counts from now": (
+        asked(cluster__expires="24h"),
+        standing(*PAIR),
+        (Step(do="expire", instances=("i-0", "i-1"), value="2026-11-22T12:00:00Z"),),
+    ),
+    "the expiry is said twice within a minute": (
+        asked(cluster__expires="24h"),
+        standing(
+            *(node(number, expires=LATER - timedelta(seconds=40)) for number in (0, 1)),
+            expires=LATER - timedelta(seconds=40),
+        ),
+        (),
+    ),
+    "one was not told the expiry": (
+        asked(),
+        standing(node(0, expires=LATER), node(1), expires=LATER),
+        (Step(do="expire", instances=("i-1",), value="2026-11-22T12:00:00Z"),),
+    ),
+    "the user is elsewhere now": (
+        asked(),
+        standing(*PAIR, opened=("198.51.100.9/32", "10.0.0.0/8")),
+        (
+            Step(
+                do="open",
+                value=f"10.0.0.0/8, {HERE}",
+                why=f"{HERE} is new, 198.51.100.9/32 is closed",
+            ),
+        ),
+    ),
+    "the user is within a block that is open": (asked(), standing(*PAIR, opened=("203.0.113.0/24",)), ()),
+    "a group of one's own is left alone": (
+        asked(),
+        standing(*PAIR, cluster=replace(standing(*PAIR).cluster, group=None, ssh_cidrs=None)),
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps(case: str) -> None:
+    spec, exists, expected = CASES[case]
+    assert steps(spec, exists).steps == expected
+
+
+def test_what_was_carried_out_needs_no_more_steps() -> None:
+    change = steps(asked(cluster__nodes=3), standing(*PAIR))
+    grown = standing(*PAIR, *(node(number) for number in change.numbers))
+    assert steps(asked(cluster__nodes=3), grown).steps == ()
+
+
+def test_what_is_launched_beside_others_is_as_they_are() -> None:
+    change = steps(
+        asked(
+            cluster__nodes=3,
+            cluster__instance_type="p4d.24xlarge",
+            capacity__types='["g5.xlarge"]',
+            capacity__regions='["eu-west-1"]',
+        ),
+        standing(*PAIR),
+    )
+    spec = change.spec
+    assert (spec.cluster.nodes, spec.cluster.instance_type, spec.cluster.image) == (3, "g5.xlarge", "ami-1")
+    assert (spec.capacity.types, spec.capacity.regions, change.zone) == ((), (), "us-east-1b")
+    assert (spec.cluster.expires, spec.network.ssh_cidr) == ("14400s", (HERE,))
+
+
+def test_what_takes_the_place_of_all_may_go_anywhere_in_the_region() -> None:
+    change = steps(asked(cluster__instance_type="g6.xlarge"), standing(*PAIR))
+    assert (change.zone, change.nodes, change.spec.cluster.image) == (None, (), None)
+
+
+def test_after_the_loss_of_all_the_type_stays() -> None:
+    assert steps(asked(), standing(size=2)).spec.cluster.instance_type == "g5.xlarge"
+
+
+@pytest.mark.parametrize(
+    ("asked_before", "now_id", "ended"),
+    [(None, "ami-2", 2), ("ami-1", "ami-2", 2), ("ami-2", "ami-2", 0), (None, "ami-1", 0)],
+)
+def test_another_image_is_one_that_was_not_asked_for_before(
+    asked_before: str | None, now_id: str, ended: int
+) -> None:
+    change = steps(asked(cluster__image="ami-2"), standing(*PAIR, image=asked_before), image_id=now_id)
+    assert len(change.of("end")) == ended
+
+
+def test_a_second_cluster_of_the_name_is_named_and_ended() -> None:
+    other = replace(standing(node(0, instance_id="i-8")).cluster, id="ffffffff")
+    [step] = steps(asked(), standing(*PAIR, others=(other,))).steps
+    assert (step.do, step.instances, step.value) == ("end", ("i-8",), "ffffffff")
+    assert "second cluster demo (ffffffff)" in str(step)
+
+
+def test_a_longer_term_in_the_file_moves_the_expiry_and_a_shorter_one_does_not() -> None:
+    for text, moved in (("48h", True), ("24h", False), ("1h", False)):
+        spec, _ = load("demo", environ={"AWSDDP_CLUSTER_EXPIRES": text})
+        assert bool(steps(spec, standing(*PAIR)).of("expire")) is moved, text
