@@ -205,7 +205,7 @@ def _record(ctx: Context, plan: LaunchPlan, shared: _Launch) -> Record:
         id=shared.cluster_id,
         owner=plan.owner,
         target=replace(shared.target, region=plan.region),
-        created=before.created if before else shared.now,
+        created=shared.now,
         expires=shared.now + timedelta(seconds=plan.expires_s),
         instance_type=plan.instance_type,
         nodes=plan.nodes,

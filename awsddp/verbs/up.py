@@ -15,6 +15,7 @@ from awsddp.verbs.context import Context, aws_of, target_for
 from awsddp.verbs.converging import Confirm, carry_out_changes, nowhere
 from awsddp.verbs.launching import carry_out, plan_everywhere
 from awsddp.verbs.nodes import connect, import_beside, write_ssh_config
+from awsddp.verbs.settling import settled
 from awsddp.verbs.status import cluster_document
 
 if TYPE_CHECKING:
@@ -103,16 +104,21 @@ def _nodes(
 
 
 def _finished(ctx: Context, aws: "Aws", clusters: tuple[Cluster, ...]) -> tuple[Cluster, ...]:
-    """Finish a launch that was cut off, so that its nodes are among the clusters, or learn that none came.
+    """Return what exists once a launch that was cut off is finished, or AWS lists what is known to be there.
 
-    Their host key is accepted here: the next launch brings its own.
+    The host key of such a launch is accepted here: the next brings its own.
     """
     from awsddp.aws.instances import filled_by, resume, wait_running
 
     record = ctx.folder.read()
-    if record is None or record.intent is None:
+    if record is None:
         return clusters
-    mine = next((one for one in clusters if one.id == record.id), None) or nowhere(ctx, record)
+    mine = next((one for one in clusters if one.id == record.id), None)
+    others = tuple(one for one in clusters if one.id != record.id)
+    if record.intent is None:
+        mine = settled(aws, ctx.spec.name, record, mine)
+        return (mine, *others) if mine is not None else others
+    mine = mine or nowhere(ctx, record)
     filled = filled_by(record.intent)
     nodes = tuple(node for node in mine.live if node.node in filled)
     if not filled or {node.node for node in nodes} != filled:
@@ -122,10 +128,10 @@ def _finished(ctx: Context, aws: "Aws", clusters: tuple[Cluster, ...]) -> tuple[
             return clusters
         keys = [node.instance_id for node in came]
         nodes = wait_running(aws, record.id, len(came), instance_ids=keys, on_event=ctx.say_of_node)
-        others = (node for node in mine.nodes if node.instance_id not in keys)
-        mine = replace(mine, nodes=tuple(sorted((*nodes, *others), key=lambda node: node.node)))
+        listed = (node for node in mine.nodes if node.instance_id not in keys)
+        mine = replace(mine, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
     accept_host_keys(ctx, record, nodes)
-    return (mine, *(one for one in clusters if one.id != record.id))
+    return (mine, *others)
 
 
 def _prepare(

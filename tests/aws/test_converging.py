@@ -246,11 +246,15 @@ def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, mon
         return found
 
     monkeypatch.setattr(verb, "read", late)
-    with pytest.raises(ConfigError, match="another machine made cluster demo"):
+    try:  # the older stays; within one second the id decides
         desk.first()
+        stays = desk
+    except ConfigError as error:
+        assert "another machine made cluster demo" in error.message
+        stays = laptop
     [left] = [one for one in find_clusters(aws, "demo", aws.identity().user_id) if one.live]
     assert len(left.live) == 2
-    record = laptop.folder.read()
+    record = stays.folder.read()
     assert record is not None
     assert left.id == record.id
-    assert laptop.up()["state"] == "ready"
+    assert stays.up()["state"] == "ready"
