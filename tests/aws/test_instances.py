@@ -26,7 +26,12 @@ def on_the_wire(request: Request) -> dict[str, str]:
     return {key: str(value) for key, value in body["body"].items()}
 
 
-SIDE_BY_SIDE = ("ImportKeyPair", "CreatePlacementGroup")
+SIDE_BY_SIDE = (
+    "ImportKeyPair",
+    "CreatePlacementGroup",
+    "AuthorizeSecurityGroupIngress",
+    "AuthorizeSecurityGroupEgress",
+)
 
 
 def living(aws: Aws) -> list[str]:
