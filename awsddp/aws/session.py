@@ -1,5 +1,6 @@
 """The one gateway to AWS: every call goes through `Aws.call`, with explicit time limits and retries."""
 
+import difflib
 import os
 import re
 import threading
@@ -22,7 +23,7 @@ from botocore.parsers import ResponseParserError
 from awsddp import __version__
 from awsddp.aws.refusals import translate
 from awsddp.cluster import Target
-from awsddp.errors import ConfigError
+from awsddp.errors import AwsddpError, ConfigError
 
 T = TypeVar("T")
 Given = ParamSpec("Given")
@@ -111,7 +112,7 @@ class Aws:
             raise translate(error, operation, where=self._where) from error
         except (BotoCoreError, ResponseParserError) as error:
             code = type(error).__name__
-            raise translate(error, operation, where=self._where) from error
+            raise self._of_region(translate(error, operation, where=self._where)) from error
         finally:
             self._tell(service, operation, parameters, reply, code, at, time.monotonic() - started)
         return reply
@@ -175,10 +176,24 @@ class Aws:
                 "name one: awsddp --region us-east-1 ...",
             )
         if not _REGION.fullmatch(region):
-            raise ConfigError(
-                f"{region!r} is no AWS region", "", "name one such as us-east-1 or eu-central-1"
-            )
+            raise self._no_region(region)
         return region
+
+    def _of_region(self, error: AwsddpError) -> AwsddpError:
+        """Return the error of a call; a region that nobody knows is why AWS was not reached there."""
+        if ".amazonaws.com" in error.why and self.region not in self._regions():
+            return self._no_region(self.region, error.why)
+        return error
+
+    def _no_region(self, region: str, why: str = "") -> ConfigError:
+        near = difflib.get_close_matches(region, self._regions(), n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else "name one such as us-east-1 or eu-central-1"
+        return ConfigError(f"cluster.region: {region!r} is no AWS region", why, f"--region: {hint}")
+
+    def _regions(self) -> list[str]:
+        """Return the regions that this botocore knows, of all partitions."""
+        partitions = self._session.get_available_partitions()
+        return [name for one in partitions for name in self._session.get_available_regions("ec2", one)]
 
     def _client(self, service: str, attempts: int) -> Any:
         attempts = {"sts": FIRST_ATTEMPTS, "pricing": 1}.get(service, attempts)  # of prices there is a table

@@ -9,6 +9,9 @@ from awsddp.errors import ConfigError
 from awsddp.plan.records import Efa, Facts, Subnet
 from awsddp.spec import ClusterSpec
 
+# The widest block that may be one's own network: 10.0.0.0/8, and what a registry gives to a provider.
+WIDEST = {4: 8, 6: 19}
+
 
 def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
     """Return who may come in: `network.ssh_cidr` or else the caller's own addresses. Raises ConfigError."""
@@ -30,9 +33,10 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
             raise ConfigError(
                 f"network.ssh_cidr: {text!r} is no address block", str(error), "write it as 203.0.113.0/24"
             ) from error
-        if network.prefixlen == 0:
+        if network.prefixlen < WIDEST[network.version]:
+            world = "the whole world" if network.prefixlen == 0 else "a large part of the world"
             raise ConfigError(
-                f"network.ssh_cidr: {text} opens port 22 to the whole world",
+                f"network.ssh_cidr: {text} opens port 22 to {world}",
                 "who reaches a node's port can attack it",
                 "name your own network, such as 203.0.113.0/24, or leave the key out",
             )

@@ -292,10 +292,13 @@ def _allowed(spec: ClusterSpec, facts: Facts, kind: GpuType, offered: tuple[str,
     there = sorted({*(zone for zones in facts.offers.values() for zone in zones), *offered})
     strange = [zone for zone in listed if zone not in there]
     if strange:
+        zone = strange[0]
+        region = re.match(r"[a-z]{2,}(-[a-z]+)+-\d+", zone)
+        elsewhere = region[0] if region and region[0] != facts.region else None
         raise ConfigError(
-            f"capacity.zones: {strange[0]!r} is no zone of {facts.region} with GPUs",
-            "",
-            f"zones are: {', '.join(there)}",
+            f"capacity.zones: {zone!r} is no zone of {facts.region} with GPUs",
+            f"it would be one of {elsewhere}" if elsewhere else "",
+            (f"--region {elsewhere}, or " if elsewhere else "") + f"--zone with one of: {', '.join(there)}",
         )
     allowed = tuple(zone for zone in listed if zone in offered)
     if not allowed:

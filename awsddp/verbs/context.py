@@ -65,6 +65,12 @@ def target_for(ctx: Context) -> Iterator[Target]:
         target: Target | None = None
         if wants_local:
             target = stack.enter_context(local.opened(ctx.home, ctx.on_event))
+            if target is not None and "cluster.region" in ctx.spec.said and asked.region != target.region:
+                raise ConfigError(
+                    f"cluster.region: the local cloud is {target.region}, not {asked.region}",
+                    "",
+                    f"leave --region out, or --region {target.region}; without --local it is on AWS",
+                )
         if target is None:
             remembered = record.target if record else Target()
             target = Target(

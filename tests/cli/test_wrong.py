@@ -74,6 +74,15 @@ def test_an_endpoint_that_is_down_is_named(lab: Lab) -> None:
     assert "127.0.0.1:9" in refused(lab, "--region", "us-east-1", "up", "-y", code=4)
 
 
+def test_a_region_that_nobody_knows_is_named_with_the_nearest(lab: Lab) -> None:
+    lab.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    said = refused(lab, "--region", "useast1", "plan", code=3)
+    assert "cluster.region: 'useast1' is no AWS region" in said
+    assert "us-east-1" in said
+    said = refused(lab, "--local", "--region", "eu-west-1", "plan", code=3)
+    assert "the local cloud is us-east-1" in said
+
+
 def test_p2_is_refused_with_the_day_it_went_and_what_takes_its_place(lab: Lab) -> None:
     said = refused(lab, "up", "--local", "--instance-type", "p2.8xlarge", "-y", code=4)
     assert "2025-03-30" in said

@@ -180,6 +180,8 @@ REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6
         (FACTS, {"instance_type": "p3dn.24xlarge"}, ConfigError, ("V100", "--image")),
         (FACTS, {"disk_gb": 50}, ConfigError, ("cluster.disk_gb", "75")),
         (FACTS, {"cidr": ("0.0.0.0/0",)}, ConfigError, ("network.ssh_cidr", "whole world")),
+        (FACTS, {"cidr": ("0.0.0.0/1", "128.0.0.0/1")}, ConfigError, ("network.ssh_cidr", "the world")),
+        (FACTS, {"cidr": ("2000::/3",)}, ConfigError, ("network.ssh_cidr", "the world")),
         (FACTS, {"cidr": ("10.0.0.0/33",)}, ConfigError, ("network.ssh_cidr", "203.0.113.0/24")),
         (FACTS, {"tags": {"awsddp:id": "x"}}, ConfigError, ("tags.awsddp:id",)),
         (replace(FACTS, callers=()), {}, ConfigError, ("network.ssh_cidr",)),
@@ -192,7 +194,12 @@ REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6
             ConfigError,
             ("cluster.gpus", "8 x L4", "--gpus L4:8"),
         ),
-        (FACTS, {"capacity": {"zones": ("eu-west-1a",)}}, ConfigError, ("capacity.zones", "us-east-1c")),
+        (
+            FACTS,
+            {"capacity": {"zones": ("eu-west-1a",)}},
+            ConfigError,
+            ("capacity.zones", "--region eu-west-1"),
+        ),
         (
             FACTS,
             {"instance_type": "p4d.24xlarge", "capacity": {"zones": ("us-east-1b",)}},
