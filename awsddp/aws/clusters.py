@@ -80,13 +80,13 @@ def find_cluster(aws: Aws, name: str, owner: str) -> Cluster | None:
     return next(iter(find_clusters(aws, name, owner)), None)
 
 
-def glance(aws: Aws, name: str, owner: str) -> Cluster | None:
-    """Return the cluster of this name and owner that has running nodes, by one call; None: none has.
+def glance(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
+    """Return the clusters of this name and owner that have running nodes, by one call.
 
-    Its `leftovers` are not looked for. Raises CloudError.
+    Their `leftovers` are not looked for. Raises CloudError.
     """
     found = _clusters(aws, name, owner, describe(aws, _filters(name, owner)))
-    return next((one for one in found if one.live), None)
+    return tuple(one for one in found if one.live)
 
 
 def _filters(name: str, owner: str) -> list[dict[str, Any]]:

@@ -96,6 +96,7 @@ NOWHERE = ("the local cloud, which does not run",)
 class Found:
     """The answer to a search: what AWS and the folder know of the cluster, and where was looked.
 
+    `others` are clusters of the same name and owner with another id, as two machines may make at once.
     `record` is None where the folder is lost or speaks of another place.
     """
 
@@ -104,6 +105,7 @@ class Found:
     cluster: Cluster | None
     record: Record | None
     looked: tuple[str, ...]
+    others: tuple[Cluster, ...] = ()
 
 
 @contextlib.contextmanager
@@ -163,13 +165,16 @@ def _near(
 def _look(
     ctx: Context, record: Record | None, target: Target, looked: tuple[str, ...], *, whole: bool = True
 ) -> Found:
-    from awsddp.aws.clusters import find_cluster, glance
+    from awsddp.aws.clusters import find_clusters, glance
 
     aws = aws_of(ctx, target)
     owner = record.owner if record else aws.identity().user_id
-    cluster = None if whole or record is None else glance(aws, ctx.spec.name, owner)
-    cluster = cluster or find_cluster(aws, ctx.spec.name, owner)
-    return Found(aws=aws, target=target, cluster=cluster, record=record, looked=looked)
+    clusters = () if whole or record is None else glance(aws, ctx.spec.name, owner)
+    clusters = clusters or find_clusters(aws, ctx.spec.name, owner)
+    known = (one for one in clusters if record is not None and one.id == record.id)
+    mine = next(known, clusters[0] if clusters else None)
+    others = tuple(one for one in clusters if one is not mine)
+    return Found(aws=aws, target=target, cluster=mine, record=record, looked=looked, others=others)
 
 
 def _everywhere(ctx: Context, nearest: Found) -> Found:

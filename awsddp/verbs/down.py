@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp import report
 from awsddp.cluster import Cluster
@@ -13,6 +14,9 @@ from awsddp.verbs.context import NOWHERE, Context, Found, found
 from awsddp.verbs.fetch import bring_home_all
 from awsddp.verbs.settling import settled
 from awsddp.verbs.status import cost_of
+
+if TYPE_CHECKING:
+    from awsddp.aws.session import Aws
 
 
 def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
@@ -26,46 +30,66 @@ def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None])
         if seen is None:
             _forget(ctx, ctx.folder.read(newer=True))
             return _document(ctx, None)
-        cluster = _settled(ctx, seen)
-        if cluster is None:
+        clusters = _settled(ctx, seen)
+        if not clusters:
             _forget(ctx, seen.record)
             return _document(ctx, seen)
-        if cluster.live:
-            confirm(_what_ends(cluster))
-            if not discard:
-                bring_home_all(ctx, seen, cluster)
-        cost = cost_of(seen.record, cluster)
-        from awsddp.aws.teardown import teardown
+        live = [one for one in clusters if one.live]
+        if live:
+            confirm("\n".join(map(_what_ends, live)))
+        for one in live if not discard else ():
+            mine = seen.record is not None and seen.record.id == one.id
+            bring_home_all(ctx, seen if mine else replace(seen, record=None), one)
+        cost = cost_of(seen.record, clusters[0])
+        terminated = _end(ctx, seen.aws, clusters)
+        _forget(ctx, seen.record, cluster_id=clusters[0].id)
+        removed = sum(len(one.leftovers) for one in clusters)
+        return _document(ctx, seen, terminated=terminated, removed=removed, cost=cost)
 
-        ended = teardown(seen.aws, cluster, on_event=ctx.say)
+
+def _end(ctx: Context, aws: "Aws", clusters: tuple[Cluster, ...]) -> tuple[str, ...]:
+    """End the clusters, one for each id that carries the name, and return the instances that ended.
+
+    Raises LeftoverError, once all that can be is ended.
+    """
+    from awsddp.aws.teardown import teardown
+
+    terminated: list[str] = []
+    left: list[str] = []
+    for cluster in clusters:
+        ended = teardown(aws, cluster, on_event=ctx.say)
         with contextlib.suppress(ConfigError):  # the end of the machines does not wait for a full disk here
             ctx.folder.note("ended", id=cluster.id, terminated=ended.terminated, leftovers=ended.leftovers)
-        if ended.leftovers:
-            raise LeftoverError(
-                f"not everything of cluster {cluster.name} could be ended",
-                f"left: {', '.join(ended.leftovers)}",
-                "awsddp down   # again; what is left may still cost money",
-            )
-        _forget(ctx, seen.record, cluster_id=cluster.id)
-        return _document(ctx, seen, terminated=ended.terminated, removed=len(cluster.leftovers), cost=cost)
+        terminated += ended.terminated
+        left += ended.leftovers
+    if left:
+        raise LeftoverError(
+            f"not everything of cluster {ctx.spec.name} could be ended",
+            f"left: {', '.join(left)}",
+            "awsddp down   # again; what is left may still cost money",
+        )
+    return tuple(terminated)
 
 
-def _settled(ctx: Context, seen: Found) -> Cluster | None:
-    """Return the cluster once AWS lists what this machine launched, or a launch that was cut off has shown
-    what came of it."""
-    from awsddp.aws.clusters import find_cluster
+def _settled(ctx: Context, seen: Found) -> tuple[Cluster, ...]:
+    """Return what carries the name once AWS lists what this machine launched, or a launch that was cut off
+    has shown what came of it; this machine's own first."""
+    from awsddp.aws.clusters import find_clusters
     from awsddp.aws.instances import appear, filled_by
 
     record = seen.record
+    clusters = tuple(one for one in (seen.cluster, *seen.others) if one is not None)
     if record is None:
-        return seen.cluster
+        return clusters
+    mine = next((one for one in clusters if one.id == record.id), None)
     if record.intent is None:
-        return settled(seen.aws, ctx.spec.name, record, seen.cluster)
-    alive = {node.node for node in (seen.cluster.live if seen.cluster else ())}
-    if alive and filled_by(record.intent) <= alive:
-        return seen.cluster
-    appear(seen.aws, record.intent, on_event=ctx.say)
-    return find_cluster(seen.aws, ctx.spec.name, record.owner)
+        mine = settled(seen.aws, ctx.spec.name, record, mine)
+    elif not (mine and mine.live and filled_by(record.intent) <= {node.node for node in mine.live}):
+        appear(seen.aws, record.intent, on_event=ctx.say)
+        again = find_clusters(seen.aws, ctx.spec.name, record.owner)
+        mine = next((one for one in again if one.id == record.id), None)
+    others = tuple(one for one in clusters if one.id != record.id)
+    return (mine, *others) if mine is not None else others
 
 
 def _what_ends(cluster: Cluster) -> str:

@@ -20,7 +20,7 @@ def settled(aws: "Aws", name: str, record: Record, cluster: Cluster | None) -> C
 
     It is waited for two minutes, and looked for again only if something was missing. Raises CloudError.
     """
-    from awsddp.aws.clusters import describe, find_cluster, tagged
+    from awsddp.aws.clusters import describe, find_clusters, tagged
     from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
 
     missing = {found.instance_id for found in record.prepared}
@@ -33,4 +33,4 @@ def settled(aws: "Aws", name: str, record: Record, cluster: Cluster | None) -> C
         return True if missing <= {item["InstanceId"] for item in found} else None
 
     poll(look, deadline_s=VISIBLE_S, clock=CLOCK)
-    return find_cluster(aws, name, record.owner)
+    return next((one for one in find_clusters(aws, name, record.owner) if one.id == record.id), None)

@@ -22,8 +22,6 @@ from awsddp.verbs.down import down
 from awsddp.verbs.plan import plan
 from awsddp.verbs.up import up
 
-SSH = {"network.ssh_cidr": "203.0.113.7/32"}
-
 
 class Machine:
     """`awsddp` on one machine, in an account where nothing boots."""
@@ -258,3 +256,38 @@ def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, mon
     assert record is not None
     assert left.id == record.id
     assert stays.up()["state"] == "ready"
+
+
+def second(aws: Aws, mine: Cluster) -> str:
+    """Launch a node of a second cluster of the same name and owner, as from another machine."""
+    tags = {
+        "awsddp:cluster": "demo",
+        "awsddp:owner": mine.owner,
+        "awsddp:id": "ffffffff",
+        "awsddp:nodes": "0",
+    }
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    asked = {"ImageId": mine.nodes[0].image_id, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
+    marked = {"TagSpecifications": [{"ResourceType": "instance", "Tags": pairs}]}
+    return str(aws.call("RunInstances", asked | marked)["Instances"][0]["InstanceId"])
+
+
+def test_up_names_and_ends_a_second_cluster_of_the_name(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    mine = laptop.first()
+    other = second(aws, mine)
+    result = laptop.up()
+    assert other in str(laptop.questions)
+    assert [node["instance_id"] for node in result["nodes"]] == [node.instance_id for node in mine.live]
+    assert [one.id for one in find_clusters(aws, "demo", mine.owner)] == [mine.id]
+
+
+def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    mine = laptop.first()
+    other = second(aws, mine)
+    asked: list[str] = []
+    ended = down(laptop.context(), confirm=asked.append)
+    assert set(ended["terminated"]) == {other, *(node.instance_id for node in mine.live)}
+    assert asked[0].count("will be terminated") == 2
+    assert find_clusters(aws, "demo", mine.owner) == ()
