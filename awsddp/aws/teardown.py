@@ -72,10 +72,11 @@ def teardown(
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2):
         # What holds a group goes away by itself, unless it is an instance that may not be ended.
-        poll(ending.rest, deadline_s=0 if ending.refused else RELEASED_S, clock=clock, first_s=0.5)
+        poll(ending.proven, deadline_s=0 if ending.refused else RELEASED_S, clock=clock, first_s=0.5)
+    left = ending.leftovers() if ending.left is None else ending.left
     return Teardown(
         terminated=tuple(key for key, state in ending.states.items() if state == "terminated"),
-        leftovers=ending.leftovers(),
+        leftovers=tuple(left.values()),
     )
 
 
@@ -126,6 +127,7 @@ class _Ending:
         self._gone: set[str] = set()
         self._on_event = on_event
         self.refused: dict[str, str] = {}
+        self.left: dict[str, str] | None = None
         self._held: dict[str, str] = {}
 
     def instances(self) -> bool | None:
@@ -164,6 +166,14 @@ class _Ending:
             # NotFound this soon is no proof of an end: the next look decides.
             if not transient(refusal) and refusal.code != "InvalidInstanceID.NotFound":
                 self.refused.update(dict.fromkeys(keys, refusal.why))
+
+    def proven(self) -> bool | None:
+        """End the rest and list again; True once AWS shows only what it refused to end, which is `left`.
+
+        A list may be a little old, and so may the answer that something is gone.
+        """
+        self.left = self.leftovers() if self.rest() else None
+        return True if self.left is not None and self.left.keys() <= self.refused.keys() else None
 
     def rest(self) -> bool | None:
         """Delete what is left beside the instances; True once nothing is, or its end is refused.
@@ -210,20 +220,19 @@ class _Ending:
         known = {item[kind.by] for item in listed} | self._gone
         return [{kind.id: key, kind.by: key} for key in sorted(self._used[kind.key] - known)]
 
-    def leftovers(self) -> tuple[str, ...]:
-        """List again, and tell of each thing that still exists why it does."""
-        told = [
-            self._told(item["InstanceId"], item["State"]["Name"])
+    def leftovers(self) -> dict[str, str]:
+        """List again; return each thing that still exists, told with why it does."""
+        told = {
+            item["InstanceId"]: self._told(item["InstanceId"], item["State"]["Name"])
             for item in describe(self._aws, self._filters)
             if item["State"]["Name"] != "terminated"
-        ]
+        }
         for kind, found in self._left():
             for item in found:
                 key = item[kind.id]
-                told.append(
-                    self._told(key, self._holders(key) if key.startswith("sg-") else item.get("Status", ""))
-                )
-        return tuple(told)
+                why = self._holders(key) if key.startswith("sg-") else item.get("Status", "")
+                told[key] = self._told(key, why)
+        return told
 
     def _told(self, key: str, state: str) -> str:
         reasons = [part for part in (state, self.refused.get(key) or self._held.get(key, "")) if part]

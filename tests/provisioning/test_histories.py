@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -29,6 +29,7 @@ LIMITS = settings(
     database=None,
     deadline=None,
     print_blob=True,
+    phases=[Phase.generate],  # a history is not made shorter: that takes minutes
     suppress_health_check=list(HealthCheck),
 )
 EFFECTS = ("RequestLimitExceeded", "InternalError", "cut", "lost", "UnauthorizedOperation")
