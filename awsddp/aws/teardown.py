@@ -191,8 +191,10 @@ class _Ending:
         return None if held else True
 
     def _delete(self, kind: Kind, item: dict[str, Any]) -> bool:
-        """Delete one thing; return whether it is gone."""
+        """Delete one thing; return whether it is gone. What an instance holds goes with it."""
         key = item[kind.id]
+        if "in-use" in (item.get("Status"), item.get("State")):
+            return False
         try:
             self._aws.call(kind.delete, {kind.by: item[kind.by]})
         except Refused as refusal:

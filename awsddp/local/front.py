@@ -207,6 +207,8 @@ class Front:
             return self._console(request, backend)
         if action == "DeleteSecurityGroup":
             refusals.check_group_unused(request, backend)
+        elif action == "DeleteNetworkInterface":
+            refusals.check_interface_free(request, backend)
         elif action in ("DeleteSubnet", "DeleteVpc"):
             refusals.check_unused(request, backend)
         elif action in ("CreateTags", "DeleteTags"):

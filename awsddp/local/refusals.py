@@ -202,6 +202,18 @@ def check_group_unused(request: Request, backend: Any) -> None:
             raise Refusal("DependencyViolation", f"resource {group.id} has a dependent object")
 
 
+def check_interface_free(request: Request, backend: Any) -> None:
+    """An interface of an instance cannot be deleted.
+
+    :raises Refusal: InvalidNetworkInterface.InUse.
+    """
+    interface = backend.enis.get(request.parameters.get("NetworkInterfaceId", ""))
+    if interface is not None and interface.instance is not None:
+        raise Refusal(
+            "InvalidNetworkInterface.InUse", f"Network interface '{interface.id}' is currently in use."
+        )
+
+
 def _image(request: Request, backend: Any) -> Any:
     image_id = request.parameters.get("ImageId")
     if image_id is None:

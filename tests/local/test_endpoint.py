@@ -105,6 +105,11 @@ def test_a_group_in_use_cannot_be_deleted(records: Cloud) -> None:
     ec2.authorize_security_group_ingress(GroupId=other, IpPermissions=pair)
     made = ec2.run_instances(**records.request(SecurityGroupIds=[group]))["Instances"][0]["InstanceId"]
     assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
+    [nic] = ec2.describe_network_interfaces(Filters=[{"Name": "group-id", "Values": [group]}])[
+        "NetworkInterfaces"
+    ]
+    code = refusal(ec2.delete_network_interface, NetworkInterfaceId=nic["NetworkInterfaceId"])
+    assert code == "InvalidNetworkInterface.InUse"
     ec2.terminate_instances(InstanceIds=[made])
     records.wait("terminated", made)
     assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
