@@ -33,7 +33,6 @@ import botocore.session
 from botocore.config import Config
 from botocore.httpsession import URLLib3Session
 from botocore.loaders import Loader
-from moto.core import DEFAULT_ACCOUNT_ID
 from moto.core.utils import get_service_model
 
 from awsddp.aws import access, clusters, facts, instances, power, poweroff, teardown, waits
@@ -83,8 +82,6 @@ def _warm() -> None:
     front.create_backend_app = functools.cache(front.create_backend_app)
     for service in ("ec2", "sts", "ssm"):
         front.create_backend_app(service)
-    for backends in store.BACKENDS.values():
-        backends[DEFAULT_ACCOUNT_ID].clear()
 
 
 class Clock:
@@ -138,6 +135,8 @@ class Cloud:
     def _serve(self, lock: int, ahead_s: float) -> None:
         try:
             _orphan()
+            for backends in store.BACKENDS.values():  # what other tests made of moto in this process
+                backends.clear()
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
