@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -38,19 +39,32 @@ def leave(place: Place) -> None:
 
 
 def make(place: Place, instance_id: str) -> list[Path]:
-    """Makes a node's cgroups with their limits and returns them."""
+    """Makes a node's cgroups with their limits and returns them.
+
+    All nodes together may take most of what the machine can spare now, so that it is never the machine that
+    runs out; one alone may take all of that.
+    """
     made = _folders(place, instance_id)
-    memory_bytes = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
-    limits = {
-        "memory.max": memory_bytes,
-        "memory.limit_in_bytes": memory_bytes,
-        "pids.max": MAX_PROCESSES,
-    }
+    memory = str(_room_bytes(place))
     for folder in made:
-        for name, value in limits.items():
-            if (folder / name).exists():
-                (folder / name).write_text(str(value))
+        for limited in (folder.parent, folder):
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                if (limited / name).exists():
+                    (limited / name).write_text(memory)
+        if (folder / "pids.max").exists():
+            (folder / "pids.max").write_text(str(MAX_PROCESSES))
     return made
+
+
+def _room_bytes(place: Place) -> int:
+    """What this local cloud may have: most of what is free on the machine, and what it has already."""
+    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    room = int(int(found[1]) * 1024 * MEMORY_SHARE) if found else 0
+    for tree in hierarchies():
+        with suppress(OSError):
+            told = (tree / place.cgroup / "memory.stat").read_text()
+            room += sum(int(own) for own in re.findall(r"^(?:anon|total_rss) (\d+)$", told, re.MULTILINE))
+    return room
 
 
 def _folders(place: Place, name: str) -> list[Path]:

@@ -33,8 +33,10 @@ ANSWERS = f"marks/{Path(rootfs.UP_MARK).name}"
 RUNTIME = Path("/run/systemd/nspawn")
 
 # $1 cgroups, one a line, the rest what to run in them. Who waits for this knows that the host is in them.
+# Where memory is short, the kernel is to end what runs in a host before the daemon and the machine's own.
 LAUNCHER = """\
 groups=$1; shift
+echo 300 > /proc/self/oom_score_adj
 for group in $groups; do echo $$ > "$group/cgroup.procs" || exit 1; done
 exec setsid --fork unshare --mount sh -c "$1" sh "$@"
 """
