@@ -256,9 +256,17 @@ def _public_ip(self: Any) -> None:
 
 
 def _subnet_ip(self: Any, instance: Any) -> str:
-    """The lowest free address; EC2 keeps the first four and the last of a subnet."""
+    """The lowest free address; EC2 keeps the first four and the last of a subnet.
+
+    All VPCs share one network here: an address that another subnet gave away is not free.
+    """
+    taken = {
+        eni.private_ip_address
+        for backend in list(ec2_backends[DEFAULT_ACCOUNT_ID].values())
+        for eni in list(backend.enis.values())
+    }
     for address in list(self.cidr.hosts())[3:]:
-        if str(address) not in self._subnet_ips and address not in self._reserved_ips:
+        if str(address) not in taken | self._subnet_ips.keys() and address not in self._reserved_ips:
             self._subnet_ips[str(address)] = instance
             return str(address)
     raise ec2_exceptions.EC2ClientError(

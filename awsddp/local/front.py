@@ -94,10 +94,12 @@ class Front:
 
     def _api(self, environ: dict[str, Any]) -> Reply:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ
+        rest = environ.get("PATH_INFO", "/") != "/"  # of the services that are not here: those answer in JSON
         self.asked_at = time.monotonic()
         try:
             request = read(environ)
             service = request.service
+            target = target or (rest and service != "s3")
             with self._emulator.lock:
                 check_signature(request, environ, self._emulator.secret)
                 fault = self._strike(request)
@@ -113,6 +115,8 @@ class Front:
             return refuse(refusal, service=service, target=target)
         except ConnectionError:
             raise
+        except NotImplementedError:
+            return refuse(_not_here(request.action, service=service), service=service, target=target)
         except Exception:
             traceback.print_exc()
             internal = Refusal(
@@ -234,6 +238,8 @@ class Front:
                     "MissingInput", "No default subnet can take this instance type. Specify a subnet."
                 )
             parameters["NetworkInterface.1.SubnetId" if nics else "SubnetId"] = subnet
+        if self._lifecycle.boots:
+            refusals.check_subnet(request, backend, self._emulator.block)
         reserved = refusals.check_capacity(replace(request, parameters=parameters), backend)
         before = {instance.id for instance in self._emulator.instances()}
         reply = self._ask_moto(request, environ, parameters)
@@ -290,6 +296,13 @@ class Front:
         chunks = self._moto(inner, start_response)
         content = b"".join(chunks)
         return answer[0], answer[1], content
+
+
+def _not_here(action: str, *, service: str) -> Refusal:
+    """What moto does not know of a service that is here."""
+    if service == "ec2":
+        return Refusal("UnsupportedOperation", f"The local cloud does not carry out {action}.")
+    return Refusal("UnknownOperationException", f"The local cloud does not carry out {service}:{action}.")
 
 
 def _digest(request: Request) -> str:

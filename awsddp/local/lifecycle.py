@@ -22,7 +22,7 @@ from awsddp.local import dlami
 from awsddp.local import emulator as records
 from awsddp.local.emulator import Emulator
 from awsddp.local.groups import Rule, ruleset
-from awsddp.local.hosts import Condition, Hosts, HostSpec
+from awsddp.local.hosts import Condition, Hosts, HostSpec, NoHosts
 from awsddp.local.store import Store
 
 BUSY_POLL_S = 0.05
@@ -52,6 +52,11 @@ class Lifecycle:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def boots(self) -> bool:
+        """Whether instances have hosts."""
+        return not isinstance(self._hosts, NoHosts)
 
     def wake(self) -> None:
         """Asks for a pass now."""

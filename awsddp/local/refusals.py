@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from ipaddress import IPv4Network
 from typing import Any
 
 from moto.core.utils import get_service_model
@@ -58,6 +59,25 @@ def check_capacity(request: Request, backend: Any) -> Reservation | None:
         name = request.parameters.get("InstanceType", "m1.small")
         quotas.check(backend, name, _count(request, "MaxCount"), spot=spot)
     return chosen
+
+
+def check_subnet(request: Request, backend: Any, block: IPv4Network) -> None:
+    """Subnets of a VPC of one's own that no host can be reached in.
+
+    :param block: the addresses that are routed.
+    :raises Refusal: UnsupportedOperation.
+    """
+    for name, subnet_id in request.parameters.items():
+        if not name.endswith("SubnetId"):
+            continue
+        found = [subnets[subnet_id] for subnets in backend.subnets.values() if subnet_id in subnets]
+        for subnet in found:
+            if not IPv4Network(subnet.cidr_block).subnet_of(block):
+                raise Refusal(
+                    "UnsupportedOperation",
+                    f"The local cloud routes {block} alone, and {subnet_id} is {subnet.cidr_block}: make the "
+                    "VPC and its subnets within it, or launch into the default VPC.",
+                )
 
 
 def check_reservation(request: Request, backend: Any) -> None:

@@ -238,7 +238,8 @@ def refuse(refusal: Refusal, *, service: str, target: bool) -> Reply:
     code, message = escape(refusal.code), escape(refusal.message)
     if target:
         body = json.dumps({"__type": refusal.code, "message": refusal.message})
-        return refusal.status, [("Content-Type", "application/x-amz-json-1.1")], body.encode()
+        head = [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", refusal.code)]
+        return refusal.status, head, body.encode()
     if service in ("ec2", ""):
         body = (
             f"<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
@@ -249,5 +250,5 @@ def refuse(refusal: Refusal, *, service: str, target: bool) -> Reply:
             f"<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error>"
             f"<RequestId>{request_id}</RequestId></ErrorResponse>"
         )
-    head = '<?xml version="1.0" encoding="UTF-8"?>\n'
-    return refusal.status, [("Content-Type", "text/xml;charset=UTF-8")], (head + body).encode()
+    prolog = '<?xml version="1.0" encoding="UTF-8"?>\n'
+    return refusal.status, [("Content-Type", "text/xml;charset=UTF-8")], (prolog + body).encode()

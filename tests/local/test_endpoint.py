@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from awsddp.errors import LocalCloudError
 from awsddp.local import control
+from awsddp.local.place import Place
 from tests.local.conftest import Cloud, refusal
 
 
@@ -228,3 +230,34 @@ def test_a_cut_state_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> No
     state.write_bytes(whole)
     assert control.start(tmp_path).endpoint == info.endpoint
     control.stop(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "parameters", "code"),
+    [
+        ("pricing", "get_products", {"ServiceCode": "AmazonEC2"}, "UnknownOperationException"),
+        ("s3", "list_buckets", {}, "UnknownOperationException"),
+        ("efs", "describe_file_systems", {}, "UnknownOperationException"),
+        ("ssm", "start_session", {"Target": "i-12345678"}, "UnknownOperationException"),
+        ("ec2", "describe_network_insights_paths", {}, "UnsupportedOperation"),
+    ],
+)
+def test_what_the_endpoint_does_not_speak_is_refused_in_the_services_form(
+    records: Cloud, service: str, operation: str, parameters: dict[str, Any], code: str
+) -> None:
+    log = Place(records.home).log
+    before = log.read_text()
+    with pytest.raises(ClientError, match="The local cloud") as caught:
+        getattr(records.client(service), operation)(**parameters)
+    assert caught.value.response["Error"]["Code"] == code
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    assert log.read_text() == before
+
+
+def test_in_records_mode_any_subnet_will_do(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="192.168.0.0/16")["Vpc"]["VpcId"]
+    made = ec2.create_subnet(VpcId=vpc, CidrBlock="192.168.7.0/24", AvailabilityZone="us-east-1a")
+    subnet = made["Subnet"]["SubnetId"]
+    made = ec2.run_instances(**records.request(SubnetId=subnet))["Instances"][0]
+    assert made["PrivateIpAddress"].startswith("192.168.7.")

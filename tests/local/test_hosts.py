@@ -3,6 +3,7 @@
 import os
 import platform
 import shlex
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import pytest
 
 from awsddp.local import control
 from awsddp.local.place import Place
-from tests.local.conftest import Cloud, left_over, needs_root, until
+from tests.local.conftest import Cloud, left_over, needs_root, refusal, until
 
 pytestmark = needs_root
 
@@ -203,6 +204,90 @@ def test_memory_and_processes_of_a_node_are_limited(pair: Pair) -> None:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert limits["pids.max"] == 8192
     assert 0 < limits.get("memory.max", limits.get("memory.limit_in_bytes", 0)) < machine
+
+
+@pytest.fixture
+def narrow(pair: Pair) -> Iterator[None]:
+    """The first node has room for 600 MB and 200 processes, as long as the test lasts."""
+    limits = {"memory.max": 600 * 2**20, "memory.limit_in_bytes": 600 * 2**20, "pids.max": 200}
+    groups = Path("/sys/fs/cgroup").glob(f"**/{Place(pair.cloud.home).cgroup}/{pair.ids[0]}")
+    files = [group / name for group in groups for name in limits if (group / name).exists()]
+    before = {file: file.read_text() for file in files}
+    for file in files:
+        file.write_text(str(limits[file.name]))
+    yield
+    for file, text in before.items():
+        file.write_text(text)
+
+
+HOARD = "held = []\nwhile True: held.append(bytearray(2**24))"
+FORK = """
+import os, sys, time
+made = []
+try:
+    while len(made) < 400:
+        pid = os.fork()
+        if not pid:
+            time.sleep(60)
+            os._exit(0)
+        made.append(pid)
+except BlockingIOError as error:
+    print(len(made) < 200, error.strerror)
+for pid in made:
+    os.kill(pid, 9)
+"""
+
+
+def test_a_process_that_takes_more_than_the_nodes_memory_is_killed_there(pair: Pair, narrow: None) -> None:
+    said = pair.run(0, f"python3 -c {shlex.quote(HOARD)}; echo $?")
+    assert said.splitlines()[-1] == str(128 + 9)
+    assert pair.run(0, "systemctl is-active ssh") == "active\n"
+    assert pair.cloud.instances(*pair.ids)[0]["State"]["Name"] == "running"
+
+
+def test_more_processes_than_a_node_may_have_cannot_be_started_there(pair: Pair, narrow: None) -> None:
+    assert pair.run(0, f"python3 -c {shlex.quote(FORK)}") == "True Resource temporarily unavailable\n"
+    assert pair.run(1, "echo there") == "there\n"
+
+
+def own_subnet(ec2: Any, vpc: str, cidr: str) -> str:
+    made = ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone="us-east-1a")
+    return str(made["Subnet"]["SubnetId"])
+
+
+@pytest.mark.parametrize("cidr", ["10.200.0.0/16", "192.168.7.0/24"])
+def test_a_subnet_that_nobody_can_reach_is_refused_before_anything_is_made(cloud: Cloud, cidr: str) -> None:
+    ec2 = cloud.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock=cidr)["Vpc"]["VpcId"]
+    subnet = own_subnet(ec2, vpc, cidr.replace("/16", "/24"))
+    before = cloud.instances()
+    assert refusal(ec2.run_instances, **cloud.request(SubnetId=subnet)) == "UnsupportedOperation"
+    nics = [{"DeviceIndex": 0, "SubnetId": subnet}]
+    assert refusal(ec2.run_instances, **cloud.request(NetworkInterfaces=nics)) == "UnsupportedOperation"
+    assert cloud.instances() == before
+    ec2.delete_subnet(SubnetId=subnet)
+    ec2.delete_vpc(VpcId=vpc)
+
+
+def test_a_vpc_of_ones_own_within_the_block_is_reached_and_shares_no_address(pair: Pair) -> None:
+    ec2 = pair.cloud.client("ec2")
+    first = pair.cloud.instances(pair.ids[0])[0]
+    same = ec2.describe_subnets(SubnetIds=[first["SubnetId"]])["Subnets"][0]["CidrBlock"]
+    vpc = ec2.create_vpc(CidrBlock=same)["Vpc"]["VpcId"]
+    subnet = own_subnet(ec2, vpc, same)
+    group = ec2.create_security_group(GroupName="own", Description="own", VpcId=vpc)["GroupId"]
+    ec2.authorize_security_group_ingress(
+        GroupId=group, IpProtocol="tcp", FromPort=22, ToPort=22, CidrIp="0.0.0.0/0"
+    )
+    request = pair.cloud.request(SubnetId=subnet, SecurityGroupIds=[group])
+    made = ec2.run_instances(**request)["Instances"][0]
+    try:
+        assert made["PrivateIpAddress"] not in (pair.address(0), pair.address(1))
+        pair.cloud.wait("running", made["InstanceId"])
+        socket.create_connection((made["PrivateIpAddress"], 22), timeout=10).close()
+    finally:
+        ec2.terminate_instances(InstanceIds=[made["InstanceId"]])
+        pair.cloud.wait("terminated", made["InstanceId"])
 
 
 def test_nodes_reach_the_machine_and_nothing_else(pair: Pair) -> None:
