@@ -24,6 +24,8 @@ from awsddp.local.place import Place
 REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
+VERSION = 2
+"""Of what a local cloud keeps and answers: raised when a client or a daemon of before could not read it."""
 KEPT = ("port", "block", "ssh_port", "access_key_id", "secret_access_key")
 
 
@@ -98,6 +100,8 @@ def find(home: Path) -> LocalInfo | None:
     """The local cloud of a home, or None if there is none. One that is just starting is waited for.
 
     One whose daemon died counts if it was started by name or has instances; its `pid` is None.
+
+    :raises LocalCloudError: it was made by another version of awsddp.
     """
     place = Place(home)
     until = time.monotonic() + START_S
@@ -110,10 +114,10 @@ def find(home: Path) -> LocalInfo | None:
     return None
 
 
-def stop(home: Path) -> None:
+def stop(home: Path) -> bool:
     """Ends the local cloud of a home: instances, processes, mounts, namespaces, interfaces, cgroups, files.
 
-    The image cache stays. None running is fine.
+    The image cache stays. Returns false where there was none.
 
     :raises LocalCloudError: something could not be ended.
     """
@@ -121,10 +125,12 @@ def stop(home: Path) -> None:
 
     place = Place(home)
     if not place.folder.exists():
-        return
+        return False
     with client_lock(place):
+        existed = place.settings.exists()
         _end_daemon(place)
         sweep.sweep(place)
+    return existed
 
 
 def status(info: LocalInfo) -> dict[str, Any]:
@@ -206,7 +212,7 @@ def write_json(path: Path, document: dict[str, Any] | list[dict[str, Any]]) -> N
 
 def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, ...]) -> dict[str, Any]:
     """What was asked for so far and now."""
-    earlier: dict[str, Any] = json.loads(place.settings.read_text()) if place.settings.exists() else {}
+    earlier = _read_settings(place) if place.settings.exists() else {}
     if earlier and mode not in (None, earlier["mode"]):
         raise LocalCloudError(
             f"the local cloud already runs in {earlier['mode']} mode",
@@ -220,13 +226,37 @@ def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, 
         from awsddp.local import requirements
 
         chosen, why = requirements.choose(mode, place.home)
-        earlier = {"mode": chosen, "why": why, "auto": True, "share": []}
+        earlier = {"version": VERSION, "mode": chosen, "why": why, "auto": True, "share": []}
     shared = [*earlier["share"], *(str(folder.resolve()) for folder in share)]
     return {**earlier, "auto": earlier["auto"] and auto, "share": sorted(set(shared))}
 
 
+def _read_settings(place: Place) -> dict[str, Any]:
+    """What was asked for.
+
+    :raises LocalCloudError: the file is torn, or of another version.
+    """
+    try:
+        settings: dict[str, Any] = json.loads(place.settings.read_text())
+        version = settings.get("version", 1)
+    except (ValueError, AttributeError) as error:
+        raise LocalCloudError(
+            f"{place.settings} cannot be read",
+            why=str(error),
+            next="awsddp local stop (it ends all instances)",
+        ) from error
+    if version != VERSION:
+        age = "an older" if version < VERSION else "a newer"
+        raise LocalCloudError(
+            f"the local cloud of {place.home} was made by {age} awsddp",
+            why="what it keeps and answers is of another form",
+            next="awsddp local stop   # it ends all its instances; then the command again",
+        )
+    return settings
+
+
 def _info(place: Place, *, alive: bool) -> LocalInfo:
-    settings, report = json.loads(place.settings.read_text()), json.loads(place.report.read_text())
+    settings, report = _read_settings(place), json.loads(place.report.read_text())
     return LocalInfo(
         endpoint=f"http://127.0.0.1:{report['port']}",
         region=REGION,

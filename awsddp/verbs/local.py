@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.cluster import Target
-from awsddp.errors import NotFoundError
+from awsddp.errors import LocalCloudError, NotFoundError
 from awsddp.local import control
 from awsddp.report import Event, OnEvent
 
@@ -74,7 +74,10 @@ def status(awsddp_home: Path) -> dict[str, Any] | None:
 
 def runs(awsddp_home: Path) -> bool:
     """Tell whether there is a local cloud, without asking it anything."""
-    return control.find(home(awsddp_home)) is not None
+    try:
+        return control.find(home(awsddp_home)) is not None
+    except LocalCloudError:  # of another version
+        return True
 
 
 def faults(awsddp_home: Path) -> list[dict[str, Any]]:
@@ -101,10 +104,7 @@ def fault_clear(awsddp_home: Path, number: int | None = None) -> list[dict[str, 
 
 def stop(awsddp_home: Path) -> bool:
     """End the daemon and all it made; False where there was none. Raises LocalCloudError."""
-    place = home(awsddp_home)
-    existed = control.find(place) is not None
-    control.stop(place)
-    return existed
+    return control.stop(home(awsddp_home))
 
 
 @contextlib.contextmanager

@@ -6,8 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from awsddp.errors import LocalCloudError
 from awsddp.local import control
 from awsddp.local.place import Place
 from awsddp.report import Event
@@ -95,3 +99,26 @@ def test_clients_that_start_it_at_once_get_the_same_daemon(tmp_path: Path) -> No
     control.stop(tmp_path)
     assert len(found) == 4
     assert len({info.pid for info in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace(f'"version": {control.VERSION}', '"version": 1'), "an older awsddp"),
+        (lambda text: text.replace(f'"version": {control.VERSION},', ""), "an older awsddp"),
+        (lambda text: text.replace(f'"version": {control.VERSION}', '"version": 99'), "a newer awsddp"),
+        (lambda text: text[:20], "cannot be read"),
+    ],
+)
+def test_a_cloud_of_another_version_says_what_to_type(
+    tmp_path: Path, change: Callable[[str], str], said: str
+) -> None:
+    control.start(tmp_path, mode="records")
+    settings = Place(tmp_path).settings
+    settings.write_text(change(settings.read_text()))
+    with pytest.raises(LocalCloudError) as caught:
+        local.start(tmp_path, on_event=quiet)
+    assert said in caught.value.message
+    assert "awsddp local stop" in caught.value.next
+    assert local.stop(tmp_path)
+    assert not (tmp_path / "local").exists()
