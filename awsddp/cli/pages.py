@@ -232,9 +232,13 @@ def local_page(result: dict[str, Any]) -> None:
     """Show the local cloud as any EC2 client may use it."""
     _line(f"Local cloud in {result['mode']} mode: {result['why']}")
     _line("For any EC2 client:")
-    _line(f"  export AWS_ENDPOINT_URL={result['endpoint']} AWS_DEFAULT_REGION={result['region']}")
-    key, secret = result["access_key_id"], result["secret_access_key"]
-    _line(f"  export AWS_ACCESS_KEY_ID={key} AWS_SECRET_ACCESS_KEY={secret}")
+    for variable, key in (
+        ("AWS_ENDPOINT_URL", "endpoint"),
+        ("AWS_DEFAULT_REGION", "region"),
+        ("AWS_ACCESS_KEY_ID", "access_key_id"),
+        ("AWS_SECRET_ACCESS_KEY", "secret_access_key"),
+    ):
+        print(f"  export {variable}={result[key]}")  # whole on any terminal: to be copied
     living = [one for one in result["instances"] if one["state"] != "terminated"]
     ended = len(result["instances"]) - len(living)
     if living:
