@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.local import control
+from awsddp.local import cgroups, control
 from awsddp.local.place import Place
 from tests.local.conftest import Cloud, left_over, needs_root, refusal, until
 
@@ -196,7 +196,7 @@ def test_a_disk_holds_what_its_volume_holds_and_no_more(pair: Pair) -> None:
 
 
 def test_memory_and_processes_of_a_node_are_limited(pair: Pair) -> None:
-    groups = list(Path("/sys/fs/cgroup").glob(f"**/{Place(pair.cloud.home).cgroup}/{pair.ids[0]}"))
+    groups = [tree / Place(pair.cloud.home).cgroup / pair.ids[0] for tree in cgroups.hierarchies()]
     limits = {file.name: int(file.read_text()) for group in groups for file in group.glob("*.max")}
     limits |= {
         file.name: int(file.read_text()) for group in groups for file in group.glob("memory.limit_in*")
@@ -210,7 +210,7 @@ def test_memory_and_processes_of_a_node_are_limited(pair: Pair) -> None:
 def narrow(pair: Pair) -> Iterator[None]:
     """The first node has room for 600 MB and 200 processes, as long as the test lasts."""
     limits = {"memory.max": 600 * 2**20, "memory.limit_in_bytes": 600 * 2**20, "pids.max": 200}
-    groups = Path("/sys/fs/cgroup").glob(f"**/{Place(pair.cloud.home).cgroup}/{pair.ids[0]}")
+    groups = [tree / Place(pair.cloud.home).cgroup / pair.ids[0] for tree in cgroups.hierarchies()]
     files = [group / name for group in groups for name in limits if (group / name).exists()]
     before = {file: file.read_text() for file in files}
     for file in files:
