@@ -260,7 +260,9 @@ def run(argv: list[str]) -> int:
     except RuntimeError as error:
         if not group.is_broken(error):
             raise
-        code, text = 1, f"the group broke: another rank ended, or cannot be reached any more. ({error})"
+        text = f"the group broke: another rank ended, or cannot be reached any more. ({error})"
+        print(f"main.py: {text}", file=sys.stderr, flush=True)
+        os._exit(1)  # a regular exit may be aborted by gloo's threads (seen with torch 2.13)
     print(f"main.py: {text}", file=sys.stderr, flush=True)
     return code
 

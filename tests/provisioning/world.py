@@ -121,7 +121,14 @@ class Cloud:
     def start(self, *, ahead_s: float = 0.0) -> None:
         """Start the daemon where its folder is; its time of day is `ahead_s` ahead of everyone else's."""
         self.place.folder.mkdir(parents=True, exist_ok=True)
-        settings = {"mode": "records", "why": "", "auto": False, "share": [], "patience_s": 0}
+        settings = {
+            "version": control.VERSION,
+            "mode": "records",
+            "why": "",
+            "auto": False,
+            "share": [],
+            "patience_s": 0,
+        }
         control.write_json(self.place.settings, settings)
         with self.place.daemon_lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
