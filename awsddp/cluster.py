@@ -79,6 +79,11 @@ class Cluster:
         """The nodes that are not terminated and not on their way there."""
         return tuple(node for node in self.nodes if node.state not in ("shutting-down", "terminated"))
 
+    @property
+    def unfetched(self) -> list[str]:
+        """The jobs whose results are not home, by the tags of the nodes that live."""
+        return sorted({job for node in self.live for job in node.unfetched})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:

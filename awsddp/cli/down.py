@@ -13,7 +13,7 @@ def command(options: Globals, *, discard: bool, orphans: bool) -> None:
     """End everything, wait until it is gone, and say what it cost."""
     from awsddp.cli.everywhere_page import orphans_page
     from awsddp.cli.pages import down_page
-    from awsddp.cli.questions import down_question
+    from awsddp.cli.questions import down_question, loss_question
     from awsddp.verbs.down import down
     from awsddp.verbs.everywhere import down_orphans
 
@@ -23,6 +23,7 @@ def command(options: Globals, *, discard: bool, orphans: bool) -> None:
             show.pause()
             screen.document(ended) if options.json else orphans_page(ended)
             return
-        result = down(ctx, discard=discard, confirm=down_question(options, show))
+        ask, lose = down_question(options, show), loss_question(options, show)
+        result = down(ctx, discard=discard, confirm=ask, lose=lose)
         show.pause()
         screen.document(result) if options.json else down_page(result)

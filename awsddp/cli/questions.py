@@ -1,12 +1,13 @@
 """What is asked before money is spent or results are lost."""
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from awsddp.cli.options import Globals
 from awsddp.cli.plan_page import plan_page
 from awsddp.cli.screen import Screen, confirm
-from awsddp.errors import Interrupted
+from awsddp.errors import Interrupted, NodeError
 
 if TYPE_CHECKING:
     from awsddp.plan import LaunchPlan
@@ -36,6 +37,18 @@ def down_question(options: Globals, show: Screen) -> Callable[[str], None]:
         show.pause()
         if not confirm(f"{what} End it?", options):
             raise Interrupted("nothing was ended", "the answer was no")
+
+    return ask
+
+
+def loss_question(options: Globals, show: Screen) -> Callable[[NodeError], bool]:
+    """Return the question that `down` asks where results cannot come home. Only a person may lose them."""
+
+    def ask(error: NodeError) -> bool:
+        show.pause()
+        if options.yes or not sys.stdin.isatty():
+            return False
+        return confirm(f"{error.message}: {error.why}\nEnd the nodes, and lose what they hold?", options)
 
     return ask
 

@@ -135,9 +135,9 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def width(*, stderr: bool = False) -> int | None:
-    """Return the columns of the terminal that results (or talk) go to, None where they go elsewhere."""
+    """Return the columns of the terminal that results (or talk) go to, None where nobody knows any."""
     stream = sys.stderr if stderr else sys.stdout
-    return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else None
+    return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
 
 
 def document(value: object) -> None:

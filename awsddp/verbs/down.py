@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp import report
 from awsddp.cluster import Cluster
-from awsddp.errors import ConfigError, LeftoverError
+from awsddp.errors import ConfigError, LeftoverError, NodeError
 from awsddp.state import Record
 from awsddp.verbs.context import NOWHERE, Context, Found, found
 from awsddp.verbs.fetch import bring_home_all
@@ -19,12 +19,19 @@ if TYPE_CHECKING:
     from awsddp.aws.session import Aws
 
 
-def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
+def down(
+    ctx: Context,
+    *,
+    discard: bool = False,
+    confirm: Callable[[str], None],
+    lose: Callable[[NodeError], bool] = lambda error: False,
+) -> dict[str, Any]:
     """End the cluster and return design.md's `down` document. What is not there is no error.
 
     Results that are not home are fetched first, unless `discard`. `confirm` is asked before anything ends
-    and raises to refuse. Raises NodeError where results cannot be fetched, LeftoverError where something
-    could not be ended, CloudError where AWS cannot be asked.
+    and raises to refuse; `lose` is asked where results cannot be fetched, with the error that says why.
+    Raises that NodeError unless it agrees, LeftoverError where something could not be ended, CloudError
+    where AWS cannot be asked.
     """
     with ctx.folder.lock("down"), found(ctx, newer=True, whole=True) as seen:
         if seen is None:
@@ -36,10 +43,14 @@ def down(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None])
             return _document(ctx, seen)
         live = [one for one in clusters if one.live]
         if live:
-            confirm("\n".join(map(_what_ends, live)))
+            confirm("\n".join(_what_ends(ctx, one, seen.record, discard=discard) for one in live))
         for one in live if not discard else ():
             mine = seen.record is not None and seen.record.id == one.id
-            bring_home_all(ctx, seen if mine else replace(seen, record=None), one)
+            try:
+                bring_home_all(ctx, seen if mine else replace(seen, record=None), one)
+            except NodeError as error:
+                if not lose(error):
+                    raise
         cost = cost_of(seen.record, clusters[0])
         terminated = _end(ctx, seen.aws, clusters)
         _forget(ctx, seen.record, cluster_id=clusters[0].id)
@@ -92,9 +103,17 @@ def _settled(ctx: Context, seen: Found) -> tuple[Cluster, ...]:
     return (mine, *others) if mine is not None else others
 
 
-def _what_ends(cluster: Cluster) -> str:
-    kinds = cluster.live[0].instance_type
-    return f"Cluster {cluster.name}: {len(cluster.live)} x {kinds} in {cluster.region} will be terminated."
+def _what_ends(ctx: Context, cluster: Cluster, record: Record | None, *, discard: bool) -> str:
+    machines = f"{len(cluster.live)} x {cluster.live[0].instance_type} in {cluster.region}"
+    said = [f"Cluster {cluster.name}: {machines} will be terminated."]
+    for job in record.jobs if record else ():
+        if job.state == "running" and job.job in cluster.unfetched:
+            grace = "" if discard else f" and has {ctx.job.job.grace} to save"
+            said.append(f"Job {job.job} still runs (as last seen): it is ended{grace}.")
+    if cluster.unfetched:
+        fate = "are lost" if discard else "come first"
+        said.append(f"Not home are the results of: {', '.join(cluster.unfetched)}; they {fate}.")
+    return " ".join(said)
 
 
 def _forget(ctx: Context, record: Record | None, cluster_id: str | None = None) -> None:

@@ -98,7 +98,7 @@ def _document(target: Target, holding: "Holding") -> dict[str, Any]:
         "orphan": holding.orphan,
         "instance_type": nodes[0].instance_type if nodes else None,
         "nodes": [report.node_document(node, nic=None, gpus=0) for node in nodes],
-        "jobs": sorted({job for node in nodes for job in node.unfetched}),
+        "jobs": cluster.unfetched,
         "leftovers": list(cluster.leftovers),
         "price_usd_per_hour": holding.price_usd_per_hour,
         "cost_usd": None,
@@ -109,8 +109,7 @@ def _document(target: Target, holding: "Holding") -> dict[str, Any]:
 def _line(holding: "Holding") -> str:
     cluster = holding.cluster
     what = [*(node.instance_id for node in cluster.live), *cluster.leftovers]
-    unfetched = sorted({job for node in cluster.live for job in node.unfetched})
-    told = f"; results not home: {', '.join(unfetched)}" if unfetched else ""
+    told = f"; results not home: {', '.join(cluster.unfetched)}" if cluster.unfetched else ""
     past = f", past its expiry of {report.iso(cluster.expires)}" if cluster.live else ""
     return (
         f"{cluster.name} ({cluster.id}) in {cluster.region}{past}: {', '.join(what)}, "

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError, NodeError
-from awsddp.report import node_name
+from awsddp.report import money, node_name
+from awsddp.state import Record
 from awsddp.verbs.context import Context, Found
 from awsddp.verbs.nodes import (
     Ready,
@@ -40,27 +41,39 @@ def fetch(ctx: Context, *, job: str | None = None, to: Path | None = None) -> di
 def bring_home_all(ctx: Context, seen: Found, cluster: Cluster) -> None:
     """Before the nodes end: end what still runs on them, and fetch every job that is not home.
 
-    Raises NodeError, naming the jobs and the ways out, where a node that owes results cannot be reached.
+    Raises NodeError, naming the jobs, the price and the ways out, where results cannot be brought home.
     """
-    owing = sorted({job for node in cluster.live for job in node.unfetched})
+    owing = cluster.unfetched
     if not owing:
         return
-    ways = "awsddp down --discard   # end them, results and all\nawsddp stop   # or keep their disks"
     record = seen.record
     running = [node for node in cluster.live if node.state == "running"]
-    if record is None or not ctx.folder.key.exists() or len(running) < len(cluster.live):
-        raise NodeError(
-            f"the results of {', '.join(owing)} are not home",
-            "the nodes that hold them cannot be logged in to from here",
-            ways,
-        )
+    if record is None or not ctx.folder.key.exists():
+        raise _not_home(cluster, record, "this machine has no key to the nodes that hold them")
+    if off := [f"{node_name(node.node)} is {node.state}" for node in cluster.live if node not in running]:
+        raise _not_home(cluster, record, ", ".join(off))
     try:
         with connect(ctx, record, running, deadline_s=REACH_S) as fleet:
             whole = Ready(aws=seen.aws, record=record, nodes=tuple(running))
             for name in owing:
                 _end_and_fetch(ctx, whole, fleet, name)
     except AwsddpError as error:
-        raise NodeError(f"the results of {', '.join(owing)} are not home", str(error), ways) from error
+        raise _not_home(cluster, record, str(error)) from error
+
+
+def _not_home(cluster: Cluster, record: Record | None, why: str) -> NodeError:
+    ways = ["awsddp down --discard   # end the nodes, and lose what they hold"]
+    bill = "meanwhile the nodes cost money"
+    if all(node.state == "stopped" for node in cluster.live):
+        ways.insert(0, "awsddp up   # start the nodes; then awsddp down")
+        bill = "meanwhile only the disks cost"
+    elif not any(node.spot for node in cluster.live):
+        ways.append("awsddp stop   # or keep their disks")
+    if record is not None and record.price_usd_per_hour is not None and "nodes" in bill:
+        would = "would cost" if record.target.name == "local" else "cost"
+        bill = f"meanwhile the nodes {would} {money(record.price_usd_per_hour)} an hour"
+    message = f"the results of {', '.join(cluster.unfetched)} are not home"
+    return NodeError(message, f"{why}\n{bill}", "\n".join(ways))
 
 
 def _end_and_fetch(ctx: Context, cluster: Ready, fleet: Any, name: str) -> None:

@@ -58,7 +58,7 @@ def _refuse_spot(cluster: Cluster) -> None:
 
 
 def _what_stops(cluster: Cluster) -> str:
-    owing = sorted({job for node in cluster.live for job in node.unfetched})
+    owing = cluster.unfetched
     jobs = f" Not home are the results of: {', '.join(owing)}; they stay on the disks." if owing else ""
     machines = f"{len(cluster.live)} x {cluster.live[0].instance_type} in {cluster.region}"
     return f"Cluster {cluster.name}: {machines} will be stopped; disks are kept, and cost.{jobs}"

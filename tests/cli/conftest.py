@@ -96,6 +96,15 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab whose local cloud keeps records only, so that clusters come and go within a second."""
+    made = Lab(tmp_path_factory.mktemp("records"))
+    assert made.run("local", "start", "--no-hosts").returncode == 0
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab whose cluster `default` has two nodes that are ready."""

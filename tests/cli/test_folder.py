@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ import pytest
 from tests.cli.conftest import Lab
 
 STEP = 1 if os.environ.get("AWSDDP_FULL") else 61
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A lab whose local cloud keeps records only, so that clusters come and go within a second."""
-    made = Lab(tmp_path_factory.mktemp("records"))
-    assert made.run("local", "start", "--no-hosts").returncode == 0
-    yield made
-    made.close()
 
 
 def made(lab: Lab) -> Path:
