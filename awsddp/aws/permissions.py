@@ -29,6 +29,9 @@ LATER = {
     "StartInstances": "an instance",
     "TerminateInstances": "an instance",
 }
+# The resource that a denial names: "... to perform: ec2:RunInstances on resource: arn:aws:ec2:...".
+_DEFAULT_GROUP = ":security-group/"
+_NO_GROUP = "not before there is a security group; into the VPC's default one it is denied"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +49,18 @@ def dry_run(
     """Send the plan's requests with DryRun, and tell of each whether it is allowed.
 
     What does not exist yet is left out of the launch that is asked for: the key, the cluster's own group and
-    placement group. Raises CloudError where AWS cannot be asked at all.
+    placement group. Without a group EC2 takes the VPC's default one, so that where that is what is denied
+    nothing is told of a launch into one's own. Raises CloudError where AWS cannot be asked at all.
     """
     asked = [request for request in plan.requests if request.operation not in LATER]
     given = {**ids, "subnet": plan.zones[0].subnet, "client_token": ids["cluster_id"]}
 
     def ask(request: Request) -> Permission:
         known = _without_unmade(request)
-        return _ask(aws, resolve_request(known, ids=given, secrets=secrets, now=now))
+        told = _ask(aws, resolve_request(known, ids=given, secrets=secrets, now=now))
+        if told.answer == "denied" and known != request and _DEFAULT_GROUP in told.why:
+            return Permission(operation=told.operation, answer="not asked", why=_NO_GROUP)
+        return told
 
     with ThreadPoolExecutor(max_workers=len(asked)) as pool:
         answers = list(pool.map(ask, asked))

@@ -15,6 +15,13 @@ OWNER = "${aws:userid}"
 OWNER_TAG = "awsddp:owner"
 # The tags that are changed after a resource was made.
 CHANGED_TAGS = ("awsddp:expires", "awsddp:nodes", "awsddp:unfetched")
+# The roles that AWS makes in an account, by the service that is then used for the first time:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+# https://docs.aws.amazon.com/servicequotas/latest/userguide/using-service-linked-roles.html
+_ROLES = {
+    "servicequotas.amazonaws.com": "AWSServiceRoleForServiceQuotas",
+    "spot.amazonaws.com": "AWSServiceRoleForEC2Spot",
+}
 
 _READS = (
     "ec2:DescribeImages",
@@ -30,7 +37,6 @@ _READS = (
     "ec2:DescribeVolumes",
     "pricing:GetProducts",
     "servicequotas:GetServiceQuota",
-    "ssm:GetParameters",
 )
 
 
@@ -54,41 +60,61 @@ def _arn(kind: str, name: str = "*") -> str:
 def _launching(spec: ClusterSpec) -> list[dict[str, Any]]:
     ours = {f"aws:RequestTag/{OWNER_TAG}": OWNER}
     spot = ["spot-instances-request"] if asks_spot(spec) else []
-    launched = [_arn(kind) for kind in ("instance", "network-interface", "volume", *spot)]
-    own_group = spec.network.security_group
-    # A public image has no account, and its snapshots neither.
-    given = ["arn:aws:ec2:*::image/*", "arn:aws:ec2:*::snapshot/*", _arn("image"), _arn("snapshot")]
-    given.append(_arn("subnet", spec.network.subnet or "*"))
-    if own_group:
-        given.append(_arn("security-group", own_group))
-    if spec.capacity.reservation:
-        given.append(_arn("capacity-reservation", spec.capacity.reservation))
-    placed = spec.capacity.placement
-    if placed not in (None, "none", "cluster"):
-        given.append(_arn("placement-group", placed))
+    beside = [_arn(kind) for kind in ("network-interface", "volume", *spot)]
     made = {}
-    if spec.access.key:
-        given.append(_arn("key-pair", spec.access.key))
-    else:
+    if not spec.access.key:
         made["ImportKeyPair"] = "key-pair"
-    if not own_group:
+    if not spec.network.security_group:
         made["CreateSecurityGroup"] = "security-group"
     if makes_placement_group(spec):
         made["CreatePlacementGroup"] = "placement-group"
-    groups = [] if own_group else [_statement("InVpc", ["ec2:CreateSecurityGroup"], [_arn("vpc")])]
+    group = [_statement("InVpc", ["ec2:CreateSecurityGroup"], [_arn("vpc")])]
+    run = ["ec2:RunInstances"]
     return [
         _statement("Read", _reads(spec), ["*"]),
-        _statement("Launch", ["ec2:RunInstances"], launched, StringEquals=ours),
-        _statement("LaunchFrom", ["ec2:RunInstances"], given),
+        *_image_parameters(spec.cluster.image),
+        _statement("Launch", run, [_arn("instance")], StringEquals=ours, **_only_role(spec)),
+        _statement("LaunchBeside", run, beside, StringEquals=ours),
+        _statement("LaunchFrom", run, _given(spec)),
         *(_making(made) if made else ()),
-        *groups,
+        *(group if "CreateSecurityGroup" in made else ()),
         _statement(
             "TagWhatIsMade",
             ["ec2:CreateTags"],
-            [*launched, *(_arn(kind) for kind in made.values())],
+            [_arn("instance"), *beside, *(_arn(kind) for kind in made.values())],
             StringEquals={**ours, "ec2:CreateAction": ["RunInstances", *made]},
         ),
     ]
+
+
+def _given(spec: ClusterSpec) -> list[str]:
+    """Return what is launched from or into and was there before."""
+    given = ["arn:aws:ec2:*::image/*", _arn("subnet", spec.network.subnet or "*")]
+    placed = spec.capacity.placement
+    own = {
+        "security-group": spec.network.security_group,
+        "capacity-reservation": spec.capacity.reservation,
+        "placement-group": placed if placed not in ("none", "cluster") else None,
+        "key-pair": spec.access.key,
+    }
+    return given + [_arn(kind, name) for kind, name in own.items() if name]
+
+
+def _image_parameters(image: str | None) -> list[dict[str, Any]]:
+    """Return what allows to read the parameters of Systems Manager that name the image, and no other."""
+    asked = (image or "").removeprefix("resolve:ssm:")
+    names = compat.DLAMI_PARAMETERS if image is None else (asked,) if asked.startswith("/") else ()
+    found = [f"arn:aws:ssm:*:*:parameter{name}" for name in names]
+    return [_statement("ReadImageNames", ["ssm:GetParameters"], found)] if found else []
+
+
+def _only_role(spec: ClusterSpec) -> dict[str, Any]:
+    """Return the condition that no instance gets another role than the one that is named."""
+    asked = spec.access.instance_profile
+    if asked is None:
+        return {}
+    arns = [asked] if asked.startswith("arn:") else [f"arn:aws:iam::*:instance-profile/{asked}"]
+    return {"ArnLike": {"ec2:InstanceProfile": arns}}
 
 
 def _making(made: dict[str, str]) -> list[dict[str, Any]]:
@@ -112,8 +138,9 @@ def _making(made: dict[str, str]) -> list[dict[str, Any]]:
 
 def _owning(spec: ClusterSpec) -> list[dict[str, Any]]:
     own = {f"aws:ResourceTag/{OWNER_TAG}": OWNER}
+    stops = [] if only_spot(spec) else ["ModifyInstanceAttribute", "StartInstances", "StopInstances"]
     ends = {
-        "instance": ["ModifyInstanceAttribute", "StartInstances", "StopInstances", "TerminateInstances"],
+        "instance": [*stops, "TerminateInstances"],
         "network-interface": ["DeleteNetworkInterface"],
         "volume": ["DeleteVolume"],
     }
@@ -140,7 +167,9 @@ def _owning(spec: ClusterSpec) -> list[dict[str, Any]]:
             ["ec2:CreateTags", "ec2:DeleteTags"],
             [_arn("instance")],
             StringEquals=own,
+            # Null: without keys DeleteTags takes all tags off, and "for all" would hold.
             **{"ForAllValues:StringEquals": {"aws:TagKeys": list(CHANGED_TAGS)}},
+            Null={"aws:TagKeys": "false"},
         ),
     ]
 
@@ -161,47 +190,70 @@ def _reads(spec: ClusterSpec) -> list[str]:
 
 
 def _extras(spec: ClusterSpec) -> list[dict[str, Any]]:
-    """Return what own roles, keys and spot need in other services."""
+    """Return what quotas, spot, own roles and own keys need in other services."""
+    services = [] if spec.capacity.reservation else ["servicequotas.amazonaws.com"]
+    services += ["spot.amazonaws.com"] if asks_spot(spec) else []
     extras = []
+    if not spec.capacity.reservation:  # what is reserved has its quota
+        quotas = ["arn:aws:servicequotas:*:*:ec2/*"]
+        extras.append(_statement("AskForQuota", ["servicequotas:RequestServiceQuotaIncrease"], quotas))
+    if services:
+        extras.append(
+            _statement(
+                "FirstUse",
+                ["iam:CreateServiceLinkedRole"],
+                [f"arn:aws:iam::*:role/aws-service-role/{name}/{_ROLES[name]}" for name in services],
+                StringEquals={"iam:AWSServiceName": services},
+            )
+        )
     if spec.access.instance_profile:
         extras.append(
             _statement(
                 "GiveTheNodesTheirRole",
                 ["iam:PassRole"],
-                ["*"],
+                ["arn:aws:iam::*:role/*"],
                 StringEquals={"iam:PassedToService": "ec2.amazonaws.com"},
             )
         )
-    if asks_spot(spec):
-        extras.append(
-            _statement(
-                "FirstSpotRequest",
-                ["iam:CreateServiceLinkedRole"],
-                ["arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"],
-                StringEquals={"iam:AWSServiceName": "spot.amazonaws.com"},
-            )
-        )
-    if spec.access.kms_key:
-        key = spec.access.kms_key if spec.access.kms_key.startswith("arn:") else "arn:aws:kms:*:*:key/*"
-        # https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
-        actions = ["DescribeKey", "GenerateDataKeyWithoutPlaintext", "Decrypt", "ReEncrypt*"]
-        extras += [
-            _statement(
-                "EncryptDisks",
-                [f"kms:{action}" for action in actions],
-                [key],
-                StringLike={"kms:ViaService": "ec2.*.amazonaws.com"},
-            ),
-            _statement(
-                "GrantTheKeyToEc2", ["kms:CreateGrant"], [key], Bool={"kms:GrantIsForAWSResource": "true"}
-            ),
-        ]
-    return extras
+    return extras + (_disk_key(spec.access.kms_key) if spec.access.kms_key else [])
+
+
+def _disk_key(asked: str) -> list[dict[str, Any]]:
+    """Return what disks need that are encrypted with a key of one's own: an id, an alias, or the ARN of one.
+
+    https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
+    A key is no resource by its alias, so that is a condition:
+    https://docs.aws.amazon.com/kms/latest/developerguide/alias-authorization.html
+    """
+    place, _, alias = asked.rpartition("alias/")
+    if alias != asked:
+        keys = [f"{place or 'arn:aws:kms:*:*:'}key/*"]
+        named = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{alias}"}}
+    else:
+        keys, named = [asked if asked.startswith("arn:") else f"arn:aws:kms:*:*:key/{asked}"], {}
+    through = {"StringLike": {"kms:ViaService": "ec2.*.amazonaws.com"}}
+    uses = ["DescribeKey", "GenerateDataKeyWithoutPlaintext", "Decrypt", "ReEncrypt*"]
+    return [
+        _statement("EncryptDisks", [f"kms:{use}" for use in uses], keys, **through, **named),
+        _statement(
+            "GrantTheKeyToEc2",
+            ["kms:CreateGrant"],
+            keys,
+            Bool={"kms:GrantIsForAWSResource": "true"},
+            **through,
+            **named,
+        ),
+    ]
 
 
 def asks_spot(spec: ClusterSpec) -> bool:
     """Whether spot instances may be asked for."""
     return spec.cluster.spot or "spot" in spec.capacity.markets
+
+
+def only_spot(spec: ClusterSpec) -> bool:
+    """Whether nothing but spot instances may be asked for, which cannot be stopped."""
+    return spec.cluster.spot if not spec.capacity.markets else set(spec.capacity.markets) == {"spot"}
 
 
 def makes_placement_group(spec: ClusterSpec) -> bool:

@@ -9,7 +9,6 @@ from io import BytesIO
 from typing import Any
 from urllib.parse import parse_qsl
 
-from iam import Need, allowed, needs
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -27,6 +26,7 @@ from awsddp.plan import LaunchPlan, make_plan, names
 from awsddp.spec import ClusterSection, ClusterSpec
 
 REGION = "us-east-1"
+USER_ID = "AKIAIOSFODNN7EXAMPLE"
 NOW = datetime(2026, 11, 21, 8, 45, tzinfo=UTC)
 SECRETS = {
     "user_data": "#cloud-config\n{}\n",
@@ -47,11 +47,7 @@ class Fault:
 
 @dataclass
 class Cloud:
-    """What the server received (operation, form) and which calls it fails, in order.
-
-    Where there is a `policy` it is held to: `watched` are the permissions that were needed, `denied` those
-    that it does not give.
-    """
+    """What the server received (operation, form) and which calls it fails, in order."""
 
     endpoint: str = ""
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -61,9 +57,6 @@ class Cloud:
     quotas: dict[str, float] = field(default_factory=dict)
     asked_quotas: dict[str, float] = field(default_factory=dict)
     prices: dict[str, float] = field(default_factory=dict)
-    policy: dict[str, Any] | None = None
-    denied: list[Need] = field(default_factory=list)
-    watched: list[Need] = field(default_factory=list)
 
     @property
     def target(self) -> Target:
@@ -124,8 +117,6 @@ class Server:
         operation = form.get("Action") or environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
         self.cloud.requests.append((operation, form))
         self.cloud.agents.append(environ.get("HTTP_USER_AGENT", ""))
-        if self.cloud.policy is not None and (denial := self._denial(operation, form)):
-            return _answer(denial, start)
         pending = self.cloud.faults[operation]
         fault = pending.pop(0) if pending else None
         if fault is not None and not fault.after:
@@ -148,17 +139,6 @@ class Server:
             return _answer(fault, start)
         start(*status[0])
         return [reply]
-
-    def _denial(self, operation: str, form: dict[str, str]) -> Fault | None:
-        """Return the refusal of a call that the policy does not allow. Making a rest by hand is allowed."""
-        if operation in ("CreateVolume", "CreateNetworkInterface"):
-            return None
-        for need in needs(operation, form, self.cloud.backend):
-            self.cloud.watched.append(need)
-            if not allowed(self.cloud.policy or {}, need):
-                self.cloud.denied.append(need)
-                return Fault("UnauthorizedOperation", f"not allowed: {need.action}", status=403)
-        return None
 
     def _quota(self, operation: str, body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
         """Answer for EC2's quotas, which moto lacks."""

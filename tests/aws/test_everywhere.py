@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from iam import USER_ID
-from moto_cloud import IDS, NOW, Cloud, Launcher, plan_for
+from moto_cloud import IDS, NOW, USER_ID, Cloud, Launcher, plan_for
 
 from awsddp.aws.clusters import describe, find_clusters
 from awsddp.aws.everywhere import Everywhere, Holding, find_everywhere, find_in

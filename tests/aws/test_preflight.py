@@ -14,7 +14,6 @@ from awsddp.aws.permissions import dry_run
 from awsddp.aws.preflight import Check, before_launch
 from awsddp.aws.session import Aws
 from awsddp.errors import ConfigError, Interrupted
-from awsddp.plan.policy import least_policy
 from awsddp.spec import ClusterSpec, NetworkSection, load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
@@ -56,16 +55,25 @@ def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud
     assert not any("SecurityGroup" in key for key in run)
 
 
-@pytest.mark.parametrize("denied", ["ec2:RunInstances", "ec2:ImportKeyPair", "ec2:CreatePlacementGroup"])
+@pytest.mark.parametrize("denied", ["RunInstances", "ImportKeyPair", "CreatePlacementGroup"])
 def test_a_permission_that_is_not_there_is_named(aws: Aws, cloud: Cloud, denied: str) -> None:
-    cloud.policy = least_policy(spec())
-    for statement in cloud.policy["Statement"]:
-        statement["Action"] = [action for action in statement["Action"] if action != denied]
-    found = checks(aws)
-    check = found[f"permission {denied.removeprefix('ec2:')}"]
+    cloud.fail(denied, "UnauthorizedOperation", message=f"... to perform: ec2:{denied} on resource: all")
+    check = checks(aws)[f"permission {denied}"]
     assert check.ok is False
-    assert denied in check.value
+    assert f"ec2:{denied}" in check.value
     assert "--iam-policy" in check.hint
+
+
+def test_a_launch_that_is_denied_for_the_default_group_alone_is_not_told_to_be_denied(
+    aws: Aws, cloud: Cloud
+) -> None:
+    text = (
+        "... to perform: ec2:RunInstances on resource: arn:aws:ec2:us-east-1:123456789012:security-group/sg-0"
+    )
+    cloud.fail("RunInstances", "UnauthorizedOperation", message=text)
+    check = checks(aws)["permission RunInstances"]
+    assert check.ok is None
+    assert check.value.startswith("not asked: not before there is a security group")
 
 
 def test_a_plan_that_cannot_be_is_a_check_that_failed(aws: Aws) -> None:

@@ -44,6 +44,7 @@ from awsddp.nodes import provision
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
+from tests.provisioning import iam
 
 REGION = "us-east-1"
 FASTER = 200
@@ -147,6 +148,7 @@ class Cloud:
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            front.Front._strike = iam.held(front.Front._strike, self.place.home)  # type: ignore[method-assign]
             faults.time = store.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
             lifecycle.BUSY_POLL_S = 0.001
             if ahead_s:
@@ -174,18 +176,22 @@ class Cloud:
 
     @property
     def ec2(self) -> Any:
-        """A client that has nothing of ours: the witness. It serves all daemons made of one folder."""
+        """The witness, which serves all daemons made of one folder."""
         if self._ec2 is None:
-            info = self.info
-            self._ec2 = _session().create_client(
-                "ec2",
-                region_name=REGION,
-                endpoint_url=info.endpoint,
-                aws_access_key_id=info.access_key_id,
-                aws_secret_access_key=info.secret_access_key,
-                config=Config(retries={"total_max_attempts": 3}),
-            )
+            self._ec2 = self.client("ec2")
         return self._ec2
+
+    def client(self, service: str) -> Any:
+        """Return a client that has nothing of ours."""
+        info = self.info
+        return _session().create_client(
+            service,
+            region_name=REGION,
+            endpoint_url=info.endpoint,
+            aws_access_key_id=info.access_key_id,
+            aws_secret_access_key=info.secret_access_key,
+            config=Config(retries={"total_max_attempts": 3}),
+        )
 
     def fault(self, operation: str, effect: str, **choices: Any) -> None:
         """As `awsddp local fault add`."""
