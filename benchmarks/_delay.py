@@ -1,33 +1,62 @@
-"""A TCP proxy that adds a delay each way and counts: what distance costs, on a machine without netem."""
+"""TCP proxies that add a delay each way and count: what distance costs, on a machine without netem."""
 
 import contextlib
 import queue
+import re
 import socket
 import threading
 import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+Change = Callable[[bytes], bytes]
 
 
 class DelayProxy:
-    """Listens on 127.0.0.1 and forwards to `target`; `turns` counts how often a client waited."""
+    """Listens on `near` and forwards to `target`; `turns` counts how often a client waited for an answer.
 
-    def __init__(self, target: tuple[str, int], *, delay_s: float) -> None:
+    `change` is given each piece of what the target says, and returns what is passed on.
+    """
+
+    def __init__(
+        self,
+        target: tuple[str, int],
+        *,
+        delay_s: float,
+        near: tuple[str, int] = ("127.0.0.1", 0),
+        change: Change = bytes,
+    ) -> None:
         self.turns = 0
         self.connections = 0
         self._target = target
         self._delay_s = delay_s
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._change = change
+        self._listener = socket.create_server(near)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def close(self) -> None:
+        """Take no more connections."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def _accept(self) -> None:
-        while True:
-            near, _ = self._listener.accept()
-            self.connections += 1
-            threading.Thread(target=self._join, args=(near,), daemon=True).start()
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self.connections += 1
+                threading.Thread(target=self._join, args=(near,), daemon=True).start()
 
     def _join(self, near: socket.socket) -> None:
         time.sleep(2 * self._delay_s)  # SYN and its answer
-        far = socket.create_connection(self._target)
+        try:
+            far = socket.create_connection(self._target)
+        except OSError:
+            near.close()
+            return
+        for end in (near, far):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         asked = threading.Event()
         for source, sink, asks in ((near, far, True), (far, near, False)):
             self._carry(source, sink, asks=asks, asked=asked)
@@ -50,6 +79,7 @@ class DelayProxy:
                     self.turns += 1
                 if data and not asks:
                     asked.clear()
+                    data = self._change(data)
                 pipe.put((time.monotonic() + self._delay_s, data))
 
         def write() -> None:
@@ -64,3 +94,43 @@ class DelayProxy:
 
         for work in (read, write):
             threading.Thread(target=work, daemon=True).start()
+
+
+class Distance:
+    """A local cloud and its nodes, `delay_s` away, for a client that takes it for AWS.
+
+    The endpoint at `url` names an address of this machine for each node, where a proxy to the node's sshd
+    listens. Both addresses are equally long, so that no answer changes its length. `at_launch` is the count
+    at the last reply to RunInstances.
+    """
+
+    def __init__(self, endpoint: str, *, delay_s: float) -> None:
+        place = urlsplit(endpoint)
+        self._delay_s = delay_s
+        self._nodes: dict[str, DelayProxy] = {}
+        self.at_launch: dict[str, int] = {}
+        self._aws = DelayProxy(
+            (str(place.hostname), int(place.port or 80)), delay_s=delay_s, change=self._brought_near
+        )
+        self.url = f"http://127.0.0.1:{self._aws.port}"
+
+    def count(self) -> dict[str, int]:
+        """Return the round trips so far, of data and to connect: to AWS, and to the node that had most."""
+        nodes = [one.turns + one.connections for one in self._nodes.values()]
+        return {"AWS": self._aws.turns + self._aws.connections, "a node": max(nodes, default=0)}
+
+    def close(self) -> None:
+        """Take no more connections."""
+        for one in (self._aws, *self._nodes.values()):
+            one.close()
+
+    def _brought_near(self, data: bytes) -> bytes:
+        if b"<RunInstancesResponse" in data:
+            self.at_launch = self.count()
+        return re.sub(rb"(?<=<ipAddress>)10\.(\d+)\d(\.\d+\.\d+)", self._proxy, data)
+
+    def _proxy(self, found: "re.Match[bytes]") -> bytes:
+        near = f"127.{found[1].decode()}{found[2].decode()}"
+        if near not in self._nodes:
+            self._nodes[near] = DelayProxy((found[0].decode(), 22), delay_s=self._delay_s, near=(near, 22))
+        return near.encode()

@@ -23,16 +23,24 @@ class Rehearsal:
         self.environ = clean | kept | {"AWSDDP_HOME": str(root / "home"), "AWS_EC2_METADATA_DISABLED": "true"}
 
     def run(self, *words: str, **environ: str) -> str:
-        """Start `awsddp` and return its stdout."""
-        return subprocess.run(
+        """Carry `awsddp` out and return its stdout."""
+        with self.started(*words, **environ) as process:
+            told, _ = process.communicate()
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, words)
+        return told
+
+    def started(self, *words: str, **environ: str) -> "subprocess.Popen[str]":
+        """Return `awsddp`, just started; its stdout is a pipe."""
+        return subprocess.Popen(
             [sys.executable, "-m", "awsddp", *words],
             cwd=self.project,
             env=self.environ | environ,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
-            check=True,
-        ).stdout
+        )
 
     def keys(self) -> dict[str, str]:
         """Return the variables with which any EC2 client reaches the local cloud."""

@@ -1,18 +1,27 @@
-"""The time that is awsddp's own: between the machines and the user's first line.
+"""The time that is awsddp's own: between the machines and the user's first line, and in a second `train`.
 
     python benchmarks/own_time.py [ROUNDS]
 
-Two nodes of the local cloud. `first job`: from the end of the later node's boot (cloud-init's last stage, as
-the node itself wrote it down) to the first line of user code; the promise is at most 3 s. `second train`:
-the whole of `awsddp train` with nothing changed, less the import of torch in the rank that took longest; the
-promise is at most 1 s. An idle machine is needed: both run on the cores that the nodes use.
+Two nodes of the local cloud, each a real host (as root), for a client that takes it for AWS. `first job`:
+from the end of the later node's boot (cloud-init's last stage, as the node itself wrote it down) to the first
+line of user code; the promise is at most 3 s. `second train`: the whole of `awsddp train` with nothing
+changed; the promise is at most 1 s more than `python -c 'import torch'`, which is timed beside it, on both
+nodes at once, as the ranks import it at once. Then the same with 100 ms each way to AWS and to the nodes, and
+how often was waited for them, from RunInstances' reply to the first line that is seen and in the whole second
+`train`: a round trip to connect or to be answered, to AWS over all connections, to the node that had most.
+
+An idle machine is needed: the nodes run on the cores that awsddp runs on.
 """
 
+import contextlib
 import json
 import statistics
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 
+from _delay import Distance
 from _rehearsal import Rehearsal, rehearsal
 
 SCRIPT = """
@@ -20,37 +29,94 @@ import time
 began = time.time()
 import os, json
 booted = os.stat("/run/cloud-init/result.json").st_mtime
-imported = time.time()
 import torch
-print(json.dumps({"began": began, "booted": booted, "import": time.time() - imported}), flush=True)
+print(json.dumps({"began": began, "booted": booted}), flush=True)
 """
+REFERENCE = """
+import subprocess, sys, time
+began = time.time()
+subprocess.run([sys.executable, "-c", "import torch"], check=True)
+print(time.time() - began)
+"""
+DELAYS_S = (0.0, 0.1)
+UP = ("--region", "us-east-1", "-o", "network.ssh_cidr=10.0.0.0/8", "--nodes", "2", "-y", "-q")
+JOB = ("first.py", "--world-size", "2", "-q")
 
 
-def said(lines: str) -> list[dict[str, float]]:
-    return [json.loads(line.split("] ", 1)[1]) for line in lines.splitlines() if "] {" in line]
+class Far:
+    """`awsddp` at some distance from its cloud. `trips` holds the round trips of each job, by kind."""
+
+    def __init__(self, lab: Rehearsal, keys: dict[str, str], distance: Distance) -> None:
+        self._lab = lab
+        self._keys = keys | {"AWS_ENDPOINT_URL": distance.url}
+        self._distance = distance
+        self.trips: dict[str, list[dict[str, int]]] = defaultdict(list)
+
+    def run(self, *words: str) -> str:
+        """Carry `awsddp` out and return its stdout."""
+        return self._lab.run(*words, **self._keys)
+
+    def first_job(self) -> float:
+        """Return how long two booted nodes waited for the first line of user code, in s."""
+        with self._lab.started("run", *JOB, *UP, **self._keys) as process:
+            assert process.stdout is not None
+            lines = [process.stdout.readline()]
+            self._note("first job", since=self._distance.at_launch)
+            lines += process.stdout
+        ranks = [json.loads(line.split("] ", 1)[1]) for line in lines if "] {" in line]
+        return float(min(rank["began"] for rank in ranks) - max(rank["booted"] for rank in ranks))
+
+    def second_train(self) -> float:
+        """Return how long `train` took with nothing changed, in s."""
+        before, began = self._distance.count(), time.perf_counter()
+        self.run("train", *JOB)
+        taken = time.perf_counter() - began
+        self._note("second train", since=before)
+        return taken
+
+    def reference(self) -> float:
+        """Return how long a Python that imports torch lives on the slower node, in s."""
+        told = json.loads(self.run("exec", "--json", "python", "-c", REFERENCE))
+        return max(float(node["stdout"]) for node in told["nodes"])
+
+    def _note(self, name: str, *, since: dict[str, int]) -> None:
+        now = self._distance.count()
+        self.trips[name].append({place: now[place] - since.get(place, 0) for place in now})
 
 
-def first_job(lab: Rehearsal) -> float:
-    ranks = said(lab.run("run", "first.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "-q"))
-    return min(rank["began"] for rank in ranks) - max(rank["booted"] for rank in ranks)
+@contextlib.contextmanager
+def far(lab: Rehearsal, *, delay_s: float) -> Iterator[Far]:
+    """Yield `awsddp` that far from the local cloud."""
+    keys = lab.keys()
+    distance = Distance(keys["AWS_ENDPOINT_URL"], delay_s=delay_s)
+    try:
+        yield Far(lab, keys, distance)
+    finally:
+        distance.close()
 
 
-def second_train(lab: Rehearsal) -> float:
-    start = time.perf_counter()
-    ranks = said(lab.run("train", "first.py", "--world-size", "2", "-q"))
-    return time.perf_counter() - start - max(rank["import"] for rank in ranks)
+def show(name: str, taken: list[float], tail: str = "") -> None:
+    print(f"  {name:<14} least {min(taken):6.3f} s  median {statistics.median(taken):6.3f} s{tail}")
 
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    with rehearsal() as lab:
-        (lab.project / "first.py").write_text(SCRIPT)
-        first = [first_job(lab) for _ in range(rounds)]
-        lab.run("up", "--local", "--nodes", "2", "-y")
-        second = [second_train(lab) for _ in range(rounds + 1)][1:]
-        for name, taken, most in (("first job", first, 3.0), ("second train", second, 1.0)):
-            median = statistics.median(taken)
-            print(f"{name:<14} least {min(taken):6.3f} s  median {median:6.3f} s  (promise: {most:g} s)")
+    for delay_s in DELAYS_S:
+        with rehearsal() as lab, far(lab, delay_s=delay_s) as client:
+            (lab.project / "first.py").write_text(SCRIPT)
+            first = [client.first_job() for _ in range(rounds)]
+            client.run("up", *UP)
+            client.second_train()
+            pairs = [(client.reference(), client.second_train()) for _ in range(rounds)]
+        print(f"{delay_s * 1000:.0f} ms each way, {rounds} rounds")
+        show("import torch", [reference for reference, _ in pairs])
+        show("first job", first, "  (promise: 3 s)")
+        show("second train", [taken for _, taken in pairs])
+        show("  beyond torch", [taken - reference for reference, taken in pairs], "  (promise: 1 s)")
+        for name in ("first job", "second train"):
+            trips = {place: min(one[place] for one in client.trips[name]) for place in ("AWS", "a node")}
+            counts = ", ".join(f"{count} to {place}" for place, count in trips.items())
+            print(f"  {name:<14} round trips: {counts}")
 
 
 if __name__ == "__main__":
