@@ -1,5 +1,6 @@
-"""What exists: clusters, their nodes, their jobs. Records only; nothing here does I/O."""
+"""What exists: clusters, their nodes, their jobs. Records, and how tags number nodes; no I/O."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -138,3 +139,23 @@ class Job:
     cause: Cause | None
     ranks: tuple[RankResult, ...]
     home: str
+
+
+def write_numbers(numbers: Iterable[int]) -> str:
+    """Return node numbers as the tag `awsddp:nodes` holds them: "0,1", from three in a row on "0-63"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+
+
+def read_numbers(text: str) -> tuple[int, ...]:
+    """Return the node numbers of a tag `awsddp:nodes`, in its order. Raises ValueError where it is none."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.extend(range(int(first), int(last or first) + 1))
+    return tuple(found)

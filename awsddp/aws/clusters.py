@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from awsddp.aws.session import Aws
-from awsddp.cluster import Cluster, Node
-from awsddp.plan import read_numbers
+from awsddp.cluster import Cluster, Node, read_numbers
 
 ENDED = ("shutting-down", "terminated")
 LEFT = "none"

@@ -10,9 +10,9 @@ from awsddp.aws.clusters import ENDED, LEFT, describe, node_of, tagged, tags_of
 from awsddp.aws.refusals import OutOfCapacity, Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
-from awsddp.cluster import Node
+from awsddp.cluster import Node, read_numbers
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
-from awsddp.plan import LaunchPlan, read_numbers, resolve_request, utc
+from awsddp.plan import LaunchPlan, resolve_request, utc
 
 # A token is honoured for at least an hour; a replay later could launch again.
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html

@@ -19,8 +19,10 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
     A spot node cannot be stopped, so it is only tagged. Raises CloudError; the job must not start then.
     """
     kept = [node.instance_id for node in nodes if not node.spot]
-    unfetched = _unfetched(aws, nodes)
-    _side_by_side([partial(_on_poweroff, aws, key, "stop") for key in kept])
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        asked = pool.submit(_unfetched, aws, nodes)
+        _side_by_side([partial(_on_poweroff, aws, key, "stop") for key in kept])
+    unfetched = asked.result()
     for key, jobs in unfetched.items():
         unfetched[key] = [*jobs, job] if job not in jobs else jobs
     _write(aws, unfetched)

@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from awsddp import __version__
+from awsddp.aws.models import QuickReader
 from awsddp.aws.refusals import translate
 from awsddp.cluster import Target
 from awsddp.errors import AwsddpError, ConfigError
@@ -151,6 +152,7 @@ class Aws:
     def _session(self) -> botocore.session.Session:
         """The session that boto3's is made of; the rest of boto3 costs each command a tenth of its time."""
         session = botocore.session.Session()
+        session.get_component("data_loader").file_loader = QuickReader()
         if self._target.access_key_id:
             # With keys of its own a profile named in the environment has no say, not even a missing one.
             session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))

@@ -7,7 +7,7 @@ import sys
 import click
 
 from awsddp.cli.signals import WATCH
-from awsddp.errors import AwsddpError, UsageError
+from awsddp.errors import AwsddpError, ConfigError, UsageError
 
 READER_GONE = 141
 _ABOUT_A_CLUSTER = "(?:up|status|sync|train|jobs|logs|cancel|fetch|exec|ssh|stop|down|doctor)"
@@ -18,6 +18,7 @@ def run(command: click.Command) -> int:
     WATCH.json, WATCH.debug = "--json" in sys.argv, False  # until the options are read
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
+        _written()
     except (click.exceptions.Abort, KeyboardInterrupt):
         return show(WATCH.interrupted())
     except click.ClickException as error:
@@ -69,6 +70,16 @@ def _named(text: str) -> str:
 def _help_line(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     return f"{context.command_path if context else 'awsddp'} --help"
+
+
+def _written() -> None:
+    """Write out what is left of our output. Raises BrokenPipeError where nobody reads it, ConfigError."""
+    try:
+        print(end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError("the output cannot be written", error.strerror or str(error)) from error
 
 
 def _reader_gone() -> int:

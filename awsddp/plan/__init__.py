@@ -30,9 +30,7 @@ from awsddp.plan.records import (
     Subnet,
     Zone,
     names,
-    read_numbers,
     utc,
-    write_numbers,
 )
 from awsddp.plan.requests import requests, resolve, resolve_request, ssh_permission
 from awsddp.spec import ClusterSpec, seconds
@@ -57,14 +55,12 @@ __all__ = [
     "make_plan",
     "names",
     "offers",
-    "read_numbers",
     "refuse_untried",
     "resolve",
     "resolve_request",
     "ssh_cidrs",
     "ssh_permission",
     "utc",
-    "write_numbers",
 ]
 
 SPARE_DISK_GB = 100

@@ -1,6 +1,6 @@
-"""The records of a plan: what was read, what will be asked of EC2, and how numbers and times are written."""
+"""The records of a plan: what was read, what will be asked of EC2, and how times are written."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -267,23 +267,3 @@ def names(cluster: str, cluster_id: str) -> dict[str, str]:
 def utc(moment: datetime) -> str:
     """Return a moment as tags and documents write it: "2026-11-21T08:45:00Z"."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def write_numbers(numbers: Iterable[int]) -> str:
-    """Return node numbers as the tag `awsddp:nodes` holds them: "0,1", from three in a row on "0-63"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
-
-
-def read_numbers(text: str) -> tuple[int, ...]:
-    """Return the node numbers of a tag `awsddp:nodes`, in its order. Raises ValueError where it is none."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found.extend(range(int(first), int(last or first) + 1))
-    return tuple(found)

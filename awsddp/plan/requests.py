@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from awsddp.plan.records import Facts, LaunchPlan, Request, utc, write_numbers
+from awsddp.cluster import write_numbers
+from awsddp.plan.records import Facts, LaunchPlan, Request, utc
 from awsddp.spec import ClusterSpec
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_make_plan import plan
 
-from awsddp.plan import document, names, read_numbers, resolve, write_numbers
+from awsddp.cluster import read_numbers, write_numbers
+from awsddp.plan import document, names, resolve
 
 IDS = {**names("demo", "0a1b2c3d"), "security_group": "sg-1", "subnet": "subnet-b", "client_token": "token"}
 SECRETS = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
