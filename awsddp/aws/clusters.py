@@ -26,8 +26,8 @@ def describe(aws: Aws, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of anything that EC2 described."""
-    return {tag["Key"]: tag["Value"] for tag in described.get("Tags", [])}
+    """Return the tags of anything that EC2 described; an interface calls them otherwise."""
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or described.get("TagSet", [])}
 
 
 def node_of(described: Mapping[str, Any]) -> Node:

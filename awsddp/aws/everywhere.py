@@ -69,10 +69,17 @@ def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     with ThreadPoolExecutor(max_workers=len(KINDS) + 1) as pool:
         instances = pool.submit(describe, aws, _OURS)
         others = [pool.submit(aws.pages, kind.describe, {"Filters": _OURS}, kind.key) for kind in KINDS]
-    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    parts: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for item in (*instances.result(), *(item for other in others for item in other.result())):
-        parts[tags_of(item).get("awsddp:id", "")].append(item)
-    found = [_holding(aws.region, key, items, owner=owner, now=now) for key, items in parts.items() if key]
+        tags = tags_of(item)
+        # An id alone may be a copy: the console's "launch more like this" copies tags.
+        id, name, whose = (tags.get(f"awsddp:{tag}", "") for tag in ("id", "cluster", "owner"))
+        parts[id, name, whose].append(item)
+    found = [
+        _holding(cluster_of(name, whose, aws.region, id, _apart(items)), items, caller=owner, now=now)
+        for (id, name, whose), items in parts.items()
+        if id
+    ]
     real = [one for one in found if one.cluster.leftovers or _exists(one.cluster)]
     return tuple(sorted(real, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))
 
@@ -81,21 +88,18 @@ def _exists(cluster: Cluster) -> bool:
     return any(node.state != "terminated" for node in cluster.nodes)
 
 
-def _holding(
-    region: str, cluster_id: str, items: list[dict[str, Any]], *, owner: str, now: datetime
-) -> Holding:
-    tags = tags_of(items[0])
-    used = [item for item in items if item.get("State") != "in-use" and item.get("Status") != "in-use"]
-    cluster = cluster_of(
-        tags.get("awsddp:cluster", ""), tags.get("awsddp:owner", ""), region, cluster_id, used
-    )
-    mine = cluster.owner == owner
-    ending = any(node.state == "shutting-down" for node in cluster.nodes) and not cluster.live
+def _apart(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what does not go with an instance that uses it."""
+    return [item for item in items if "in-use" not in (item.get("State"), item.get("Status"))]
+
+
+def _holding(cluster: Cluster, items: list[dict[str, Any]], *, caller: str, now: datetime) -> Holding:
+    mine = cluster.owner == caller
     late = cluster.expires is not None and cluster.expires < now
     return Holding(
         cluster=cluster,
         mine=mine,
-        orphan=mine and not ending and (not cluster.live or late),
+        orphan=mine and (not cluster.live or late),
         price_usd_per_hour=_price(cluster, items),
     )
 

@@ -64,11 +64,12 @@ def teardown(
 ) -> Teardown:
     """End the cluster: its instances, then what is left beside them, and list again to prove it.
 
-    Only what carries this cluster's `awsddp:id` is touched; what is gone already counts as ended. Raises
-    CloudError where AWS cannot be asked at all.
+    Only what carries this cluster's `awsddp:id` and its owner is touched; what is gone already is ended.
+    Raises CloudError where AWS cannot be asked at all.
     """
     name = names(cluster.name, cluster.id)["name"]
-    ending = _Ending(aws, tagged("awsddp:id", cluster.id), on_event, own=name)
+    filters = [*tagged("awsddp:id", cluster.id), *tagged("awsddp:owner", cluster.owner)]
+    ending = _Ending(aws, filters, on_event, own=name)
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2):
         # What holds a group goes away by itself, unless it is an instance that may not be ended.

@@ -64,6 +64,16 @@ def test_everything_is_found_and_told_apart(aws: Aws, launcher: Launcher) -> Non
     assert found[IDS["cluster_id"]].price_usd_per_hour == pytest.approx(2 * each, abs=1e-3)
 
 
+def test_an_interface_that_a_launch_left_behind_is_an_orphan(aws: Aws, launcher: Launcher) -> None:
+    plan = plan_for(aws, instance_type="g5.xlarge")
+    tags = {"awsddp:id": "dddddddd", "awsddp:cluster": "demo", "awsddp:owner": USER_ID}
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    tagged = [{"ResourceType": "network-interface", "Tags": pairs}]
+    aws.call("CreateNetworkInterface", {"SubnetId": plan.zones[0].subnet, "TagSpecifications": tagged})
+    [found] = holdings(aws).values()
+    assert (found.cluster.name, found.orphan, len(found.cluster.leftovers)) == ("demo", True, 1)
+
+
 def test_what_is_past_its_expiry_is_an_orphan_of_its_owner_alone(aws: Aws, launcher: Launcher) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     launcher(plan)
