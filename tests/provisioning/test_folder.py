@@ -1,0 +1,36 @@
+"""The folder of a cluster, each file of it cut off anywhere: `status` sees the nodes, `down` ends them."""
+
+import os
+import random
+
+import pytest
+
+from awsddp.verbs.down import down
+from awsddp.verbs.status import status
+from awsddp.verbs.up import up
+from tests.provisioning.world import World, yes
+
+SEED, SOME = 20261121, 12
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600 if os.environ.get("AWSDDP_FULL") else 300)
+def test_a_file_cut_off_at_any_byte(world: World) -> None:
+    assert world.run(up, confirm=yes).code == 0
+    world.save("cluster")
+    whole = {path: path.read_bytes() for path in sorted((world.home / "clusters/demo").iterdir())}
+    cuts = [(path, size) for path, data in whole.items() for size in range(len(data))]
+    if not os.environ.get("AWSDDP_FULL"):
+        cuts = random.Random(SEED).sample(cuts, SOME)
+        cuts += [(path, 0) for path in whole]
+    for path, size in cuts:
+        world.restore("cluster")
+        path.write_bytes(whole[path][:size])
+        seen = world.run(status)
+        assert (seen.code, seen.document.get("state")) == (0, "ready"), (path.name, size, seen.told)
+        assert len(seen.document["nodes"]) == 2, (path.name, size)
+        ended = world.run(down, confirm=yes)
+        assert (ended.code, len(ended.document["terminated"])) == (0, 2), (path.name, size, ended.told)
+        assert world.cloud.left() == [], (path.name, size)
+        assert world.run(status).document["state"] == "absent", (path.name, size)
+    print(f"{len(cuts)} cuts in {len(whole)} files")
