@@ -28,6 +28,11 @@ class Target:
     ssh_port: int = 22
     caller_address: str | None = None
 
+    @property
+    def place(self) -> str:
+        """Where that is, in words."""
+        return "the local cloud" if self.name == "local" else (self.region or "the configured region")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from awsddp.cli.pages import _line, _table
+from awsddp.cli.tables import line, table
 from awsddp.report import money
 
 
 def all_page(found: list[dict[str, Any]]) -> None:
     """Show every cluster, ours first; orphans are named as such."""
     if not found:
-        _line("Nothing carries awsddp's tags, in any region that was looked in.")
+        line("Nothing carries awsddp's tags, in any region that was looked in.")
         return
     rows = [
         (
@@ -25,12 +25,12 @@ def all_page(found: list[dict[str, Any]]) -> None:
         )
         for one in found
     ]
-    _table(("cluster", "id", "region", "state", "whose", "nodes", "beside", "an hour", "expires"), rows)
+    table(("cluster", "id", "region", "state", "whose", "nodes", "beside", "an hour", "expires"), rows)
     if any(one["orphan"] for one in found):
-        _line("End the orphans: awsddp down --orphans")
+        line("End the orphans: awsddp down --orphans")
 
 
 def orphans_page(ended: dict[str, Any]) -> None:
     """Show how many orphans were ended."""
     count = len(ended["clusters"])
-    _line(f"{count} orphan{'s' * (count != 1)} ended. Looked in: {', '.join(ended['looked'])}.")
+    line(f"{count} orphan{'s' * (count != 1)} ended. Looked in: {', '.join(ended['looked'])}.")

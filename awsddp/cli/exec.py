@@ -34,4 +34,7 @@ def command(
         show.pause()
         if options.json:
             screen.document(result)
-    ctx.exit(0 if all(one["exit_code"] == 0 for one in result["nodes"]) else 1)
+    failed = [one for one in result["nodes"] if one["exit_code"] != 0]
+    for one in failed:
+        screen.say(options, f"node{one['node']}: exited with code {one['exit_code']}")
+    ctx.exit(1 if failed else 0)

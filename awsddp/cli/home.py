@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import click
-
 from awsddp.cli import screen, session
 from awsddp.cli.options import Globals
+from awsddp.cli.tables import line
 from awsddp.report import money
 
 _FIRST = """\
@@ -28,13 +27,13 @@ def show_home(options: Globals) -> None:
         screen.document(result)
         return
     for cluster in result["clusters"]:
-        for line in _lines(cluster):
-            click.echo(line)
+        for text in _lines(cluster):
+            line(text)
     if not result["clusters"]:
-        click.echo(_FIRST)
+        print(_FIRST)
     if result["local_cloud"]:
-        click.echo("The local cloud runs. awsddp local status shows it, awsddp local stop ends it.")
-    click.echo("All verbs: awsddp --help")
+        line("The local cloud runs. awsddp local status shows it, awsddp local stop ends it.")
+    line("All verbs: awsddp --help")
 
 
 def _lines(cluster: dict[str, Any]) -> list[str]:

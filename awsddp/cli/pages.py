@@ -1,84 +1,25 @@
 """What a person reads when a verb is done: tables on stdout."""
 
-import itertools
-import sys
-import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cli import screen
+from awsddp.cli.tables import line, table
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
-
-Rows = Sequence[Sequence[Any]]
-_NARROWEST = 8  # a column is not folded below this: rather let the terminal break the line
-
-
-def _table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
-    """Print a table as wide as its words need; on a narrow terminal its widest columns are folded."""
-    for line in table_lines(headings, rows, width=screen.width(stderr=stderr)):
-        print(line, file=sys.stderr if stderr else sys.stdout)
-
-
-def table_lines(headings: Sequence[str], rows: Rows, *, width: int | None) -> list[str]:
-    """Return a table as lines no wider than `width` (None: as wide as they need), its headings first.
-
-    Where not even its narrowest form has room, each row becomes a few lines.
-    """
-    shown = (headings, *rows) if any(headings) else rows
-    cells = [["" if cell is None else str(cell) for cell in row] for row in shown]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _NARROWEST:
-        widths[widths.index(max(widths))] -= 1
-    if width is not None and sum(widths) + 2 * len(widths) - 2 > width:
-        return _one_below_the_other(cells if any(headings) else [list(headings), *cells])
-    lines = []
-    for row in cells:
-        folded = [_fold(cell, room) for cell, room in zip(row, widths, strict=True)]
-        for parts in itertools.zip_longest(*folded, fillvalue=""):
-            padded = (part.ljust(room) for part, room in zip(parts, widths, strict=True))
-            lines.append("  ".join(padded).rstrip())
-    return lines
-
-
-def _one_below_the_other(cells: list[list[str]]) -> list[str]:
-    """Return a table that a terminal has no room for: a row after the other, a line a cell."""
-    names, rows = cells[0], cells[1:]
-    room = max(map(len, names))
-    return [
-        f"{'  ' * (column > 0)}{name.ljust(room)}  {cell}"
-        for row in rows
-        for column, (name, cell) in enumerate(zip(names, row, strict=True))
-        if cell
-    ]
-
-
-def _fold(text: str, room: int) -> list[str]:
-    return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
-
-
-def _line(text: str, *, stderr: bool = False) -> None:
-    """Print a line; on a terminal it is folded between words, unless it is what a rank said."""
-    width = None if text.startswith("  |") else screen.width(stderr=stderr)
-    if width is not None and len(text) > width:
-        text = textwrap.fill(
-            text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-        )
-    print(text, file=sys.stderr if stderr else sys.stdout)
 
 
 def cluster_page(result: dict[str, Any]) -> None:
     """Show a cluster: its nodes, its jobs, what it costs and until when."""
     name, state = result["cluster"], result["state"]
     if state == "absent":
-        _line(f"Cluster {name}: absent. Looked in: {', '.join(result['looked']) or 'no place'}.")
+        line(f"Cluster {name}: absent. Looked in: {', '.join(result['looked']) or 'no place'}.")
         return
     where = "the local cloud" if result["target"] == "local" else result["region"]
-    _line(f"Cluster {name}: {state}, {len(result['nodes'])} x {result['instance_type']} in {where}")
-    _table(
+    line(f"Cluster {name}: {state}, {len(result['nodes'])} x {result['instance_type']} in {where}")
+    table(
         ("node", "instance", "state", "public", "private", "nic", "gpus"),
         [
             [f"node{node['node']}"]
@@ -87,10 +28,10 @@ def cluster_page(result: dict[str, Any]) -> None:
         ],
     )
     if result["jobs"]:
-        _table(
+        table(
             ("job", "state", "results"), [(job["job"], job["state"], job["home"]) for job in result["jobs"]]
         )
-    _line(_bill(result))
+    line(_bill(result))
 
 
 def _bill(result: dict[str, Any]) -> str:
@@ -106,8 +47,8 @@ def _bill(result: dict[str, Any]) -> str:
 
 def job_page(result: dict[str, Any]) -> None:
     """Show how a job ended, why, and where its results are."""
-    for line in job_lines(result):
-        _line(line, stderr=True)
+    for text in job_lines(result):
+        line(text, stderr=True)
 
 
 def _cause(cause: dict[str, Any] | None) -> str:
@@ -127,7 +68,7 @@ def job_lines(result: dict[str, Any]) -> list[str]:
         return [*lines, f"  follow it: awsddp logs -f {name}", f"  end it: awsddp cancel {name}"]
     if result["cause"]:
         lines.append(f"  cause: {_cause(result['cause'])}")
-        lines += [f"  | {line}" for line in result["cause"]["tail"]]
+        lines += [f"  | {said}" for said in result["cause"]["tail"]]
     if result.get("accuracy") is not None:
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}")
     lines.append(f"  results: {result['home']}/")
@@ -137,7 +78,7 @@ def job_lines(result: dict[str, Any]) -> list[str]:
 def jobs_page(result: list[dict[str, Any]]) -> None:
     """Show jobs, the newest last."""
     if not result:
-        _line("No job has run on this cluster. Start one: awsddp train")
+        line("No job has run on this cluster. Start one: awsddp train")
         return
     rows = [
         (
@@ -149,28 +90,28 @@ def jobs_page(result: list[dict[str, Any]]) -> None:
         )
         for job in result
     ]
-    _table(("job", "state", "ranks", "time", "cause"), rows)
+    table(("job", "state", "ranks", "time", "cause"), rows)
 
 
 def report_page(result: dict[str, Any]) -> None:
     """Show a job: how it ended, each rank, and what lies at home."""
-    for line in job_lines(result):
-        _line(line)
+    for text in job_lines(result):
+        line(text)
     keys = ("rank", "local_rank", "node", "exit_code", "seconds")
-    _table(keys, [[rank[key] for key in keys] for rank in result["ranks"]])
+    table(keys, [[rank[key] for key in keys] for rank in result["ranks"]])
     if result["metrics"]:
         said = ", ".join(
             f"{key} {value:g}" for key, value in result["metrics"].items() if isinstance(value, int | float)
         )
-        _line(f"last metrics: {said}")
+        line(f"last metrics: {said}")
     if result["files"]:
-        _table(("file at home", "bytes"), [(name, f"{size:,}") for name, size in result["files"]])
+        table(("file at home", "bytes"), [(name, f"{size:,}") for name, size in result["files"]])
 
 
 def cost_page(result: dict[str, Any]) -> None:
     """Show what each cluster cost, and all of them."""
     if not result["clusters"]:
-        _line("This machine has not made any cluster.")
+        line("This machine has not made any cluster.")
         return
     rows = [
         (
@@ -183,8 +124,8 @@ def cost_page(result: dict[str, Any]) -> None:
         )
         for bill in result["clusters"]
     ]
-    _table(("cluster", "where", "machines", "from", "to", "list price"), rows)
-    _line(
+    table(("cluster", "where", "machines", "from", "to", "list price"), rows)
+    line(
         f"On AWS: {money(result['total_usd'])}, by list price and this machine's ledger. "
         f"Rehearsed for nothing: {money(result['would_have_cost_usd'])}."
     )
@@ -192,22 +133,22 @@ def cost_page(result: dict[str, Any]) -> None:
 
 def sync_page(result: dict[str, Any]) -> None:
     """Show what travelled, a node a line."""
-    _table(
+    table(
         ("node", "files", "bytes"),
         [(f"node{node['node']}", node["files"], f"{node['bytes']:,}") for node in result["nodes"]],
     )
     if result.get("home"):
-        _line(f"Results: {result['home']}/")
+        line(f"Results: {result['home']}/")
 
 
 def down_page(result: dict[str, Any]) -> None:
     """Show what was ended, and that nothing is left."""
     if not result["terminated"] and not result["removed"]:
         looked = ", ".join(result["looked"]) or "no place"
-        _line(f"Cluster {result['cluster']}: nothing to end. Looked in: {looked}.")
+        line(f"Cluster {result['cluster']}: nothing to end. Looked in: {looked}.")
         return
     count = len(result["terminated"])
-    _line(
+    line(
         f"Cluster {result['cluster']}: {count} instance{'s' * (count != 1)} terminated, nothing is left. "
         f"{_what_it_cost(result)}"
     )
@@ -221,17 +162,17 @@ def _what_it_cost(result: dict[str, Any]) -> str:
 def run_page(result: "RunResult") -> None:
     """Show the whole run: accuracy, the time of each stage, what it cost, and that nothing is left."""
     if result.train:
-        for line in job_lines(result.train):
-            _line(line)
-    _table(("stage", "time"), [(stage, duration(seconds)) for stage, seconds in result.seconds.items()])
+        for text in job_lines(result.train):
+            line(text)
+    table(("stage", "time"), [(stage, duration(seconds)) for stage, seconds in result.seconds.items()])
     if result.down:
         down_page(result.down)
 
 
 def local_page(result: dict[str, Any]) -> None:
     """Show the local cloud as any EC2 client may use it."""
-    _line(f"Local cloud in {result['mode']} mode: {result['why']}")
-    _line("For any EC2 client:")
+    line(f"Local cloud in {result['mode']} mode: {result['why']}")
+    line("For any EC2 client:")
     for variable, key in (
         ("AWS_ENDPOINT_URL", "endpoint"),
         ("AWS_DEFAULT_REGION", "region"),
@@ -244,11 +185,11 @@ def local_page(result: dict[str, Any]) -> None:
     if living:
         keys = ("instance_id", "name", "state", "instance_type", "private_ip", "region")
         headings = ("instance", "name", "state", "type", "address", "region")
-        _table(headings, [[one[key] for key in keys] for one in living])
+        table(headings, [[one[key] for key in keys] for one in living])
     else:
-        _line("No instances.")
+        line("No instances.")
     if ended:
-        _line(f"{ended} terminated within the last hour.")
+        line(f"{ended} terminated within the last hour.")
     if result["faults"]:
         faults_page(result["faults"])
 
@@ -256,8 +197,8 @@ def local_page(result: dict[str, Any]) -> None:
 def faults_page(faults: Sequence[dict[str, Any]]) -> None:
     """Show the faults of the local cloud that are in force."""
     if not faults:
-        _line("No faults.")
+        line("No faults.")
         return
     keys = ("id", "operation", "effect", "times", "seconds", "only")
     rows = [[one[key] if key != "times" else one[key] or "always" for key in keys] for one in faults]
-    _table(("fault", *keys[1:]), rows)
+    table(("fault", *keys[1:]), rows)

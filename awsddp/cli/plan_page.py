@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cli.pages import _line, _table
+from awsddp.cli.tables import line, table
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         ("price", _price_line(facts, plan.expires_s)),
         ("expires", f"after {duration(plan.expires_s)}, by itself"),
     ]
-    _table(("", ""), [row for row in rows if row[1]], stderr=stderr)
+    table(("", ""), [row for row in rows if row[1]], stderr=stderr)
     if facts["choices"]:
-        _line("other choices:", stderr=stderr)
-        _table(_CHOICE, [_choice_row(choice) for choice in facts["choices"]], stderr=stderr)
+        line("other choices:", stderr=stderr)
+        table(_CHOICE, [_choice_row(choice) for choice in facts["choices"]], stderr=stderr)
     for warning in facts["warnings"]:
-        _line(f"warning: {warning}", stderr=stderr)
+        line(f"warning: {warning}", stderr=stderr)
 
 
 def _node_line(facts: dict[str, Any]) -> str:
@@ -96,10 +96,10 @@ def _choice_row(choice: dict[str, Any]) -> list[str]:
 def offers_page(found: dict[str, Any]) -> None:
     """Show every type with GPUs that can be had in the region."""
     nodes = found["nodes"]
-    _line(f"{found['region']}, prices of {found['price_date']}; quota for {nodes} node{'s' * (nodes != 1)}:")
+    line(f"{found['region']}, prices of {found['price_date']}; quota for {nodes} node{'s' * (nodes != 1)}:")
     spot = any(offer["spot_usd_per_hour"] is not None for offer in found["offers"])
     headings = (*_CHOICE, "spot") if spot else _CHOICE
-    _table(
+    table(
         headings,
         [
             _choice_row(offer) + ([money(offer["spot_usd_per_hour"])] if spot else [])
@@ -111,7 +111,7 @@ def offers_page(found: dict[str, Any]) -> None:
 def checks_page(checks: list[dict[str, Any]]) -> None:
     """Show checks: what was looked at, how it is, what was expected, and what helps."""
     told = {True: "ok", False: "FAILED", None: "-"}
-    _table(
+    table(
         ("check", "", "found", "to do"),
         [(check["name"], told[check["ok"]], check["value"], check["hint"]) for check in checks],
     )
@@ -119,7 +119,7 @@ def checks_page(checks: list[dict[str, Any]]) -> None:
 
 def permissions_page(found: dict[str, Any]) -> None:
     """Show what `up` and `down` call, and whether each call is allowed."""
-    _table(
+    table(
         ("call", "answer", ""),
         [(one["operation"], one["answer"], one["why"]) for one in found["permissions"]],
     )
@@ -129,6 +129,6 @@ def quota_page(asked: dict[str, Any]) -> None:
     """Show what was asked of AWS, or that nothing had to be."""
     what = f"{asked['name']} ({asked['quota']}) in {asked['region']}"
     if asked["request"] is None:
-        _line(f"Nothing to ask for: {what} allows {asked['have']:g} vCPUs, and {asked['need']} are needed.")
+        line(f"Nothing to ask for: {what} allows {asked['have']:g} vCPUs, and {asked['need']} are needed.")
         return
-    _line(f"Asked for {asked['need']} vCPUs of {what}: request {asked['request']}. AWS answers by mail.")
+    line(f"Asked for {asked['need']} vCPUs of {what}: request {asked['request']}. AWS answers by mail.")

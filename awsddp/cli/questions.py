@@ -35,7 +35,7 @@ def down_question(options: Globals, show: Screen) -> Callable[[str], None]:
 
     def ask(what: str) -> None:
         show.pause()
-        if not confirm(f"{what} End it?", options):
+        if not confirm(f"{what}\nEnd it?", options):
             raise Interrupted("nothing was ended", "the answer was no")
 
     return ask
@@ -58,7 +58,7 @@ def stop_question(options: Globals, show: Screen) -> Callable[[str], None]:
 
     def ask(what: str) -> None:
         show.pause()
-        if not confirm(f"{what} Stop it?", options):
+        if not confirm(f"{what}\nStop it?", options):
             raise Interrupted("nothing was stopped", "the answer was no")
 
     return ask

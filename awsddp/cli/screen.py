@@ -160,7 +160,7 @@ def confirm(question: str, options: Globals) -> bool:
     if options.yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError(
-            f"{question} Nobody is there to answer.", "stdin is no terminal", "add -y to say yes"
-        )
+        *about, last = question.splitlines()
+        why = "\n".join((*about, "stdin is no terminal"))
+        raise UsageError(f"{last} Nobody is there to answer.", why, "add -y to say yes")
     return click.confirm(question, default=False, err=True)

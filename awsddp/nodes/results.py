@@ -18,7 +18,7 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure, split
 from awsddp.nodes.parallel import ignore, side_by_side
-from awsddp.report import Event, OnEvent, node_name
+from awsddp.report import Event, OnEvent, amount, node_name
 
 _CHUNK = 2**20
 
@@ -136,7 +136,7 @@ def _fetch(
             path.write_bytes(one.data)
     far = [one.remote for one in files if one.data is None]
     if far:
-        text = f"fetching {len(files)} files, {size / 1e6:.1f} MB"
+        text = f"fetching {amount(len(files), size)}"
 
         def on_bytes(done: int) -> None:
             on_event(Event(text, who=who, fraction=min(1.0, done / max(1, size))))
@@ -167,7 +167,7 @@ def _fetch(
         place = part / "whole" / one.home
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
-    on_event(Event(f"fetched: {len(files)} files, {size / 1e6:.1f} MB", who=who, fraction=1.0))
+    on_event(Event(f"fetched: {amount(len(files), size)}", who=who, fraction=1.0))
     return Fetched(files=len(files), bytes=size)
 
 

@@ -14,7 +14,7 @@ from awsddp.nodes.parallel import ignore, side_by_side
 from awsddp.nodes.rendering import render
 from awsddp.nodes.results import Fetched, Wanted, pull
 from awsddp.nodes.transport import Endpoint, Fleet, Result
-from awsddp.report import Event, OnEvent, node_name
+from awsddp.report import Event, OnEvent, amount, node_name
 from awsddp.resources import template
 
 __all__ = ["Fetched", "Listing", "Sent", "Wanted", "files_to_send", "pull", "push", "ssh_config"]
@@ -68,10 +68,10 @@ def push(
 
     def carry(node: int, tell: OnEvent, stop: threading.Event) -> Sent:
         sent = Sent(files=len(changed[node]), bytes=sum(entry.size for entry in changed[node]))
-        who, amount = node_name(node), f"{sent.files} files, {sent.bytes / 1e6:.1f} MB"
+        who, size = node_name(node), amount(sent.files, sent.bytes)
 
         def on_bytes(done: int) -> None:
-            tell(Event(f"sending {amount}", who=who, fraction=min(1.0, done / max(1, sent.bytes))))
+            tell(Event(f"sending {size}", who=who, fraction=min(1.0, done / max(1, sent.bytes))))
 
         if changed[node]:
             # Which files differ is known: rsync is not to find, by whole seconds, that they do not.
@@ -84,7 +84,7 @@ def push(
                 stop=stop,
                 on_bytes=on_bytes,
             )
-        tell(Event(f"synced: {amount}", who=who, fraction=1.0))
+        tell(Event(f"synced: {size}", who=who, fraction=1.0))
         return sent
 
     outcomes = side_by_side(carry, [node for node in changed if node not in failures], on_event=on_event)

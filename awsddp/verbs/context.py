@@ -76,17 +76,13 @@ def target_for(ctx: Context) -> Iterator[Target]:
             target = Target(
                 region=asked.region or remembered.region, profile=asked.profile or remembered.profile
             )
-        if record is not None and _place(record.target) != _place(target):
+        if record is not None and record.target.place != target.place:
             raise ConfigError(
-                f"cluster {ctx.spec.name} lives in {_place(record.target)}, not in {_place(target)}",
+                f"cluster {ctx.spec.name} lives in {record.target.place}, not in {target.place}",
                 "one name is one cluster",
                 f"awsddp -c {ctx.spec.name}-2 up ...   # another name\nawsddp down   # end the first one",
             )
         yield target
-
-
-def _place(target: Target) -> str:
-    return "the local cloud" if target.name == "local" else (target.region or "the configured region")
 
 
 NOWHERE = ("the local cloud, which does not run",)
@@ -125,7 +121,7 @@ def found(ctx: Context, *, newer: bool = False, whole: bool = False) -> Iterator
         looked: list[str] = []
         nearest: Found | None = None
         for target in _near(ctx, record, stack, ending=whole):
-            looked.append(_place(target))
+            looked.append(target.place)
             try:
                 nearest = _look(ctx, record, target, tuple(looked), whole=whole)
             except (CloudError, ConfigError) as error:

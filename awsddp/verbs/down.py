@@ -43,7 +43,7 @@ def down(
             return _document(ctx, seen)
         live = [one for one in clusters if one.live]
         if live:
-            confirm("\n".join(_what_ends(ctx, one, seen.record, discard=discard) for one in live))
+            confirm("\n".join(_what_ends(ctx, seen, one, discard=discard) for one in live))
         for one in live if not discard else ():
             mine = seen.record is not None and seen.record.id == one.id
             try:
@@ -103,17 +103,18 @@ def _settled(ctx: Context, seen: Found) -> tuple[Cluster, ...]:
     return (mine, *others) if mine is not None else others
 
 
-def _what_ends(ctx: Context, cluster: Cluster, record: Record | None, *, discard: bool) -> str:
-    machines = f"{len(cluster.live)} x {cluster.live[0].instance_type} in {cluster.region}"
+def _what_ends(ctx: Context, seen: Found, cluster: Cluster, *, discard: bool) -> str:
+    where = replace(seen.target, region=cluster.region).place
+    machines = f"{len(cluster.live)} x {cluster.live[0].instance_type} in {where}"
     said = [f"Cluster {cluster.name}: {machines} will be terminated."]
-    for job in record.jobs if record else ():
+    for job in seen.record.jobs if seen.record else ():
         if job.state == "running" and job.job in cluster.unfetched:
             grace = "" if discard else f" and has {ctx.job.job.grace} to save"
             said.append(f"Job {job.job} still runs (as last seen): it is ended{grace}.")
     if cluster.unfetched:
-        fate = "are lost" if discard else "come first"
-        said.append(f"Not home are the results of: {', '.join(cluster.unfetched)}; they {fate}.")
-    return " ".join(said)
+        fate = "are lost" if discard else "come home first"
+        said.append(f"The results of {', '.join(cluster.unfetched)} {fate}.")
+    return "\n".join(said)
 
 
 def _forget(ctx: Context, record: Record | None, cluster_id: str | None = None) -> None:

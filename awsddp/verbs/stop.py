@@ -31,7 +31,7 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
         _refuse_spot(cluster)
         going = [node for node in cluster.live if node.state != "stopped"]
         if going:
-            confirm(_what_stops(cluster))
+            confirm(_what_stops(seen, cluster))
             _end_jobs(ctx, seen, cluster)
             names = {node.instance_id: node_name(node.node) for node in going}
             stop_nodes(
@@ -57,11 +57,13 @@ def _refuse_spot(cluster: Cluster) -> None:
         )
 
 
-def _what_stops(cluster: Cluster) -> str:
-    owing = cluster.unfetched
-    jobs = f" Not home are the results of: {', '.join(owing)}; they stay on the disks." if owing else ""
-    machines = f"{len(cluster.live)} x {cluster.live[0].instance_type} in {cluster.region}"
-    return f"Cluster {cluster.name}: {machines} will be stopped; disks are kept, and cost.{jobs}"
+def _what_stops(seen: Found, cluster: Cluster) -> str:
+    where = replace(seen.target, region=cluster.region).place
+    machines = f"{len(cluster.live)} x {cluster.live[0].instance_type} in {where}"
+    said = f"Cluster {cluster.name}: {machines} will be stopped; their disks are kept, and cost."
+    if cluster.unfetched:
+        said += f"\nThe results of {', '.join(cluster.unfetched)} stay on the disks."
+    return said
 
 
 def _end_jobs(ctx: Context, seen: Found, cluster: Cluster) -> None:
