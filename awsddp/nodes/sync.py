@@ -1,6 +1,7 @@
 """Files out to the nodes: only what differs, and never over what a node made by itself."""
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,11 +18,25 @@ from awsddp.nodes.transport import Endpoint, Fleet, Result
 from awsddp.report import Event, OnEvent, amount, node_name
 from awsddp.resources import template
 
-__all__ = ["Fetched", "Listing", "Sent", "Wanted", "files_to_send", "pull", "push", "ssh_config"]
+__all__ = [
+    "Fetched",
+    "Listing",
+    "Sent",
+    "Wanted",
+    "files_to_send",
+    "pull",
+    "push",
+    "read_ssh_config",
+    "ssh_config",
+]
 
 PLACE = "awsddp"  # where our folders are on a node, in the user's home
 WORK = "work"  # the synced one
 _ASK_S = 120.0
+_HOST = re.compile(
+    r"^Host node(\d+)\n    HostName (\S+)\n    Port (\d+)\n    User (\S+)\n    HostKeyAlias (\S+)\n(?! )",
+    re.M,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +61,14 @@ def ssh_config(endpoints: Iterable[Endpoint], key: Path, known_hosts: Path) -> s
         for one in endpoints
     )
     return render("ssh_config", hosts=hosts, key=_config_path(key), known_hosts=_config_path(known_hosts))
+
+
+def read_ssh_config(text: str) -> tuple[Endpoint, ...]:
+    """Return the nodes that an ssh_config of ours reaches, and how; what is not understood is left out."""
+    return tuple(
+        Endpoint(node=int(node), host=host, port=int(port), user=user, instance_id=instance_id)
+        for node, host, port, user, instance_id in _HOST.findall(text)
+    )
 
 
 def push(

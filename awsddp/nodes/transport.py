@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from awsddp.errors import NodeError
+from awsddp.nodes.ahead import HeadStart
 from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
 from awsddp.nodes.exchange import Bell, Exchange, Request, Result, command_line
 from awsddp.nodes.failures import NodeFailure, split
@@ -23,7 +24,8 @@ class Fleet:
 
     Entering connects to all nodes at once and raises NodesFailed when any cannot be reached; with `partial`
     the others are used and `failures` tells of the rest. `key` is the file of the login key, `known_hosts`
-    the accepted host keys by instance id. Events come from the caller's thread.
+    the accepted host keys by instance id, `ahead` connections that may have been begun already. Events come
+    from the caller's thread.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Fleet:
         known_hosts: Path,
         deadline_s: float = 600,
         partial: bool = False,
+        ahead: HeadStart | None = None,
         on_event: OnEvent = ignore,
     ) -> None:
         self.endpoints = {endpoint.node: endpoint for endpoint in endpoints}
@@ -42,6 +45,7 @@ class Fleet:
         self._known_hosts = known_hosts
         self._deadline_s = deadline_s
         self._partial = partial
+        self._ahead = ahead
         self._on_event = on_event
         self._connections: dict[int, Connection] = {}
         self._bell = Bell()
@@ -76,7 +80,8 @@ class Fleet:
         key = load_key(self._key_file)
 
         def work(node: int, on_event: OnEvent, stop: threading.Event) -> Connection:
-            connection = connect(
+            begun = self._ahead.take(self.endpoints[node]) if self._ahead is not None else None
+            connection = begun or connect(
                 self.endpoints[node],
                 key=key,
                 known_hosts=self._known_hosts,

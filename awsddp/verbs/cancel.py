@@ -5,7 +5,7 @@ from typing import Any
 from awsddp.errors import NotFoundError
 from awsddp.verbs import nodes
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import choose_job, connect, job_result, jobs_on, ready, remember
+from awsddp.verbs.nodes import choose_job, job_result, jobs_on, reach, ready, remember
 
 
 def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
     One that has ended already is returned as it is. Its results stay on the nodes until they are fetched.
     Raises NotFoundError where no such job is, or none runs; NodeError for nodes out of reach.
     """
-    with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
+    with ready(ctx) as cluster, reach(ctx, cluster) as fleet:
         known = jobs_on(ctx, fleet)
         running = [one for one in known if one.state == "running"]
         if job is None and not running:

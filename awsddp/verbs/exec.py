@@ -7,7 +7,7 @@ from typing import Any
 from awsddp.errors import NodeError
 from awsddp.report import node_name
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import Ready, chosen_nodes, connect, ready
+from awsddp.verbs.nodes import Ready, chosen_nodes, reach, ready
 
 # What is the user's comes as words of its own: nothing is pasted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
@@ -33,7 +33,7 @@ def exec(
 
     with ready(ctx) as cluster:
         nodes = chosen_nodes(cluster.nodes, node)
-        with connect(ctx, cluster.record, nodes) as fleet:
+        with reach(ctx, cluster, nodes) as fleet:
             requests = {one.node: (_line(cluster, one.node, argv), stdin) for one in nodes}
             ends = fleet.stream(
                 requests,

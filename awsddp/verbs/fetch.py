@@ -16,6 +16,7 @@ from awsddp.verbs.nodes import (
     connect,
     jobs_on,
     place_of,
+    reach,
     ready,
     remember,
 )
@@ -31,7 +32,7 @@ def fetch(ctx: Context, *, job: str | None = None, to: Path | None = None) -> di
 
     Raises NotFoundError for a job that nobody knows, NodeError for nodes out of reach.
     """
-    with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
+    with ready(ctx) as cluster, reach(ctx, cluster) as fleet:
         chosen = choose_job(jobs_on(ctx, fleet), job)
         came = bring_home(ctx, cluster, fleet, chosen, to=to)
         remember(ctx, chosen)

@@ -4,7 +4,7 @@ from typing import Any
 
 from awsddp import report
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import connect, jobs_on, ready, remember
+from awsddp.verbs.nodes import jobs_on, reach, ready, remember
 
 
 def jobs(ctx: Context) -> list[dict[str, Any]]:
@@ -12,7 +12,7 @@ def jobs(ctx: Context) -> list[dict[str, Any]]:
 
     Raises NotFoundError or NodeError for a cluster that is not ready.
     """
-    with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
+    with ready(ctx) as cluster, reach(ctx, cluster) as fleet:
         known = jobs_on(ctx, fleet)
         remember(ctx, *known)
         return [report.job_document(job) for job in known]

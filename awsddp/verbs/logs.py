@@ -13,7 +13,7 @@ from awsddp.jobs.logs import Merger
 from awsddp.report import Event, node_name
 from awsddp.spec import seconds
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import bring_home, choose_job, connect, job_result, jobs_on, place_of, ready, remember
+from awsddp.verbs.nodes import bring_home, choose_job, job_result, jobs_on, place_of, reach, ready, remember
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -83,7 +83,7 @@ def logs(
     on_lines = shown.filtered(on_lines)
     since = None if shown.since is None else moment(shown.since, now=datetime.now()).timestamp()
     try:
-        with ready(ctx) as cluster, connect(ctx, cluster.record, cluster.nodes) as fleet:
+        with ready(ctx) as cluster, reach(ctx, cluster) as fleet:
             chosen = choose_job(jobs_on(ctx, fleet), job)
             merger = merger_of(ctx, chosen, shown.of(chosen), since=since)
             chosen = watch(ctx, fleet, chosen, on_lines=on_lines, merger=merger, to_the_end=follow)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp import report
 from awsddp.cluster import Job, Node, Prepared
-from awsddp.errors import NodeError, NotFoundError
+from awsddp.errors import ConfigError, NodeError, NotFoundError
 from awsddp.jobs import launchers, results
 from awsddp.nodes.failures import split
 from awsddp.nodes.results import Fetched, Wanted
@@ -21,6 +21,7 @@ from awsddp.verbs.context import NOWHERE, Context, Found, found
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
+    from awsddp.nodes.ahead import HeadStart
     from awsddp.nodes.transport import Endpoint, Fleet
 
 ANSWER_S = 60.0
@@ -35,11 +36,15 @@ def import_beside(module: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A cluster whose nodes are prepared and, as AWS says, running. `nodes` are sorted by number."""
+    """A cluster whose nodes are prepared and, as AWS says, running. `nodes` are sorted by number.
+
+    `ahead` are the connections that were begun while AWS was asked.
+    """
 
     aws: "Aws"
     record: Record
     nodes: tuple[Node, ...]
+    ahead: "HeadStart | None" = None
 
     def prepared(self, node: int) -> Prepared:
         """Return what was found on a node."""
@@ -49,8 +54,25 @@ class Ready:
 @contextlib.contextmanager
 def ready(ctx: Context) -> Iterator[Ready]:
     """Yield the cluster, ready to work. Raises NotFoundError, NodeError where it is not, CloudError."""
-    with found(ctx) as seen:
-        yield ready_in(ctx, seen)
+    with _head_start(ctx) as ahead, found(ctx) as seen:
+        yield replace(ready_in(ctx, seen), ahead=ahead)
+
+
+@contextlib.contextmanager
+def _head_start(ctx: Context) -> "Iterator[HeadStart | None]":
+    """Begin to connect to the nodes where the folder last saw them. What AWS says decides what is used."""
+    from awsddp.nodes.ahead import HeadStart
+    from awsddp.nodes.sync import read_ssh_config
+
+    ahead = None
+    with contextlib.suppress(OSError, ValueError, ConfigError):
+        known = read_ssh_config(ctx.folder.ssh_config.read_text(encoding="utf-8"))
+        ahead = HeadStart(known, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
+    try:
+        yield ahead
+    finally:
+        if ahead is not None:
+            ahead.close()
 
 
 def ready_in(ctx: Context, seen: Found | None) -> Ready:
@@ -120,7 +142,13 @@ def endpoints(record: Record, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
 
 
 def connect(
-    ctx: Context, record: Record, nodes: Sequence[Node], *, deadline_s: float = 60, partial: bool = False
+    ctx: Context,
+    record: Record,
+    nodes: Sequence[Node],
+    *,
+    deadline_s: float = 60,
+    partial: bool = False,
+    ahead: "HeadStart | None" = None,
 ) -> "Fleet":
     """Return the connections to the nodes, to be entered; the ssh_config for rsync is written beside."""
     from awsddp.nodes.transport import Fleet
@@ -132,8 +160,14 @@ def connect(
         known_hosts=ctx.folder.known_hosts,
         deadline_s=deadline_s,
         partial=partial,
+        ahead=ahead,
         on_event=ctx.on_event,
     )
+
+
+def reach(ctx: Context, cluster: Ready, nodes: Sequence[Node] | None = None) -> "Fleet":
+    """Return the connections to all or some nodes of a cluster that is ready, to be entered."""
+    return connect(ctx, cluster.record, cluster.nodes if nodes is None else nodes, ahead=cluster.ahead)
 
 
 def write_ssh_config(ctx: Context, record: Record, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.report import Event
 from awsddp.resources import train_folder
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import connect, ready
+from awsddp.verbs.nodes import reach, ready
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Listing, Sent
@@ -32,7 +32,7 @@ def sync(ctx: Context, *, dry_run: bool = False) -> dict[str, Any]:
                 for node in cluster.nodes
             ]
             return {"nodes": nodes, "job": None, "home": None, "files": [e.path for e in listing.entries]}
-        with ctx.folder.lock("sync", wait_s=60), connect(ctx, cluster.record, cluster.nodes) as fleet:
+        with ctx.folder.lock("sync", wait_s=60), reach(ctx, cluster) as fleet:
             return document(send(ctx, fleet, listing))
 
 

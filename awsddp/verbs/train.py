@@ -24,9 +24,9 @@ from awsddp.verbs.nodes import (
     ask_all,
     bring_home,
     cancel,
-    connect,
     job_result,
     place_of,
+    reach,
     ready,
     remember,
 )
@@ -51,7 +51,7 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
     listing = sync.listed(ctx)
     with ready(ctx) as cluster:
         ranks = _layout(ctx, cluster)
-        with connect(ctx, cluster.record, cluster.nodes) as fleet:
+        with reach(ctx, cluster) as fleet:
             with ctx.folder.lock("train", wait_s=60):
                 job = _launch(ctx, cluster, fleet, ranks, listing)
             if detach:
