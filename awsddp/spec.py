@@ -24,6 +24,7 @@ from awsddp.errors import ConfigError
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
+_JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
 _MOMENTARY = frozenset(
     {"cluster.expires", "cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"}
 )
@@ -63,14 +64,16 @@ class ClusterSection:
 class NetworkSection:
     """[network]: where the nodes stand and who may come in. Without `ssh_cidr` only the caller's own address.
 
-    `subnet` and `security_group` are ids of ones that exist; they are used and never changed. With `address`
-    "private" the nodes get no public address.
+    It holds blocks of addresses and ids of security groups. `subnet` and `security_group` are ids of ones
+    that exist; they are used and never changed. With `address` "private" the nodes get no public address. SSH
+    goes over the host `jump` ("user@host:port", or a name of ~/.ssh/config), with "" over none.
     """
 
     subnet: str | None = None
     security_group: str | None = None
     ssh_cidr: tuple[str, ...] = ()
     address: Literal["public", "private"] = "public"
+    jump: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +221,8 @@ def load(
         _put(values, tags, key, value, key)
     sections = {section: kind(**values[section]) for section, kind in _SECTIONS.items()}
     _check(sections["cluster"], sections["job"])
+    if sections["network"].jump:
+        jump_host(sections["network"].jump)
     return (
         ClusterSpec(
             name=name,
@@ -267,6 +272,18 @@ def seconds(text: str, *, place: str = "duration") -> float:
     if match is None:
         raise ConfigError(f"{place}: {text!r} is no duration", "", "write it as 30s, 90m, 24h or 7d")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def jump_host(text: str) -> tuple[str, int | None]:
+    """Return whom ssh is to call for `network.jump`, and the port where it says one. Raises ConfigError."""
+    match = _JUMP.fullmatch(text)
+    if match is None or not 0 < int(match[4] or 22) < 65536:
+        raise ConfigError(
+            f"network.jump: {text!r} is no jump host",
+            "it is one host; more hops are ProxyJump lines of your ~/.ssh/config",
+            "write it as user@host, user@host:2222, or a name of your ~/.ssh/config",
+        )
+    return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from awsddp.aws.clusters import SOURCES
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
@@ -184,24 +185,22 @@ def _authorize(aws: Aws, rules: Request) -> None:
 
 
 def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Callable[[str], None]) -> None:
-    """Close port 22 of our group for every address that the plan does not name."""
+    """Close port 22 of our group for every address and group that the plan does not name."""
     found = aws.pages("DescribeSecurityGroups", {"GroupIds": [group]}, "SecurityGroups")
     for permission in found[0]["IpPermissions"]:
         if permission.get("FromPort") != 22:
             continue
-        stale = [item for item in permission.get("IpRanges", []) if item["CidrIp"] not in cidrs]
-        stale_6 = [item for item in permission.get("Ipv6Ranges", []) if item["CidrIpv6"] not in cidrs]
-        if stale or stale_6:
-            _revoke(aws, group, stale, stale_6)
-            on_event(f"port 22 closed for {len(stale) + len(stale_6)} former addresses")
+        stale = {
+            kind: [{key: item[key]} for item in permission.get(kind, []) if item[key] not in cidrs]
+            for kind, key in SOURCES
+        }
+        if any(stale.values()):
+            _revoke(aws, group, {kind: items for kind, items in stale.items() if items})
+            on_event(f"port 22 closed for {sum(map(len, stale.values()))} former addresses")
 
 
-def _revoke(aws: Aws, group: str, ranges: list[dict[str, Any]], ranges_6: list[dict[str, Any]]) -> None:
-    permission: dict[str, Any] = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
-    if ranges:
-        permission["IpRanges"] = [{"CidrIp": item["CidrIp"]} for item in ranges]
-    if ranges_6:
-        permission["Ipv6Ranges"] = [{"CidrIpv6": item["CidrIpv6"]} for item in ranges_6]
+def _revoke(aws: Aws, group: str, sources: Mapping[str, Any]) -> None:
+    permission = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **sources}
     try:
         aws.call("RevokeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [permission]})
     except Refused as refusal:

@@ -11,6 +11,8 @@ from awsddp.cluster import Cluster, Node, read_numbers
 ENDED = ("shutting-down", "terminated")
 LEFT = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
+SOURCES = (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"), ("UserIdGroupPairs", "GroupId"))
+"""Whom a rule of a security group lets in: the lists of a permission, and what names an entry of each."""
 _LAST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -128,8 +130,7 @@ def _id(described: Mapping[str, Any]) -> str:
 
 def _ssh_cidrs(group: Mapping[str, Any]) -> tuple[str, ...]:
     rules = [rule for rule in group["IpPermissions"] if rule.get("FromPort") == 22]
-    found = [item["CidrIp"] for rule in rules for item in rule.get("IpRanges", [])]
-    return (*found, *(item["CidrIpv6"] for rule in rules for item in rule.get("Ipv6Ranges", [])))
+    return tuple(item[key] for kind, key in SOURCES for rule in rules for item in rule.get(kind, []))
 
 
 def _moment(described: Mapping[str, Any], tag: str) -> datetime | None:

@@ -13,10 +13,10 @@ from awsddp.aws import prices
 from awsddp.aws.images import find_image
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws, soon
-from awsddp.aws.surroundings import check_key, own_group, reservation, subnets
+from awsddp.aws.surroundings import check_key, check_sources, own_group, reservation, subnets
 from awsddp.cluster import TargetName
 from awsddp.compat import GpuType, Market
-from awsddp.plan import Facts, Group, Reservation
+from awsddp.plan import Facts, Group, Reservation, ssh_cidrs
 from awsddp.spec import ClusterSpec
 
 # Each answers with the address that it sees, over HTTPS.
@@ -26,9 +26,9 @@ ADDRESS_SOURCES = ("https://checkip.amazonaws.com", "https://api.ipify.org")
 def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: TargetName = "aws") -> Facts:
     """Return what a plan for `spec` needs to know.
 
-    `caller_address` is this machine as the nodes see it; where it is None, and there is no
-    `network.ssh_cidr`, two sources on the internet are asked. Raises CloudError where AWS cannot be read,
-    ConfigError where something that `spec` names does not exist.
+    `caller_address` is this machine as the nodes see it; where it is None, and there is neither a
+    `network.ssh_cidr` nor a `network.jump`, two sources on the internet are asked. Raises CloudError where
+    AWS cannot be read, ConfigError where something that `spec` names does not exist.
     """
     # The longest chain first, and who is asking: that fails fast, and then nothing else is waited for.
     image = soon(find_image, aws, spec.cluster.image, rehearsed=spec.cluster.rehearse_gpu)
@@ -47,10 +47,12 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     listed = soon(prices.on_demand, aws, known)
     market = soon(prices.spot, aws, known) if _spot(spec) else None
     group = soon(_own_group, aws, spec, callers)
+    sources = soon(check_sources, aws, spec.network.ssh_cidr)
     owner = caller.result().user_id
-    reads: list[Future[Any]] = [image, places, callers, key, offers, listed, group]
+    reads: list[Future[Any]] = [image, places, callers, key, offers, listed, group, sources]
     wait([*reads, *described.values(), *quotas.values(), *([market] if market else [])])
     key.result()
+    sources.result()
     types = {name: future.result() for name, future in described.items()}
     return Facts(
         region=aws.region,
@@ -74,7 +76,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
 def _own_group(aws: Aws, spec: ClusterSpec, callers: "Future[tuple[str, ...]]") -> Group | None:
     if spec.network.security_group is None:
         return None
-    cidrs = spec.network.ssh_cidr or callers.result()
+    cidrs = ssh_cidrs(spec, ()) if spec.network.ssh_cidr else callers.result()
     return own_group(aws, spec.network.security_group, cidrs=cidrs, efa=spec.capacity.efa)
 
 
@@ -165,7 +167,7 @@ def _quota(aws: Aws, code: str) -> float | None:
 
 def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
     """Return this machine's addresses as the nodes see them, as CIDRs; none are asked for needlessly."""
-    if spec.network.ssh_cidr:
+    if spec.network.ssh_cidr or spec.network.jump:
         return ()
     if caller_address is not None:
         return (str(ipaddress.ip_network(caller_address)),)

@@ -94,16 +94,29 @@ def _inside(permissions: Iterable[dict[str, Any]], group: str) -> bool:
     )
 
 
+def check_sources(aws: Aws, asked: Iterable[str]) -> None:
+    """Look for the security groups among those who may come in. Raises ConfigError, CloudError."""
+    for group in asked:
+        try:
+            if group.startswith("sg-"):
+                aws.call("DescribeSecurityGroups", {"GroupIds": [group]})
+        except Refused as refusal:
+            raise _unknown(refusal, "network.ssh_cidr", group, aws.region, "security group") from refusal
+
+
 def _lets_in(permissions: Iterable[dict[str, Any]], cidr: str) -> bool:
-    asked = ipaddress.ip_network(cidr, strict=False)
+    """Whether a group's rules let a block of addresses, or the members of a group, in at port 22."""
+    asked = None if cidr.startswith("sg-") else ipaddress.ip_network(cidr, strict=False)
     for permission in permissions:
         low, high = permission.get("FromPort", 0), permission.get("ToPort", 65535)
         if permission.get("IpProtocol") not in ("tcp", "-1") or not low <= 22 <= high:
             continue
+        if any(pair.get("GroupId") == cidr for pair in permission.get("UserIdGroupPairs", [])):
+            return True
         texts = [item["CidrIp"] for item in permission.get("IpRanges", [])]
         texts += [item["CidrIpv6"] for item in permission.get("Ipv6Ranges", [])]
         for network in map(ipaddress.ip_network, texts):
-            if isinstance(network, type(asked)) and asked.subnet_of(network):  # type: ignore[arg-type]
+            if asked is not None and asked.version == network.version and asked.subnet_of(network):  # type: ignore[arg-type]
                 return True
     return False
 

@@ -23,7 +23,8 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         ("next", "; ".join(map(_next_line, facts["alternatives"]))),
         (
             "address",
-            f"{plan.address}; SSH from {', '.join(facts['ssh_cidrs']) or 'where your own group allows it'}",
+            f"{plan.address}{plan.jump and f', over {plan.jump}'}; "
+            f"SSH from {', '.join(facts['ssh_cidrs']) or 'where your own group allows it'}",
         ),
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import socket
+import subprocess
 import threading
 import time
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ import paramiko
 from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import Layer, NodeFailure
+from awsddp.nodes.jump import Jump, dial
 from awsddp.report import Event, OnEvent, node_name
 
 # paramiko logs each failed handshake; what matters of it is in our own errors.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _DIAL_S = 4.0  # a machine that is not up yet drops packets: better dial anew than wait for TCP's slow repeats
+_DIAL_OVER_S = 8.0  # a jump host goes on with what was given up: rather fewer tries
 _HANDSHAKE_S = 15.0
 _KEEPALIVE_S = 10
 _UNANSWERED_MS = 30_000
@@ -42,18 +45,27 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """An open, verified, logged-in transport. `host_key` is the public key that verified it."""
+    """An open, verified, logged-in transport. `host_key` is the public key that verified it, `carrier` the
+    program that carries it over a jump host."""
 
     endpoint: Endpoint
     transport: paramiko.Transport
     socket: socket.socket
     host_key: str
+    carrier: "subprocess.Popen[bytes] | None" = None
 
     def drop(self) -> None:
         """Cut the connection without waiting for anything: whoever reads or writes it is woken."""
         with contextlib.suppress(OSError):  # it may be cut already
             self.socket.shutdown(socket.SHUT_RDWR)
         self.transport.close()
+        _end(self.carrier)
+
+
+def _end(carrier: "subprocess.Popen[bytes] | None") -> None:
+    if carrier is not None:
+        carrier.kill()
+        carrier.wait()
 
 
 def load_key(path: Path) -> paramiko.PKey:
@@ -75,6 +87,7 @@ def connect(
     *,
     key: paramiko.PKey,
     known_hosts: Path,
+    jump: Jump | None = None,
     deadline_s: float,
     stop: threading.Event,
     on_event: OnEvent,
@@ -82,14 +95,15 @@ def connect(
     """Return a connection to a node; until the deadline try again while it boots.
 
     Raises NodeFailure: at once for a host key that is not in `known_hosts`, after a few seconds for a login
-    that is refused, at the deadline for the rest, with the last cause.
+    that is refused, at the deadline for the rest, with the last cause; JumpFailure where `jump` forbids it.
     """
     began = time.monotonic()
     refused_since: float | None = None
     told, pause = "", 0.1
     while True:
         try:
-            return _attempt(endpoint, key, known_hosts, max(1.0, began + deadline_s - time.monotonic()))
+            left_s = max(1.0, began + deadline_s - time.monotonic())
+            return _attempt(endpoint, key, known_hosts, jump, left_s)
         except NodeFailure as failure:
             now = time.monotonic()
             refused_since = (refused_since or now) if failure.layer == "login" else None
@@ -100,16 +114,22 @@ def connect(
                 told = failure.layer
                 on_event(Event(f"waiting for SSH ({told})", who=node_name(endpoint.node)))
         stop.wait(pause)
-        pause = min(0.3, pause * 1.3)
+        pause = min(1.0 if jump else 0.3, pause * 1.3)  # over a jump host each try is a process
 
 
-def _attempt(endpoint: Endpoint, key: paramiko.PKey, known_hosts: Path, left_s: float) -> Connection:
+def _attempt(
+    endpoint: Endpoint, key: paramiko.PKey, known_hosts: Path, jump: Jump | None, left_s: float
+) -> Connection:
     accepted = hostkeys.read(known_hosts).get(endpoint.instance_id, ())
     if not accepted:
         raise _failure(
             endpoint, "host key", "its host key is not known here", f"nothing for it in {known_hosts}"
         )
-    line = _dial(endpoint, min(_DIAL_S, left_s))
+    carrier: subprocess.Popen[bytes] | None = None
+    if jump is None:
+        line = _dial(endpoint, min(_DIAL_S, left_s))
+    else:
+        line, carrier = _dial_over(jump, endpoint, min(_DIAL_OVER_S, left_s))
     try:
         transport = paramiko.Transport(line, default_window_size=_WINDOW)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = min(
@@ -125,9 +145,10 @@ def _attempt(endpoint: Endpoint, key: paramiko.PKey, known_hosts: Path, left_s: 
         _log_in(endpoint, transport, key)
     except BaseException:
         line.close()
+        _end(carrier)
         raise
     transport.set_keepalive(_KEEPALIVE_S)
-    return Connection(endpoint=endpoint, transport=transport, socket=line, host_key=shown)
+    return Connection(endpoint=endpoint, transport=transport, socket=line, host_key=shown, carrier=carrier)
 
 
 def _dial(endpoint: Endpoint, timeout_s: float) -> socket.socket:
@@ -142,6 +163,23 @@ def _dial(endpoint: Endpoint, timeout_s: float) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a peer that acknowledges nothing is gone
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
     return line
+
+
+def _dial_over(
+    jump: Jump, endpoint: Endpoint, timeout_s: float
+) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+    try:
+        return dial(jump, endpoint.host, endpoint.port, timeout_s)
+    except OSError as error:
+        why = "no answer" if isinstance(error, TimeoutError) else str(error)
+        raise NodeFailure(
+            endpoint.node,
+            "no route",
+            f"it cannot be reached over {jump.name} ({endpoint})",
+            why,
+            f"network.ssh_cidr must hold the address, or the group, of {jump.name} as the nodes see it; "
+            "awsddp status shows whether the machine runs",
+        ) from error
 
 
 def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tuple[str, ...]) -> None:

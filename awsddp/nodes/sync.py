@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import NodeError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure, split
+from awsddp.nodes.jump import Jump
 from awsddp.nodes.listing import Entry, Listing, files_to_send
 from awsddp.nodes.parallel import ignore, side_by_side
-from awsddp.nodes.rendering import render
+from awsddp.nodes.rendering import config_path, render
 from awsddp.nodes.results import Fetched, Wanted, pull
 from awsddp.nodes.transport import Endpoint, Fleet, Result
 from awsddp.report import Event, OnEvent, amount, node_name
@@ -47,20 +48,24 @@ class Sent:
     bytes: int
 
 
-def ssh_config(endpoints: Iterable[Endpoint], key: Path, known_hosts: Path) -> str:
+def ssh_config(
+    endpoints: Iterable[Endpoint], key: Path, known_hosts: Path, *, jump: Jump | None = None
+) -> str:
     """Return an ssh_config that reaches the nodes as node0, node1...: strict, by this key alone.
 
     Host keys go by instance id. Raises ConfigError for a path that ssh_config cannot hold.
     """
+    over = f"    ProxyCommand {jump.proxy_command()}\n" if jump else ""
     hosts = "".join(
         f"Host {node_name(one.node)}\n"
         f"    HostName {one.host}\n"
         f"    Port {one.port}\n"
         f"    User {one.user}\n"
         f"    HostKeyAlias {one.instance_id}\n"
+        f"{over}"
         for one in endpoints
     )
-    return render("ssh_config", hosts=hosts, key=_config_path(key), known_hosts=_config_path(known_hosts))
+    return render("ssh_config", hosts=hosts, key=config_path(key), known_hosts=config_path(known_hosts))
 
 
 def read_ssh_config(text: str) -> tuple[Endpoint, ...]:
@@ -170,14 +175,3 @@ def _record(entry: Entry) -> bytes:
         + os.fsencode(entry.path)
         + b"\0"
     )
-
-
-def _config_path(path: Path) -> str:
-    """Return a path as a word of ssh_config, which expands %, ~ and ${} and knows quotes and backslashes."""
-    text = os.fspath(path.absolute())
-    if "\n" in text or "${" in text:
-        raise ConfigError(
-            f"{text!r}: ssh cannot use a path with a newline or ${{", "", "name another AWSDDP_HOME"
-        )
-    escaped = text.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

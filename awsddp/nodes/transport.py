@@ -11,6 +11,7 @@ from awsddp.nodes.ahead import HeadStart
 from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
 from awsddp.nodes.exchange import Bell, Exchange, Request, Result, command_line
 from awsddp.nodes.failures import NodeFailure, split
+from awsddp.nodes.jump import Jump, JumpFailure, reach
 from awsddp.nodes.parallel import ignore, side_by_side
 from awsddp.report import OnEvent
 
@@ -24,8 +25,8 @@ class Fleet:
 
     Entering connects to all nodes at once and raises NodesFailed when any cannot be reached; with `partial`
     the others are used and `failures` tells of the rest. `key` is the file of the login key, `known_hosts`
-    the accepted host keys by instance id, `ahead` connections that may have been begun already. Events come
-    from the caller's thread.
+    the accepted host keys by instance id, `jump` what all goes over, `ahead` connections that may have been
+    begun already. Events come from the caller's thread.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Fleet:
         *,
         key: Path,
         known_hosts: Path,
+        jump: Jump | None = None,
         deadline_s: float = 600,
         partial: bool = False,
         ahead: HeadStart | None = None,
@@ -43,6 +45,7 @@ class Fleet:
         self.failures: dict[int, NodeError] = {}
         self._key_file = key
         self._known_hosts = known_hosts
+        self._jump = jump
         self._deadline_s = deadline_s
         self._partial = partial
         self._ahead = ahead
@@ -76,7 +79,10 @@ class Fleet:
     def reconnect(
         self, nodes: Iterable[int] | None = None, *, deadline_s: float = 30, partial: bool = False
     ) -> None:
-        """Connect anew to some nodes (all), whether they are connected or not. Raises NodesFailed."""
+        """Connect anew to some nodes (all), whether they are connected or not.
+
+        Raises NodesFailed, JumpFailure where not even the jump host can be reached.
+        """
         key = load_key(self._key_file)
 
         def work(node: int, on_event: OnEvent, stop: threading.Event) -> Connection:
@@ -85,6 +91,7 @@ class Fleet:
                 self.endpoints[node],
                 key=key,
                 known_hosts=self._known_hosts,
+                jump=self._jump,
                 deadline_s=deadline_s,
                 stop=stop,
                 on_event=on_event,
@@ -96,7 +103,14 @@ class Fleet:
         chosen = sorted(self.endpoints if nodes is None else nodes)
         for node in chosen:
             self._drop(node)
-        outcomes = side_by_side(work, chosen, on_event=self._on_event)
+        try:
+            if self._jump is not None:
+                reach(self._jump, deadline_s=deadline_s if partial else 0)
+            outcomes = side_by_side(work, chosen, on_event=self._on_event)
+        except JumpFailure as failure:
+            if not partial:
+                raise
+            outcomes = dict.fromkeys(chosen, failure)
         for node, outcome in outcomes.items():
             if isinstance(outcome, NodeError):
                 self.failures[node] = outcome

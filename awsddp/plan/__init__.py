@@ -96,10 +96,14 @@ def make_plan(
 
 
 def refuse_untried(plan: LaunchPlan) -> None:
-    """Refuse to launch what nobody has tried on AWS yet, unless it is allowed. Raises ConfigError."""
-    if plan.untried and not plan.experimental:
+    """Refuse to launch what nobody has tried on AWS yet, unless it is allowed. Raises ConfigError.
+
+    What would be tried next counts as well.
+    """
+    untried = dict.fromkeys(what for one in (plan, *plan.alternatives) for what in one.untried)
+    if untried and not plan.experimental:
         raise ConfigError(
-            f"nobody has launched {' and '.join(plan.untried)} with awsddp yet",
+            f"nobody has launched {' and '.join(untried)} with awsddp yet",
             "the requests are built and checked, and were never sent to AWS",
             "-o capacity.experimental=true allows it",
         )
@@ -133,6 +137,7 @@ def _plan(spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int
         disk_gb=disk_gb,
         zones=tried,
         address=spec.network.address,
+        jump=spec.network.jump or "",
         ssh_cidrs=() if facts.group else ssh_cidrs(spec, facts.callers),
         efa=interfaces,
         placement=group,

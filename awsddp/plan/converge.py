@@ -190,16 +190,18 @@ def _cidrs(
 
     Without `network.ssh_cidr` that is the caller, wherever that is now; blocks that somebody named stay open.
     """
-    if spec.network.ssh_cidr:
+    if spec.network.ssh_cidr or (spec.network.jump and opened is not None):
         return ssh_cidrs(spec, ())
     if opened is None or not callers:
         return opened
-    blocks = [cidr for cidr in opened if ip_network(cidr).num_addresses > 1]
+    blocks = [cidr for cidr in opened if cidr.startswith("sg-") or ip_network(cidr).num_addresses > 1]
     outside = [cidr for cidr in callers if not any(_within(cidr, block) for block in blocks)]
     return (*blocks, *outside)
 
 
 def _within(cidr: str, block: str) -> bool:
+    if block.startswith("sg-"):
+        return False
     inner, outer = ip_network(cidr), ip_network(block)
     return inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]
 

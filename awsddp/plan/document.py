@@ -42,6 +42,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
         "ssh_user": plan.ssh_user,
         "disk_gb": plan.disk_gb,
         "address": plan.address,
+        "jump": plan.jump or None,
         "ssh_cidrs": list(plan.ssh_cidrs),
         "zones": [zone.name for zone in plan.zones],
         "steps": [asdict(step) for step in plan.steps],

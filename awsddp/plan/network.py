@@ -1,6 +1,7 @@
 """Who may come in, how many interfaces a node gets, and whether the nodes stand close together."""
 
 import ipaddress
+import re
 from collections.abc import Iterable
 
 from awsddp import compat
@@ -11,27 +12,26 @@ from awsddp.spec import ClusterSpec
 
 # The widest block that may be one's own network: 10.0.0.0/8, and what a registry gives to a provider.
 WIDEST = {4: 8, 6: 19}
+_GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 
 
 def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
     """Return who may come in: `network.ssh_cidr` or else the caller's own addresses. Raises ConfigError."""
     asked = spec.network.ssh_cidr or tuple(callers)
     if not asked:
-        private = spec.network.address == "private"
-        raise ConfigError(
-            "it is not known from which address SSH will come",
-            "network.address is private, so it is no public address of this machine"
-            if private
-            else "no source answered with this machine's public address",
-            f"say it: awsddp -o network.ssh_cidr={'10.0.0.0/16' if private else '203.0.113.7/32'} up",
-        )
+        raise _from_where(spec)
     found = []
     for text in asked:
+        if _GROUP.fullmatch(text):
+            found.append(text)
+            continue
         try:
             network = ipaddress.ip_network(text, strict=False)
         except ValueError as error:
             raise ConfigError(
-                f"network.ssh_cidr: {text!r} is no address block", str(error), "write it as 203.0.113.0/24"
+                f"network.ssh_cidr: {text!r} is no address block",
+                str(error),
+                "write it as 203.0.113.0/24, or sg-... for the members of a security group",
             ) from error
         if network.prefixlen < WIDEST[network.version]:
             world = "the whole world" if network.prefixlen == 0 else "a large part of the world"
@@ -42,6 +42,20 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
             )
         found.append(str(network))
     return tuple(found)
+
+
+def _from_where(spec: ClusterSpec) -> ConfigError:
+    """Return the error for a cluster of which nobody says from where SSH will come."""
+    why, example = "no source answered with this machine's public address", "203.0.113.7/32"
+    if spec.network.jump:
+        why = f"network.jump is set: it comes from {spec.network.jump}, not from this machine"
+        example = "10.0.0.5/32   # the jump host's address in the VPC, or its security group, sg-..."
+    elif spec.network.address == "private":
+        why = "network.address is private, so it is no public address of this machine"
+        example = "10.0.0.0/16   # the VPN's block"
+    return ConfigError(
+        "it is not known from which address SSH will come", why, f"say it: -o network.ssh_cidr={example}"
+    )
 
 
 def efa(spec: ClusterSpec, kind: GpuType) -> Efa:

@@ -190,9 +190,10 @@ class LaunchPlan:
     """What `up` will do. `numbers` are the nodes this launch fills; prices are of all `nodes` together.
 
     `why` tells how the type was chosen. `placement` is the placement group that the nodes share: a name,
-    {"$ref": "name"} where it is made with the cluster, None for none. `untried` names what nobody has tried
-    on AWS yet, which `experimental` allows. `alternatives` are the plans tried next, in order, where AWS has
-    no machines for this one. `steps` lead from a cluster that exists to what is asked for.
+    {"$ref": "name"} where it is made with the cluster, None for none. SSH goes over `jump` ("": over
+    nothing) and may come from `ssh_cidrs`, blocks and groups. `untried` names what nobody has tried on AWS
+    yet, which `experimental` allows. `alternatives` are the plans tried next, in order, where AWS has no
+    machines for this one. `steps` lead from a cluster that exists to what is asked for.
     """
 
     cluster: str
@@ -210,6 +211,7 @@ class LaunchPlan:
     disk_gb: int
     zones: tuple[Zone, ...]
     address: str
+    jump: str
     ssh_cidrs: tuple[str, ...]
     efa: Efa
     placement: str | dict[str, str] | None

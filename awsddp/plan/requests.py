@@ -104,9 +104,13 @@ def _group(plan: LaunchPlan, vpc: str, common: Mapping[str, Any]) -> list[Reques
 
 
 def ssh_permission(cidr: str) -> dict[str, Any]:
-    """Return the rule that lets SSH come in from a block of addresses."""
-    ranges = {"Ipv6Ranges": [{"CidrIpv6": cidr}]} if ":" in cidr else {"IpRanges": [{"CidrIp": cidr}]}
-    return {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **ranges}
+    """Return the rule that lets SSH come in from a block of addresses, or from a group's members."""
+    source: dict[str, Any] = {"IpRanges": [{"CidrIp": cidr}]}
+    if cidr.startswith("sg-"):
+        source = {"UserIdGroupPairs": [{"GroupId": cidr}]}
+    elif ":" in cidr:
+        source = {"Ipv6Ranges": [{"CidrIpv6": cidr}]}
+    return {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **source}
 
 
 def _tagged(kind: str, tags: Mapping[str, Any]) -> dict[str, Any]:

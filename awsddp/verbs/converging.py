@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 
 from awsddp.cluster import Cluster, Node, Target
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan import Convergence, Facts, LaunchPlan, Standing, converge, make_plan, refuse_untried
+from awsddp.plan import Convergence, Facts, LaunchPlan, Standing, converge, make_plan
 from awsddp.report import money, node_name
+from awsddp.spec import remembered
 from awsddp.state import Record
 from awsddp.verbs.context import Context
 from awsddp.verbs.launching import carry_out
-from awsddp.verbs.nodes import Ready, bring_home, connect, jobs_on, remember
+from awsddp.verbs.nodes import JUMP, Ready, bring_home, connect, jobs_on, remember
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
 
 Confirm = Callable[[LaunchPlan | str], None]
 
+# What holds from now on without a launch.
+_REACH = (JUMP, "network.ssh_cidr")
 _LOST = "what only the disks of ended nodes hold is lost; results come home first"
 
 
@@ -80,12 +83,16 @@ def carry_out_changes(
     mine = next((one for one in clusters if one.id == record.id), None)
     _open_ssh(ctx, aws, mine, change)
     plan = plan_of(ctx, aws, change, target) if change.numbers else None
-    if plan is not None:
-        refuse_untried(plan)
     ending = _ending(mine, change)
     # A launch writes its own size down, once AWS is asked for it: one that is refused changes nothing.
     size = change.spec.cluster.nodes if plan is None else min(record.nodes, change.spec.cluster.nodes)
-    after = replace(record, nodes=size, expires=change.expires, price_usd_per_hour=_price(record, size))
+    after = replace(
+        record,
+        nodes=size,
+        expires=change.expires,
+        price_usd_per_hour=_price(record, size),
+        asked=record.asked | {key: value for key, value in remembered(ctx.spec).items() if key in _REACH},
+    )
     if change.asked_about:
         _refuse_running(ctx, record, mine, ending)
         _refuse_others(clusters, change)

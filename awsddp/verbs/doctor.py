@@ -4,13 +4,17 @@ import secrets as random
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp import compat
-from awsddp.errors import ConfigError
+from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import names
 from awsddp.plan.policy import least_policy
 from awsddp.verbs.context import Context, aws_of, target_for
+from awsddp.verbs.nodes import jump_of, reach_jump
+
+if TYPE_CHECKING:
+    from awsddp.aws.preflight import Check
 
 
 def doctor(ctx: Context) -> dict[str, Any]:
@@ -31,7 +35,22 @@ def doctor(ctx: Context) -> dict[str, Any]:
             secrets=stand_ins(),
             now=datetime.now(UTC),
         )
-    return {"checks": [asdict(check) for check in checks]}
+    return {"checks": [asdict(check) for check in (*checks, *_jump(ctx))]}
+
+
+def _jump(ctx: Context) -> "list[Check]":
+    """Return the check of the jump host, if there is one, by connecting to it."""
+    from awsddp.aws.preflight import Check
+
+    jump = jump_of(ctx)
+    if jump is None:
+        return []
+    try:
+        reach_jump(ctx)
+    except AwsddpError as error:
+        why = f"{error.message}: {error.why}"
+        return [Check(name="jump host", ok=False, value=why, expected="a login", hint=error.next)]
+    return [Check(name="jump host", ok=True, value=jump.name)]
 
 
 def dry_run(ctx: Context) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Node, Target
 from awsddp.errors import AwsddpError, CapacityError, ConfigError
-from awsddp.plan import Facts, LaunchPlan, make_plan, names, refuse_untried
+from awsddp.plan import Facts, LaunchPlan, make_plan, names
 from awsddp.spec import remembered
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, aws_of
@@ -88,7 +88,6 @@ def carry_out(
     """
     from awsddp.aws.waits import CLOCK, growing
 
-    refuse_untried(plan)
     cluster_id = record.id if record else secrets.token_hex(4)
     for pause in growing(FIRST_PAUSE_S, MOST_PAUSE_S):
         begun = now or datetime.now(UTC).replace(microsecond=0)

@@ -22,9 +22,11 @@ from awsddp.verbs.context import NOWHERE, Context, Found, found
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
     from awsddp.nodes.ahead import HeadStart
+    from awsddp.nodes.jump import Jump
     from awsddp.nodes.transport import Endpoint, Fleet
 
 ANSWER_S = 60.0
+JUMP = "network.jump"
 FETCH_S = 600.0
 """How long another client of this machine may be at it, bringing the same results home."""
 
@@ -60,14 +62,18 @@ def ready(ctx: Context) -> Iterator[Ready]:
 
 @contextlib.contextmanager
 def _head_start(ctx: Context) -> "Iterator[HeadStart | None]":
-    """Begin to connect to the nodes where the folder last saw them. What AWS says decides what is used."""
+    """Begin to connect to the nodes where the folder last saw them, unless that is over a jump host.
+
+    What AWS says decides what is used.
+    """
     from awsddp.nodes.ahead import HeadStart
     from awsddp.nodes.sync import read_ssh_config
 
     ahead = None
     with contextlib.suppress(OSError, ValueError, ConfigError):
-        known = read_ssh_config(ctx.folder.ssh_config.read_text(encoding="utf-8"))
-        ahead = HeadStart(known, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
+        if jump_of(ctx, ctx.folder.read()) is None:
+            known = read_ssh_config(ctx.folder.ssh_config.read_text(encoding="utf-8"))
+            ahead = HeadStart(known, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
     try:
         yield ahead
     finally:
@@ -141,6 +147,29 @@ def endpoints(record: Record, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
     )
 
 
+def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
+    """Return the jump host that is asked for now, else the one that the cluster was made with."""
+    asked = record.asked if record is not None and JUMP not in ctx.spec.given else {}
+    name = asked.get(JUMP, ctx.spec.network.jump)
+    if not name:
+        return None
+    from awsddp.nodes.jump import Jump
+
+    return Jump(name=name, folder=ctx.home)
+
+
+def reach_jump(ctx: Context) -> None:
+    """Connect to the jump host, if there is one, before anything is made that only it leads to.
+
+    Raises JumpFailure, ConfigError.
+    """
+    jump = jump_of(ctx)
+    if jump is not None:
+        from awsddp.nodes.jump import reach
+
+        reach(jump)
+
+
 def connect(
     ctx: Context,
     record: Record,
@@ -158,6 +187,7 @@ def connect(
         places,
         key=ctx.folder.key,
         known_hosts=ctx.folder.known_hosts,
+        jump=jump_of(ctx, record),
         deadline_s=deadline_s,
         partial=partial,
         ahead=ahead,
@@ -175,7 +205,8 @@ def write_ssh_config(ctx: Context, record: Record, nodes: Sequence[Node]) -> "tu
     from awsddp.nodes.sync import ssh_config
 
     places = endpoints(record, nodes)
-    text = ssh_config(places, ctx.folder.key, ctx.folder.known_hosts).encode()
+    jump = jump_of(ctx, record)
+    text = ssh_config(places, ctx.folder.key, ctx.folder.known_hosts, jump=jump).encode()
     if not ctx.folder.ssh_config.exists() or ctx.folder.ssh_config.read_bytes() != text:
         write_private(ctx.folder.ssh_config, text)
     return places

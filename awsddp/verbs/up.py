@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
-from awsddp.plan import Facts, refuse_untried
+from awsddp.plan import Facts, LaunchPlan, refuse_untried
 from awsddp.spec import overlaid
 from awsddp.state import Record
 from awsddp.verbs.context import Context, aws_of, target_for
 from awsddp.verbs.converging import Confirm, carry_out_changes, nowhere
 from awsddp.verbs.launching import carry_out, plan_everywhere
-from awsddp.verbs.nodes import connect, import_beside, write_ssh_config
+from awsddp.verbs.nodes import connect, import_beside, reach_jump, write_ssh_config
 from awsddp.verbs.settling import settled
 from awsddp.verbs.status import cluster_document
 
@@ -33,10 +33,19 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         ctx = as_before(ctx)
         aws = aws_of(ctx, target)
         facts, clusters = read(ctx, aws, target)
-        record, nodes = _nodes(ctx, aws, facts, clusters, replace(target, region=aws.region), confirm)
+        hosts = facts.image.tags.get("awsddp:hosts") != "none"
+
+        def ask(what: LaunchPlan | str) -> None:
+            if isinstance(what, LaunchPlan):
+                refuse_untried(what)
+            if hosts:
+                reach_jump(ctx)
+            confirm(what)
+
+        record, nodes = _nodes(ctx, aws, facts, clusters, replace(target, region=aws.region), ask)
         if record.target.region not in (None, aws.region):
             aws = aws_of(ctx, record.target)  # another region, that the spec lists
-        record = _prepare(ctx, aws, record, nodes, hosts=facts.image.tags.get("awsddp:hosts") != "none")
+        record = _prepare(ctx, aws, record, nodes, hosts=hosts)
         return cluster_document(ctx, record, _only(ctx, aws, record))
 
 
@@ -94,7 +103,6 @@ def _nodes(
     if record is not None:
         return carry_out_changes(ctx, aws, record, clusters, facts, target, confirm)
     plan = plan_everywhere(ctx, target, facts)
-    refuse_untried(plan)
     confirm(plan)
     record = ctx.folder.read()
     for left in clusters:

@@ -198,6 +198,30 @@ def test_ssh_is_opened_for_where_the_user_is_now_without_a_question(on: On) -> N
     laptop.up(network__ssh_cidr="10.0.0.8/32")
     assert laptop.questions == []
     assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)
+    laptop.up()
+    assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)
+
+
+def test_ssh_moves_to_a_jump_host_which_is_remembered(
+    on: On, aws: Aws, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    laptop = on(str(tmp_path_factory.mktemp("short")))  # a socket's path holds about a hundred characters
+    laptop.first()
+    with pytest.raises(ConfigError, match=r"network\.ssh_cidr"):
+        laptop.up(network__jump="bastion", network__ssh_cidr="sg-0123456789abcdef0")
+    made = {"GroupName": "bastion", "Description": "the user's own"}
+    group = aws.call("CreateSecurityGroup", made)["GroupId"]
+    laptop.up(network__jump="bastion", network__ssh_cidr=group)
+    assert laptop.cluster.ssh_cidrs == (group,)
+    laptop.up()
+    record = laptop.folder.read()
+    assert record is not None
+    assert record.asked["network.jump"] == "bastion"
+    assert "ProxyCommand ssh" in laptop.folder.ssh_config.read_text()
+    laptop.up(network__jump="", network__ssh_cidr="10.0.0.8/32")
+    assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)
+    assert "ProxyCommand" not in laptop.folder.ssh_config.read_text()
+    aws.call("DeleteSecurityGroup", {"GroupId": group})
 
 
 def test_the_expiry_is_moved_in_the_tags_of_all(on: On, aws: Aws) -> None:

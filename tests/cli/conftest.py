@@ -50,9 +50,9 @@ class Lab:
             timeout=timeout,
         )
 
-    def json(self, *words: str, code: int = 0) -> dict[str, Any]:
+    def json(self, *words: str, code: int = 0, cwd: Path | None = None) -> dict[str, Any]:
         """Start `awsddp --json` and return its document."""
-        shown = self.run(*words[:1], "--json", *words[1:])
+        shown = self.run(*words[:1], "--json", *words[1:], cwd=cwd)
         assert shown.returncode == code, shown.stderr + shown.stdout
         document: dict[str, Any] = json.loads(shown.stdout)
         return document

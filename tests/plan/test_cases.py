@@ -62,13 +62,18 @@ OWN_SUBNET = replace(
 )
 PRIVATE_SUBNET = replace(OWN_SUBNET, subnets=(replace(OWN_SUBNET.subnets[0], route="private"),), callers=())
 CLOSED = {"network.address": "private", "network.ssh_cidr": "10.0.0.0/8"}
+VPN = {"IpRanges": [{"CidrIp": "10.0.0.0/8"}]}
 RESERVED = Reservation(id="cr-1", instance_type="p5.48xlarge", zone="us-east-1a", free=2, state="active")
+GR6 = replace(compat.GPU_TYPES["g6.4xlarge"], name="gr6.4xlarge", ram_gb=128, price_usd_per_hour=None)
 BLOCK = replace(RESERVED, id="cr-2", block=True, ends="2026-12-01 11:30 UTC")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is asked for (`spec`), what is so (`facts`), what is planned, how RunInstances then differs."""
+    """What is asked for (`spec`), what is so (`facts`), what is planned, how RunInstances then differs.
+
+    `ssh` is from where port 22 is reached, `login` the user that logs in.
+    """
 
     spec: Mapping[str, object] = field(default_factory=dict)
     facts: Facts = FACTS
@@ -80,6 +85,8 @@ class Case:
     efa: tuple[int, int] = (0, 0)
     makes: tuple[str, ...] = (*PLAIN, "CreatePlacementGroup")
     run: Mapping[str, Any] = field(default_factory=dict)
+    ssh: Mapping[str, Any] = field(default_factory=lambda: {"IpRanges": [{"CidrIp": "203.0.113.7/32"}]})
+    login: str = "ubuntu"
     others: tuple[str, ...] = ()
 
 
@@ -156,6 +163,17 @@ CASES = {
     "p6-b200": one("p6-b200.48xlarge", 113.9328, 8),
     "p5e, whose price is not known": Case(
         spec={"cluster.instance_type": "p5e.48xlarge"}, type="p5e.48xlarge", efa=(0, 32)
+    ),
+    "gr6, which the table lacks: as EC2 describes it": Case(
+        spec={"cluster.instance_type": "gr6.4xlarge"},
+        facts=replace(
+            FACTS,
+            described=(GR6,),
+            offers={**FACTS.offers, "gr6.4xlarge": ZONES},
+            prices={"gr6.4xlarge": 1.5},
+        ),
+        type="gr6.4xlarge",
+        machines_usd=3.0,
     ),
     # how many, which GPUs
     "one node alone": one("g5.xlarge", 1.006, 0, nodes=1, spec={"cluster.nodes": 1}, makes=ALONE, run={}),
@@ -290,6 +308,7 @@ CASES = {
             zones=("us-east-1b",) if name == "p5.48xlarge" else ZONES,
             machines_usd=2 * usd,
             efa=(cards, cards),
+            ssh=VPN,
             run={"NetworkInterfaces": efa_nics("efa", cards)},
         )
         for name, usd, cards in (
@@ -311,6 +330,7 @@ CASES = {
         type="p6-b300.48xlarge",
         machines_usd=2 * 142.416,
         efa=(16, 16),
+        ssh=VPN,
         run={
             "ImageId": "ami-3",
             "BlockDeviceMappings": disk(400),
@@ -319,7 +339,22 @@ CASES = {
     ),
     # network and access
     "private addresses": one(
-        "g5.xlarge", 1.006, 0, spec=CLOSED, run={"NetworkInterfaces": [nic(public=False)]}
+        "g5.xlarge", 1.006, 0, spec=CLOSED, ssh=VPN, run={"NetworkInterfaces": [nic(public=False)]}
+    ),
+    "over a jump host, by the block of its address": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        spec={"network.jump": "me@bastion:2222", "network.ssh_cidr": "10.0.0.5/32"},
+        ssh={"IpRanges": [{"CidrIp": "10.0.0.5/32"}]},
+    ),
+    "private, over a jump host, by its group": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        spec={"network.jump": "bastion", **CLOSED, "network.ssh_cidr": "sg-0a1b2c3d"},
+        ssh={"UserIdGroupPairs": [{"GroupId": "sg-0a1b2c3d"}]},
+        run={"NetworkInterfaces": [nic(public=False)]},
     ),
     "a subnet of one's own": one(
         "g5.xlarge", 1.006, 0, facts=OWN_SUBNET, spec={"network.subnet": "subnet-own"}, zones=("us-east-1c",)
@@ -331,6 +366,7 @@ CASES = {
         facts=PRIVATE_SUBNET,
         spec={"network.subnet": "subnet-own", **CLOSED},
         zones=("us-east-1c",),
+        ssh=VPN,
         run={"NetworkInterfaces": [nic(public=False)]},
     ),
     "a security group of one's own": one(
@@ -342,6 +378,37 @@ CASES = {
         makes=("ImportKeyPair", "CreatePlacementGroup"),
         run={"NetworkInterfaces": [nic(group="sg-own")]},
     ),
+    "a key pair of one's own": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        spec={"access.key": "mine", "access.key_file": "~/.ssh/mine"},
+        makes=(*PLAIN[1:], "CreatePlacementGroup"),
+        run={"KeyName": "mine"},
+    ),
+    "everything of one's own": one(
+        "g5.xlarge",
+        1.006,
+        0,
+        facts=replace(OWN_SUBNET, group=Group(id="sg-own", vpc="vpc-9")),
+        spec={
+            "access.key": "mine",
+            "access.key_file": "~/.ssh/mine",
+            "access.instance_profile": "nodes",
+            "network.subnet": "subnet-own",
+            "network.security_group": "sg-own",
+            "capacity.placement": "near",
+        },
+        zones=("us-east-1c",),
+        makes=(),
+        run={
+            "KeyName": "mine",
+            "IamInstanceProfile": {"Name": "nodes"},
+            "NetworkInterfaces": [nic(group="sg-own")],
+            "Placement": {"GroupName": "near"},
+        },
+    ),
+    "a login name of one's own": one("g5.xlarge", 1.006, 0, spec={"access.user": "admin"}, login="admin"),
     "an instance profile by name": one(
         "g5.xlarge",
         1.006,
@@ -370,6 +437,7 @@ CASES = {
         0,
         facts=replace(FACTS, image=AMAZON_LINUX),
         run={"ImageId": "ami-2", "BlockDeviceMappings": disk(200, "/dev/xvda")},
+        login="ec2-user",
     ),
     "a disk of one's own size": one(
         "g5.xlarge", 1.006, 0, spec={"cluster.disk_gb": 1000}, run={"BlockDeviceMappings": disk(1000)}
@@ -386,7 +454,7 @@ def planned(case: Case) -> LaunchPlan:
 def test_the_plan(case: Case) -> None:
     made = planned(case)
     assert (made.instance_type, made.nodes, made.market) == (case.type, case.nodes, case.market)
-    assert tuple(zone.name for zone in made.zones) == case.zones
+    assert (tuple(zone.name for zone in made.zones), made.ssh_user) == (case.zones, case.login)
     assert made.price.machines == (None if case.machines_usd is None else pytest.approx(case.machines_usd))
     assert (made.efa.count, made.efa.most) == case.efa
     assert tuple(request.operation for request in made.requests) == (*case.makes, "RunInstances")
@@ -394,7 +462,7 @@ def test_the_plan(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_request_that_launches(case: Case) -> None:
+def test_the_requests(case: Case) -> None:
     ids = {
         **names("demo", "0a1b2c3d"),
         "security_group": "sg-1",
@@ -403,19 +471,55 @@ def test_the_request_that_launches(case: Case) -> None:
     }
     secrets = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
     sent = resolve(planned(case), ids=ids, secrets=secrets, now=datetime(2026, 11, 21, 8, 45, tzinfo=UTC))
-    assert sent[-1].parameters == {**plainest(case), **case.run}
+    made = before(case)
+    assert [(request.operation, request.parameters) for request in sent] == [
+        *((operation, made[operation]) for operation in case.makes),
+        ("RunInstances", {**plainest(case), **case.run}),
+    ]
+
+
+OURS = {
+    "awsddp:cluster": "demo",
+    "awsddp:id": "0a1b2c3d",
+    "awsddp:owner": "AIDA",
+    "awsddp:created": "2026-11-21T08:45:00Z",
+    "team": "vision",
+}
+
+
+def tagged(kind: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    return {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+
+
+def before(case: Case) -> dict[str, Any]:
+    """What is made before the launch, each with its tags."""
+    name, inside = "awsddp-demo-0a1b2c3d", {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
+    login = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **case.ssh}
+    return {
+        "ImportKeyPair": {
+            "KeyName": name,
+            "PublicKeyMaterial": "ssh-ed25519 AAAA awsddp",
+            "TagSpecifications": [tagged("key-pair", OURS)],
+        },
+        "CreateSecurityGroup": {
+            "GroupName": name,
+            "Description": "awsddp cluster demo",
+            "VpcId": case.facts.subnets[0].vpc,
+            "TagSpecifications": [tagged("security-group", OURS)],
+        },
+        "AuthorizeSecurityGroupIngress": {"GroupId": "sg-1", "IpPermissions": [inside, login]},
+        "AuthorizeSecurityGroupEgress": {"GroupId": "sg-1", "IpPermissions": [inside]},
+        "CreatePlacementGroup": {
+            "GroupName": name,
+            "Strategy": "cluster",
+            "TagSpecifications": [tagged("placement-group", OURS)],
+        },
+    }
 
 
 def plainest(case: Case) -> dict[str, Any]:
     """RunInstances of a launch that asks for nothing out of the way."""
-    ours = {
-        "Name": "awsddp-demo",
-        "awsddp:cluster": "demo",
-        "awsddp:id": "0a1b2c3d",
-        "awsddp:owner": "AIDA",
-        "awsddp:created": "2026-11-21T08:45:00Z",
-        "team": "vision",
-    }
+    ours = {"Name": "awsddp-demo", **OURS}
     numbers = {1: "0", 2: "0,1", 64: "0-63"}[case.nodes]
     instance = {**ours, "awsddp:nodes": numbers, "awsddp:expires": "2026-11-22T08:45:00Z"}
     tags = {"instance": instance, "volume": ours, "network-interface": ours}
@@ -441,12 +545,14 @@ def plainest(case: Case) -> dict[str, Any]:
         "BlockDeviceMappings": disk(200),
         "NetworkInterfaces": [nic()],
         **near,
-        "TagSpecifications": [
-            {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in pairs.items()]}
-            for kind, pairs in tags.items()
-        ],
+        "TagSpecifications": [tagged(kind, pairs) for kind, pairs in tags.items()],
     }
 
 
-def test_there_are_at_least_forty_cases() -> None:
+def test_every_family_and_every_number_of_efa_interfaces_is_among_them() -> None:
+    families = {
+        compat.GPU_TYPES[case.type].family for case in CASES.values() if case.type in compat.GPU_TYPES
+    }
+    assert families == {kind.family for kind in compat.GPU_TYPES.values()}
+    assert {case.efa[0] for case in CASES.values()} == {0, *(kind.efa for kind in compat.GPU_TYPES.values())}
     assert len(CASES) >= 40

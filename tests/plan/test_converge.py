@@ -171,6 +171,18 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
         ),
     ),
     "the user is within a block that is open": (asked(), standing(*PAIR, opened=("203.0.113.0/24",)), ()),
+    "over a jump host from now on": (
+        asked(network__jump="bastion", network__ssh_cidr="sg-0123456789abcdef0"),
+        standing(*PAIR),
+        (
+            Step(
+                do="open",
+                value="sg-0123456789abcdef0",
+                why=f"sg-0123456789abcdef0 is new, {HERE} is closed",
+            ),
+        ),
+    ),
+    "a group that somebody named stays": (asked(), standing(*PAIR, opened=("sg-12345678", HERE)), ()),
     "a group of one's own is left alone": (
         asked(),
         standing(*PAIR, cluster=replace(standing(*PAIR).cluster, group=None, ssh_cidrs=None)),

@@ -1,0 +1,193 @@
+"""The way over a jump host: the system's own ssh goes there, with the user's configuration, agent and keys.
+
+One connection is kept and shared (OpenSSH's ControlMaster), by rsync and `ssh -F` as well; it ends by itself
+half a minute after the last line over it.
+"""
+
+import hashlib
+import os
+import shlex
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from awsddp.errors import ConfigError, NodeError
+from awsddp.nodes.rendering import config_path
+from awsddp.spec import jump_host
+
+# Nothing is asked, as nobody may be there to answer, and no host key is ever added.
+_OPTIONS = (
+    "BatchMode=yes",
+    "StrictHostKeyChecking=yes",
+    "UpdateHostKeys=no",
+    "ClearAllForwardings=yes",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "PermitLocalCommand=no",
+    "ConnectTimeout=15",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=4",
+    "LogLevel=ERROR",
+    "ControlMaster=auto",
+    "ControlPersist=30",
+)
+_LONGEST = 86  # of a socket's path: 104 at the least, less what ssh adds to it while it is made
+_OPEN_S = 60.0
+_AGAIN_S = 1.0
+
+
+class JumpFailure(NodeError):
+    """The jump host lets nothing through. `final` tells that trying again would not help."""
+
+    def __init__(self, message: str, why: str, next: str, *, final: bool) -> None:
+        super().__init__(message, why, next)
+        self.final = final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jump:
+    """A jump host as `network.jump` names it. What is kept of it lies in `folder`."""
+
+    name: str
+    folder: Path
+
+    @property
+    def socket(self) -> Path:
+        """Where its connection is shared."""
+        return self.folder / f"jump-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
+
+    @property
+    def log(self) -> Path:
+        """Why the connection, or a line over it, was refused."""
+        return self.socket.with_suffix(".log")
+
+    @property
+    def command(self) -> str:
+        """What the user types to get there."""
+        destination, port = jump_host(self.name)
+        return f"ssh {f'-p {port} ' if port else ''}{destination}"
+
+    def words(self, *more: str) -> list[str]:
+        """Return the command line of ssh to it, with `more` options. Raises ConfigError."""
+        if len(os.fsencode(self.socket)) > _LONGEST:
+            raise ConfigError(
+                f"{self.folder} is too long a path for the connection to {self.name}",
+                "a socket's path holds about a hundred characters",
+                "name a shorter AWSDDP_HOME",
+            )
+        destination, port = jump_host(self.name)
+        options = [*_OPTIONS, f"ControlPath={config_path(self.socket)}"]
+        given = [word for option in options for word in ("-o", option)]
+        return ["ssh", *more, *given, *(["-p", str(port)] if port else []), "--", destination]
+
+    def proxy_command(self) -> str:
+        """Return the ProxyCommand with which an ssh_config goes over it. Raises ConfigError."""
+        before, place, after = shlex.join(self.words("-W", "PLACE")).replace("%", "%%").partition("PLACE")
+        assert place
+        return f"{before}'[%h]:%p'{after}"
+
+
+def reach(jump: Jump, *, deadline_s: float = 0) -> None:
+    """Connect to the jump host, unless that is done; until the deadline try again while it cannot be reached.
+
+    Raises JumpFailure, ConfigError.
+    """
+    end = time.monotonic() + deadline_s
+    while not _answers(jump):
+        try:
+            _connect(jump)
+        except JumpFailure as failure:
+            if failure.final or time.monotonic() + _AGAIN_S > end:
+                raise
+            time.sleep(_AGAIN_S)
+
+
+def _answers(jump: Jump) -> bool:
+    return subprocess.run(jump.words("-O", "check"), capture_output=True).returncode == 0
+
+
+def _connect(jump: Jump) -> None:
+    jump.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    jump.log.unlink(missing_ok=True)
+    process = _start(jump, "-N")  # goes on in the background once it is logged in
+    end = time.monotonic() + _OPEN_S
+    try:
+        while process.poll() is None and time.monotonic() < end:
+            try:
+                process.wait(1)
+            except subprocess.TimeoutExpired:
+                if _answers(jump):  # another awsddp was faster
+                    return
+        if process.returncode != 0:
+            raise _explained(jump, _said(jump) or f"no answer within {_OPEN_S:.0f} s")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _start(jump: Jump, *words: str, line: socket.socket | None = None) -> "subprocess.Popen[bytes]":
+    end = line.fileno() if line is not None else subprocess.DEVNULL
+    return subprocess.Popen(
+        jump.words("-o", "LogLevel=INFO", "-E", os.fspath(jump.log), *words),
+        stdin=end,
+        stdout=end,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for awsddp, which still needs its lines
+    )
+
+
+def dial(
+    jump: Jump, host: str, port: int, timeout_s: float
+) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+    """Return a line to a port that the jump host reaches, on which the other side has begun to speak, and the
+    program that carries it.
+
+    Raises OSError, JumpFailure where the jump host forbids it, ConfigError.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = _start(jump, "-W", f"[{host}]:{port}", line=theirs)
+    try:
+        ours.settimeout(timeout_s)
+        if not ours.recv(1, socket.MSG_PEEK):
+            said = [text for text in _said(jump).splitlines() if "open failed: " in text]
+            why = said[-1].partition("open failed: ")[2] if said else "the jump host opened no way to it"
+            if "prohibited" in why:
+                raise _explained(jump, why)
+            raise ConnectionRefusedError(why)
+    except BaseException:
+        ours.close()
+        process.kill()
+        process.wait()
+        raise
+    return ours, process
+
+
+def _said(jump: Jump) -> str:
+    return jump.log.read_text(encoding="utf-8", errors="replace").strip() if jump.log.exists() else ""
+
+
+def _explained(jump: Jump, said: str) -> JumpFailure:
+    """Return the error for what ssh said: what failed, and what to type."""
+    final = True
+    if "IDENTIFICATION HAS CHANGED" in said:
+        what = "it shows another host key than the one that you know"
+        next = "somebody else may answer there; if its key was changed, drop the old one as ssh says above"
+    elif "Host key verification failed" in said or "host key is known" in said:
+        what = "its host key is not known here"
+        next = f"{jump.command}   # compare the fingerprint, and say yes if it is right; then again"
+    elif "Permission denied" in said or "authentication failures" in said:
+        what = "it refuses the login"
+        next = f"{jump.command}   # must ask nothing: ssh-add KEY, or User and IdentityFile in ~/.ssh/config"
+    elif "prohibited" in said:
+        what = "it does not let connections through"
+        next = "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
+    elif "resolve hostname" in said:
+        what = "there is no host of this name"
+        next = "mend network.jump, or name it in ~/.ssh/config"
+    else:
+        what, final = "it cannot be reached", False
+        next = f"{jump.command}   # must work first: is it up, are you in its network?"
+    return JumpFailure(f"network.jump: {jump.name}: {what}", said, next, final=final)

@@ -1,0 +1,260 @@
+"""Over a jump host: a real sshd stands between, and what the user's own ssh knows of it decides."""
+
+import getpass
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from awsddp.errors import ConfigError
+from awsddp.nodes import hostkeys
+from awsddp.nodes.failures import NodesFailed
+from awsddp.nodes.hostkeys import KeyPair, make_key
+from awsddp.nodes.jump import Jump, JumpFailure
+from awsddp.nodes.sync import files_to_send, push, ssh_config
+from awsddp.spec import jump_host, load
+from tests.nodes.ssh_hosts import Host, Lab, make_host, wait_until
+
+MakeLab = Callable[[int], Lab]
+SSH = """\
+#!/bin/sh
+for word in "$@"; do [ "$word" = -F ] && exec {ssh} "$@"; done
+exec {ssh} -F '{config}' "$@"
+"""
+CONFIG = """\
+Host bastion
+    HostName {host}
+    Port {port}
+    User {user}
+    IdentityFile "{folder}/id"
+Host *
+    IdentitiesOnly yes
+    UserKnownHostsFile "{folder}/known_hosts"
+    GlobalKnownHostsFile /dev/null
+    ControlMaster no
+    StrictHostKeyChecking accept-new
+"""
+
+
+@dataclass
+class Bastion:
+    """A jump host, and what the user's ssh knows of it: `ssh` on the PATH reads `folder` for ~/.ssh."""
+
+    host: Host
+    folder: Path
+    jump: Jump
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.folder / "known_hosts"
+
+    def know(self, key: KeyPair) -> None:
+        self.known_hosts.write_text(f"[{self.host.host}]:{self.host.port} {key.public}\n")
+
+    def demand(self, setting: str) -> None:
+        """Start the host anew with another setting, which wins over those that follow it."""
+        self.host.stop()
+        config = self.host.root / "sshd_config"
+        config.write_text(f"{setting}\n{config.read_text()}")
+        self.host.start()
+
+    def lines(self) -> int:
+        """Count the connections that went through it."""
+        return (self.host.root / "log").read_text().count("server_request_direct_tcpip: originator")
+
+    def logins(self) -> int:
+        return (self.host.root / "log").read_text().count("Accepted publickey")
+
+
+@pytest.fixture
+def bastion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolated: Path) -> Iterator[Bastion]:
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    login = make_key("the user's own")
+    host = make_host(tmp_path, 99, login)
+    config = host.root / "sshd_config"
+    config.write_text(config.read_text().replace("LogLevel VERBOSE", "LogLevel DEBUG1"))
+    folder = tmp_path / "user's .ssh"
+    folder.mkdir()
+    (folder / "id").touch(mode=0o600)
+    (folder / "id").write_text(login.private)
+    (folder / "config").write_text(
+        CONFIG.format(host=host.host, port=host.port, user=getpass.getuser(), folder=folder)
+    )
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(SSH.format(ssh=shutil.which("ssh"), config=str(folder / "config").replace("'", "'\\''")))
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(ssh.parent), prepend=os.pathsep)
+    with tempfile.TemporaryDirectory(prefix="a 50%") as short:
+        made = Bastion(host, folder, Jump(name="bastion", folder=Path(short)))
+        made.know(host.seed)
+        host.start()
+        yield made
+        host.stop()
+        wait_until(lambda: not made.jump.socket.exists(), "the end of the kept connection")
+
+
+def test_all_nodes_are_reached_over_one_kept_connection(lab: MakeLab, bastion: Bastion) -> None:
+    three = lab(3)
+    with three.fleet(jump=bastion.jump) as fleet:
+        results = fleet.run(["sh", "-c", "cat; exit 3"], stdin=b"x" * 2**20, timeout_s=20)
+        assert [(one.exit_code, len(one.stdout)) for one in results.values()] == [(3, 2**20)] * 3
+        fleet.reconnect([1])
+        assert fleet.run(["true"], timeout_s=20)[1].exit_code == 0
+    with three.fleet(jump=bastion.jump) as fleet:
+        assert fleet.nodes == (0, 1, 2)
+    assert (bastion.lines(), bastion.logins()) == (7, 1)
+
+
+def test_files_and_a_shell_go_over_it_too(lab: MakeLab, bastion: Bastion, tmp_path: Path) -> None:
+    one = lab(1)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "train.py").write_text("print('here')\n")
+    config = tmp_path / "an ssh config"
+    config.write_text(
+        ssh_config([one.hosts[0].endpoint], one.key, one.known_hosts, jump=bastion.jump), encoding="utf-8"
+    )
+    with one.fleet(jump=bastion.jump) as fleet:
+        sent = push(files_to_send(tmp_path / "home"), fleet, ssh_config=config)
+    assert (sent[0].files, (one.hosts[0].work / "train.py").read_text()) == (1, "print('here')\n")
+    assert (bastion.lines(), bastion.logins()) == (2, 1)
+    said = subprocess.run(["ssh", "-F", config, "node0", "echo there"], capture_output=True, text=True)
+    assert (said.stdout, said.stderr, bastion.lines()) == ("there\n", "", 3)
+
+
+def test_a_shell_goes_there_by_itself_where_no_connection_is_kept(
+    lab: MakeLab, bastion: Bastion, tmp_path: Path
+) -> None:
+    one = lab(1)
+    config = tmp_path / "config"
+    config.write_text(ssh_config([one.hosts[0].endpoint], one.key, one.known_hosts, jump=bastion.jump))
+    said = subprocess.run(["ssh", "-F", config, "node0", "pwd"], capture_output=True, text=True)
+    assert (said.stdout, bastion.lines()) == (f"{one.hosts[0].home}\n", 1)
+
+
+def test_a_jump_host_may_be_named_in_full(lab: MakeLab, bastion: Bastion) -> None:
+    host = bastion.host
+    (bastion.folder / "config").write_text(
+        (bastion.folder / "config").read_text().replace("Host bastion", f"Host {host.host}")
+    )
+    name = f"{getpass.getuser()}@{host.host}:{host.port}"
+    with lab(1).fleet(jump=Jump(name=name, folder=bastion.jump.folder)) as fleet:
+        assert fleet.nodes == (0,)
+    assert bastion.lines() == 1
+    host.stop()
+    wait_until(lambda: not any(bastion.jump.folder.glob("jump-????????")), "the end of the kept connection")
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [(None, "its host key is not known here"), ("another", "it shows another host key")],
+)
+def test_a_jump_host_whose_key_is_not_known_gets_no_login(
+    lab: MakeLab, bastion: Bastion, known: str | None, told: str
+) -> None:
+    bastion.know(make_key(known)) if known else bastion.known_hosts.write_text("")
+    before = bastion.known_hosts.read_text()
+    with pytest.raises(JumpFailure, match=told) as caught, lab(2).fleet(jump=bastion.jump, deadline_s=600):
+        pass
+    assert (caught.value.exit_code, "network.jump: bastion" in str(caught.value)) == (6, True)
+    assert (bastion.known_hosts.read_text(), bastion.logins()) == (before, 0)
+    if known is None:
+        assert "ssh bastion   # compare the fingerprint" in caught.value.next
+
+
+def test_a_login_that_the_jump_host_refuses_is_told_once(lab: MakeLab, bastion: Bastion) -> None:
+    (bastion.folder / "id").write_text(make_key("not the right one").private)
+    with pytest.raises(JumpFailure, match="it refuses the login") as caught, lab(2).fleet(jump=bastion.jump):
+        pass
+    assert "Permission denied" in caught.value.why
+    assert "ssh-add" in caught.value.next
+
+
+def test_a_jump_host_that_lets_nothing_through_is_not_waited_for(lab: MakeLab, bastion: Bastion) -> None:
+    bastion.demand("AllowTcpForwarding no")
+    with (
+        pytest.raises(NodesFailed, match="does not let connections through") as caught,
+        lab(2).fleet(jump=bastion.jump, deadline_s=3600),
+    ):
+        pass
+    assert "AllowTcpForwarding" in caught.value.next
+
+
+def test_a_jump_host_that_is_off_or_does_not_exist_is_named(lab: MakeLab, bastion: Bastion) -> None:
+    bastion.host.stop()
+    two = lab(2)
+    with pytest.raises(JumpFailure, match="it cannot be reached") as caught, two.fleet(jump=bastion.jump):
+        pass
+    assert "Connection refused" in caught.value.why
+    nowhere = Jump(name="nobody@nowhere.invalid", folder=bastion.jump.folder)
+    with pytest.raises(JumpFailure, match="no host of this name"), two.fleet(jump=nowhere):
+        pass
+
+
+def test_a_node_that_the_jump_host_cannot_reach_is_told_with_its_reason(
+    lab: MakeLab, bastion: Bastion
+) -> None:
+    two = lab(2)
+    two.hosts[1].stop()
+    with two.fleet(jump=bastion.jump, deadline_s=1, partial=True) as fleet:
+        assert fleet.nodes == (0,)
+        failure = fleet.failures[1]
+    assert "cannot be reached over bastion" in failure.message
+    assert "Connection refused" in failure.why
+    assert "network.ssh_cidr" in failure.next
+
+
+def test_a_node_must_show_its_own_host_key_over_a_jump_host_too(lab: MakeLab, bastion: Bastion) -> None:
+    one = lab(1)
+    hostkeys.settle(one.known_hosts, {one.hosts[0].endpoint.instance_id: make_key("another").public})
+    with (
+        pytest.raises(NodesFailed, match="a host key that is not its own"),
+        one.fleet(jump=bastion.jump, deadline_s=3600),
+    ):
+        pass
+
+
+def test_a_jump_host_that_was_away_is_connected_to_again(lab: MakeLab, bastion: Bastion) -> None:
+    one = lab(1)
+    with one.fleet(jump=bastion.jump) as fleet:
+        bastion.host.stop()
+        with pytest.raises(NodesFailed):
+            fleet.run(["true"], timeout_s=20)
+        again = threading.Timer(0.5, bastion.host.start)
+        again.start()
+        fleet.reconnect(deadline_s=20, partial=True)
+        again.join()
+        assert fleet.run(["true"], timeout_s=20)[0].exit_code == 0
+
+
+def test_a_folder_whose_path_is_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long a path"):
+        Jump(name="bastion", folder=tmp_path / ("x" * 90)).words()
+
+
+@pytest.mark.parametrize(
+    "name", ["-oProxyCommand=x", "a b", "a;b", "a,b", "u@h:0", "u@h:65536", "h:x", "$(x)", "%h", "u@"]
+)
+def test_what_is_no_jump_host_is_refused_with_the_key(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"network\.jump"):
+        load(environ={}, overrides={"network.jump": name})
+
+
+@pytest.mark.parametrize(
+    ("name", "destination", "port"),
+    [
+        ("bastion", "bastion", None),
+        ("ubuntu@203.0.113.9", "ubuntu@203.0.113.9", None),
+        ("me@corp.example@host.example:2222", "me@corp.example@host.example", 2222),
+        ("u@[2001:db8::1]:22", "u@2001:db8::1", 22),
+    ],
+)
+def test_a_jump_host_is_called_as_ssh_takes_it(name: str, destination: str, port: int | None) -> None:
+    assert jump_host(name) == (destination, port)
