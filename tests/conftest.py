@@ -11,9 +11,12 @@ _KEPT = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_TORCH_INDEX")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many cases ran, and how many did not."""
+    """Say how many cases ran and how many did not, and what the matrices counted."""
     count = {outcome: len(found) for outcome, found in terminalreporter.stats.items()}
     ran = sum(count.get(outcome, 0) for outcome in ("passed", "failed"))
+    for report in terminalreporter.stats.get("passed", ()):
+        for told in dict(report.user_properties).get("says", "").splitlines():
+            terminalreporter.write_line(told)
     terminalreporter.write_line(f"{ran} cases ran, {count.get('skipped', 0)} skipped")
 
 

@@ -7,7 +7,7 @@ the disks, the cloud's and the laptop's, is recovered in each way. AWSDDP_FULL=1
 import os
 import random
 import shutil
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,9 +92,11 @@ def test_a_launch_that_is_killed_is_finished_or_ended(world: World, phase: Any) 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("nodes", [1, 2, 8])
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_command_killed_at_any_call_leaves_nothing_behind(world: World, verb: str, nodes: int) -> None:
+def test_a_command_killed_at_any_call_leaves_nothing_behind(
+    world: World, verb: str, nodes: int, record_property: Callable[[str, object], None]
+) -> None:
     kills = kills_of(world, verb, nodes)
     struck = matrix(world, verb, nodes, kills, RECOVERIES)
     assert struck > 0.8 * len(kills), "what is counted is not what is made"
     told = f"{verb}, {nodes} nodes: {len(kills)} kills, {struck} struck; {len(kills) * len(RECOVERIES)} cases"
-    sys.stdout.write(f"{told}, 0 left\n")
+    record_property("says", f"{told}, 0 left")
