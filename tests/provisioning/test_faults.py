@@ -103,11 +103,13 @@ REFUSALS = (
 )
 
 
-def begin(world: World, ground: str) -> str:
-    """Make what an act starts from, and return the name by which it is kept.
+def begin(world: World, ground: str) -> None:
+    """Make what an act starts from, and keep it by its name.
 
     A cluster is the second of its name: what this machine remembers of the first must not mislead anyone.
     """
+    if (world.root / ground).exists():
+        return
     world.restore("empty")
     before = {"nothing": (), "orphans": (), "cluster": (up, down, up), "stopped": (up, down, up, stop)}
     for step in before[ground]:
@@ -116,7 +118,6 @@ def begin(world: World, ground: str) -> str:
         kill = Kill("RunInstances", 1, "before it is sent")
         assert world.run(up, nodes=NODES, confirm=yes, kill=kill).code is None
     world.save(ground)
-    return ground
 
 
 def strike(world: World, act: Act, operation: str, trouble: Trouble) -> Outcome:
@@ -156,12 +157,16 @@ def check(world: World, act: Act, operation: str, trouble: Trouble) -> None:
 
 def cases_of(world: World, act: Act) -> list[tuple[str, Trouble]]:
     """Return each call of an act with each trouble that it may meet; the calls are counted now."""
-    world.restore(begin(world, act.ground))
+    begin(world, act.ground)
+    world.restore(act.ground)
     calls = act.run(world).calls
     cases = [(operation, trouble) for operation in sorted(dict(calls)) for trouble in TROUBLES]
     cases += [("*", trouble) for trouble in TROUBLES if trouble.effect == "stale"]
     cases += [("*", trouble) for trouble in WRONG_CLOCKS]
-    refusals = {"RunInstances": REFUSALS, "StartInstances": REFUSALS[:1]}  # `doctor` asks, and tells the answer
+    refusals = {
+        "RunInstances": REFUSALS,
+        "StartInstances": REFUSALS[:1],
+    }  # `doctor` asks, and tells the answer
     refusals = {} if act.verb is doctor else refusals
     return cases + [
         (operation, refusal) for operation in sorted(dict(calls)) for refusal in refusals.get(operation, ())
