@@ -30,6 +30,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
+def network() -> nn.Module:
+    """Return what is trained: it learns to add 20 numbers."""
+    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
+
+
 def newest(path: Path) -> dict[str, Any] | None:
     """Return the newest snapshot that any worker finds at `path`, on all of them, or None."""
     own = path.read_bytes() if path.exists() else b""
@@ -70,7 +75,7 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
+    net = network().to(device)
     model = DistributedDataParallel(net, device_ids=[local_rank] if gpu else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     snapshot, done = newest(path), 0

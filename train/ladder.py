@@ -22,12 +22,17 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
+def network() -> nn.Module:
+    """Return what is trained: [B, 1] of inputs [B, 20]."""
+    return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
+
+
 def model_and_device(rung: str) -> tuple[nn.Module, torch.device]:
     """Return the model as the rung `rung` wraps it, and where its inputs go."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0")) if rung == "ddp" else 0
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
+    net = network().to(device)
     if rung == "dataparallel":
         return DataParallel(net), device  # without a GPU it calls the model as it is
     if rung == "ddp":

@@ -56,8 +56,8 @@ class ConvNet(nn.Module):
         return F.log_softmax(self.fc2(self.dp2(F.relu(self.fc1(x)))), dim=1)
 
 
-def read_mnist(folder: Path, half: str) -> tuple[Tensor, Tensor]:
-    """Return MNIST's pixels [N, 28, 28] uint8 and labels [N], mapped: a machine's processes share them."""
+def read_mnist(folder: Path, half: str) -> tuple[Tensor, Tensor, str]:
+    """Return pixels [N, 28, 28] uint8, mapped so that processes share them, labels [N], and what they are."""
     root = next(
         (f for f in (folder / "MNIST/raw", folder) if (f / f"{half}-images-idx3-ubyte").exists()), None
     )
@@ -68,7 +68,8 @@ def read_mnist(folder: Path, half: str) -> tuple[Tensor, Tensor]:
     if images.stat().st_size != 16 + count * 784:
         raise SystemExit(f"{images} does not hold {count} images, as its labels say: cut short?")
     pixels = torch.from_file(str(images), size=16 + count * 784, dtype=torch.uint8)[16:].view(count, 28, 28)
-    return pixels, torch.from_file(str(labels), size=8 + count, dtype=torch.uint8)[8:].long()
+    answers = torch.from_file(str(labels), size=8 + count, dtype=torch.uint8)[8:].long()
+    return pixels, answers, "made data, not MNIST" if (root / "MADE.json").exists() else "MNIST"
 
 
 def train(local_rank: int, args: argparse.Namespace) -> None:
@@ -77,9 +78,7 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
     world_size = max(1, per_machine * args.num_machines)
     rank = args.machine_id * per_machine + local_rank
     device = torch.device("cuda", local_rank) if args.num_gpu_processes else torch.device("cpu")
-    if (
-        "OMP_NUM_THREADS" not in os.environ and per_machine
-    ):  # processes that share cores must not all take all
+    if per_machine and "OMP_NUM_THREADS" not in os.environ:  # who shares cores must not take them all
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // per_machine))
     if per_machine:
         dist.init_process_group(
@@ -89,14 +88,14 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
             rank=rank,
         )
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64 if args.exact else torch.float32)
-    model: nn.Module = ConvNet(dropout=not args.exact).to(device)
+    torch.set_default_dtype(torch.float64 if args.float64 else torch.float32)
+    model: nn.Module = ConvNet(dropout=not args.no_dropout).to(device)
     if per_machine:
         model = DistributedDataParallel(model, device_ids=[device] if args.num_gpu_processes else None)
     torch.manual_seed(args.seed * world_size + rank)  # from here on for dropout: no two processes drop alike
     optimizer = torch.optim.Adadelta(model.parameters(), lr=0.5)
 
-    pixels, labels = read_mnist(args.data_dir, "train")
+    pixels, labels, name = read_mnist(args.data_dir, "train")
     sampler = DistributedSampler[Tensor](labels, world_size, rank, shuffle=args.shuffle, seed=0)  # type: ignore[arg-type]
     folder = Path(os.environ.get("AWSDDP_RUN_DIR", "."))
     rows = []
@@ -124,12 +123,12 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
                 total, since = torch.zeros((), device=device), 0
                 if local_rank == 0:
                     seen, seconds = (number + 1) * args.batch_size * world_size, time.perf_counter() - started
-                    rows.append((epoch, number, seen, round(seconds, 3), mean))
+                    rows.append((epoch, number, seen, round(seconds, 3), mean, name))
                     print(f"epoch {epoch} [{number}/{len(shares)}]  training loss {mean:.6f}", flush=True)
     if local_rank == 0:
-        print(f"Finished training in {time.perf_counter() - started:.2f} secs", flush=True)
+        print(f"Finished training on {name} in {time.perf_counter() - started:.2f} secs", flush=True)
         with (folder / f"loss-{args.machine_id}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("epoch", "batch", "images", "seconds", "loss"), *rows])
+            csv.writer(file).writerows([("epoch", "batch", "images", "seconds", "loss", "data"), *rows])
         test(model.module if per_machine else model, args.data_dir, device)  # type: ignore[arg-type]
     if per_machine:
         dist.barrier()
@@ -141,17 +140,17 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
 def test(model: nn.Module, folder: Path, device: torch.device) -> None:
     """Print the accuracy on the test images."""
     model.eval()
-    pixels, labels = read_mnist(folder, "t10k")
+    pixels, labels, name = read_mnist(folder, "t10k")
     right = 0
     for index in torch.arange(len(labels)).split(500):
         batch = pixels[index].to(device)[:, None].to(torch.get_default_dtype())
         logits = model((batch / 255 - 0.1302) / 0.3069)
         right += int((logits.argmax(1).cpu() == labels[index]).sum())
-    print(f"Test accuracy {right / len(labels):.4f}", flush=True)
+    print(f"Test accuracy {right / len(labels):.4f} on {name}", flush=True)
 
 
-def main() -> None:
-    """Start this machine's processes."""
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the settings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -166,10 +165,21 @@ def main() -> None:
     parser.add_argument(
         "--seed", default=0, type=int, help="of the dropout; the first weights are always the same"
     )
-    parser.add_argument("--exact", action="store_true", help="float64, no dropout: nothing is left to chance")
+    parser.add_argument("--no-dropout", action="store_true", help="leave nothing to chance...")
+    parser.add_argument("--float64", action="store_true", help="...nor to rounding")
     parser.add_argument("--shuffle", action="store_true", help="the published program does not")
     parser.add_argument("--data-dir", default="data", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    if args.num_gpu_processes > torch.cuda.device_count():
+        parser.error(
+            f"{args.num_gpu_processes} GPU processes: there are {torch.cuda.device_count()} GPUs here"
+        )
+    return args
+
+
+def main() -> None:
+    """Start this machine's processes."""
+    args = arguments()
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "8892")
     processes = args.num_gpu_processes or args.num_processes

@@ -33,8 +33,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 
-def read_mnist(folder: Path) -> tuple[Tensor, Tensor]:
-    """Return MNIST's training pixels [N, 784], normalised, and labels [N]."""
+def network() -> nn.Module:
+    """Return the perceptron: log-probabilities [B, 10] of images [B, 784]."""
+    return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10), nn.LogSoftmax(dim=1))
+
+
+def read_mnist(folder: Path) -> tuple[Tensor, Tensor, str]:
+    """Return MNIST's training pixels [N, 784], normalised, labels [N], and what they are."""
     root = next((f for f in (folder / "MNIST/raw", folder) if (f / "train-images-idx3-ubyte").exists()), None)
     if root is None:
         raise SystemExit(f"no MNIST in {folder}. Type: python train/data.py get mnist {folder}")
@@ -44,7 +49,8 @@ def read_mnist(folder: Path) -> tuple[Tensor, Tensor]:
         raise SystemExit(f"{images} does not hold {count} images, as its labels say: cut short?")
     pixels = torch.from_file(str(images), size=16 + count * 784, dtype=torch.uint8)[16:].view(count, 784)
     answers = torch.from_file(str(labels), size=8 + count, dtype=torch.uint8)[8:].long()
-    return pixels.float().div_(255).sub_(0.1307).div_(0.3081), answers
+    name = "made data, not MNIST" if (root / "MADE.json").exists() else "MNIST"
+    return pixels.float().div_(255).sub_(0.1307).div_(0.3081), answers, name
 
 
 def main(rank: int | None = None) -> None:
@@ -71,13 +77,14 @@ def main(rank: int | None = None) -> None:
         rank=args.rank,
         world_size=args.world_size,
     )
-    print(f"rank {args.rank} of {args.world_size} on {device}", flush=True)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10), nn.LogSoftmax(dim=1)).to(device)
+    net = network().to(device)
     model = DistributedDataParallel(net, device_ids=[0] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    pixels, labels = (tensor.to(device) for tensor in read_mnist(args.data_dir))  # 188 MB: it fits on any GPU
+    pixels, labels, name = read_mnist(args.data_dir)
+    pixels, labels = pixels.to(device), labels.to(device)  # 188 MB: it fits on any GPU
+    print(f"rank {args.rank} of {args.world_size} on {device}: {name}", flush=True)
     sampler = DistributedSampler[Tensor](labels, args.world_size, args.rank)  # type: ignore[arg-type]
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)  # the published program forgets it, and repeats the same order

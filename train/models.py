@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -24,34 +23,8 @@ def digits_net(classes: int = 10) -> nn.Module:
     )
 
 
-def resnet18(classes: int = 10) -> nn.Module:
-    """Return torchvision's resnet18 without weights, or, where torchvision is missing, the same network."""
-    if find_spec("torchvision") is None:
-        return ResNet18(classes)
-    _define_missing_operators()
-    from torchvision.models import resnet18 as build
-
-    net: nn.Module = build(weights=None, num_classes=classes)
-    return net
-
-
-def _define_missing_operators() -> None:
-    """Let torchvision's CUDA wheel be imported beside a CPU build of torch.
-
-    Its Python side registers fake kernels for operators that its native library would define, and that
-    library does not load there. Only the network's definition is wanted here: names without a kernel do.
-    """
-    if torch.version.cuda is None and not hasattr(torch.ops.torchvision, "nms"):
-        for name in ("nms", "qnms"):
-            _LIBRARY.append(torch.library.Library("torchvision", "FRAGMENT"))
-            _LIBRARY[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-_LIBRARY: list[torch.library.Library] = []  # a definition lives as long as its Library
-
-
 class ResNet18(nn.Module):
-    """ResNet-18 (https://arxiv.org/abs/1512.03385) with torchvision's names and initial weights."""
+    """ResNet-18 (https://arxiv.org/abs/1512.03385): torchvision's, by its names and its initial weights."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -97,7 +70,7 @@ class Block(nn.Module):
         return torch.relu_(self.bn2(self.conv2(y)) + around)
 
 
-MODELS: dict[str, Callable[[int], nn.Module]] = {"digits-net": digits_net, "resnet18": resnet18}
+MODELS: dict[str, Callable[[int], nn.Module]] = {"digits-net": digits_net, "resnet18": ResNet18}
 
 
 def build(name: str, classes: int = 10) -> nn.Module:
