@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -307,8 +308,14 @@ def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: 
             ctx.on_event(Event(f"not brought home: {file.path}: {file.why}", node_name(node)))
     _draw(target)
     if job.state != "running" and not fleet.failures:
-        release(cluster.aws, [node for node in cluster.nodes if node.node in used], job.job)
+        with tagging(ctx):
+            release(cluster.aws, [node for node in cluster.nodes if node.node in used], job.job)
     return came
+
+
+def tagging(ctx: Context) -> AbstractContextManager[None]:
+    """Hold the tags that name jobs, which are read, changed and written back, against another client here."""
+    return ctx.folder.lock("train", part="tags", wait_s=FETCH_S)
 
 
 def _draw(target: Path) -> None:

@@ -13,7 +13,7 @@ from awsddp.cluster import Job, RankResult
 from awsddp.errors import AwsddpError, Interrupted, LetGo, UsageError
 from awsddp.jobs import launchers
 from awsddp.jobs.logs import Merger
-from awsddp.jobs.ranks import Rank, layout
+from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout
 from awsddp.spec import JobSpec
 from awsddp.verbs import sync
 from awsddp.verbs.context import Context
@@ -29,6 +29,7 @@ from awsddp.verbs.nodes import (
     reach,
     ready,
     remember,
+    tagging,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
     listing = sync.listed(ctx)
     with ready(ctx) as cluster:
         ranks = _layout(ctx, cluster)
+        _check_words(ctx, ranks[0])
         with reach(ctx, cluster) as fleet:
             with ctx.folder.lock("train", wait_s=60):
                 job = _launch(ctx, cluster, fleet, ranks, listing)
@@ -60,8 +62,9 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
 
 
 def check(ctx: Context) -> None:
-    """Refuse, before anything costs money, a script that is not there and a name that is none."""
+    """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none."""
     asked = ctx.job.job
+    _check_words(ctx, layout([0], gpus=0)[0])
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(
             f"{asked.name!r} is no job name", "", "use up to 64 letters, digits, dots, dashes and underscores"
@@ -82,6 +85,12 @@ def check(ctx: Context) -> None:
             f"it is looked for in the synced folder, {workdir.resolve()}",
             "name a file in it, or another --workdir",
         )
+
+
+def _check_words(ctx: Context, rank: Rank) -> None:
+    """Raise UsageError where a word of the job cannot be filled in for a rank like this."""
+    for word in (ctx.job.job.script or "", *ctx.job.job.args):
+        expand(word, rank, meeting=Rendezvous(job="", master_addr="", master_port=0), folder="")
 
 
 def _any_file(folder: Path, pattern: str) -> bool:
@@ -109,13 +118,17 @@ def _launch(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...
     """
     from awsddp.aws.poweroff import keep_on_poweroff, release
 
+    def tag(change: Callable[..., None]) -> None:
+        with tagging(ctx):
+            change(cluster.aws, nodes, name)
+
     name = _name(ctx.job, place_of(ctx, "x").parent)
     used = {rank.node for rank in ranks}
     nodes = [node for node in cluster.nodes if node.node in used]
     with contextlib.ExitStack() as undo:
-        undo.callback(_quietly, release, cluster.aws, nodes, name)
+        undo.callback(_quietly, tag, release)
         with ThreadPoolExecutor(max_workers=2) as pool:
-            kept = pool.submit(keep_on_poweroff, cluster.aws, nodes, name)
+            kept = pool.submit(tag, keep_on_poweroff)
             slots = pool.submit(ask_all, fleet, launchers.slots_request(ctx.job.job.master_port))
             sync.send(ctx, fleet, listing, bundled=ctx.job.job.script is None)
         kept.result()
