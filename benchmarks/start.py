@@ -7,7 +7,8 @@ call, both interleaved. The bare program is boto3 alone (its imports included) a
 chain of calls that must follow one another: the image's parameter, the image, the group, its rules, the
 launch, the describe. Its requests are those of the plan; all that `up` reads, makes and checks beside the
 chain (who it is, what exists, types, prices, quotas, subnets, the key, the placement group) it is given. The
-promise: at most 1.20 times, the same for 2, 8 and 64 nodes within 10 %.
+promise: at most 1.20 times, the same for 2, 8 and 64 nodes within 10 %. For 64 nodes the local cloud itself takes
+longer to launch and to describe them, for both, so what is compared is the time beside the bare program's.
 """
 
 import json
@@ -124,14 +125,14 @@ def awsddp(nodes: int) -> tuple[float, list[dict[str, Any]]]:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    medians = []
+    ratios = []
     for nodes in (2, 8, 64):
         both: dict[str, list[float]] = {"bare boto3": [], "awsddp up": []}
         for _ in range(rounds):
             taken, chain = bare(nodes)
             both["bare boto3"].append(taken)
             both["awsddp up"].append(awsddp(nodes)[0])
-        if not medians:
+        if not ratios:
             print("the chain:", " -> ".join(chain))
         reference = statistics.median(both["bare boto3"])
         for name, times in both.items():
@@ -140,8 +141,8 @@ def main() -> None:
                 f"{nodes:>3} nodes  {name:<10} least {min(times):6.3f} s  median {median:6.3f} s"
                 f"  {median / reference:5.2f} x bare"
             )
-        medians.append(statistics.median(both["awsddp up"]))
-    print(f"awsddp up, the slowest count of nodes over the fastest: {max(medians) / min(medians):.2f}")
+        ratios.append(statistics.median(both["awsddp up"]) / reference)
+    print(f"times the bare program, the worst count of nodes over the best: {max(ratios) / min(ratios):.2f}")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ which paths differ here, and which an earlier sync sent and home did not name no
     in:   <kind> <mode> <size> <mtime in ns> <path> NUL       kind f, d or l
     out:  NUL, changed <path> NUL ... , missing <path> NUL ...
 
+With the second word `receive` it reads records too, each followed by `size` bytes, what the file or link
+holds, puts them in place, each at once, and answers NUL, received NUL.
+
 With the second word `remove` it reads paths that are to be removed: only what an earlier sync sent, and while
 it is as it was sent. What this node made or changed stays. May be repeated and interrupted.
 """
 
 # File names are bytes here, which pathlib does not take.
-# ruff: noqa: PTH103, PTH104, PTH106, PTH111, PTH118, PTH120, PTH123
+# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH118, PTH120, PTH123, PTH211
 
 import contextlib
 import os
@@ -107,9 +110,50 @@ def remove(paths):
     write_sent(sent)
 
 
+def receive(data):
+    """Put the paths in place that the records name."""
+    at = 0
+    while at < len(data):
+        end = data.index(b"\0", at)
+        kind, mode, size, mtime, path = data[at:end].split(b" ", 4)
+        at = end + 1 + int(size)
+        put(os.path.join(WORK, path), kind, int(mode, 8), int(mtime), data[end + 1 : at])
+
+
+def put(path, kind, mode, mtime, held):
+    """Replace a path; a folder gives way only where it is empty."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if kind == b"d":
+        if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+            os.unlink(path)
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, mode)
+        return
+    new = os.path.join(HOME, b"awsddp", FOLDER + b".new.%d" % os.getpid())
+    try:
+        if kind == b"l":
+            os.symlink(held, new)
+        else:
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+                stream.write(held)
+            os.chmod(new, mode)
+        os.utime(new, ns=(mtime, mtime), follow_symlinks=False)
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.rmdir(path)
+        os.rename(new, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+
+
 def main():
     """Answer on stdout."""
     data = sys.stdin.buffer.read()
+    if sys.argv[2:] == ["receive"]:
+        receive(data)
+        sys.stdout.buffer.write(b"\0received\0")
+        return
     if sys.argv[2:] == ["remove"]:
         remove([path for path in data.split(b"\0") if path])
         return

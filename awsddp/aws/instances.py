@@ -17,6 +17,7 @@ from awsddp.plan import LaunchPlan, resolve_request, utc
 # A token is honoured for at least an hour; a replay later could launch again.
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 REPLAY_S = 3600
+_LOOK_S = 2.0  # a node that runs is paid for
 NEXT_ZONE = frozenset({"Unsupported", "InsufficientFreeAddressesInSubnet"})
 
 
@@ -186,7 +187,7 @@ def wait_running(
         up = tuple(node for node in nodes if node.state == "running" and node.address)
         return up if len(up) >= count else None
 
-    running = poll(look, deadline_s=deadline_s, clock=clock)
+    running = poll(look, deadline_s=deadline_s, clock=clock, most_s=_LOOK_S)
     if running is None:
         slow = ", ".join(f"{key} ({state})" for key, state in seen.items() if state != "running")
         raise NodeError(

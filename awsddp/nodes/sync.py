@@ -1,15 +1,16 @@
 """Files out to the nodes: only what differs, and never over what a node made by itself."""
 
+import contextlib
 import os
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from awsddp.errors import NodeError
 from awsddp.nodes import rsync
-from awsddp.nodes.failures import NodeFailure, split
+from awsddp.nodes.failures import NodeFailure, NodesFailed, split
 from awsddp.nodes.jump import Jump
 from awsddp.nodes.listing import Entry, Listing, files_to_send
 from awsddp.nodes.parallel import ignore, side_by_side
@@ -33,6 +34,8 @@ __all__ = [
 
 PLACE = "awsddp"  # where our folders are on a node, in the user's home
 WORK = "work"  # the synced one
+AT_ONCE_BYTES = 1 << 20
+"""How much a node gets over its open connection; a handshake and an rsync of their own cost more."""
 _ASK_S = 120.0
 _HOST = re.compile(
     r"^Host node(\d+)\n    HostName (\S+)\n    Port (\d+)\n    User (\S+)\n    HostKeyAlias (\S+)\n(?! )",
@@ -86,13 +89,14 @@ def push(
 ) -> dict[int, Sent]:
     """Make ~/awsddp/FOLDER on all connected nodes hold what `listing` names, all at once.
 
-    Each node says which paths differ from home; rsync carries only those. A path that an earlier sync sent
-    and that is gone at home is removed, unless the node changed it; what a node made stays. Raises
-    NodesFailed; the other nodes are complete then.
+    Each node says which paths differ from home; only those travel: a few small ones over the connection that
+    is open, the rest by rsync. A path that an earlier sync sent and that is gone at home is removed, unless
+    the node changed it; what a node made stays. Raises NodesFailed; the other nodes are complete then.
     """
     failures: dict[int, NodeError] = {}
     changed, gone = _compare(listing, fleet, folder, failures)
     _remove(fleet, folder, gone, failures)
+    complete = _send_at_once(listing.root, fleet, folder, changed)
 
     def carry(node: int, tell: OnEvent, stop: threading.Event) -> Sent:
         sent = Sent(files=len(changed[node]), bytes=sum(entry.size for entry in changed[node]))
@@ -101,7 +105,7 @@ def push(
         def on_bytes(done: int) -> None:
             tell(Event(f"sending {size}", who=who, fraction=min(1.0, done / max(1, sent.bytes))))
 
-        if changed[node]:
+        if changed[node] and node not in complete:
             # Which files differ is known: rsync is not to find, by whole seconds, that they do not.
             options = ["-lpt", "--dirs", "--no-implied-dirs", "--ignore-times", "--modify-window=-1", "--"]
             rsync.transfer(
@@ -159,6 +163,46 @@ def _remove(
     for node, result in fleet.run_each(requests, timeout_s=_ASK_S).items():
         if result.exit_code:
             failures[node] = _refused(node, result)
+
+
+def _send_at_once(
+    root: Path, fleet: Fleet, folder: str, changed: Mapping[int, list[Entry]]
+) -> frozenset[int]:
+    """Send what differs where that is little, and return the nodes that have all of it now.
+
+    Where anything stands in the way nothing is said: rsync then tries, and tells.
+    """
+    little = {
+        node: tuple(entries)
+        for node, entries in changed.items()
+        if entries and sum(entry.size for entry in entries) <= AT_ONCE_BYTES
+    }
+    try:
+        packed = {entries: _packed(root, entries) for entries in set(little.values())}
+    except OSError:
+        return frozenset()
+    requests = {node: (_script(folder, "receive"), packed[entries]) for node, entries in little.items()}
+    try:
+        told = fleet.run_each(requests, timeout_s=_ASK_S)
+    except NodesFailed as error:
+        told = error.results
+    return frozenset(node for node, one in told.items() if one.stdout.endswith(b"\0received\0"))
+
+
+def _packed(root: Path, entries: Iterable[Entry]) -> bytes:
+    """Return entries with what they hold; what has vanished meanwhile is left out. Raises OSError."""
+    parts = []
+    for entry in entries:
+        with contextlib.suppress(FileNotFoundError):
+            held = _held(Path(root, entry.path), entry.kind)
+            parts += [_record(replace(entry, size=len(held))), held]
+    return b"".join(parts)
+
+
+def _held(path: Path, kind: str) -> bytes:
+    if kind == "l":
+        return os.fsencode(path.readlink())
+    return path.read_bytes() if kind == "f" else b""
 
 
 def _script(*words: str) -> list[str]:

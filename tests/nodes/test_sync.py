@@ -27,6 +27,18 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(params=["at once", "by rsync"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little goes over the open connection, much by rsync: the same must come of both."""
+    if request.param == "by rsync":
+        monkeypatch.setattr(sync, "AT_ONCE_BYTES", -1)
+
+
+@pytest.fixture
+def by_rsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "AT_ONCE_BYTES", -1)
+
+
 def push(lab: Lab, home: Path, *ignore: str, **settings: object) -> dict[int, Sent]:
     with lab.fleet() as fleet:
         listing = files_to_send(home, ignore)
@@ -45,6 +57,7 @@ def tree(root: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.usefixtures("either_way")
 def test_the_work_folder_of_each_node_becomes_like_home(lab: MakeLab, home: Path) -> None:
     two = lab(2)
     make(home, "a.py", "pkg/b.py")
@@ -64,6 +77,7 @@ def test_the_work_folder_of_each_node_becomes_like_home(lab: MakeLab, home: Path
     assert said[-1].fraction == 1.0
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_second_time_nothing_goes_and_then_only_what_differs(lab: MakeLab, home: Path) -> None:
     one = lab(1)
     make(home, "a", "b", "c", "d")
@@ -106,6 +120,7 @@ def test_what_a_node_made_stays(lab: MakeLab, home: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("either_way")
 def test_what_is_gone_at_home_goes_on_the_node_with_the_folders_it_leaves_empty(
     lab: MakeLab, home: Path
 ) -> None:
@@ -145,6 +160,7 @@ def test_what_is_newly_ignored_stays_until_it_is_gone_at_home(lab: MakeLab, home
     assert set(tree(one.hosts[0].work)) == {"a"}
 
 
+@pytest.mark.usefixtures("either_way")
 def test_files_folders_and_links_may_take_each_others_place(lab: MakeLab, home: Path) -> None:
     one = lab(1)
     make(home, "one", "two/x", "three/y", "four")
@@ -162,6 +178,7 @@ def test_files_folders_and_links_may_take_each_others_place(lab: MakeLab, home: 
     assert tree(one.hosts[0].work) == tree(home)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_any_name_arrives(lab: MakeLab, home: Path) -> None:
     one = lab(1)
     make(home, *HELL, *(f"dir {name}/{name}" for name in HELL))
@@ -189,6 +206,7 @@ def test_another_folder_is_kept_apart(lab: MakeLab, home: Path, tmp_path: Path) 
     }
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_node_cannot_ask_for_what_is_not_listed(lab: MakeLab, home: Path) -> None:
     one = lab(1)
     make(home, "a", ".git/secret")
@@ -201,6 +219,7 @@ def test_a_node_cannot_ask_for_what_is_not_listed(lab: MakeLab, home: Path) -> N
     assert (home.parent / "key").exists()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_talkative_login_shell_does_not_disturb(lab: MakeLab, home: Path) -> None:
     one = lab(1)
     enter = one.hosts[0].root / "enter"
@@ -211,6 +230,7 @@ def test_a_talkative_login_shell_does_not_disturb(lab: MakeLab, home: Path) -> N
     assert push(one, home)[0].files == 1
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_file_that_vanishes_meanwhile_is_no_error(lab: MakeLab, home: Path) -> None:
     one = lab(1)
     make(home, "a", "b")
@@ -221,10 +241,32 @@ def test_a_file_that_vanishes_meanwhile_is_no_error(lab: MakeLab, home: Path) ->
     assert set(tree(one.hosts[0].work)) == {"a"}
 
 
+def test_a_little_that_changed_needs_no_rsync(lab: MakeLab, home: Path) -> None:
+    two = lab(2)
+    make(home, "a", "pkg/b")
+    for host in two.hosts:
+        failing(host)("exit 1")
+    assert {node: sent.files for node, sent in push(two, home).items()} == {0: 2, 1: 2}
+    assert [tree(host.home / "awsddp") for host in two.hosts] == [
+        {"work": None, "work.sent": (two.hosts[0].home / "awsddp/work.sent").read_bytes()}
+        | {f"work/{name}": held for name, held in tree(home).items()}
+    ] * 2
+
+
+def test_what_cannot_be_put_in_place_at_once_leaves_nothing_beside_it(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    make(one.hosts[0].work, "out/made_here")
+    make(home, "out")
+    with pytest.raises(NodesFailed, match="out"):
+        push(one, home)
+    assert {path.name for path in (one.hosts[0].home / "awsddp").iterdir()} == {"work", "work.sent"}
+
+
 def failing(one: Host) -> Callable[[str], None]:
     return lambda text: one.script("rsync", f"#!/bin/sh\n{text}\n")
 
 
+@pytest.mark.usefixtures("by_rsync")
 @pytest.mark.parametrize(
     ("program", "said"),
     [
@@ -246,6 +288,7 @@ def test_a_transfer_that_fails_says_why_and_the_others_are_complete(
     assert tree(two.hosts[0].work) == tree(home)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_something_made_on_the_node_that_is_in_the_way_is_named(lab: MakeLab, home: Path) -> None:
     one = lab(1)
     make(one.hosts[0].work, "out/made_here")
@@ -280,6 +323,7 @@ def test_an_interrupt_ends_the_transfer_and_the_next_sync_finishes_it(lab: MakeL
     assert tree(one.hosts[0].work) == tree(home)
 
 
+@pytest.mark.usefixtures("by_rsync")
 def test_without_rsync_or_ssh_at_home_that_is_said(
     lab: MakeLab, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,8 @@ class Supervisor:
 
     def _turn(self) -> None:
         """Wait for one thing to happen, or for the next look at the clock, and take it in."""
-        events = self._selector.select(0.02 if self._ranks.stopping else 0.25)
+        waiting = self._ranks.stopping or self._alone  # the first node opens its port at the same moment
+        events = self._selector.select(0.02 if waiting else 0.25)
         now = time.monotonic()
         if now - self._turned_at > 2 * _BEAT_SECONDS:  # we ourselves stood still: nobody was silent to us
             self._links = dict.fromkeys(self._links, now)
