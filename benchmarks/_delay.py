@@ -115,7 +115,7 @@ class Distance:
         self.url = f"http://127.0.0.1:{self._aws.port}"
 
     def count(self) -> dict[str, int]:
-        """Return the round trips so far: calls to AWS, and of the node that had most, those to connect too."""
+        """Return the round trips so far: calls to AWS; of the node that had most, those to connect, too."""
         nodes = [one.turns + one.connections for one in self._nodes.values()]
         return {"AWS": self._aws.turns, "a node": max(nodes, default=0)}
 

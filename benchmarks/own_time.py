@@ -8,8 +8,8 @@ line of user code; the promise is at most 3 s. `second train`: the whole of `aws
 changed; the promise is at most 1 s more than `python -c 'import torch'`, which is timed beside it, on both
 nodes at once, as the ranks import it at once. Then the same with 100 ms each way to AWS and to the nodes, and
 how often was waited for them, from RunInstances' reply to the first line that is seen and in the whole second
-`train`: the calls to AWS (the local cloud ends each connection with its answer, AWS does not, so each call pays
-for two round trips here), the round trips to the node that had most, to connect or to be answered.
+`train`: the calls to AWS (the local cloud ends each connection with its answer, AWS does not, so each call
+pays for two round trips here), the round trips to the node that had most, to connect or to be answered.
 
 An idle machine is needed: the nodes run on the cores that awsddp runs on.
 """

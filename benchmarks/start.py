@@ -7,8 +7,8 @@ call, both interleaved. The bare program is boto3 alone (its imports included) a
 chain of calls that must follow one another: the image's parameter, the image, the group, its rules, the
 launch, the describe. Its requests are those of the plan; all that `up` reads, makes and checks beside the
 chain (who it is, what exists, types, prices, quotas, subnets, the key, the placement group) it is given. The
-promise: at most 1.20 times, the same for 2, 8 and 64 nodes within 10 %. For 64 nodes the local cloud itself takes
-longer to launch and to describe them, for both, so what is compared is the time beside the bare program's.
+promise: at most 1.20 times, the same for 2, 8 and 64 nodes within 10 %. The local cloud itself takes longer
+to launch and to describe 64 nodes, for both, so what is compared is the time beside the bare program's.
 """
 
 import json
