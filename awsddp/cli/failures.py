@@ -15,7 +15,7 @@ _ABOUT_A_CLUSTER = "(?:up|status|sync|train|jobs|logs|cancel|fetch|exec|ssh|stop
 
 def run(command: click.Command) -> int:
     """Run the command line and return its exit code; every error ends as a message."""
-    WATCH.json, WATCH.debug = "--json" in sys.argv, False  # until the options are read
+    WATCH.json, WATCH.debug, WATCH.cluster = "--json" in sys.argv, False, None  # until the options are read
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
         _written()
@@ -64,7 +64,7 @@ def _named(text: str) -> str:
     name = WATCH.cluster
     if name in (None, os.environ.get("AWSDDP_CLUSTER") or "default"):
         return text
-    return re.sub(rf"\bawsddp (?={_ABOUT_A_CLUSTER}\b)", f"awsddp -c {name} ", text)
+    return re.sub(rf"\bawsddp (?={_ABOUT_A_CLUSTER}\b)", lambda _: f"awsddp -c {name} ", text)
 
 
 def _help_line(error: click.ClickException) -> str:

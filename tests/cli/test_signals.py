@@ -142,14 +142,15 @@ def test_run_stops_the_machines_when_results_cannot_come_home(lab: Lab) -> None:
     """The job takes the login away, so that nothing can be fetched: the disks are what is left of it."""
     lab.script(
         "locks.py",
-        "import subprocess\n"
+        "import os, subprocess\n"
         "subprocess.run('sudo rm -f /home/*/.ssh/authorized_keys', shell=True, check=True)\n"
-        "open('result.txt', 'w').write('precious')\n",
+        "open('result.bin', 'wb').write(os.urandom(8 << 20))\n",  # too large to come over what is open
     )
     shown = lab.run("run", "locks.py", "--local", "--nodes", "2", "--world-size", "2", "-y", timeout=300)
     assert shown.returncode == 6
     assert "the nodes were stopped" in shown.stderr
     assert "awsddp down --discard" in shown.stderr
+    assert not list(lab.project.rglob("result.bin"))
     assert lab.json("status")["state"] == "stopped"
     assert lab.run("down", "-y").returncode == 6
     assert lab.run("down", "-y", "--discard").returncode == 0
