@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 _DANGEROUS = ("AWS_", "AWSDDP_", "SSH_", "MASTER_", "NCCL_", "GLOO_")
-_KEPT = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_TORCH_INDEX")
+_KEPT = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_SEED", "AWSDDP_TORCH_INDEX")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -27,16 +27,16 @@ FEW = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Act:
-    """A command: what made the ground that it starts from, and what lives once it succeeded, if it says so.
+    """A command: the ground that it starts from, how many instances live once it succeeded, in which state.
 
-    `most` is how many instances its launches may have made, `state` is theirs in the end.
+    `most` is how many may have been launched until then.
     """
 
     verb: Callable[..., Any]
     ground: str = "cluster"
     nodes: int = NODES
     asked: dict[str, Any] = field(default_factory=dict)
-    living: int | None = NODES
+    living: int = NODES
     state: str = "running"
     most: int = 2 * NODES
     asks: bool = True
@@ -145,7 +145,7 @@ def check(world: World, act: Act, operation: str, trouble: Trouble) -> None:
     told = (8,) if ends and not trouble.choices else ()  # what could not be ended
     assert outcome.code in trouble.ends + told, f"{outcome.code}: {outcome.told}"
     states = [one["State"]["Name"] for one in world.cloud.living()]
-    if outcome.code == 0 and act.living is not None:
+    if outcome.code == 0:
         assert states == [act.state] * act.living
         assert act.verb is not down or world.cloud.left() == []
     assert len(states) <= max(NODES, act.nodes)

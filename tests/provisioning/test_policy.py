@@ -15,18 +15,17 @@ import pytest
 from moto.core.utils import get_service_model
 
 from awsddp import compat
-from awsddp.aws.poweroff import keep_on_poweroff, release
 from awsddp.plan.policy import least_policy
 from awsddp.spec import load
 from awsddp.verbs import everywhere
 from awsddp.verbs.context import Context
 from awsddp.verbs.doctor import doctor, dry_run, request_quota
 from awsddp.verbs.down import down
-from awsddp.verbs.nodes import ready
 from awsddp.verbs.plan import offers, plan
 from awsddp.verbs.status import status
 from awsddp.verbs.stop import stop
 from awsddp.verbs.up import up
+from tests.provisioning.acts import fetched, status_all, trained
 from tests.provisioning.iam import Need, allowed, held_to
 from tests.provisioning.world import REGION, Kill, World, yes
 
@@ -102,20 +101,8 @@ CONFIGURED: dict[str, Settings | Callable[[World], Settings]] = {
 }
 
 
-def train(ctx: Context) -> dict[str, Any]:
-    """Do in AWS what `train` and `fetch` do there; what they do beside needs machines."""
-    with ready(ctx) as cluster:
-        keep_on_poweroff(cluster.aws, cluster.nodes, "train-1")
-        release(cluster.aws, cluster.nodes, "train-1")
-    return {}
-
-
 def planned(ctx: Context) -> dict[str, Any]:
     return {"type": plan(ctx).instance_type}
-
-
-def status_all(ctx: Context) -> dict[str, Any]:
-    return {"clusters": everywhere.status_all(ctx)}
 
 
 @dataclass(frozen=True)
@@ -154,7 +141,8 @@ def drive(world: World, asked: Settings) -> Driven:
         run(everywhere.down_orphans, confirm=yes)
         run(up, confirm=yes)
         run(up, {"network.ssh_cidr": "198.51.100.7/32", "cluster.expires": "48h"}, confirm=yes)
-        run(train)
+        run(trained)
+        run(fetched)
         if not spec.cluster.spot:
             run(stop, confirm=yes)
             run(up, confirm=yes)

@@ -15,7 +15,7 @@ from awsddp.verbs.down import down
 from awsddp.verbs.everywhere import down_orphans
 from awsddp.verbs.stop import stop
 from awsddp.verbs.up import up
-from tests.provisioning.world import REGION, World, yes
+from tests.provisioning.world import REGION, World, tags, yes
 
 AWS = Path(sys.executable).with_name("aws")
 pytestmark = [pytest.mark.prove, pytest.mark.skipif(not AWS.exists(), reason="awscli is not installed")]
@@ -61,10 +61,6 @@ def _counts(item: dict[str, Any]) -> bool:
     return item.get("GroupName") != "default" and not (
         isinstance(state, dict) and state["Name"] == "terminated"
     )
-
-
-def tags(item: dict[str, Any]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in item.get("Tags") or item.get("TagSet", ())}
 
 
 def test_the_witness_sees_what_up_made_and_nothing_after_down(world: World) -> None:

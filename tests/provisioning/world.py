@@ -10,12 +10,10 @@ import ctypes
 import fcntl
 import functools
 import json
-import mmap
 import os
 import pickle
 import shutil
 import signal
-import struct
 import sys
 import threading
 import time
@@ -23,7 +21,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -45,9 +43,9 @@ from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
 from tests.provisioning import iam
+from tests.provisioning.clock import SLEEP, Clock
 
 REGION = "us-east-1"
-FASTER = 200
 PATIENCE_S = 120
 PRELOADED = (access, facts, instances, lifecycle, power, poweroff, provision, teardown)  # for all children
 Phase = Literal["before it is sent", "before the reply", "before it is written down"]
@@ -70,8 +68,12 @@ def yes(what: object) -> None:
     """Agree to everything."""
 
 
+def tags(described: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of anything that EC2 described."""
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or described.get("TagSet", ())}
+
+
 _MODELS = Loader()  # the models of the services are read once for all commands
-_sleep = time.sleep
 
 
 @functools.cache
@@ -83,31 +85,6 @@ def _warm() -> None:
     front.create_backend_app = functools.cache(front.create_backend_app)
     for service in ("ec2", "sts", "ssm"):
         front.create_backend_app(service)
-
-
-class Clock:
-    """A clock of several processes, which only sleeping moves."""
-
-    def __init__(self) -> None:
-        self._page = mmap.mmap(-1, 8)
-
-    def read(self) -> float:
-        """Return the seconds that were slept away."""
-        return float(struct.unpack("d", self._page[:])[0])
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep, for a small part of the time; threads that sleep at once move the clock once."""
-        end = self.read() + seconds
-        _sleep(seconds / FASTER)
-        self.move(max(end, self.read()))
-
-    def move(self, seconds: float) -> None:
-        """Set what `read` returns."""
-        self._page[:] = struct.pack("d", seconds)
-
-    def now(self, zone: Any = UTC) -> datetime:
-        """Return the time of day as this clock has it."""
-        return datetime.now(zone) + timedelta(seconds=self.read())
 
 
 class Cloud:
@@ -138,7 +115,7 @@ class Cloud:
                 self._serve(lock.fileno(), ahead_s)
         while json.loads(_text(self.place.report)).get("pid") != self.pid:
             assert os.waitpid(self.pid, os.WNOHANG) == (0, 0), self.place.log.read_text()
-            _sleep(0.002)
+            SLEEP(0.002)
 
     def _serve(self, lock: int, ahead_s: float) -> None:
         try:
@@ -212,12 +189,18 @@ class Cloud:
     def expire(self) -> None:
         """Power off from inside, as the watchdog does, every instance whose expiry has passed."""
         for one in self.living():
-            tags = {tag["Key"]: tag["Value"] for tag in one["Tags"]}
-            if datetime.fromisoformat(tags["awsddp:expires"]) <= self.clock.now():
-                key, what = one["InstanceId"], "instanceInitiatedShutdownBehavior"
-                asked = self.ec2.describe_instance_attribute(InstanceId=key, Attribute=what)
-                stops = asked["InstanceInitiatedShutdownBehavior"]["Value"] == "stop"
-                (self.ec2.stop_instances if stops else self.ec2.terminate_instances)(InstanceIds=[key])
+            late = datetime.fromisoformat(tags(one)["awsddp:expires"]) <= self.clock.now()
+            if late and one["State"]["Name"] == "running":
+                stops = self.on_poweroff(one["InstanceId"]) == "stop"
+                end = self.ec2.stop_instances if stops else self.ec2.terminate_instances
+                end(InstanceIds=[one["InstanceId"]])
+
+    def on_poweroff(self, instance_id: str) -> str:
+        """Return what a poweroff from inside does to an instance: "stop" or "terminate"."""
+        asked = self.ec2.describe_instance_attribute(
+            InstanceId=instance_id, Attribute="instanceInitiatedShutdownBehavior"
+        )
+        return str(asked["InstanceInitiatedShutdownBehavior"]["Value"])
 
     def left(self) -> list[str]:
         """Return whatever the account holds that a new account does not."""

@@ -1,0 +1,27 @@
+"""What verbs do in AWS that need machines beside, and documents of those that return something else."""
+
+from typing import Any
+
+from awsddp.aws import poweroff
+from awsddp.verbs import everywhere
+from awsddp.verbs.context import Context
+from awsddp.verbs.nodes import ready
+
+
+def trained(ctx: Context) -> dict[str, Any]:
+    """Do in AWS what `train` does there; what it does beside needs machines."""
+    with ready(ctx) as cluster:
+        poweroff.keep_on_poweroff(cluster.aws, cluster.nodes, "train-1")
+    return {}
+
+
+def fetched(ctx: Context) -> dict[str, Any]:
+    """Do in AWS what `fetch` does there, once the results are home."""
+    with ready(ctx) as cluster:
+        poweroff.release(cluster.aws, cluster.nodes, "train-1")
+    return {}
+
+
+def status_all(ctx: Context) -> dict[str, Any]:
+    """`status --all`, as a document."""
+    return {"clusters": everywhere.status_all(ctx)}
