@@ -23,6 +23,8 @@ from typing import Any
 
 from _rehearsal import Rehearsal, rehearsal
 
+from awsddp.nodes.hostkeys import make_key
+from awsddp.nodes.user_data import user_data
 from awsddp.plan import Request, names, resolve_request
 
 BARE = """
@@ -81,11 +83,12 @@ def requests(lab: Rehearsal, keys: dict[str, str], nodes: int) -> dict[str, Any]
         "security_group": "",
         "client_token": uuid.uuid4().hex,
     }
-    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(lab.root / "key")]
-    subprocess.run(words, check=True)
     given: dict[str, Any] = {
         "ids": ids,
-        "secrets": {"user_data": "#cloud-config\n", "public_key": (lab.root / "key.pub").read_text()},
+        "secrets": {
+            "user_data": user_data(host_key=make_key("bare"), expires_at=datetime.now(UTC)),
+            "public_key": make_key("bare").public,
+        },
         "now": datetime.now(UTC),
     }
     made = {one["operation"]: resolve_request(Request(**one), **given).parameters for one in plan["requests"]}

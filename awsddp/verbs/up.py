@@ -60,8 +60,13 @@ def read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, tuple[Cluster
     from awsddp.aws.clusters import find_clusters
     from awsddp.aws.facts import gather
 
+    def look() -> tuple[Cluster, ...]:
+        owner = aws.identity().user_id
+        import_beside("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
+        return find_clusters(aws, ctx.spec.name, owner)
+
     with ThreadPoolExecutor(max_workers=1) as pool:
-        existing = pool.submit(lambda: find_clusters(aws, ctx.spec.name, aws.identity().user_id))
+        existing = pool.submit(look)
         facts = gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name)
         return facts, existing.result()
 
