@@ -1,5 +1,6 @@
 """What a person reads before anything is launched: the plan, and what could be had at all."""
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cli.tables import line, table
@@ -37,7 +38,11 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
     table(("", ""), [row for row in rows if row[1]], stderr=stderr)
     if facts["choices"]:
         line("other choices:", stderr=stderr)
-        table(_CHOICE, [_choice_row(choice) for choice in facts["choices"]], stderr=stderr)
+        table(
+            _choice_headings(plan.region),
+            [_choice_row(choice, plan.region) for choice in facts["choices"]],
+            stderr=stderr,
+        )
     for warning in facts["warnings"]:
         line(f"warning: {warning}", stderr=stderr)
 
@@ -81,16 +86,17 @@ def _price_line(facts: dict[str, Any], expires_s: int) -> str:
     )
 
 
-_CHOICE = ("type", "gpus", "price an hour", "quota", "zones")
+def _choice_headings(region: str) -> tuple[str, ...]:
+    return ("type", "gpus", "a node an hour", "quota", f"zones of {region}")
 
 
-def _choice_row(choice: dict[str, Any]) -> list[str]:
+def _choice_row(choice: dict[str, Any], region: str) -> list[str]:
     return [
         choice["instance_type"],
         f"{choice['gpus_per_node']} x {choice['gpu']}",
         money(choice["price_usd_per_hour"]),
         {True: "allows it", False: "too small", None: "not readable"}[choice["fits_quota"]],
-        ", ".join(choice["zones"]),
+        ", ".join(zone.removeprefix(region) for zone in choice["zones"]),
     ]
 
 
@@ -99,11 +105,11 @@ def offers_page(found: dict[str, Any]) -> None:
     nodes = found["nodes"]
     line(f"{found['region']}, prices of {found['price_date']}; quota for {nodes} node{'s' * (nodes != 1)}:")
     spot = any(offer["spot_usd_per_hour"] is not None for offer in found["offers"])
-    headings = (*_CHOICE, "spot") if spot else _CHOICE
+    region = found["region"]
     table(
-        headings,
+        (*_choice_headings(region), *(["spot"] if spot else [])),
         [
-            _choice_row(offer) + ([money(offer["spot_usd_per_hour"])] if spot else [])
+            _choice_row(offer, region) + ([money(offer["spot_usd_per_hour"])] if spot else [])
             for offer in found["offers"]
         ],
     )
@@ -112,10 +118,17 @@ def offers_page(found: dict[str, Any]) -> None:
 def checks_page(checks: list[dict[str, Any]]) -> None:
     """Show checks: what was looked at, how it is, what was expected, and what helps."""
     told = {True: "ok", False: "FAILED", None: "-"}
-    table(
-        ("check", "", "found", "to do"),
-        [(check["name"], told[check["ok"]], check["value"], check["hint"]) for check in checks],
-    )
+    rows = []
+    for (kind, *found), alike in itertools.groupby(checks, key=_kind):
+        names = [check["name"].removeprefix(f"{kind} ") for check in alike]
+        rows.append((" ".join(filter(None, (kind, ", ".join(names)))), told[found[0]], *found[1:]))
+    table(("check", "", "found", "to do"), rows)
+
+
+def _kind(check: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what makes checks one row: the permissions that have the same answer."""
+    kind, _, rest = check["name"].partition(" ")
+    return (kind if rest and kind == "permission" else "", check["ok"], check["value"], check["hint"])
 
 
 def permissions_page(found: dict[str, Any]) -> None:
