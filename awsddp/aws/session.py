@@ -175,7 +175,7 @@ class Aws:
             raise ConfigError(
                 "no AWS region is known",
                 "neither --region, nor cluster.region, nor the AWS configuration names one",
-                "name one: awsddp --region us-east-1 ...",
+                "name one: awsddp --region us-east-1 ...\nor try it for nothing: awsddp run --local",
             )
         if not _REGION.fullmatch(region):
             raise self._no_region(region)

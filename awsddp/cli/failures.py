@@ -21,6 +21,9 @@ def run(command: click.Command) -> int:
         _written()
     except (click.exceptions.Abort, KeyboardInterrupt):
         return show(WATCH.interrupted())
+    except click.exceptions.NoArgsIsHelpError as error:  # a verb that has verbs of its own, alone
+        click.echo(error.format_message())
+        return 0
     except click.ClickException as error:
         return show(UsageError(error.format_message(), "", _help_line(error)))
     except AwsddpError as error:

@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from awsddp.cli import screen, session
-from awsddp.cli.options import Globals, Verb
+from awsddp.cli.options import Globals, Verb, VerbGroup
 from awsddp.errors import NotFoundError
 
 
-@click.group("local")
+@click.group("local", cls=VerbGroup)
 def command() -> None:
     """The local cloud: EC2 and real hosts on this machine, for rehearsals and tests.
 
@@ -69,7 +69,7 @@ def stop(options: Globals) -> None:
             )
 
 
-@command.group("fault")
+@command.group("fault", cls=VerbGroup)
 def fault() -> None:
     """Faults on purpose: calls of the EC2 API that are refused, late, cut or lost."""
 

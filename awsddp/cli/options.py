@@ -75,15 +75,33 @@ class Verb(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Fold the global options given before and after the verb into one, then run the verb."""
-        names = [field.name for field in dataclasses.fields(Globals)]
-        later = Globals(**{name: ctx.params.pop(name) for name in names})
-        options = ctx.params["options"] = ctx.find_root().obj.merged(later)
+        options = ctx.params["options"] = _folded(ctx)
         WATCH.verb, WATCH.cluster = self.name or "", options.name
         WATCH.json, WATCH.debug = options.json, options.verbose > 1
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # click would forget which one it was
             raise WATCH.interrupted(stop) from None
+
+
+class VerbGroup(click.Group):
+    """A verb that has verbs of its own: the global options may stand after it, too."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params += global_options(hidden=True)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Keep the global options given here for the verb that follows."""
+        ctx.find_root().obj = _folded(ctx)
+        return super().invoke(ctx)
+
+
+def _folded(ctx: click.Context) -> Globals:
+    """Return the global options given so far, those of this command taken from its parameters."""
+    names = [field.name for field in dataclasses.fields(Globals)]
+    given: Globals = ctx.find_root().obj
+    return given.merged(Globals(**{name: ctx.params.pop(name) for name in names}))
 
 
 class Words(Verb):

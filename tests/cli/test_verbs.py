@@ -186,6 +186,12 @@ def test_awsddp_alone_says_what_there_is_and_what_to_type(cluster: Lab, tmp_path
     assert (first.returncode, "awsddp run --local" in first.stdout) == (0, True)
 
 
+def test_a_verb_with_verbs_of_its_own_shows_them(lab: Lab) -> None:
+    shown = lab.run("local")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "fault" in shown.stdout
+
+
 def test_the_starter_file_is_written_once_and_names_every_key(lab: Lab) -> None:
     assert lab.run("init").returncode == 0
     assert lab.run("init").returncode == 3

@@ -42,6 +42,7 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["logs", "--since", "yesterday"], 2, "--since yesterday"),
         (["logs", "--grep", "("], 2, "--grep ("),
         (["local", "status"], 7, "awsddp local start"),
+        (["local", "-y", "fault", "-q", "list"], 7, "awsddp local start"),
     ],
 )
 def test_wrong_words(lab: Lab, words: list[str], code: int, said: str) -> None:
