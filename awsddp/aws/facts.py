@@ -13,7 +13,15 @@ from awsddp.aws import prices
 from awsddp.aws.images import find_image
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws, soon
-from awsddp.aws.surroundings import check_key, check_sources, own_group, reservation, subnets
+from awsddp.aws.surroundings import (
+    check_disk_key,
+    check_profile,
+    check_sources,
+    own_group,
+    own_key,
+    reservation,
+    subnets,
+)
 from awsddp.cluster import TargetName
 from awsddp.compat import GpuType, Market
 from awsddp.plan import Facts, Group, Reservation, ssh_cidrs
@@ -35,7 +43,9 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     caller = soon(aws.identity)
     places = soon(subnets, aws, spec.network.subnet)
     callers = soon(_callers, spec, caller_address)
-    key = soon(check_key, aws, spec.access.key)
+    key = soon(own_key, aws, spec.access.key)
+    profile = soon(check_profile, aws, spec.access.instance_profile)
+    disk_key = soon(check_disk_key, aws, spec.access.kms_key)
     reserved = soon(reservation, aws, spec.capacity.reservation)
     if spec.capacity.reservation:
         caller.result()
@@ -49,10 +59,21 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     group = soon(_own_group, aws, spec, callers)
     sources = soon(check_sources, aws, spec.network.ssh_cidr)
     owner = caller.result().user_id
-    reads: list[Future[Any]] = [image, places, callers, key, offers, listed, group, sources]
+    reads: list[Future[Any]] = [
+        image,
+        places,
+        callers,
+        key,
+        offers,
+        listed,
+        group,
+        sources,
+        profile,
+        disk_key,
+    ]
     wait([*reads, *described.values(), *quotas.values(), *([market] if market else [])])
-    key.result()
-    sources.result()
+    for looked_for in (sources, profile, disk_key):
+        looked_for.result()
     types = {name: future.result() for name, future in described.items()}
     return Facts(
         region=aws.region,
@@ -69,6 +90,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         price_date=datetime.now(UTC).strftime("%Y-%m-%d"),
         spot_prices=market.result() if market else {},
         group=group.result(),
+        public_key=key.result(),
         reservation=reserved.result(),
     )
 

@@ -1,4 +1,4 @@
-"""Reads what a cluster is put into: subnets and their way out, the user's own group, a reservation."""
+"""Reads what a cluster is put into: subnets and their way out, what is the user's own, a reservation."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -121,14 +121,69 @@ def _lets_in(permissions: Iterable[dict[str, Any]], cidr: str) -> bool:
     return False
 
 
-def check_key(aws: Aws, asked: str | None) -> None:
-    """Look for the user's own key pair. Raises ConfigError where there is none, CloudError."""
+def own_key(aws: Aws, asked: str | None) -> str:
+    """Return the public half of the user's own key pair, "" where EC2 does not tell it.
+
+    Raises ConfigError where there is none, CloudError.
+    """
     if asked is None:
-        return
+        return ""
     try:
-        aws.call("DescribeKeyPairs", {"KeyNames": [asked]})
+        [found] = aws.call("DescribeKeyPairs", {"KeyNames": [asked], "IncludePublicKey": True})["KeyPairs"]
     except Refused as refusal:
         raise _unknown(refusal, "access.key", asked, aws.region, "key pair") from refusal
+    return str(found.get("PublicKey", ""))
+
+
+def check_profile(aws: Aws, asked: str | None) -> None:
+    """Look for the user's own instance profile, where that may be read; EC2 takes two minutes to say no.
+
+    Raises ConfigError where there is none.
+    """
+    if asked is None:
+        return
+    name = {"InstanceProfileName": asked.rpartition("/")[2]}
+    try:
+        found = aws.call("GetInstanceProfile", name, service="iam")["InstanceProfile"]["Arn"]
+    except Refused as refusal:
+        if refusal.code != "NoSuchEntity":
+            return  # the launch will tell
+        found = ""
+    if not found or (asked.startswith("arn:") and found != asked):
+        raise ConfigError(
+            f"access.instance_profile: no instance profile {asked!r} in this account",
+            f"the one of this name is {found}" if found else "",
+            "aws iam list-instance-profiles   # name one of these, or leave access.instance_profile out",
+        )
+
+
+def check_disk_key(aws: Aws, asked: str | None) -> None:
+    """Look whether the user's own KMS key can encrypt disks, where that may be read: with one that cannot
+    instances end as they begin.
+
+    https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
+    Raises ConfigError.
+    """
+    if asked is None:
+        return
+    why = ""
+    try:
+        found = aws.call("DescribeKey", {"KeyId": asked}, service="kms")["KeyMetadata"]
+        if found["KeyState"] != "Enabled":
+            why = (
+                f"it is {found['KeyState']}: aws kms enable-key --key-id {found['KeyId']}, if it may be used"
+            )
+        elif found.get("KeySpec", "SYMMETRIC_DEFAULT") != "SYMMETRIC_DEFAULT":
+            why = f"it is a key for {found['KeyUsage']}, disks take symmetric ones alone"
+    except Refused as refusal:
+        if refusal.code in ("NotFoundException", "InvalidArnException"):
+            why = refusal.why
+    if why:
+        raise ConfigError(
+            f"access.kms_key: {asked} cannot encrypt disks in {aws.region}",
+            why,
+            "name another, by its id, alias (alias/...) or ARN, or leave access.kms_key out",
+        )
 
 
 def reservation(aws: Aws, asked: str | None) -> Reservation | None:

@@ -31,7 +31,7 @@ from awsddp.local.lifecycle import Lifecycle
 from awsddp.local.requests import Refusal, Reply, Request, check_signature, ec2_reply, read, refuse
 from awsddp.local.store import Launch, Store
 
-SERVICES = frozenset({"ec2", "ssm", "sts", "iam", "servicequotas"})
+SERVICES = frozenset({"ec2", "ssm", "sts", "iam", "kms", "servicequotas"})
 ADMIN = "/_awsddp/"
 NOT_ASKED = ("ClientToken", "DryRun")  # of a launch: what may differ when it is sent again
 
@@ -246,6 +246,7 @@ class Front:
         made = [instance for instance in self._emulator.instances() if instance.id not in before]
         if made:
             _tag_interfaces(request, made)
+            _give_role(request, backend, made)
             placement.remember(request, made)
             reservations.remember(request, made, reserved)
             if key[1]:
@@ -324,3 +325,13 @@ def _tag_interfaces(request: Request, instances: list[Any]) -> None:
     for instance in instances:
         for nic in instance.nics.values():
             nic.add_tags(tags)
+
+
+def _give_role(request: Request, backend: Any, instances: list[Any]) -> None:
+    """The instance profile of the launch, which moto gives to its first instance alone."""
+    name, arn = (request.parameters.get(f"IamInstanceProfile.{key}") for key in ("Name", "Arn"))
+    for instance in instances if name or arn else ():
+        if instance.id not in backend.iam_instance_profile_associations:
+            backend.associate_iam_instance_profile(
+                instance.id, iam_instance_profile_name=name, iam_instance_profile_arn=arn
+            )

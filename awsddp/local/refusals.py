@@ -7,8 +7,10 @@ import re
 from ipaddress import IPv4Network
 from typing import Any
 
+from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.utils import get_service_model
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
+from moto.iam.models import iam_backends
 
 from awsddp.local import quotas, reservations
 from awsddp.local.requests import Refusal, Request
@@ -39,6 +41,7 @@ def check_launch(request: Request, backend: Any) -> None:
     key = request.parameters.get("KeyName")
     if key is not None and key not in backend.key_pairs:
         raise Refusal("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
+    _check_profile(request)
     _check_interfaces(request)
     _check_disks(request, image)
     _check_type(request, backend, image)
@@ -153,6 +156,19 @@ def check_unused(request: Request, backend: Any) -> None:
         name = f"vpc '{vpc_id}'"
     if used:
         raise Refusal("DependencyViolation", f"The {name} has dependencies and cannot be deleted.")
+
+
+def _check_profile(request: Request) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IamInstanceProfileSpecification.html"""
+    known = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.values()
+    for key, names in (("Name", {one.name for one in known}), ("Arn", {one.arn for one in known})):
+        asked = request.parameters.get(f"IamInstanceProfile.{key}")
+        if asked is not None and asked not in names:
+            raise Refusal(
+                "InvalidParameterValue",
+                f"Value ({asked}) for parameter iamInstanceProfile.{key.lower()} is invalid. "
+                f"Invalid IAM Instance Profile {'ARN' if key == 'Arn' else 'name'}",
+            )
 
 
 def _check_disks(request: Request, image: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import pickle
 import time
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import moto
+from cryptography.hazmat.bindings._rust import openssl
+from cryptography.hazmat.primitives import serialization
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
+from moto.kms.models import kms_backends
 from moto.ssm.models import ssm_backends
 from moto.sts.models import sts_backends
 
@@ -23,9 +27,24 @@ from awsddp.errors import LocalCloudError
 BACKENDS: dict[str, Any] = {
     "ec2": ec2_backends,
     "iam": iam_backends,
+    "kms": kms_backends,
     "ssm": ssm_backends,
     "sts": sts_backends,
 }
+
+
+def _key(key: Any) -> tuple[Any, ...]:
+    """How to pickle a private key of KMS."""
+    form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return _loaded, (key.private_bytes(*form),)
+
+
+def _loaded(data: bytes) -> Any:
+    return serialization.load_der_private_key(data, password=None)
+
+
+copyreg.pickle(openssl.rsa.RSAPrivateKey, _key)
+copyreg.pickle(openssl.ec.ECPrivateKey, _key)
 KEPT = 1000  # so many states are remembered
 
 

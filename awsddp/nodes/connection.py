@@ -2,7 +2,9 @@
 
 import contextlib
 import logging
+import shlex
 import socket
+import stat
 import subprocess
 import threading
 import time
@@ -80,6 +82,42 @@ def load_key(path: Path) -> paramiko.PKey:
         ) from error
     except (OSError, ValueError, TypeError, paramiko.SSHException) as error:
         raise ConfigError(f"the login key {path} cannot be used", str(error)) from error
+
+
+def check_own_key(path: Path, *, name: str, public: str) -> None:
+    """Look whether `access.key_file` can be used, and is the private half of the key pair `name`.
+
+    `public` is its public half as EC2 has it, "" where that is not told. Raises ConfigError.
+    """
+    place, file = f"access.key_file: {path}", shlex.quote(str(path))
+    try:
+        mode = path.stat().st_mode
+        key = paramiko.PKey.from_path(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{place} is no file", "", f"name the private half of {name}") from error
+    except TypeError as error:  # this is how cryptography asks for one
+        raise ConfigError(
+            f"{place} is protected by a passphrase",
+            "nobody is there to type it while a job runs",
+            f"ssh-keygen -p -N '' -f {file}   # on a copy for awsddp; or leave access.key out: each cluster "
+            "then has a key of its own",
+        ) from error
+    except Exception as error:  # what reads keys has no error of its own
+        raise ConfigError(
+            f"{place} cannot be read as a private key", str(error), f"name the private half of {name}"
+        ) from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"{place} can be read by others on this machine",
+            f"its mode is {stat.S_IMODE(mode):04o}: ssh takes no such key",
+            f"chmod 600 {file}",
+        )
+    if public and key.get_base64() != public.split()[1]:
+        raise ConfigError(
+            f"{place} is not the private half of {name}",
+            f"EC2 has another public key under that name; that of the file is {_public(key)}",
+            "name the right file, or the right access.key: aws ec2 describe-key-pairs",
+        )
 
 
 def connect(

@@ -110,11 +110,12 @@ def _image_parameters(image: str | None) -> list[dict[str, Any]]:
 
 def _only_role(spec: ClusterSpec) -> dict[str, Any]:
     """Return the condition that no instance gets another role than the one that is named."""
-    asked = spec.access.instance_profile
-    if asked is None:
-        return {}
-    arns = [asked] if asked.startswith("arn:") else [f"arn:aws:iam::*:instance-profile/{asked}"]
-    return {"ArnLike": {"ec2:InstanceProfile": arns}}
+    return {"ArnLike": {"ec2:InstanceProfile": _profiles(spec)}} if spec.access.instance_profile else {}
+
+
+def _profiles(spec: ClusterSpec) -> list[str]:
+    asked = spec.access.instance_profile or ""
+    return [asked] if asked.startswith("arn:") else [f"arn:aws:iam::*:instance-profile/{asked}"]
 
 
 def _making(made: dict[str, str]) -> list[dict[str, Any]]:
@@ -215,6 +216,7 @@ def _extras(spec: ClusterSpec) -> list[dict[str, Any]]:
                 StringEquals={"iam:PassedToService": "ec2.amazonaws.com"},
             )
         )
+        extras.append(_statement("LookAtTheRole", ["iam:GetInstanceProfile"], _profiles(spec)))
     return extras + (_disk_key(spec.access.kms_key) if spec.access.kms_key else [])
 
 
@@ -232,8 +234,9 @@ def _disk_key(asked: str) -> list[dict[str, Any]]:
     else:
         keys, named = [asked if asked.startswith("arn:") else f"arn:aws:kms:*:*:key/{asked}"], {}
     through = {"StringLike": {"kms:ViaService": "ec2.*.amazonaws.com"}}
-    uses = ["DescribeKey", "GenerateDataKeyWithoutPlaintext", "Decrypt", "ReEncrypt*"]
+    uses = ["GenerateDataKeyWithoutPlaintext", "Decrypt", "ReEncrypt*"]
     return [
+        _statement("LookAtTheKey", ["kms:DescribeKey"], keys, **named),
         _statement("EncryptDisks", [f"kms:{use}" for use in uses], keys, **through, **named),
         _statement(
             "GrantTheKeyToEc2",

@@ -85,10 +85,11 @@ class Facts:
     """Everything read from AWS that a plan needs.
 
     `offers` maps an instance type to the zones that offer it; `described` holds asked types that the table of
-    compat lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's
-    code to its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see
-    them, as CIDRs. `prices` are on-demand prices of a machine an hour as the Pricing API told them on
-    `price_date`, `spot_prices` those of a zone now.
+    compat lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's code to
+    its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
+    CIDRs; `public_key` is the public half of `access.key`, "" where it is not told. `prices` are on-demand
+    prices of a machine an hour as the Pricing API told them on `price_date`, `spot_prices` those of a zone
+    now.
     """
 
     region: str
@@ -105,6 +106,7 @@ class Facts:
     price_date: str = ""
     spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     group: Group | None = None
+    public_key: str = ""
     reservation: Reservation | None = None
 
 

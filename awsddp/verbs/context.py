@@ -16,6 +16,7 @@ from awsddp.verbs.trail import Trail
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
+    from awsddp.plan import Facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,26 @@ def aws_of(ctx: Context, target: Target) -> "Aws":
     from awsddp.aws.session import Aws
 
     return Aws(target, on_call=Trail(ctx.folder))
+
+
+def facts_of(aws: "Aws", spec: ClusterSpec, target: Target) -> "Facts":
+    """Read what a plan for `spec` needs, and hold the user's own login key against EC2's half of it.
+
+    Raises ConfigError, CloudError.
+    """
+    from awsddp.aws.facts import gather
+
+    facts = gather(aws, spec, caller_address=target.caller_address, target=target.name)
+    if spec.access.key and spec.access.key_file:
+        from awsddp.nodes.connection import check_own_key
+
+        check_own_key(own_key_file(spec), name=spec.access.key, public=facts.public_key)
+    return facts
+
+
+def own_key_file(spec: ClusterSpec) -> Path:
+    """Return where `access.key_file` is."""
+    return Path(str(spec.access.key_file)).expanduser().absolute()
 
 
 @contextlib.contextmanager

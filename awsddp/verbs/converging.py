@@ -11,7 +11,7 @@ from awsddp.plan import Convergence, Facts, LaunchPlan, Standing, converge, make
 from awsddp.report import money, node_name
 from awsddp.spec import remembered
 from awsddp.state import Record
-from awsddp.verbs.context import Context
+from awsddp.verbs.context import Context, facts_of
 from awsddp.verbs.launching import carry_out
 from awsddp.verbs.nodes import JUMP, Ready, bring_home, connect, jobs_on, remember
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Confirm = Callable[[LaunchPlan | str], None]
 
 # What holds from now on without a launch.
-_REACH = (JUMP, "network.ssh_cidr")
+_REACH = (JUMP, "network.ssh_cidr", "access.user")
 _LOST = "what only the disks of ended nodes hold is lost; results come home first"
 
 
@@ -55,9 +55,7 @@ def nowhere(ctx: Context, record: Record) -> Cluster:
 
 def plan_of(ctx: Context, aws: "Aws", change: Convergence, target: Target) -> LaunchPlan:
     """Return the plan that launches what is missing, with all the steps. Raises as `make_plan` does."""
-    from awsddp.aws.facts import gather
-
-    facts = gather(aws, change.spec, caller_address=target.caller_address, target=target.name)
+    facts = facts_of(aws, change.spec, target)
     plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone)
     warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
     return replace(plan, steps=change.steps, warnings=warnings)
@@ -91,6 +89,7 @@ def carry_out_changes(
         nodes=size,
         expires=change.expires,
         price_usd_per_hour=_price(record, size),
+        ssh_user=ctx.spec.access.user or record.ssh_user,
         asked=record.asked | {key: value for key, value in remembered(ctx.spec).items() if key in _REACH},
     )
     if change.asked_about:

@@ -10,7 +10,7 @@ from awsddp import compat
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import names
 from awsddp.plan.policy import least_policy
-from awsddp.verbs.context import Context, aws_of, target_for
+from awsddp.verbs.context import Context, aws_of, facts_of, target_for
 from awsddp.verbs.nodes import jump_of, reach_jump
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ def doctor(ctx: Context) -> dict[str, Any]:
 
     Raises CloudError where AWS does not know the caller, ConfigError where there is no region.
     """
-    from awsddp.aws.facts import gather
     from awsddp.aws.preflight import before_launch
 
     with target_for(ctx) as target:
@@ -30,7 +29,7 @@ def doctor(ctx: Context) -> dict[str, Any]:
         checks = before_launch(
             aws,
             ctx.spec,
-            facts=lambda: gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name),
+            facts=lambda: facts_of(aws, ctx.spec, target),
             ids=names(ctx.spec.name, random.token_hex(4)),
             secrets=stand_ins(),
             now=datetime.now(UTC),
@@ -58,15 +57,12 @@ def dry_run(ctx: Context) -> dict[str, Any]:
 
     Raises ConfigError or CloudError where no plan can be made.
     """
-    from awsddp.aws.facts import gather
     from awsddp.aws.permissions import dry_run as ask
     from awsddp.plan import make_plan
 
     with target_for(ctx) as target:
         aws = aws_of(ctx, target)
-        plan = make_plan(
-            ctx.spec, gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name)
-        )
+        plan = make_plan(ctx.spec, facts_of(aws, ctx.spec, target))
         told = ask(
             aws,
             plan,
@@ -88,12 +84,11 @@ def request_quota(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, 
     `confirm` is asked with the request and raises to refuse. Raises CloudError where AWS refuses, ConfigError
     where no plan can be made or which quota it is is not known.
     """
-    from awsddp.aws.facts import gather
     from awsddp.plan import make_plan
 
     with target_for(ctx) as target:
         aws = aws_of(ctx, target)
-        facts = gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name)
+        facts = facts_of(aws, ctx.spec, target)
         plan = make_plan(ctx.spec, replace(facts, quotas={}))  # as it would be with enough of it
         quota = compat.quota_of(plan.instance_type, plan.market)
         if quota is None:

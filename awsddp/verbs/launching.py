@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Node, Target
-from awsddp.errors import AwsddpError, CapacityError, ConfigError
+from awsddp.errors import AwsddpError, CapacityError
 from awsddp.plan import Facts, LaunchPlan, make_plan, names
 from awsddp.spec import remembered
 from awsddp.state import Record, write_private
-from awsddp.verbs.context import Context, aws_of
+from awsddp.verbs.context import Context, aws_of, facts_of, own_key_file
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -49,13 +49,12 @@ def plan_everywhere(ctx: Context, target: Target, facts: Facts) -> LaunchPlan:
 
 
 def _plan_in(ctx: Context, target: Target, region: str) -> LaunchPlan:
-    from awsddp.aws.facts import gather
 
     capacity = ctx.spec.capacity
     zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
     spec = replace(ctx.spec, capacity=replace(capacity, zones=zones))
     aws = aws_of(ctx, replace(target, region=region))
-    return make_plan(spec, gather(aws, spec, caller_address=target.caller_address, target=target.name))
+    return make_plan(spec, facts_of(aws, spec, target))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +225,7 @@ def _login_key(ctx: Context) -> str:
     from awsddp.nodes.hostkeys import make_key
 
     if ctx.spec.access.key is not None:
-        _point_to(ctx.folder.key, Path(str(ctx.spec.access.key_file)).expanduser().absolute())
+        _point_to(ctx.folder.key, own_key_file(ctx.spec))
         return ""
     public = ctx.folder.path / "key.pub"
     if not (ctx.folder.key.exists() and public.exists()):
@@ -237,10 +236,6 @@ def _login_key(ctx: Context) -> str:
 
 
 def _point_to(link: Path, own: Path) -> None:
-    if not own.is_file():
-        raise ConfigError(
-            f"access.key_file: there is no file {own}", "", "name the private half of access.key"
-        )
     link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     link.unlink(missing_ok=True)
     link.symlink_to(own)

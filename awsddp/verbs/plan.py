@@ -5,10 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from awsddp import compat
-from awsddp.cluster import Target
-from awsddp.plan import Facts, LaunchPlan
+from awsddp.plan import LaunchPlan
 from awsddp.plan import offers as offered
-from awsddp.verbs.context import Context, aws_of, target_for
+from awsddp.verbs.context import Context, aws_of, facts_of, target_for
 from awsddp.verbs.converging import changes, plan_of
 from awsddp.verbs.launching import plan_everywhere
 from awsddp.verbs.up import as_before, known, read
@@ -36,7 +35,7 @@ def offers(ctx: Context) -> dict[str, Any]:
     Raises CloudError where AWS does not answer.
     """
     with target_for(ctx) as target:
-        facts = _facts(ctx, target)
+        facts = facts_of(aws_of(ctx, target), ctx.spec, target)
     found = offered(facts, ctx.spec.cluster.nodes)
     return {
         "region": facts.region,
@@ -54,9 +53,3 @@ def offers(ctx: Context) -> dict[str, Any]:
             for choice in found
         ],
     }
-
-
-def _facts(ctx: Context, target: Target) -> Facts:
-    from awsddp.aws.facts import gather
-
-    return gather(aws_of(ctx, target), ctx.spec, caller_address=target.caller_address, target=target.name)

@@ -11,7 +11,7 @@ from awsddp.errors import ConfigError
 from awsddp.plan import Facts, LaunchPlan, refuse_untried
 from awsddp.spec import overlaid
 from awsddp.state import Record
-from awsddp.verbs.context import Context, aws_of, target_for
+from awsddp.verbs.context import Context, aws_of, facts_of, target_for
 from awsddp.verbs.converging import Confirm, carry_out_changes, nowhere
 from awsddp.verbs.launching import carry_out, plan_everywhere
 from awsddp.verbs.nodes import connect, import_beside, reach_jump, write_ssh_config
@@ -58,7 +58,6 @@ def as_before(ctx: Context) -> Context:
 def read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, tuple[Cluster, ...]]:
     """Read what the plan needs and what exists by this name, side by side. Raises CloudError, ConfigError."""
     from awsddp.aws.clusters import find_clusters
-    from awsddp.aws.facts import gather
 
     def look() -> tuple[Cluster, ...]:
         owner = aws.identity().user_id
@@ -67,7 +66,7 @@ def read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, tuple[Cluster
 
     with ThreadPoolExecutor(max_workers=1) as pool:
         existing = pool.submit(look)
-        facts = gather(aws, ctx.spec, caller_address=target.caller_address, target=target.name)
+        facts = facts_of(aws, ctx.spec, target)
         return facts, existing.result()
 
 

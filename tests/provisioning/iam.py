@@ -143,7 +143,7 @@ def _needs(request: Request, backend: Any) -> Iterator[tuple[str, str, dict[str,
     if operation in _FREE:
         return
     if request.service != "ec2":
-        yield from _elsewhere(action, json.loads(request.body))
+        yield from _elsewhere(action, form or json.loads(request.body))
         return
     if not request.changes:
         yield action, "*", {}
@@ -171,6 +171,12 @@ def _elsewhere(action: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str
             for name in asked["Names"]:
                 owner = "" if name.startswith("/aws/service/") else ACCOUNT
                 yield action, f"arn:aws:ssm:us-east-1:{owner}:parameter{name}", {}
+        case "iam:GetInstanceProfile":
+            profiles = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles
+            wanted = [one.arn for one in profiles.values() if one.name == asked["InstanceProfileName"]]
+            yield action, wanted[0], {}
+        case "kms:DescribeKey":
+            yield action, *_disk_key(asked["KeyId"])
         case "servicequotas:RequestServiceQuotaIncrease":
             quota = f"{asked['ServiceCode']}/{asked['QuotaCode']}"
             yield action, f"arn:aws:servicequotas:us-east-1:{ACCOUNT}:{quota}", {}
@@ -228,17 +234,21 @@ def _used(form: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield kind, form[name]
 
 
+def _disk_key(key: str) -> tuple[str, dict[str, Any]]:
+    """Return the ARN of a KMS key and its aliases. Here each key has the alias by which it is asked for."""
+    key_id = "from-an-alias" if "alias/" in key else key.rpartition("key/")[2]
+    aliases = [f"alias/{key.rpartition('alias/')[2]}"]
+    return f"arn:aws:kms:us-east-1:{ACCOUNT}:key/{key_id}", {"kms:ResourceAliases": aliases}
+
+
 def _encrypt(key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what disks with a key of one's own need. Here each key has the alias by which it is asked for.
+    """Yield what disks with a key of one's own need.
 
     https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
     """
-    alias = f"alias/{key.rpartition('alias/')[2]}"
-    key_id = "from-an-alias" if "alias/" in key else key.rpartition("key/")[2]
-    arn = f"arn:aws:kms:us-east-1:{ACCOUNT}:key/{key_id}"
-    context = {"kms:ViaService": "ec2.us-east-1.amazonaws.com", "kms:ResourceAliases": [alias]}
+    arn, named = _disk_key(key)
+    context = {"kms:ViaService": "ec2.us-east-1.amazonaws.com", **named}
     for action in (
-        "DescribeKey",
         "GenerateDataKeyWithoutPlaintext",
         "Decrypt",
         "ReEncryptFrom",

@@ -55,6 +55,7 @@ def own_network(world: World) -> Settings:
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "203.0.113.0/24"}]}
     ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[inside, ssh])
+    (world.root / "own-key").touch(mode=0o600)
     (world.root / "own-key").write_text(ec2.create_key_pair(KeyName="own")["KeyMaterial"])
     ec2.create_placement_group(GroupName="own", Strategy="cluster")
     return {
@@ -66,13 +67,23 @@ def own_network(world: World) -> Settings:
     }
 
 
-def with_role(kms_key: str, *, by_arn: bool) -> Callable[[World], Settings]:
+def disk_key(world: World, named: str) -> str:
+    """Make a KMS key of the user's own, and return its "KeyId" or its "Arn", or the alias that it gets."""
+    kms = world.cloud.client("kms")
+    key = kms.create_key()["KeyMetadata"]
+    if named in key:
+        return str(key[named])
+    kms.create_alias(AliasName=named, TargetKeyId=key["KeyId"])
+    return named
+
+
+def with_role(key: str, *, by_arn: bool) -> Callable[[World], Settings]:
     def made(world: World) -> Settings:
         profile = world.cloud.client("iam").create_instance_profile(
             InstanceProfileName="trainers", Path="/teams/" if by_arn else "/"
         )
         named = profile["InstanceProfile"]["Arn"] if by_arn else "trainers"
-        return {"access.instance_profile": named, "access.kms_key": kms_key}
+        return {"access.instance_profile": named, "access.kms_key": disk_key(world, key)}
 
     return made
 
@@ -84,12 +95,10 @@ CONFIGURED: dict[str, Settings | Callable[[World], Settings]] = {
     "a type that is not in the table": {"cluster.instance_type": "g7.48xlarge"},
     "a reservation": reserved,
     "an own network": own_network,
-    "a role and a key for the disks": with_role(
-        f"arn:aws:kms:{REGION}:{ACCOUNT}:key/0123-4567", by_arn=False
-    ),
+    "a role and a key for the disks": with_role("Arn", by_arn=False),
     "a role by its ARN and a key by its alias": with_role("alias/disks", by_arn=True),
-    "a key by its id and an image by a parameter": {
-        "access.kms_key": "0123-4567",
+    "a key by its id and an image by a parameter": lambda world: {
+        "access.kms_key": disk_key(world, "KeyId"),
         "cluster.image": compat.DLAMI_PARAMETERS[0],
     },
     "EFA": {
