@@ -103,13 +103,14 @@ def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: C
 
 
 def test_what_was_not_said_again_is_as_at_the_launch(on: On, cloud: Cloud, aws: Aws, tmp_path: Path) -> None:
-    aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
+    made = aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
     vpc = aws.pages("DescribeSubnets", {}, "Subnets")[0]["VpcId"]
     group = aws.call("CreateSecurityGroup", {"GroupName": "own", "Description": "own", "VpcId": vpc})[
         "GroupId"
     ]
     own = tmp_path / "id_ed25519"
-    own.write_text("private")
+    own.touch(mode=0o600)
+    own.write_text(made["KeyMaterial"])
     laptop = on("laptop")
     laptop.first(
         access__key="mine", access__key_file=str(own), network__security_group=group, tags__team="vision"
@@ -122,7 +123,7 @@ def test_what_was_not_said_again_is_as_at_the_launch(on: On, cloud: Cloud, aws: 
     assert cloud.sent("CreateSecurityGroup") == []
     down(laptop.context(), confirm=lambda what: None)
     assert aws.call("DescribeSecurityGroups", {"GroupIds": [group]})["SecurityGroups"]
-    assert own.read_text() == "private"
+    assert own.read_text() == made["KeyMaterial"]
 
 
 def test_shrinking_ends_the_highest_numbers_and_that_is_no_loss(on: On, cloud: Cloud) -> None:
@@ -200,6 +201,14 @@ def test_ssh_is_opened_for_where_the_user_is_now_without_a_question(on: On) -> N
     assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)
     laptop.up()
     assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)
+
+
+def test_a_login_name_that_was_wrong_can_be_mended(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first(access__user="nobody")
+    for keys in ({"access__user": "ubuntu"}, {}):
+        laptop.up(**keys)
+        assert "User ubuntu\n" in laptop.folder.ssh_config.read_text()
 
 
 def test_ssh_moves_to_a_jump_host_which_is_remembered(
