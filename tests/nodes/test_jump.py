@@ -116,14 +116,15 @@ def test_all_nodes_are_reached_over_one_kept_connection(lab: MakeLab, bastion: B
 def test_files_and_a_shell_go_over_it_too(lab: MakeLab, bastion: Bastion, tmp_path: Path) -> None:
     one = lab(1)
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "train.py").write_text("print('here')\n")
+    data = os.urandom(3 * 2**20)  # more than goes over the first connection: rsync carries it
+    (tmp_path / "home" / "data.bin").write_bytes(data)
     config = tmp_path / "an ssh config"
     config.write_text(
         ssh_config([one.hosts[0].endpoint], one.key, one.known_hosts, jump=bastion.jump), encoding="utf-8"
     )
     with one.fleet(jump=bastion.jump) as fleet:
         sent = push(files_to_send(tmp_path / "home"), fleet, ssh_config=config)
-    assert (sent[0].files, (one.hosts[0].work / "train.py").read_text()) == (1, "print('here')\n")
+    assert (sent[0].files, (one.hosts[0].work / "data.bin").read_bytes()) == (1, data)
     assert (bastion.lines(), bastion.logins()) == (2, 1)
     said = subprocess.run(["ssh", "-F", config, "node0", "echo there"], capture_output=True, text=True)
     assert (said.stdout, said.stderr, bastion.lines()) == ("there\n", "", 3)
