@@ -1,5 +1,6 @@
 """From an error to what the user reads and the process's exit code. The one place that maps them."""
 
+import errno
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ def run(command: click.Command) -> int:
     WATCH.json, WATCH.debug, WATCH.cluster = "--json" in sys.argv, False, None  # until the options are read
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
-        _written()
+        print(end="", flush=True)  # here, where it can still be told that nobody got it
     except (click.exceptions.Abort, KeyboardInterrupt):
         return show(WATCH.interrupted())
     except click.exceptions.NoArgsIsHelpError as error:  # a verb that has verbs of its own, alone
@@ -31,6 +32,8 @@ def run(command: click.Command) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return show(ConfigError("the output cannot be written", error.strerror or "no room"))
         return _unexpected(error)
     return result if isinstance(result, int) else 0
 
@@ -73,16 +76,6 @@ def _named(text: str) -> str:
 def _help_line(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     return f"{context.command_path if context else 'awsddp'} --help"
-
-
-def _written() -> None:
-    """Write out what is left of our output. Raises BrokenPipeError where nobody reads it, ConfigError."""
-    try:
-        print(end="", flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise ConfigError("the output cannot be written", error.strerror or str(error)) from error
 
 
 def _reader_gone() -> int:

@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from awsddp.errors import AwsddpError, LocalCloudError
 from awsddp.local import cgroups, network, vigil
-from awsddp.local.control import REGION, write_json
+from awsddp.local.control import KEPT, REGION, write_json
 from awsddp.local.hosts import Hosts, NoHosts
 from awsddp.local.place import Place
 
@@ -112,8 +113,6 @@ def serve(place: Place) -> None:
             why="another program took it while this one did not run, and its clients know it by it",
             next=f"end the other program (ss -tlnp 'sport = {port}'), or: awsddp local stop",
         ) from error
-    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
-    lifecycle.start()
     report = {
         "pid": os.getpid(),
         "port": server.server_port,
@@ -122,6 +121,14 @@ def serve(place: Place) -> None:
         "access_key_id": key,
         "secret_access_key": secret,
     }
+
+    def leave(*_: object) -> None:
+        with suppress(OSError):  # who looks for us now waits until we are gone
+            write_json(place.report, {key: report[key] for key in KEPT})
+        threading.Thread(target=server.shutdown).start()
+
+    signal.signal(signal.SIGTERM, leave)
+    lifecycle.start()
     write_json(place.report, report)
 
     def lives() -> bool:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -139,3 +140,17 @@ def test_a_reader_that_goes_away_ends_it_quietly(lab: Lab) -> None:
         env=lab.environ,
     )
     assert shown.stderr == ""
+
+
+def test_a_disk_without_room_for_the_output_is_said(lab: Lab) -> None:
+    with Path("/dev/full").open("wb") as full:
+        shown = subprocess.run(
+            [sys.executable, "-m", "awsddp", "up", "--help"],
+            env={key: value for key, value in lab.environ.items() if key != "PYTHONUNBUFFERED"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert shown.returncode == 3, shown.stderr
+    assert "error: the output cannot be written" in shown.stderr

@@ -1,0 +1,24 @@
+"""What botocore knows of AWS, read in our way."""
+
+from pathlib import Path
+
+import botocore
+import pytest
+from botocore.loaders import JSONFileLoader
+
+from awsddp.aws.models import QuickReader
+
+DATA = Path(botocore.__file__).parent / "data"
+
+
+@pytest.mark.parametrize(
+    "name", ["endpoints", "_retry", "ec2/2016-11-15/service-2", "sts/2011-06-15/service-2"]
+)
+def test_a_description_is_read_as_botocore_reads_it(name: str) -> None:
+    ours = QuickReader().load_file(str(DATA / name))
+    assert ours == JSONFileLoader().load_file(str(DATA / name))
+    assert list(ours) == list(JSONFileLoader().load_file(str(DATA / name)))
+
+
+def test_what_is_not_there_reads_as_none() -> None:
+    assert QuickReader().load_file(str(DATA / "ec2/2016-11-15/service-3")) is None
