@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from awsddp.aws.refusals import DENIED, OutOfCapacity, Refused
 from awsddp.aws.session import Aws
@@ -21,6 +21,8 @@ LATER = {
     "RevokeSecurityGroupIngress": "a security group",
     "DeleteSecurityGroup": "a security group",
     "DeleteKeyPair": "a key pair",
+    "DeleteNetworkInterface": "a network interface",
+    "DeleteVolume": "a volume",
     "DeletePlacementGroup": "a placement group",
     "ModifyInstanceAttribute": "an instance",
     "CreateTags": "an instance",
@@ -64,7 +66,7 @@ def dry_run(
 
     with ThreadPoolExecutor(max_workers=len(asked)) as pool:
         answers = list(pool.map(ask, asked))
-    needed = [name for name in LATER if not name.startswith("DeletePlacement") or _makes_group(plan)]
+    needed = [name for name, what in LATER.items() if _makes(plan, what)]
     return (
         *answers,
         *(
@@ -74,14 +76,22 @@ def dry_run(
     )
 
 
-def _makes_group(plan: LaunchPlan) -> bool:
-    return plan.asks("CreatePlacementGroup")
+def _makes(plan: LaunchPlan, what: str) -> bool:
+    """Whether the plan makes such a thing: the user's own is not changed, and not deleted."""
+    by = {
+        "a security group": "CreateSecurityGroup",
+        "a key pair": "ImportKeyPair",
+        "a placement group": "CreatePlacementGroup",
+    }
+    return plan.asks(by.get(what, "RunInstances"))
 
 
 def _without_unmade(request: Request) -> Request:
     if request.operation != "RunInstances":
         return request
-    made: dict[str, Any] = {key: value for key, value in request.parameters.items() if key != "KeyName"}
+    made = dict(request.parameters)
+    if isinstance(made["KeyName"], dict):
+        del made["KeyName"]
     if isinstance(made.get("Placement", {}).get("GroupName"), dict):
         del made["Placement"]
     made["NetworkInterfaces"] = [

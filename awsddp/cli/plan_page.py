@@ -31,7 +31,8 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         ("placement", plan.placement_why),
         ("quota", facts["quota"]),
         *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps)),
-        ("makes", "" if plan.steps else ", ".join(request["operation"] for request in facts["requests"])),
+        ("makes", ", ".join(facts["makes"])),
+        ("uses", ", ".join(f"{what} {name}" for what, name in facts["uses"].items())),
         ("price", _price_line(facts, plan.expires_s)),
         ("expires", f"after {duration(plan.expires_s)}, by itself"),
     ]

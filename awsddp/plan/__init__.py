@@ -169,7 +169,7 @@ def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[st
         each, date, source = (
             (max(known) if len(known) == len(zones) else None),
             "now",
-            "spot market, it moves",
+            "spot market, which moves, as of",
         )
     elif candidate.market == "capacity-block":
         each, date, source = 0.0, "", "the block is paid already"

@@ -46,6 +46,8 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
         "ssh_cidrs": list(plan.ssh_cidrs),
         "zones": [zone.name for zone in plan.zones],
         "steps": [asdict(step) for step in plan.steps],
+        "makes": makes(plan),
+        "uses": uses(plan),
         "requests": [asdict(request) for request in plan.requests],
         "choices": [choice_document(choice) for choice in plan.choices],
         "quota": plan.quota,
@@ -73,3 +75,47 @@ def _alternative(plan: LaunchPlan) -> dict[str, Any]:
         "zones": [zone.name for zone in plan.zones],
         "price_usd_per_hour": plan.price_usd_per_hour,
     }
+
+
+def makes(plan: LaunchPlan) -> list[str]:
+    """Return every resource that the plan's requests make, in words; what a cluster has already it keeps."""
+    words = {
+        "ImportKeyPair": "key pair",
+        "CreateSecurityGroup": "security group",
+        "CreatePlacementGroup": "placement group",
+    }
+    found = [word for operation, word in words.items() if plan.asks(operation) and not plan.steps]
+    if not plan.numbers:
+        return found
+    count, nics = len(plan.numbers), plan.request("RunInstances").parameters["NetworkInterfaces"]
+    found += [
+        _several(count, "instance"),
+        f"{_several(count, 'disk')} of {plan.disk_gb} GB",
+        _several(count * len(nics), "network interface"),
+    ]
+    return found + ([_several(count, "public address", "es")] if plan.address == "public" else [])
+
+
+def _several(count: int, word: str, ending: str = "s") -> str:
+    return f"{count} {word}{ending * (count != 1)}"
+
+
+def uses(plan: LaunchPlan) -> dict[str, str]:
+    """Return what is the user's own, or was there already, and is used: by what it is, its id or name."""
+    if not plan.numbers:
+        return {}
+    run = plan.request("RunInstances").parameters
+    [disk], [instance, *_] = run["BlockDeviceMappings"], run["TagSpecifications"]
+    own = [tag for tag in instance["Tags"] if tag["Key"] != "Name" and not tag["Key"].startswith("awsddp:")]
+    held = run.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+    found = {
+        "subnet": plan.zones[0].subnet if len(plan.zones) == 1 else None,
+        "key pair": run["KeyName"],
+        "security group": run["NetworkInterfaces"][0]["Groups"][0],
+        "placement group": run.get("Placement", {}).get("GroupName"),
+        "instance profile": next(iter(run.get("IamInstanceProfile", {}).values()), None),
+        "KMS key": disk["Ebs"].get("KmsKeyId"),
+        "reservation": held.get("CapacityReservationId"),
+        "tags": ", ".join(f"{tag['Key']}={tag['Value']}" for tag in own),
+    }
+    return {what: name for what, name in found.items() if isinstance(name, str) and name}

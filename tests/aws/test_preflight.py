@@ -14,6 +14,7 @@ from awsddp.aws.permissions import dry_run
 from awsddp.aws.preflight import Check, before_launch
 from awsddp.aws.session import Aws
 from awsddp.errors import ConfigError, Interrupted
+from awsddp.plan import make_plan
 from awsddp.spec import ClusterSpec, NetworkSection, load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
@@ -53,6 +54,21 @@ def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud
     [run] = cloud.sent("RunInstances")
     assert "KeyName" not in run
     assert not any("SecurityGroup" in key for key in run)
+
+
+def test_a_dry_run_asks_for_what_is_the_users_own_and_never_to_change_it(aws: Aws, cloud: Cloud) -> None:
+    [vpc] = aws.call("DescribeVpcs", {})["Vpcs"]
+    made = {"GroupName": "own", "Description": "own", "VpcId": vpc["VpcId"]}
+    group = aws.call("CreateSecurityGroup", made)["GroupId"]
+    aws.call("CreateKeyPair", {"KeyName": "mine"})
+    asked = {"network.security_group": group, "access.key": "mine", "access.key_file": "x"}
+    own, _ = load("demo", environ={}, overrides={**asked, "capacity.placement": "none"})
+    plan = make_plan(own, gather(aws, own, caller_address="10.77.0.1", target="local"))
+    told = {one.operation for one in dry_run(aws, plan, ids=IDS, secrets=SECRETS, now=NOW)}
+    changed = {"SecurityGroup", "KeyPair", "PlacementGroup"}
+    assert [name for name in told if any(word in name for word in changed)] == []
+    [run] = cloud.sent("RunInstances")
+    assert (run["KeyName"], run["NetworkInterface.1.SecurityGroupId.1"]) == ("mine", group)
 
 
 @pytest.mark.parametrize("denied", ["RunInstances", "ImportKeyPair", "CreatePlacementGroup"])

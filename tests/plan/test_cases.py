@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from awsddp import compat
-from awsddp.plan import Facts, Group, Image, LaunchPlan, Reservation, Subnet, make_plan, names, resolve
+from awsddp.plan import (
+    Facts,
+    Group,
+    Image,
+    LaunchPlan,
+    Reservation,
+    Subnet,
+    document,
+    make_plan,
+    names,
+    resolve,
+)
 from awsddp.spec import load
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
@@ -88,6 +99,7 @@ class Case:
     ssh: Mapping[str, Any] = field(default_factory=lambda: {"IpRanges": [{"CidrIp": "203.0.113.7/32"}]})
     login: str = "ubuntu"
     others: tuple[str, ...] = ()
+    uses: Mapping[str, str] = field(default_factory=dict)
 
 
 def nic(
@@ -258,6 +270,7 @@ CASES = {
         efa=(0, 32),
         makes=PLAIN,
         run={"CapacityReservationSpecification": target("cr-1")},
+        uses={"reservation": "cr-1"},
     ),
     "a capacity block": Case(
         spec={"capacity.reservation": "cr-2"},
@@ -272,6 +285,7 @@ CASES = {
             "InstanceMarketOptions": {"MarketType": "capacity-block"},
             "CapacityReservationSpecification": target("cr-2"),
         },
+        uses={"reservation": "cr-2"},
     ),
     # placement
     "no placement group": one("g5.xlarge", 1.006, 0, spec={"capacity.placement": "none"}, makes=PLAIN),
@@ -282,6 +296,7 @@ CASES = {
         spec={"capacity.placement": "near"},
         makes=PLAIN,
         run={"Placement": {"GroupName": "near"}},
+        uses={"placement group": "near"},
     ),
     "a placement group for one node, as asked": one(
         "g5.xlarge", 1.006, 0, nodes=1, spec={"cluster.nodes": 1, "capacity.placement": "cluster"}
@@ -377,6 +392,7 @@ CASES = {
         spec={"network.security_group": "sg-own"},
         makes=("ImportKeyPair", "CreatePlacementGroup"),
         run={"NetworkInterfaces": [nic(group="sg-own")]},
+        uses={"security group": "sg-own"},
     ),
     "a key pair of one's own": one(
         "g5.xlarge",
@@ -385,6 +401,7 @@ CASES = {
         spec={"access.key": "mine", "access.key_file": "~/.ssh/mine"},
         makes=(*PLAIN[1:], "CreatePlacementGroup"),
         run={"KeyName": "mine"},
+        uses={"key pair": "mine"},
     ),
     "everything of one's own": one(
         "g5.xlarge",
@@ -407,6 +424,12 @@ CASES = {
             "NetworkInterfaces": [nic(group="sg-own")],
             "Placement": {"GroupName": "near"},
         },
+        uses={
+            "key pair": "mine",
+            "security group": "sg-own",
+            "placement group": "near",
+            "instance profile": "nodes",
+        },
     ),
     "a login name of one's own": one("g5.xlarge", 1.006, 0, spec={"access.user": "admin"}, login="admin"),
     "an instance profile by name": one(
@@ -415,6 +438,7 @@ CASES = {
         0,
         spec={"access.instance_profile": "nodes"},
         run={"IamInstanceProfile": {"Name": "nodes"}},
+        uses={"instance profile": "nodes"},
     ),
     "an instance profile by ARN": one(
         "g5.xlarge",
@@ -422,6 +446,7 @@ CASES = {
         0,
         spec={"access.instance_profile": "arn:aws:iam::1:instance-profile/nodes"},
         run={"IamInstanceProfile": {"Arn": "arn:aws:iam::1:instance-profile/nodes"}},
+        uses={"instance profile": "arn:aws:iam::1:instance-profile/nodes"},
     ),
     "a KMS key": one(
         "g5.xlarge",
@@ -429,6 +454,7 @@ CASES = {
         0,
         spec={"access.kms_key": "alias/ours"},
         run={"BlockDeviceMappings": disk(200, KmsKeyId="alias/ours")},
+        uses={"KMS key": "alias/ours"},
     ),
     # image and disk
     "Amazon Linux has another root device": one(
@@ -450,6 +476,28 @@ def planned(case: Case) -> LaunchPlan:
     return make_plan(spec, case.facts)
 
 
+WORDS = {
+    "ImportKeyPair": "key pair",
+    "CreateSecurityGroup": "security group",
+    "CreatePlacementGroup": "placement group",
+}
+
+
+def launched(case: Case) -> list[str]:
+    """What RunInstances makes, in words."""
+    sent = {**plainest(case), **case.run}
+    nics, [disk] = sent["NetworkInterfaces"], sent["BlockDeviceMappings"]
+    several = "s" * (case.nodes > 1)
+    many = case.nodes * len(nics)
+    made = [
+        f"{case.nodes} instance{several}",
+        f"{case.nodes} disk{several} of {disk['Ebs']['VolumeSize']} GB",
+        f"{many} network interface{'s' * (many > 1)}",
+    ]
+    addresses = [f"{case.nodes} public address{'es' * (case.nodes > 1)}"]
+    return made + (addresses if case.spec.get("network.address") != "private" else [])
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_plan(case: Case) -> None:
     made = planned(case)
@@ -459,6 +507,13 @@ def test_the_plan(case: Case) -> None:
     assert (made.efa.count, made.efa.most) == case.efa
     assert tuple(request.operation for request in made.requests) == (*case.makes, "RunInstances")
     assert tuple(f"{other.instance_type} {other.market}" for other in made.alternatives) == case.others
+    shown = document(made)
+    one_subnet = {"subnet": made.zones[0].subnet} if len(case.zones) == 1 else {}
+    assert shown["uses"] == {**one_subnet, "tags": "team=vision", **case.uses}
+    assert shown["makes"] == [
+        *(WORDS[operation] for operation in case.makes if operation in WORDS),
+        *launched(case),
+    ]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
