@@ -59,6 +59,13 @@ def write_private(path: Path, data: bytes) -> None:
         raise _refused(path, error) from error
 
 
+def _append(path: Path, data: bytes) -> None:
+    """Append to a file that its owner alone can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "ab") as stream:
+        stream.write(data)
+
+
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[None]:
     try:
@@ -160,8 +167,7 @@ class Folder:
         line = msgspec.json.encode({"time": datetime.now(UTC), "event": event, **facts})
         with _written(self.ledger):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self.ledger.open("ab") as stream:
-                stream.write(line + b"\n")
+            _append(self.ledger, line + b"\n")
 
     def retire(self, cluster_id: str) -> None:
         """After `down`: keep the ledger and the calls under history/NAME-ID/, drop the rest.
@@ -174,8 +180,7 @@ class Folder:
                 for kept in (self.ledger, self.path / "calls.jsonl"):
                     if kept.exists():
                         history.mkdir(parents=True, exist_ok=True, mode=0o700)
-                        with (history / kept.name).open("ab") as stream:
-                            stream.write(kept.read_bytes())
+                        _append(history / kept.name, kept.read_bytes())
         finally:
             shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():

@@ -67,7 +67,10 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call that was made, for the audit trail. Secrets in `parameters` are redacted; `error` a code."""
+    """One call that was made, for the audit trail. Secrets in `parameters` are redacted; `error` is a code.
+
+    `request_id` is AWS's, of the last of the `attempts`.
+    """
 
     service: str
     operation: str
@@ -77,6 +80,13 @@ class Call:
     error: str | None
     at: datetime
     seconds: float
+    attempts: int = 1
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may have changed something."""
+        asks = self.operation.startswith(("Describe", "Get", "List"))
+        return not (asks or self.parameters.get("DryRun", False))
 
 
 class Aws:
@@ -233,6 +243,7 @@ class Aws:
     ) -> None:
         if self._on_call is None:
             return
+        metadata = reply.get("ResponseMetadata", {})
         shown = {key: "[REDACTED]" if key in _SECRET else value for key, value in parameters.items()}
         self._on_call(
             Call(
@@ -240,9 +251,10 @@ class Aws:
                 operation=operation,
                 region=self.region,
                 parameters=shown,
-                request_id=reply.get("ResponseMetadata", {}).get("RequestId"),
+                request_id=metadata.get("RequestId"),
                 error=code,
                 at=at,
                 seconds=seconds,
+                attempts=1 + metadata.get("RetryAttempts", 0),
             )
         )

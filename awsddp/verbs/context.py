@@ -44,11 +44,14 @@ class Context:
         self.on_event(Event(rest, who))
 
 
-def aws_of(ctx: Context, target: Target) -> "Aws":
-    """Return the gateway to a target, whose calls are written down with the cluster. Raises ConfigError."""
+def aws_of(ctx: Context, target: Target, *, trail: Path | None = None) -> "Aws":
+    """Return the gateway to a target, whose calls are written down with the cluster, or in another folder.
+
+    Raises ConfigError.
+    """
     from awsddp.aws.session import Aws
 
-    return Aws(target, on_call=Trail(ctx.folder))
+    return Aws(target, on_call=Trail(trail or ctx.folder.path))
 
 
 def facts_of(aws: "Aws", spec: ClusterSpec, target: Target) -> "Facts":

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """What was found, and how to get to a region of it."""
+    """What was found, and at which target."""
 
     target: Target
     found: "Everywhere"
-    gateway: Callable[[str], "Aws"]
 
 
 def status_all(ctx: Context) -> list[dict[str, Any]]:
@@ -52,8 +51,9 @@ def down_orphans(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, A
         terminated: list[str] = []
         left: list[str] = []
         for orphan in orphans:
-            aws = search.gateway(orphan.cluster.region)
-            ended = teardown(aws, orphan.cluster, on_event=ctx.say)
+            target = replace(search.target, region=orphan.cluster.region)
+            trail = ctx.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
+            ended = teardown(aws_of(ctx, target, trail=trail), orphan.cluster, on_event=ctx.say)
             terminated += ended.terminated
             left += ended.leftovers
         if left:
@@ -81,7 +81,7 @@ def _searched(ctx: Context) -> Iterator[_Search]:
         found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
         for text in found.unread:
             ctx.say(f"could not look: {text}")
-        yield _Search(target=target, found=found, gateway=gateway)
+        yield _Search(target=target, found=found)
 
 
 def _document(target: Target, holding: "Holding") -> dict[str, Any]:

@@ -19,7 +19,7 @@ def test_every_call_is_written_down_with_its_request_id_and_without_secrets(
     aws: Aws, cloud: Cloud, clock: Clock, tmp_path: Path
 ) -> None:
     folder = Folder(tmp_path, "demo")
-    watched = Aws(cloud.target, on_call=Trail(folder))
+    watched = Aws(cloud.target, on_call=Trail(folder.path))
     plan = plan_for(watched)
     assert not folder.path.exists()
     folder.note("begins")
@@ -39,7 +39,7 @@ def test_a_refusal_is_written_down_with_its_code(aws: Aws, cloud: Cloud, tmp_pat
     folder.note("begins")
     cloud.fail("DescribeInstances", "UnauthorizedOperation")
     with pytest.raises(Refused):
-        Aws(cloud.target, on_call=Trail(folder)).call("DescribeInstances", {})
+        Aws(cloud.target, on_call=Trail(folder.path)).call("DescribeInstances", {})
     [line] = (folder.path / "calls.jsonl").read_text().splitlines()
     assert json.loads(line)["error"] == "UnauthorizedOperation"
 
