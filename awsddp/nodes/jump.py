@@ -4,9 +4,11 @@ One connection is kept and shared (OpenSSH's ControlMaster), by rsync and `ssh -
 half a minute after the last line over it.
 """
 
+import contextlib
 import hashlib
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import time
@@ -94,6 +96,10 @@ def reach(jump: Jump, *, deadline_s: float = 0) -> None:
 
     Raises JumpFailure, ConfigError.
     """
+    if shutil.which("ssh") is None:
+        raise ConfigError(
+            "there is no ssh on this machine", f"it goes to {jump.name}", "install openssh-client"
+        )
     end = time.monotonic() + deadline_s
     while not _answers(jump):
         try:
@@ -120,7 +126,7 @@ def _connect(jump: Jump) -> None:
             except subprocess.TimeoutExpired:
                 if _answers(jump):  # another awsddp was faster
                     return
-        if process.returncode != 0:
+        if process.returncode != 0 and not _answers(jump):
             raise _explained(jump, _said(jump) or f"no answer within {_OPEN_S:.0f} s")
     finally:
         process.kill()
@@ -166,7 +172,9 @@ def dial(
 
 
 def _said(jump: Jump) -> str:
-    return jump.log.read_text(encoding="utf-8", errors="replace").strip() if jump.log.exists() else ""
+    with contextlib.suppress(FileNotFoundError):
+        return jump.log.read_text(encoding="utf-8", errors="replace").strip()
+    return ""
 
 
 def _explained(jump: Jump, said: str) -> JumpFailure:

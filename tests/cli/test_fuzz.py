@@ -71,7 +71,10 @@ NASTY = st.one_of(
 NUMBERS = ["--nodes", "--disk", "--world-size", "--nproc-per-node", "--budget"]
 TEXTS = ["--instance-type", "--image", "--expires", "--zone", "--gpus", "--timeout", "--workdir", "--env-var"]
 TIMES = ["--expires", "--timeout"]
-KEYS = ["cluster.nodes", "cluster.expires", "job.grace", "job.master_port", "network.ssh_cidr", "job.args"]
+KEYS = [
+    *("cluster.nodes", "cluster.expires", "job.grace", "job.master_port", "network.ssh_cidr", "job.args"),
+    "network.jump",
+]
 
 # A fault: words, a file and variables that cannot be meant, whatever the nasty word is.
 FAULTS = st.one_of(

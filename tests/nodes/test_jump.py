@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +112,19 @@ def test_all_nodes_are_reached_over_one_kept_connection(lab: MakeLab, bastion: B
     with three.fleet(jump=bastion.jump) as fleet:
         assert fleet.nodes == (0, 1, 2)
     assert (bastion.lines(), bastion.logins()) == (7, 1)
+
+
+def test_commands_that_begin_at_once_share_it_or_stand_by_themselves(lab: MakeLab, bastion: Bastion) -> None:
+    one = lab(1)
+
+    def use(number: int) -> int:
+        with one.fleet(jump=bastion.jump) as fleet:
+            return fleet.run(["sh", "-c", f"exit {number}"], timeout_s=20)[0].exit_code
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        assert list(pool.map(use, range(4))) == [0, 1, 2, 3]
+    with one.fleet(jump=bastion.jump):
+        assert bastion.lines() == 5
 
 
 def test_files_and_a_shell_go_over_it_too(lab: MakeLab, bastion: Bastion, tmp_path: Path) -> None:
