@@ -180,6 +180,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Start this machine's processes."""
     args = arguments()
+    read_mnist(args.data_dir, "train")  # what is missing is said here, once, and not by each process
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "8892")
     processes = args.num_gpu_processes or args.num_processes
