@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,13 @@ def save(state: State, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
+    except (OSError, RuntimeError) as error:
         aside.unlink(missing_ok=True)
-        raise CheckpointError(f"{path} could not be written: {error}. The one before it is kept.") from error
+        full = error.__context__  # torch's zip writer hides why behind a RuntimeError of its own
+        why = full if isinstance(full, OSError) else error
+        raise CheckpointError(
+            f"{path} could not be written: {why}. What was saved before is kept."
+        ) from error
 
 
 def save_step(state: State, folder: Path, *, step: int, best: bool = False, keep: int = 2) -> Path:
@@ -45,9 +48,7 @@ def save_step(state: State, folder: Path, *, step: int, best: bool = False, keep
     path = folder / f"step-{step:08d}.pt"
     save(state, path)
     if best:
-        aside = folder / "best.pt.aside"
-        shutil.copyfile(path, aside)
-        aside.replace(folder / "best.pt")
+        save(state, folder / "best.pt")
     for old in sorted(folder.glob("step-*.pt"))[:-keep]:
         old.unlink()
     return path

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 
 class LaunchError(Exception):
@@ -95,19 +96,21 @@ def share_cores(place: Place) -> None:
 def join(place: Place, *, device: torch.device, backend: str | None = None, timeout_s: float = 600) -> None:
     """Form the process group: by default gloo for tensors on the CPU and nccl for those on a GPU.
 
-    Raises LaunchError when the group does not form: a port that is taken, ranks that do not come.
+    Raises LaunchError when the group does not form: a port that is taken, ranks that do not come, or that
+    were told of another world size.
     """
     default = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     chosen = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend or default
+    rank, size, timeout = place.rank, place.world_size, timedelta(seconds=timeout_s)
     try:
-        dist.init_process_group(
-            chosen,
-            init_method=place.init_method,
-            store=None if place.init_method else dist.HashStore(),  # type: ignore[attr-defined]
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        if place.init_method:
+            store, *_ = next(rendezvous(place.init_method, rank, size, timeout=timeout))
+            store.set_timeout(timeout)
+        told = store.compare_set("world_size", "", str(size)).decode()
+        if told != str(size):
+            raise LaunchError(f"rank {rank} was told of a world of {size}, another rank of {told}.")
+        dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, AssertionError) as error:  # the last for an unknown backend
         raise LaunchError(
             f"rank {place.rank} of {place.world_size} found no group at {place.init_method}: {error}"

@@ -257,6 +257,8 @@ def run(argv: list[str]) -> int:
         code, text = 2, str(error)
     except (data.DataError, checkpoint.CheckpointError, TrainingError) as error:
         code, text = 1, str(error)
+    except OSError as error:
+        code, text = 1, f"the machine refused a file of the run: {error}. Is its disk full?"
     except RuntimeError as error:
         if not group.is_broken(error):
             raise

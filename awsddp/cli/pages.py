@@ -70,7 +70,8 @@ def job_lines(result: dict[str, Any]) -> list[str]:
         lines.append(f"  cause: {_cause(result['cause'])}")
         lines += [f"  | {said}" for said in result["cause"]["tail"]]
     if result.get("accuracy") is not None:
-        lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}")
+        data = f", {result['data']}" if result.get("data") else ""
+        lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")
     lines.append(f"  results: {result['home']}/")
     return lines
 

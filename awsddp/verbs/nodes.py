@@ -321,7 +321,8 @@ def tagging(ctx: Context) -> AbstractContextManager[None]:
 def _draw(target: Path) -> None:
     """Draw the loss that rank 0 wrote down, where it did."""
     rows = metrics(target)
-    plot = report.loss_plot(rows, title=f"training loss, {target.name}")
+    data = f", {name}" if (name := _data(rows)) else ""
+    plot = report.loss_plot(rows, title=f"training loss, {target.name}{data}")
     if plot is not None:
         (target / "loss.svg").write_text(plot, encoding="utf-8")
 
@@ -332,10 +333,16 @@ def metrics(target: Path) -> list[dict[str, Any]]:
     return report.json_lines(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
 
+def _data(rows: list[dict[str, Any]]) -> str | None:
+    """Return what the program says it was tested on: the real set, or data made for a rehearsal."""
+    return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
+
+
 def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
     """Return a job as the document of `train`, with the accuracy that its program wrote down."""
     rows = metrics(target if target is not None else place_of(ctx, job.job))
-    return report.job_document(job) | {"accuracy": report.last_value(rows, "accuracy")}
+    found = {"accuracy": report.last_value(rows, "accuracy"), "data": _data(rows)}
+    return report.job_document(job) | found
 
 
 def remember(ctx: Context, *jobs: Job) -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,14 @@ def test_ranks_that_do_not_come_are_counted(capsys: pytest.CaptureFixture[str], 
     assert code == 2 and "rank 0 of 2" in error
 
 
+def test_a_rank_that_was_told_of_another_world_size_says_both(capsys: pytest.CaptureFixture[str]) -> None:
+    other = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    other.set("world_size", "2")
+    where = f"tcp://127.0.0.1:{other.port}"
+    code, error = refused(capsys, "1", "0", "--world-size", "3", "--init-method", where)
+    assert code == 2 and "rank 1 was told of a world of 3, another rank of 2" in error
+
+
 def test_a_data_set_that_is_not_there_says_how_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
     code, error = refused(capsys, "--recipe", "stl10-resnet18")
     assert code == 1 and "get stl10 data" in error
@@ -140,6 +149,33 @@ def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert code == 1 and "could not be written" in error
     assert {p.name: p.read_bytes() for p in (tmp_path / "run" / "checkpoints").iterdir()} == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+@pytest.mark.parametrize(
+    ("size", "epochs", "words"),
+    [
+        ("4k", "1", "refused a file of the run: [Errno 28]"),  # the first row of metrics
+        ("200k", "1", "step-00000023.pt could not be written: [Errno 28]"),
+        ("400k", "1", "best.pt could not be written: [Errno 28]"),
+        ("700k", "2", "step-00000046.pt could not be written: [Errno 28]"),
+    ],
+)
+def test_a_disk_that_is_full_is_said_and_nothing_half_written_stays(
+    size: str, epochs: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    disk = tmp_path / "run"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]).returncode:
+        pytest.skip("this root may not mount")
+    try:
+        code, error = refused(capsys, "--epochs", epochs)
+        assert code == 1 and words in error
+        assert list(disk.rglob("*.aside")) == []
+        for path in disk.glob("checkpoints/*.pt"):
+            assert torch.load(path, weights_only=True)["name"] == "digits-net"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_rank_without_its_data_is_named_and_the_other_says_the_group_broke(tmp_path: Path) -> None:
