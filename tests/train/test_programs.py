@@ -1,4 +1,4 @@
-"""The other published programs, each as its first lines say: on one machine and, by two addresses, on two."""
+"""The other published programs, by two addresses on one machine; test_one_machine.py has their own lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 from launching import TRAIN, free_port, run_program, run_ranks
 
 import obtain  # isort: skip
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 @pytest.fixture(scope="module")
@@ -62,41 +60,3 @@ def test_the_perceptron_learns_on_two_machines(program: str, mnist: Path, tmp_pa
         means = [float(line.split(": ")[1].split()[0]) for line in one.out.splitlines() if "mean" in line]
         assert len(means) == 3 and means[-1] < means[0] and f"of rank {rank}" in one.out
     assert (tmp_path / "mlp.pt").exists()
-
-
-@pytest.mark.prove
-def test_every_rung_of_the_ladder_prints_the_same_losses(tmp_path: Path) -> None:
-    ladder = str(TRAIN / "ladder.py")
-    one = run_program([sys.executable, ladder, "single"], ranks=1, folder=tmp_path)[0]
-    parallel = run_program([sys.executable, ladder, "dataparallel"], ranks=1, folder=tmp_path)[0]
-    ddp = run_ranks("ladder.py", "ddp", ranks=4, folder=tmp_path)
-    assert one.code == 0 and one.out.startswith("step 20  loss ") and one.out == parallel.out
-    last = [float(text.split()[-1]) for text in (one.out, ddp[0].out)]
-    assert last[0] == pytest.approx(last[1], rel=1e-4)
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("demo", ["basic", "checkpoint", "split"])
-def test_the_demos_keep_the_weights_alike(demo: str, tmp_path: Path) -> None:
-    for rank, ended in enumerate(run_ranks("ddp_demos.py", demo, ranks=2, folder=tmp_path)):
-        assert ended.code == 0 and f"{demo}: rank {rank} of 2" in ended.out and "weights alike" in ended.out
-
-
-@pytest.mark.prove
-def test_the_elastic_form_survives_a_worker_and_goes_on_from_its_snapshot(tmp_path: Path) -> None:
-    torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
-    command = [*torchrun, str(TRAIN / "elastic.py"), "--fail-at", "3"]
-    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    (ended,) = run_program(command, ranks=1, folder=tmp_path, env=env)
-    assert ended.code == 0, ended
-    assert [ended.out.count(f"rank {rank} of 2: 3 epochs are done") for rank in (0, 1)] == [1, 1]
-    trained = [int(line.split()[1]) for line in ended.out.splitlines() if line.startswith("epoch")]
-    assert trained == list(range(1, 11))
-
-
-@pytest.mark.prove
-def test_a_parameter_server_and_two_trainers_learn_the_digits(tmp_path: Path) -> None:
-    ended = run_ranks("parameter_server.py", ranks=3, folder=tmp_path)
-    assert [e.code for e in ended] == [0, 0, 0], ended
-    assert "2 trainers, 500 updates, accuracy" in ended[0].out
-    assert float(ended[0].out.split()[-1]) > 0.8
