@@ -270,4 +270,7 @@ def run(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code not in (0, STOPPED):
+        os._exit(code)  # the group was not left: torch 2.13's gloo may wait for ever in its destructor
+    sys.exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -28,7 +29,12 @@ LAUNCHER = (
 
 @contextmanager
 def nobody_else(folder: Path) -> Iterator[None]:
-    """No launcher's variables, `folder` for the run, one thread; what main changes is put back."""
+    """No launcher's variables, `folder` for the run, one thread; what main changes is put back.
+
+    Nothing of the run is ever collected: torch 2.13 may hang where the collector ends a gloo group, as it
+    then waits for a thread that waits for the interpreter.
+    """
+    gc.disable()
     before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
     for name in LAUNCHER:
         os.environ.pop(name, None)
@@ -42,6 +48,8 @@ def nobody_else(folder: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
         if dist.is_initialized():
             dist.destroy_process_group()
+        gc.freeze()
+        gc.enable()
 
 
 def train(folder: Path, *argv: str) -> list[dict[str, Any]]:
