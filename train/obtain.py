@@ -92,9 +92,9 @@ def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
             while block := answer.read(1 << 20):
                 target.write(block)
                 digest.update(block)
-                done += len(block)
-                _progress(file.name, done, total)
-    except OSError as error:  # URLError and a timeout are OSErrors
+                _progress(file.name, done, done := done + len(block), total)
+    except OSError as error:  # URLError, a timeout, a full disk
+        aside.unlink(missing_ok=True)
         raise data.DataError(f"{url} could not be fetched: {error}") from error
     if digest.hexdigest() != file.md5:
         aside.unlink()
@@ -104,17 +104,12 @@ def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
     aside.replace(archive)
 
 
-def _progress(name: str, done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        part = done / total if total else 0
-        bar = "#" * round(part * 30)
-        end = "\n" if done == total else ""
-        print(
-            f"\r{name} [{bar:30}] {done / 1e6:.0f} of {total / 1e6:.0f} MB",
-            end=end,
-            file=sys.stderr,
-            flush=True,
-        )
+def _progress(name: str, before: int, done: int, total: int) -> None:
+    """Show how far a download is: a bar on a terminal, else a line each tenth."""
+    if total and (sys.stderr.isatty() or before * 10 // total < done * 10 // total):
+        bar = f"[{'#' * (done * 30 // total):30}] {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+        again, end = ("\r", "" if done < total else "\n") if sys.stderr.isatty() else ("", "\n")
+        print(f"{again}{name} {bar}", end=end, file=sys.stderr, flush=True)
 
 
 def _unpack(archive: Path, target: Path) -> None:
@@ -227,5 +222,5 @@ def main() -> None:
             get(args.pop("name"), args.pop("folder"), **args)
         else:
             make(args.pop("name"), args.pop("folder"), **args)
-    except data.DataError as error:
+    except (data.DataError, OSError) as error:  # the latter from a disk that fills while unpacking
         sys.exit(f"data.py: {error}")

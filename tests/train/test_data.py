@@ -152,9 +152,13 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.shutdown()
 
 
-def test_get_downloads_checks_unpacks_and_is_done_once(mirror: str, tmp_path: Path) -> None:
+def test_get_downloads_checks_unpacks_and_is_done_once(
+    mirror: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "data"
     obtain.get("stl10", folder, mirror=mirror)
+    shown = capsys.readouterr().err.splitlines()
+    assert 1 <= len(shown) <= 10 and f"[{'#' * 30}]" in shown[-1]
     assert len(data.load("stl10", folder, True)) == 50
     assert sorted(p.name for p in folder.iterdir()) == [".stl10.lock", "stl10_binary"]
     obtain.get("stl10", folder, mirror="http://127.0.0.1:1")  # nobody is asked again
@@ -165,7 +169,7 @@ def test_get_refuses_what_was_not_published(mirror: str, tmp_path: Path) -> None
     archive.write_bytes(archive.read_bytes()[:-10])
     with pytest.raises(data.DataError, match="not the published"):
         obtain.get("stl10", tmp_path / "data", mirror=mirror)
-    assert not (tmp_path / "data" / "stl10_binary").exists()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [".stl10.lock"]
 
 
 def test_get_says_what_the_network_said(tmp_path: Path) -> None:
