@@ -10,7 +10,8 @@ nodes at once, as the ranks import it at once. Where the machine is busy the sam
 rank, which does nothing but that, tells more. Then the same with 100 ms each way to AWS and to the nodes, and
 how often was waited for them, from RunInstances' reply to the first line that is seen and in the whole second
 `train`: the calls to AWS (the local cloud ends each connection with its answer, AWS does not, so each call
-pays for two round trips here), the round trips to the node that had most, to connect or to be answered.
+pays for two round trips here), the round trips to the node that had most, to connect or to be answered. No
+promise can hold so far away: a round trip is 0.2 s, and SSH needs five to log in, three for a first answer.
 
 An idle machine is needed: the nodes run on the cores that awsddp runs on.
 """
