@@ -21,8 +21,8 @@ from awsddp.verbs.up import up
 from tests.provisioning.world import Kill, Outcome, World, yes
 
 NODES = 2
-SOME = {"up": 40, "up again": 30, "down": 40}
-FEW = 10
+SOME = {"up": 30, "up again": 20, "down": 30}
+FEW = 8
 
 
 @dataclass(frozen=True, kw_only=True)
