@@ -93,7 +93,8 @@ def transforms() -> tuple[Any, Any]:
         for name in ("nms", "qnms"):
             _LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     except ImportError as error:
-        raise SystemExit(f"{error}. Type: pip install torchvision pillow numpy") from error
+        print(f"left out: {error}. Type: pip install torchvision pillow numpy")
+        raise SystemExit from error
     import torchvision.transforms.v2
 
     return torchvision.transforms, torchvision.transforms.v2

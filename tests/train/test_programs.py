@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from launching import TRAIN, free_port, run_program, run_ranks
 
+import mnist_convnet  # isort: skip
+import mnist_mlp  # isort: skip
 import obtain  # isort: skip
 
 
@@ -60,3 +63,32 @@ def test_the_perceptron_learns_on_two_machines(program: str, mnist: Path, tmp_pa
         means = [float(line.split(": ")[1].split()[0]) for line in one.out.splitlines() if "mean" in line]
         assert len(means) == 3 and means[-1] < means[0] and f"of rank {rank}" in one.out
     assert (tmp_path / "mlp.pt").exists()
+
+
+def test_gpus_that_are_not_there_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(SystemExit):
+        mnist_convnet.arguments(["--num-gpu-processes", "8"])
+    assert "8 GPU processes: there are 0 GPUs here" in capsys.readouterr().err
+
+
+def read(folder: Path) -> tuple[str, str]:
+    """Return what both programs say that the data is."""
+    return mnist_convnet.read_mnist(folder, "train")[2], mnist_mlp.read_mnist(folder)[2]
+
+
+def test_made_data_is_called_so_and_files_cut_short_or_missing_are_named(tmp_path: Path) -> None:
+    obtain.make("mnist", tmp_path, train=50, test=20)
+    assert read(tmp_path) == ("made data, not MNIST", "made data, not MNIST")
+    images = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-1])
+    for program in (
+        lambda: mnist_convnet.read_mnist(tmp_path, "train"),
+        lambda: mnist_mlp.read_mnist(tmp_path),
+    ):
+        with pytest.raises(SystemExit, match=r"train-images-idx3-ubyte does not hold 50 images.*cut short"):
+            program()
+    images.unlink()
+    with pytest.raises(SystemExit, match=r"no MNIST in .* get mnist"):
+        read(tmp_path)
