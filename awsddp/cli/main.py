@@ -5,7 +5,9 @@ A verb's file is imported only when the verb is used, so that `awsddp --help` co
 
 import gc
 import importlib
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -96,9 +98,17 @@ def main() -> None:
     from awsddp.cli.failures import run
     from awsddp.cli.signals import WATCH, leave
 
+    _open_streams()
     WATCH.install()
     _start_light()
     leave(run(cli))
+
+
+def _open_streams() -> None:
+    """Open what we were started without (`>&-`), so that no file of ours is taken for it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))
 
 
 def _start_light() -> None:

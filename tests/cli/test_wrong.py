@@ -132,6 +132,15 @@ def test_the_error_is_a_document_with_json(lab: Lab) -> None:
     assert '"exit_code": 2' in shown.stdout
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_started_without_a_stream_it_ends_as_with_it(lab: Lab, closed: str) -> None:
+    line = f"{sys.executable} -m awsddp down --local -y {closed}"
+    shown = subprocess.run(
+        ["sh", "-c", line], cwd=lab.project, env=lab.environ, capture_output=True, text=True
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
 def test_a_reader_that_goes_away_ends_it_quietly(lab: Lab) -> None:
     shown = subprocess.run(
         ["sh", "-c", '"$0" -m awsddp --help | true', sys.executable],
