@@ -108,7 +108,7 @@ def _open_streams() -> None:
     """Open what we were started without (`>&-`), so that no file of ours is taken for it."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
 def _start_light() -> None:
