@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -128,6 +129,16 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
+def end(code: int) -> NoReturn:
+    """End this process; at once where it did not leave the group, because it failed.
+
+    A regular exit may be aborted by gloo's threads then, or wait for them for ever (seen with torch 2.13).
+    """
+    if dist.is_initialized():
+        os._exit(code)
+    sys.exit(code)
+
+
 class Stop:
     """SIGTERM, agreed on: all ranks stop after the same step, with a checkpoint.
 
@@ -187,4 +198,4 @@ def spawn(run: Callable[[list[str]], int], ranks: int, argv: list[str]) -> int:
 def _spawned(rank: int, run: Callable[[list[str]], int], argv: list[str], env: dict[str, str]) -> None:
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     at = argv.index("--spawn")
-    sys.exit(run(argv[:at] + argv[at + 2 :]))
+    end(run(argv[:at] + argv[at + 2 :]))

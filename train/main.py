@@ -262,15 +262,10 @@ def run(argv: list[str]) -> int:
     except RuntimeError as error:
         if not group.is_broken(error):
             raise
-        text = f"the group broke: another rank ended, or cannot be reached any more. ({error})"
-        print(f"main.py: {text}", file=sys.stderr, flush=True)
-        os._exit(1)  # a regular exit may be aborted by gloo's threads (seen with torch 2.13)
+        code, text = 1, f"the group broke: another rank ended, or cannot be reached any more. ({error})"
     print(f"main.py: {text}", file=sys.stderr, flush=True)
     return code
 
 
 if __name__ == "__main__":
-    code = run(sys.argv[1:])
-    if code not in (0, STOPPED):
-        os._exit(code)  # the group was not left: torch 2.13's gloo may wait for ever in its destructor
-    sys.exit(code)
+    group.end(run(sys.argv[1:]))
