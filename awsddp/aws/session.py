@@ -162,7 +162,6 @@ class Aws:
     def _session(self) -> botocore.session.Session:
         """The session that boto3's is made of; the rest of boto3 costs each command a tenth of its time."""
         session = botocore.session.Session()
-        session.get_component("data_loader").file_loader = QuickReader()
         if self._target.access_key_id:
             # With keys of its own a profile named in the environment has no say, not even a missing one.
             session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
@@ -170,6 +169,7 @@ class Aws:
             session.set_config_variable("profile", self._target.profile)
         if self._target.access_key_id:
             session.set_credentials(self._target.access_key_id, self._target.secret_access_key or "")
+        session.get_component("data_loader").file_loader = QuickReader()
         return session
 
     def _region(self) -> str:
