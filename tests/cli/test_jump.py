@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -73,6 +74,16 @@ class Bastion:
             for one in page["Instances"]
             if one["State"]["Name"] != "terminated"
         ]
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """A lab with nothing in it, in a folder whose name is short enough for the path of a socket."""
+    root = Path(tempfile.mkdtemp(prefix="jump-"))
+    made = Lab(root)
+    yield made
+    made.close()
+    shutil.rmtree(root)
 
 
 @pytest.fixture
