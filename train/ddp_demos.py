@@ -69,7 +69,7 @@ def checkpoint(model: nn.Module, path: Path, rank: int, device: torch.device) ->
     dist.barrier()  # nobody reads before it is there
     if path.exists():  # the other machines do not see rank 0's disk
         model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
-        print(f"rank {rank} loaded {path.name}", flush=True)
+        print(f"rank {rank} loaded {path.name}\n", end="", flush=True)
     dist.barrier()  # nobody is still reading
     if rank == 0:
         path.unlink()
@@ -95,7 +95,8 @@ def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
     dist.all_reduce(highest, dist.ReduceOp.MAX)
     alike = "alike" if torch.equal(lowest, highest) else "NOT alike"
     print(
-        f"{demo}: rank {rank} of {world_size} on {first}, {second}: loss {loss:.4f}, weights {alike}",
+        f"{demo}: rank {rank} of {world_size} on {first}, {second}: loss {loss:.4f}, weights {alike}\n",
+        end="",  # in one piece: ranks share a terminal, and torchrun's write unbuffered
         flush=True,
     )
     dist.barrier()

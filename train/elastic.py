@@ -83,7 +83,8 @@ def main() -> None:
         net.load_state_dict(snapshot["model"])
         optimizer.load_state_dict(snapshot["optimizer"])
         done = snapshot["epoch"]
-    print(f"rank {rank} of {world_size}: {done} epochs are done", flush=True)
+    # In one piece: ranks share a terminal, and torchrun's write unbuffered.
+    print(f"rank {rank} of {world_size}: {done} epochs are done\n", end="", flush=True)
 
     for epoch in range(done + 1, args.epochs + 1):
         random = torch.Generator().manual_seed(epoch * 1000 + rank)

@@ -25,7 +25,8 @@ def main() -> None:
     gpus = torch.cuda.device_count()
     where = os.environ.get("INIT_METHOD", "env://")
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if where == "env://" else where
-    print(f"[{os.getpid()}] {socket.gethostname()}: rank {rank} of {world_size} goes to {place}", flush=True)
+    who = f"[{os.getpid()}] {socket.gethostname()}: rank {rank} of {world_size}"
+    print(f"{who} goes to {place}\n", end="", flush=True)
     started = time.perf_counter()
     dist.init_process_group(
         "nccl" if gpus else "gloo",
@@ -42,7 +43,9 @@ def main() -> None:
     seconds = time.perf_counter() - started
     print(
         f"[{os.getpid()}] world_size = {dist.get_world_size()}, rank = {dist.get_rank()}, "
-        f"backend = {dist.get_backend()}, sum of ranks {'right' if right else 'WRONG'} after {seconds:.2f} s",
+        f"backend = {dist.get_backend()}, "
+        f"sum of ranks {'right' if right else 'WRONG'} after {seconds:.2f} s\n",
+        end="",  # in one piece: ranks share a terminal, and torchrun's write unbuffered
         flush=True,
     )
     dist.barrier()

@@ -98,9 +98,7 @@ def test_a_row_of_one_machine_does_what_the_table_says(row: Row, folder: Path, t
     words = shlex.split(f"{row.command} {row.more}".replace("/tmp/meeting", str(tmp_path / "meeting")))
     start = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
     command = [part for word in words for part in start.get(word, [word])]
-    # Unbuffered, two ranks on one terminal would write into each other's lines.
-    left_out = {*LAUNCHER, "PYTHONUNBUFFERED"}
-    environ = {name: value for name, value in os.environ.items() if name not in left_out}
+    environ = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
     environ |= {"OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(tmp_path)}
     ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 0, ended
