@@ -187,7 +187,7 @@ def wait_running(
         up = tuple(node for node in nodes if node.state == "running" and node.address)
         return up if len(up) >= count else None
 
-    running = poll(look, deadline_s=deadline_s, clock=clock, most_s=_LOOK_S)
+    running = poll(look, deadline_s=deadline_s, clock=clock, first_s=0.05, most_s=_LOOK_S)
     if running is None:
         slow = ", ".join(f"{key} ({state})" for key, state in seen.items() if state != "running")
         raise NodeError(
