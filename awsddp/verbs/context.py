@@ -127,6 +127,11 @@ class Found:
     looked: tuple[str, ...]
     others: tuple[Cluster, ...] = ()
 
+    def machines(self, cluster: Cluster) -> str:
+        """Return what of a cluster that was found lives, and where, in words."""
+        where = replace(self.target, region=cluster.region).place
+        return f"{len(cluster.live)} x {cluster.live[0].instance_type} in {where}"
+
 
 @contextlib.contextmanager
 def found(ctx: Context, *, newer: bool = False, whole: bool = False) -> Iterator[Found | None]:

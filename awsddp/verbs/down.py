@@ -104,9 +104,7 @@ def _settled(ctx: Context, seen: Found) -> tuple[Cluster, ...]:
 
 
 def _what_ends(ctx: Context, seen: Found, cluster: Cluster, *, discard: bool) -> str:
-    where = replace(seen.target, region=cluster.region).place
-    machines = f"{len(cluster.live)} x {cluster.live[0].instance_type} in {where}"
-    said = [f"Cluster {cluster.name}: {machines} will be terminated."]
+    said = [f"Cluster {cluster.name}: {seen.machines(cluster)} will be terminated."]
     for job in seen.record.jobs if seen.record else ():
         if job.state == "running" and job.job in cluster.unfetched:
             grace = "" if discard else f" and has {ctx.job.job.grace} to save"

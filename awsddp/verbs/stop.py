@@ -61,9 +61,9 @@ def _refuse_spot(cluster: Cluster) -> None:
 
 
 def _what_stops(seen: Found, cluster: Cluster) -> str:
-    where = replace(seen.target, region=cluster.region).place
-    machines = f"{len(cluster.live)} x {cluster.live[0].instance_type} in {where}"
-    said = f"Cluster {cluster.name}: {machines} will be stopped; their disks are kept, and cost."
+    said = (
+        f"Cluster {cluster.name}: {seen.machines(cluster)} will be stopped; their disks are kept, and cost."
+    )
     if cluster.unfetched:
         said += f"\nThe results of {', '.join(cluster.unfetched)} stay on the disks."
     return said
@@ -72,7 +72,7 @@ def _what_stops(seen: Found, cluster: Cluster) -> str:
 def _end_jobs(ctx: Context, seen: Found, cluster: Cluster) -> None:
     """End what still runs, with its grace. Nodes out of reach are stopped all the same: disks are kept."""
     reachable = [node for node in cluster.live if node.state == "running" and node.address]
-    if seen.record is None or not any(node.unfetched for node in cluster.live):
+    if seen.record is None or not cluster.unfetched:
         return
     try:
         with connect(ctx, seen.record, reachable, deadline_s=REACH_S, partial=True) as fleet:

@@ -1,24 +1,21 @@
 """`down` of a cluster whose results are not home: they come first; only a person at a terminal loses them."""
 
-import json
 import os
 import pty
 import subprocess
 import sys
 
-import boto3
 import pytest
 
 from tests.cli.conftest import Lab
+from tests.cli.test_reservations import client
 
 
 @pytest.fixture
 def owing(records: Lab) -> Lab:
     """A cluster of two machines that are stopped, and hold the results of job `late`."""
     assert records.run("up", "--local", "--nodes", "2", "-y").returncode == 0
-    known = json.loads(records.run("local", "status", "--json").stdout)
-    session = boto3.Session(known["access_key_id"], known["secret_access_key"], region_name=known["region"])
-    ec2 = session.client("ec2", endpoint_url=known["endpoint"])
+    ec2 = client(records)
     nodes = [node["instance_id"] for node in records.json("status")["nodes"]]
     ec2.create_tags(Resources=nodes, Tags=[{"Key": "awsddp:unfetched", "Value": "late"}])
     ec2.stop_instances(InstanceIds=nodes)

@@ -1,7 +1,6 @@
 """`capacity.reservation` from end to end: what fits is taken and given back, what does not costs nothing."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import botocore.session
@@ -40,14 +39,6 @@ def reserve(ec2: Any, **changes: Any) -> str:
 def free(ec2: Any, held: str) -> int:
     (found,) = ec2.describe_capacity_reservations(CapacityReservationIds=[held])["CapacityReservations"]
     return int(found["AvailableInstanceCount"])
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    made = Lab(tmp_path_factory.mktemp("reserved"))
-    assert made.run("local", "start", "--no-hosts").returncode == 0
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("criteria", ["targeted", "open"])
