@@ -171,12 +171,8 @@ def hardware_address(address: str) -> str:
 
 
 def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> None:
-    """Makes a node's namespace with `ens5` on the switch; one that is there already is made anew."""
-    name = place.machine(instance_id)
-    unplug(place, instance_id)
-    port = f"v{instance_id[-12:]}"
-    with suppress(LocalCloudError):  # the kernel takes a namespace's interfaces down a while after it is gone
-        run("ip", "-n", place.switch, "link", "del", port)
+    """Makes a node's namespace with `ens5` on the switch."""
+    name, port = place.machine(instance_id), _port(instance_id)
     ip([f"netns add {name}"])
     run(
         "ip",
@@ -199,10 +195,20 @@ def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> Non
 
 
 def unplug(place: Place, instance_id: str) -> None:
-    """Removes a node's namespace and with it its port; none is fine."""
+    """Removes a node's port and namespace; none is fine.
+
+    The port by itself: a namespace stays for as long as anything holds it, a socket perhaps, and with a port
+    it would go on to answer at its address, which is another node's by then.
+    """
     name = place.machine(instance_id)
+    with suppress(LocalCloudError):
+        run("ip", "-n", place.switch, "link", "del", _port(instance_id))
     if (NAMESPACES / name).exists():
         run("ip", "netns", "del", name)
+
+
+def _port(instance_id: str) -> str:
+    return f"v{instance_id[-12:]}"
 
 
 def load_rules(place: Place, instance_id: str, ruleset: str) -> None:

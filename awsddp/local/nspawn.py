@@ -78,7 +78,8 @@ class NspawnHosts:
             self._make(node, spec)
         for name in ("exit", "pid", "wrapper", ANSWERS):
             (node / name).unlink(missing_ok=True)
-        self._metadata.close(spec.instance_id)
+        network.unplug(self._place, spec.instance_id)
+        self._metadata.close(spec.instance_id)  # after that: `announce` cannot open it again
         network.plug_in(self._place, spec.instance_id, spec.address, prefix=spec.prefix)
         network.load_rules(self._place, spec.instance_id, (node / "rules").read_text())
         self._metadata.open(spec.instance_id, self._place.machine(spec.instance_id))
@@ -146,8 +147,8 @@ class NspawnHosts:
 
     def remove(self, instance_id: str) -> None:
         cgroups.end(self._place, instance_id)
-        self._metadata.close(instance_id)
         network.unplug(self._place, instance_id)
+        self._metadata.close(instance_id)
         shutil.rmtree(self._folder(instance_id), ignore_errors=True)
         with suppress(OSError):
             (RUNTIME / "propagate" / self._place.machine(instance_id)).rmdir()
@@ -193,8 +194,10 @@ class NspawnHosts:
             # In place: the file is mounted over /etc/hosts, a new one would not be seen.
             with suppress(FileNotFoundError):
                 (mark.parent / "hosts").write_text(self._hosts)
-            # After a restart of the daemon its sockets in the hosts are gone.
-            self._metadata.open(mark.parent.name, self._place.machine(mark.parent.name))
+            # After a restart of the daemon its sockets in the hosts are gone. Who is only now plugged in or
+            # removed, by another thread, has no address to listen on.
+            with suppress(OSError):
+                self._metadata.open(mark.parent.name, self._place.machine(mark.parent.name))
 
     def exits(self, instance_id: str) -> int | None:
         # Not nspawn itself: the wrapper ends when the exit status is written.
