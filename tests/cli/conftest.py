@@ -40,15 +40,20 @@ class Lab:
         self, *words: str, timeout: float = 170, cwd: Path | None = None, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Start `awsddp` as a user does and return what they would see."""
-        return subprocess.run(
-            [sys.executable, "-m", "awsddp", *words],
-            cwd=cwd or self.project,
-            env=self.environ,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        try:
+            return subprocess.run(
+                [sys.executable, "-m", "awsddp", *words],
+                cwd=cwd or self.project,
+                env=self.environ,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired as late:
+            log = self.home / "local" / "daemon.log"
+            said = [late.stdout or b"", late.stderr or b"", log.read_bytes()[-4000:] if log.exists() else b""]
+            pytest.fail("\n".join([str(late), *(text.decode(errors="replace") for text in said)]))
 
     def json(self, *words: str, code: int = 0, cwd: Path | None = None) -> dict[str, Any]:
         """Start `awsddp --json` and return its document."""

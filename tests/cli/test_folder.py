@@ -81,3 +81,12 @@ def test_a_record_cut_off_at_any_byte(records: Lab) -> None:
         assert (seen["state"], len(seen["nodes"])) == ("ready", 2), size
     path.write_bytes(whole[: len(whole) // 2])
     right(records)
+
+
+def test_a_cluster_of_a_local_cloud_that_is_gone_is_not_waited_for(lab: Lab) -> None:
+    for _ in range(2):
+        assert lab.run("local", "start", "--no-hosts").returncode == 0
+        # What AWS does not list yet is waited for, two minutes.
+        assert lab.run("up", "--local", "--nodes", "2", "-y", timeout=60).returncode == 0
+        assert lab.run("local", "stop").returncode == 0
+    assert lab.json("down", "-y")["state"] == "absent"
