@@ -138,9 +138,10 @@ def appear(
     intent that names no request stands for every launch of its cluster.
     """
     on_event(f"looking for instances of {intent['cluster_id']}")
-    created = _asked(intent).get("awsddp:created")
+    asked = _asked(intent)
     filters = tagged("awsddp:id", str(intent["cluster_id"]))
-    filters += tagged("awsddp:created", created) if created else []
+    for key in ("awsddp:created", "awsddp:owner"):
+        filters += tagged(key, asked[key]) if key in asked else []
     seen: list[Node] = []
 
     def look() -> bool | None:

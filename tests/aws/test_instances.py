@@ -1,5 +1,6 @@
 """Launching: what goes over the wire is what the plan says, and an interrupted launch is finished."""
 
+import copy
 from datetime import timedelta
 from typing import Any
 
@@ -184,6 +185,21 @@ def test_an_old_intent_is_not_replayed_but_looked_up_by_tag(
     assert found is not None
     assert [node.instance_id for node in found] == [node.instance_id for node in nodes]
     assert len(cloud.sent("RunInstances")) == 1
+
+
+def test_instances_of_another_owner_that_carry_the_same_id_are_not_taken_for_the_launch(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    nodes = launcher(plan_for(aws))
+    copied = copy.deepcopy(launcher.intents[0]["parameters"]) | {"ClientToken": "another"}
+    for specification in copied["TagSpecifications"]:
+        for tag in specification["Tags"]:
+            tag["Value"] = "AIDAOTHER" if tag["Key"] == "awsddp:owner" else tag["Value"]
+    aws.call("RunInstances", copied)
+    clock.sleep(3601)
+    found = resume(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock)
+    assert found is not None
+    assert [node.instance_id for node in found] == [node.instance_id for node in nodes]
 
 
 def test_a_replay_of_instances_that_ended_says_that_nothing_came(
