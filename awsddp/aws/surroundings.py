@@ -11,7 +11,7 @@ from awsddp.plan import Group, Reservation, Subnet
 
 
 def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
-    """Return the asked subnet with its way out, else those of the default VPC, which have one.
+    """Return the asked subnet, else those of the default VPC, each with its way out.
 
     Raises ConfigError, CloudError.
     """
@@ -21,7 +21,7 @@ def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
         found = aws.pages("DescribeSubnets", parameters, "Subnets")
     except Refused as refusal:
         raise _unknown(refusal, "network.subnet", asked, aws.region, "subnet") from refusal
-    routes = _routes(aws, {str(subnet["VpcId"]) for subnet in found} if asked else set())
+    routes = _routes(aws, {str(subnet["VpcId"]) for subnet in found})
     return tuple(
         Subnet(
             id=subnet["SubnetId"],

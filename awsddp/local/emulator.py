@@ -286,11 +286,19 @@ def _default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
     }
     for zone in self.describe_availability_zones():
         self.create_subnet(vpc.id, str(networks[ranks[zone.name]]), availability_zone=zone.name)
-    gateway = self.create_internet_gateway()
-    self.attach_internet_gateway(gateway.id, vpc.id)
-    main = next(table for table in self.route_tables.values() if table.vpc_id == vpc.id)
-    self.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
+    route_out(self, vpc)
     return vpc
+
+
+def route_out(backend: Any, vpc: Any) -> None:
+    """What EC2 gives its default VPC: an internet gateway, and a default route to it.
+
+    https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
+    """
+    gateway = backend.create_internet_gateway()
+    backend.attach_internet_gateway(gateway.id, vpc.id)
+    main = next(table for table in backend.route_tables.values() if table.vpc_id == vpc.id)
+    backend.create_route(main.id, "0.0.0.0/0", gateway_id=gateway.id)
 
 
 def _load_images(self: Any, tags: dict[str, str]) -> None:

@@ -134,11 +134,17 @@ def check_group(spec: ClusterSpec, facts: Facts) -> list[str]:
     return [f"network.security_group: {group.id} {lack}" for lack in group.lacks]
 
 
+def answers(spec: ClusterSpec, subnet: Subnet) -> bool:
+    """Tell whether a node in this subnet could be reached at its address, as far as its routes are known."""
+    return spec.network.address != "public" or subnet.route not in ("private", "none")
+
+
 def check_route(spec: ClusterSpec, subnet: Subnet) -> list[str]:
     """Return warnings about the way out of a subnet. Raises ConfigError where no SSH could come in."""
-    if spec.network.address == "public" and subnet.route in ("private", "none"):
+    if not answers(spec, subnet):
+        place = f"network.subnet: {subnet.id}" if spec.network.subnet else f"the default VPC {subnet.vpc}"
         raise ConfigError(
-            f"network.subnet: {subnet.id} has no route to an internet gateway",
+            f"{place} has no route to an internet gateway",
             "a public address would answer nobody",
             "name a public subnet, or -o network.address=private with a VPN",
         )

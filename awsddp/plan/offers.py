@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from awsddp import compat
 from awsddp.compat import GpuType, Market
 from awsddp.errors import AwsddpError, CloudError, ConfigError
+from awsddp.plan.network import answers
 from awsddp.plan.records import Choice, Facts, Zone
 from awsddp.spec import ClusterSpec
 
@@ -265,6 +266,7 @@ def zones(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes:
         offered = (facts.reservation.zone,)
     allowed = _allowed(spec, facts, kind, offered)
     found = [subnet for subnet in facts.subnets if subnet.zone in allowed]
+    found = [subnet for subnet in found if answers(spec, subnet)] or found  # where none does, that is said
     roomy = [subnet for subnet in found if subnet.free_addresses >= nodes]
     if roomy:
         by_zone = {

@@ -32,6 +32,7 @@ _READS = (
     "ec2:DescribeNetworkInterfaces",
     "ec2:DescribePlacementGroups",
     "ec2:DescribeRegions",
+    "ec2:DescribeRouteTables",
     "ec2:DescribeSecurityGroups",
     "ec2:DescribeSubnets",
     "ec2:DescribeVolumes",
@@ -183,8 +184,6 @@ def _reads(spec: ClusterSpec) -> list[str]:
         more.append("ec2:DescribeInstanceTypes")
     if asks_spot(spec):
         more.append("ec2:DescribeSpotPriceHistory")
-    if spec.network.subnet:
-        more.append("ec2:DescribeRouteTables")
     if spec.capacity.reservation:
         more.append("ec2:DescribeCapacityReservations")
     return sorted((*_READS, *more))

@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from botocore.loaders import Loader
+from moto.ec2.models.vpcs import VPCBackend
 from moto.moto_api._internal.models import moto_api_backend
 from moto_cloud import NOW, Cloud, Launcher, Server
 from werkzeug.serving import make_server
@@ -13,6 +15,7 @@ from werkzeug.serving import make_server
 from awsddp import compat
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
+from awsddp.local.emulator import route_out
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +27,14 @@ def server() -> Iterator[Server]:
     thread.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # a thousand of them, anew for each test
+        bare = VPCBackend.create_default_vpc
+
+        def create_default_vpc(backend: Any) -> Any:
+            vpc = bare(backend)
+            route_out(backend, vpc)
+            return vpc
+
+        patch.setattr(VPCBackend, "create_default_vpc", create_default_vpc)
         models = Loader()  # the models of the services are read once for all gateways
         patch.setattr("botocore.session.create_loader", lambda path=None: models)
         yield application

@@ -37,6 +37,7 @@ def test_reading_changes_nothing(aws: Aws, cloud: Cloud) -> None:
         "DescribeInstanceTypeOfferings",
         "DescribeInstanceTypes",
         "DescribeImages",
+        "DescribeRouteTables",
         "DescribeSubnets",
         "GetServiceQuota",
         "GetParameters",

@@ -163,6 +163,18 @@ def test_a_subnet_without_a_way_out_is_told(look: Look, aws: Aws) -> None:
     assert f"{subnet} has no route out: the nodes can install nothing" in plan.warnings
 
 
+def test_a_default_subnet_that_leads_nowhere_is_passed_over(look: Look, aws: Aws) -> None:
+    zones = look().zones
+    [main] = aws.call("DescribeRouteTables", {})["RouteTables"]
+    shut = aws.call("CreateRouteTable", {"VpcId": main["VpcId"]})["RouteTable"]["RouteTableId"]
+    aws.call("AssociateRouteTable", {"RouteTableId": shut, "SubnetId": zones[0].subnet})
+    assert look().zones == zones[1:]
+
+    aws.call("DeleteRoute", {"RouteTableId": main["RouteTableId"], "DestinationCidrBlock": "0.0.0.0/0"})
+    told = refusal(look)
+    assert told.message == f"the default VPC {main['VpcId']} has no route to an internet gateway"
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -254,7 +254,6 @@ def test_every_verb_passes_under_a_policy_of_which_nothing_can_be_left_out(world
     assert operations() - called == {
         "DescribeCapacityReservations",
         "DescribeInstanceTypes",
-        "DescribeRouteTables",
         "DescribeSpotPriceHistory",
     }, "these belong to configurations below"
 
