@@ -1,9 +1,10 @@
 """What DistributedDataParallel costs, what train/main.py costs over a bare DDP loop, and which settings help.
 
-    python benchmarks/train_ddp.py                     # about 4 minutes; --only resnet18 | digits | settings
+    python benchmarks/train_ddp.py                     # about 8 minutes; --only resnet18 | digits | settings
 
-Two processes, one thread each; the cases take turns within one run. A ratio is given of the least times,
-which others on the machine disturbed least, of the median times, and of the median CPU times of both.
+Two processes, one thread each; the cases take turns. Two processes that share two cores have habits that last
+as long as they do, worth a tenth: so there are several such pairs, and a ratio is given of the least times of
+all, which others on the machine disturbed least, of the median times, and of the median CPU times of both.
 
     resnet18    a step of batch 32 at 224 pixels: DDP against two processes that do not talk
     digits      epochs of the digits recipe: train/main.py's whole train() (logging, SIGTERM's agreement,
@@ -69,15 +70,20 @@ def in_turns(runs: Mapping[str, Run], rounds: int) -> dict[str, Tensor]:
 
 
 def report(title: str, over: Tensor, under: Tensor) -> None:
-    """Print the ratios; rank 0 does."""
-    if dist.get_rank() == 0:
-        least = over[:, 0].min() / under[:, 0].min()
-        wall, work = over.median(0).values / under.median(0).values
-        print(f"{title:48}{least:8.3f}{wall:8.3f}{work:8.3f}", flush=True)
+    """Print the ratios of two measurements [rounds, 2]."""
+    least = over[:, 0].min() / under[:, 0].min()
+    wall, work = over.median(0).values / under.median(0).values
+    print(f"{title:48}{least:8.3f}{wall:8.3f}{work:8.3f}", flush=True)
 
 
 def stepper(
-    name: str, *, batch: int, ddp: bool = True, channels_last: bool = True, fused: bool = True, **more: bool
+    name: str,
+    *,
+    batch: int,
+    ddp: bool = True,
+    channels_last: bool = True,
+    fused: bool = True,
+    **more: bool,
 ) -> Run:
     """Return a training step of the model `name` with the settings of train/main.py, or others."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -97,11 +103,9 @@ def stepper(
     return step
 
 
-def resnet18(rounds: int) -> None:
-    """Measure DDP against no DDP."""
-    runs = {name: stepper("resnet18", batch=32, ddp=name == "ddp") for name in ("ddp", "alone")}
-    found = in_turns(runs, rounds)
-    report("resnet18: DDP / independent", found["ddp"], found["alone"])
+def resnet18(place: group.Place) -> dict[str, Run]:
+    """Return a step with DDP and one without."""
+    return {name: stepper("resnet18", batch=32, ddp=name == "ddp") for name in ("ddp", "alone")}
 
 
 def bare(epochs: int, rank: int) -> None:
@@ -120,8 +124,8 @@ def bare(epochs: int, rank: int) -> None:
             optimizer.step()
 
 
-def digits(rounds: int, place: group.Place, *, epochs: int = 40) -> None:
-    """Measure train/main.py against the bare loop."""
+def digits(place: group.Place, *, epochs: int = 40) -> dict[str, Run]:
+    """Return train/main.py and the bare loop."""
     args = recipes.arguments(None, ["--epochs", str(epochs), "--evaluate-every", str(epochs)])
     args.place = []
 
@@ -131,8 +135,7 @@ def digits(rounds: int, place: group.Place, *, epochs: int = 40) -> None:
             program.train(args, place, CPU)
         shutil.rmtree(folder)
 
-    found = in_turns({"ours": ours, "bare": lambda: bare(epochs, place.rank)}, rounds)
-    report("digits: main.py / bare DDP", found["ours"], found["bare"])
+    return {"ours": ours, "bare": lambda: bare(epochs, place.rank)}
 
 
 CHANGED: dict[str, dict[str, bool]] = {
@@ -143,15 +146,13 @@ CHANGED: dict[str, dict[str, bool]] = {
 }
 
 
-def settings(rounds: int) -> None:
-    """Measure a step with one setting changed against a step as it is."""
-    for name, batch, more in (("resnet18", 4, 1), ("digits-net", 32, 20)):
-        runs = {"as it is": stepper(name, batch=batch)}
-        runs |= {title: stepper(name, batch=batch, **changed) for title, changed in CHANGED.items()}
-        repeated = {title: repeat(step, more) for title, step in runs.items()}
-        found = in_turns(repeated, rounds)
-        for title in CHANGED:
-            report(f"{name}: {title} / as it is", found[title], found["as it is"])
+def settings(place: group.Place) -> dict[str, Run]:
+    """Return steps of both networks as they are, and with one setting changed."""
+    runs = {}
+    for name, batch, times in (("resnet18", 4, 5), ("digits-net", 32, 200)):
+        for title, changed in {"as it is": {}, **CHANGED}.items():
+            runs[f"{name}: {title}"] = repeat(stepper(name, batch=batch, **changed), times)
+    return runs
 
 
 def repeat(step: Run, times: int) -> Run:
@@ -164,22 +165,47 @@ def repeat(step: Run, times: int) -> Run:
     return run
 
 
+KINDS = {"resnet18": resnet18, "digits": digits, "settings": settings}
+RATIOS = {
+    "resnet18": [("resnet18: DDP / independent", "ddp", "alone")],
+    "digits": [("digits: main.py / bare DDP", "ours", "bare")],
+    "settings": [
+        (f"{name}: {title} / as it is", f"{name}: {title}", f"{name}: as it is")
+        for name in ("resnet18", "digits-net")
+        for title in CHANGED
+    ],
+}
+
+
 def measure(argv: list[str]) -> int:
-    """Be one of the two processes."""
+    """Be one of two processes, and leave their times in a file."""
     args = arguments(argv)
     place = group.find_place([], env=os.environ)
     torch.set_num_threads(1)
     group.join(place, device=CPU)
+    found = in_turns(KINDS[args.only](place), args.rounds)
     if place.rank == 0:
-        title = f"torch {torch.__version__}, 2 processes, {args.rounds} rounds"
-        print(f"{title:48}{'least':>8}{'median':>8}{'CPU':>8}")
-    if args.only in (None, "resnet18"):
-        resnet18(args.rounds)
-    if args.only in (None, "digits"):
-        digits(min(5, args.rounds), place)
-    if args.only in (None, "settings"):
-        settings(args.rounds)
+        torch.save(found, args.into)
     group.leave()
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    """Measure each kind with several pairs of processes and print the ratios."""
+    args = arguments(argv)
+    title = f"torch {torch.__version__}, {args.pairs} pairs of processes, {args.rounds} rounds"
+    print(f"{title:48}{'least':>8}{'median':>8}{'CPU':>8}", flush=True)
+    for kind in [args.only] if args.only else KINDS:
+        times: list[dict[str, Tensor]] = []
+        with tempfile.TemporaryDirectory() as folder:
+            into = f"{folder}/times.pt"
+            for _ in range(args.pairs):
+                own = ["--only", kind, "--rounds", str(args.rounds), "--into", into, "--spawn", "2"]
+                if code := group.spawn(measure, 2, own):
+                    return code
+                times.append(torch.load(into))
+        for title, over, under in RATIOS[kind]:
+            report(title, *(torch.cat([pair[name] for pair in times]) for name in (over, under)))
     return 0
 
 
@@ -188,12 +214,13 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=["resnet18", "digits", "settings"])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--spawn", default=2, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--pairs", type=int, default=5, help="of processes, one after the other")
+    parser.add_argument("--rounds", type=int, default=3, help="of each pair")
+    parser.add_argument("--into", help=argparse.SUPPRESS)
+    parser.add_argument("--spawn", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
-    arguments(sys.argv[1:])
-    sys.exit(group.spawn(measure, 2, [*sys.argv[1:], "--spawn", "2"]))
+    sys.exit(main(sys.argv[1:]))

@@ -150,10 +150,8 @@ def train(args: argparse.Namespace, place: group.Place, device: torch.device) ->
         done = at.images // per_step * args.accumulate
         for number, batch in enumerate(feed.train.epoch(epoch, start=done), done + 1):
             progress.data_ready()
-            first_pass = (number - 1) % args.accumulate == 0
             last_pass = number % args.accumulate == 0 or number == len(feed.train)
-            if first_pass:
-                stop.ask()
+            if (number - 1) % args.accumulate == 0:
                 optimizer.zero_grad()
 
             inputs = feed.prepare(batch.records, batch.draws)
@@ -177,7 +175,7 @@ def train(args: argparse.Namespace, place: group.Place, device: torch.device) ->
             at.images += per_step
             progress.batch_done()
 
-            if at.step % args.log_every == 0 or number == len(feed.train):
+            if number % (args.log_every * args.accumulate) == 0 or number == len(feed.train):
                 row = progress.row()
                 metrics.write(epoch=epoch, step=at.step, **row, lr=optimizer.param_groups[0]["lr"])
                 if not math.isfinite(row["loss"]):
