@@ -14,7 +14,8 @@ from awsddp.cluster import Node
 from awsddp.errors import NodeError
 from awsddp.plan import utc
 
-_ON_ITS_WAY = frozenset({"IncorrectInstanceState", "IncorrectState"})
+# What passes: it is still stopping, or AWS does not list it everywhere yet.
+_ON_ITS_WAY = frozenset({"IncorrectInstanceState", "IncorrectState", "InvalidInstanceID.NotFound"})
 
 
 def stop(
@@ -71,16 +72,23 @@ def poweroff(aws: Aws, nodes: Sequence[Node], behaviour: str) -> None:
                 },
             )
         except Refused as refusal:
-            if refusal.code not in _ON_ITS_WAY | {"InvalidInstanceID.NotFound"}:
+            if refusal.code not in _ON_ITS_WAY:
                 raise
 
 
 def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:
-    """Write a new expiry to the nodes' tag; the watchdog on the nodes is told by itself."""
-    aws.call(
-        "CreateTags",
-        {
-            "Resources": [node.instance_id for node in nodes],
-            "Tags": [{"Key": "awsddp:expires", "Value": utc(expires)}],
-        },
+    """Write a new expiry to the nodes' tag; the watchdogs are told by themselves. Raises CloudError."""
+    tag(aws, nodes, "awsddp:expires", utc(expires))
+
+
+def tag(aws: Aws, nodes: Sequence[Node], key: str, value: str, *, clock: Clock = CLOCK) -> None:
+    """Write a tag of nodes that are there, though AWS may not know all of them yet. Raises CloudError."""
+    request = {
+        "Resources": [node.instance_id for node in nodes],
+        "Tags": [{"Key": key, "Value": value}],
+    }
+    patiently(
+        lambda: aws.call("CreateTags", request),
+        passes=lambda refusal: refusal.code == "InvalidInstanceID.NotFound",
+        clock=clock,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from awsddp.aws.clusters import ENDED, LEFT, describe, tagged
+from awsddp.aws.power import tag
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, poll, transient
@@ -107,8 +108,7 @@ def end_nodes(
 
 def give_up(aws: Aws, nodes: Sequence[Node]) -> None:
     """Tag nodes as no longer of their cluster: their end is then no loss. Raises CloudError."""
-    keys = [node.instance_id for node in nodes]
-    aws.call("CreateTags", {"Resources": keys, "Tags": [{"Key": "awsddp:nodes", "Value": LEFT}]})
+    tag(aws, nodes, "awsddp:nodes", LEFT)
 
 
 class _Ending:

@@ -141,7 +141,7 @@ def strike(world: World, act: Act, operation: str, trouble: Trouble) -> Outcome:
 def check(world: World, act: Act, operation: str, trouble: Trouble) -> None:
     """Strike; it ends as it may, with what it says it has made or ended, and `down` then leaves nothing."""
     outcome = strike(world, act, operation, trouble)
-    ends = act.verb in (down, everywhere.down_orphans)
+    ends = act.verb in (down, everywhere.down_orphans) or operation == "TerminateInstances"
     told = (8,) if ends and not trouble.choices else ()  # what could not be ended
     assert outcome.code in trouble.ends + told, f"{outcome.code}: {outcome.told}"
     states = [one["State"]["Name"] for one in world.cloud.living()]
