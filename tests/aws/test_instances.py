@@ -12,6 +12,7 @@ from moto_cloud import IDS, NOW, SECRETS, Cloud, Launcher, plan_for, without_zon
 
 from awsddp.aws.clusters import describe, find_cluster, find_clusters, tags_of
 from awsddp.aws.instances import appear, resume, wait_running
+from awsddp.aws.power import tag
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError, CapacityError, NodeError
@@ -193,8 +194,8 @@ def test_instances_of_another_owner_that_carry_the_same_id_are_not_taken_for_the
     nodes = launcher(plan_for(aws))
     copied = copy.deepcopy(launcher.intents[0]["parameters"]) | {"ClientToken": "another"}
     for specification in copied["TagSpecifications"]:
-        for tag in specification["Tags"]:
-            tag["Value"] = "AIDAOTHER" if tag["Key"] == "awsddp:owner" else tag["Value"]
+        for pair in specification["Tags"]:
+            pair["Value"] = "AIDAOTHER" if pair["Key"] == "awsddp:owner" else pair["Value"]
     aws.call("RunInstances", copied)
     clock.sleep(3601)
     found = resume(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock)
@@ -242,6 +243,15 @@ def test_a_poll_that_aws_throttles_goes_on(
     monkeypatch.setattr("awsddp.aws.session.ATTEMPTS", 1)
     cloud.fail("DescribeInstances", "RequestLimitExceeded", "InternalError", status=503)
     assert len(wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append, clock=clock)) == 2
+
+
+def test_a_tag_is_written_once_aws_knows_the_node(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    nodes = launcher(plan_for(aws))
+    cloud.fail("CreateTags", "InvalidInstanceID.NotFound", "InvalidInstanceID.NotFound")
+    tag(aws, nodes, "awsddp:nodes", "left", clock=clock)
+    assert {tags_of(one)["awsddp:nodes"] for one in describe(aws, [])} == {"left"}
 
 
 def test_two_ids_of_one_name_are_both_found(aws: Aws, launcher: Launcher) -> None:
