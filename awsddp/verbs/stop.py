@@ -1,7 +1,6 @@
 """stop: the machines off, their disks kept. `up` starts them again."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from awsddp.cluster import Cluster
@@ -42,9 +41,7 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
                 going,
                 on_event=lambda key, state: ctx.on_event(Event(f"{key} {state}", names.get(key))),
             )
-            if seen.record is not None:  # `up` prepares them anew: addresses and the expiry change
-                record = ctx.folder.read() or seen.record
-                ctx.folder.write(replace(record, prepared=()))
+            if seen.record is not None:
                 ctx.folder.note("stopped", id=cluster.id)
         after = find_cluster(seen.aws, ctx.spec.name, cluster.owner)
         return cluster_document(ctx, ctx.folder.read(), after, target=seen.target, looked=seen.looked)

@@ -242,6 +242,7 @@ def test_timeout_ends_the_job_and_is_its_cause(fleet: "Fleet") -> None:
 
 def test_hangup_of_a_node_does_not_end_the_job(fleet: "Fleet") -> None:
     fleet.launch("import time\ntime.sleep(2)\n")
+    wait(lambda: len(fleet.processes()) == 4)  # before it is executed a rank looks like its supervisor
     for node in (0, 1):
         for pid in fleet.supervisors(node):
             os.kill(pid, signal.SIGHUP)
