@@ -77,13 +77,7 @@ def report(title: str, over: Tensor, under: Tensor) -> None:
 
 
 def stepper(
-    name: str,
-    *,
-    batch: int,
-    ddp: bool = True,
-    channels_last: bool = True,
-    fused: bool = True,
-    **more: bool,
+    name: str, *, batch: int, ddp: bool = True, channels_last: bool = True, fused: bool = True, **more: bool
 ) -> Run:
     """Return a training step of the model `name` with the settings of train/main.py, or others."""
     layout = torch.channels_last if channels_last else torch.contiguous_format

@@ -5,9 +5,10 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 
 from awsddp.aws.clusters import ENDED, describe
-from awsddp.aws.refusals import Refused
+from awsddp.aws.poweroff import forgiving, on_poweroff
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, patiently, poll
 from awsddp.cluster import Node
@@ -62,18 +63,7 @@ def start(aws: Aws, nodes: Sequence[Node], *, clock: Clock = CLOCK) -> None:
 def poweroff(aws: Aws, nodes: Sequence[Node], behaviour: str) -> None:
     """Have a poweroff from inside "stop" or "terminate" on-demand nodes. Those that are gone need nothing."""
     for node in nodes:
-        try:
-            aws.call(
-                "ModifyInstanceAttribute",
-                {
-                    "InstanceId": node.instance_id,
-                    "Attribute": "instanceInitiatedShutdownBehavior",
-                    "Value": behaviour,
-                },
-            )
-        except Refused as refusal:
-            if refusal.code not in _ON_ITS_WAY:
-                raise
+        forgiving(partial(on_poweroff, aws, node.instance_id, behaviour))
 
 
 def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:

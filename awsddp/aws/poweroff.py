@@ -21,7 +21,7 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
     kept = [node.instance_id for node in nodes if not node.spot]
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(_unfetched, aws, nodes)
-        _side_by_side([partial(_on_poweroff, aws, key, "stop") for key in kept])
+        _side_by_side([partial(on_poweroff, aws, key, "stop") for key in kept])
     unfetched = asked.result()
     for key, jobs in unfetched.items():
         unfetched[key] = [*jobs, job] if job not in jobs else jobs
@@ -38,7 +38,7 @@ def release(aws: Aws, nodes: Sequence[Node], job: str) -> None:
     }
     spot = {node.instance_id for node in nodes if node.spot}
     freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
-    _side_by_side([partial(_forgiving, partial(_on_poweroff, aws, key, "terminate")) for key in freed])
+    _side_by_side([partial(forgiving, partial(on_poweroff, aws, key, "terminate")) for key in freed])
     _write(aws, unfetched)
 
 
@@ -52,7 +52,8 @@ def _unfetched(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
     }
 
 
-def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
+def on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
+    """Have a poweroff from inside "stop" or "terminate" an on-demand node. Raises CloudError."""
     aws.call(
         "ModifyInstanceAttribute",
         {
@@ -80,7 +81,8 @@ def _side_by_side(acts: Sequence[Callable[[], None]]) -> None:
                 done.result()
 
 
-def _forgiving(act: Callable[[], None]) -> None:
+def forgiving(act: Callable[[], None]) -> None:
+    """Do something to a node that one which is gone does not need. Raises CloudError."""
     try:
         act()
     except Refused as refusal:
