@@ -32,6 +32,7 @@ from botocore.config import Config
 from botocore.httpsession import URLLib3Session
 from botocore.loaders import Loader
 from moto.core.utils import get_service_model
+from moto.moto_api._internal import mock_random
 
 from awsddp.aws import access, clusters, facts, instances, power, poweroff, teardown, waits
 from awsddp.aws.session import Aws
@@ -122,6 +123,7 @@ class Cloud:
             _orphan()
             for backends in store.BACKENDS.values():  # what other tests made of moto in this process
                 backends.clear()
+            mock_random.seed()  # else each daemon gives the ids that the one before it gave
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
