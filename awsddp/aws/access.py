@@ -133,21 +133,20 @@ def ensure_group(
         for side in ("Ingress", "Egress")
     ]
     with ThreadPoolExecutor(max_workers=len(rules)) as pool:
-        for done in [
-            pool.submit(patiently, partial(_authorize, aws, one), passes=not_yet, clock=clock)
-            for one in rules
-        ]:
+        for done in [pool.submit(_authorize, aws, one, clock=clock) for one in rules]:
             done.result()
     if not new:
-        _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event)
+        _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event, clock=clock)
     return group
 
 
-def move_ssh(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Callable[[str], None]) -> None:
+def move_ssh(
+    aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Callable[[str], None], clock: Clock = CLOCK
+) -> None:
     """Open port 22 of our group for these addresses and for no others. Raises CloudError."""
     rules = {"GroupId": group, "IpPermissions": [ssh_permission(cidr) for cidr in cidrs]}
-    _authorize(aws, Request("AuthorizeSecurityGroupIngress", rules))
-    _close_stale(aws, group, cidrs, on_event=on_event)
+    _authorize(aws, Request("AuthorizeSecurityGroupIngress", rules), clock=clock)
+    _close_stale(aws, group, cidrs, on_event=on_event, clock=clock)
 
 
 def _find_group(aws: Aws, ids: Mapping[str, str], *, clock: Clock) -> str:
@@ -170,10 +169,10 @@ def _find_group(aws: Aws, ids: Mapping[str, str], *, clock: Clock) -> str:
     return group
 
 
-def _authorize(aws: Aws, rules: Request) -> None:
+def _authorize(aws: Aws, rules: Request, *, clock: Clock) -> None:
     """Add rules. Where one of them is there already AWS adds none, so each is then added for itself."""
     try:
-        aws.call(rules.operation, rules.parameters)
+        patiently(lambda: aws.call(rules.operation, rules.parameters), passes=not_yet, clock=clock)
         return
     except Refused as refusal:
         if refusal.code != "InvalidPermission.Duplicate":
@@ -181,13 +180,16 @@ def _authorize(aws: Aws, rules: Request) -> None:
     permissions = rules.parameters["IpPermissions"]
     if len(permissions) > 1:
         for permission in permissions:
-            _authorize(aws, Request(rules.operation, {**rules.parameters, "IpPermissions": [permission]}))
+            alone = Request(rules.operation, {**rules.parameters, "IpPermissions": [permission]})
+            _authorize(aws, alone, clock=clock)
 
 
-def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Callable[[str], None]) -> None:
+def _close_stale(
+    aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Callable[[str], None], clock: Clock
+) -> None:
     """Close port 22 of our group for every address and group that the plan does not name."""
-    found = aws.pages("DescribeSecurityGroups", {"GroupIds": [group]}, "SecurityGroups")
-    for permission in found[0]["IpPermissions"]:
+    read = partial(aws.pages, "DescribeSecurityGroups", {"GroupIds": [group]}, "SecurityGroups")
+    for permission in patiently(read, passes=not_yet, clock=clock)[0]["IpPermissions"]:
         if permission.get("FromPort") != 22:
             continue
         stale = {
@@ -195,14 +197,15 @@ def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Call
             for kind, key in SOURCES
         }
         if any(stale.values()):
-            _revoke(aws, group, {kind: items for kind, items in stale.items() if items})
+            _revoke(aws, group, {kind: items for kind, items in stale.items() if items}, clock=clock)
             on_event(f"port 22 closed for {sum(map(len, stale.values()))} former addresses")
 
 
-def _revoke(aws: Aws, group: str, sources: Mapping[str, Any]) -> None:
+def _revoke(aws: Aws, group: str, sources: Mapping[str, Any], *, clock: Clock) -> None:
     permission = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **sources}
+    request = {"GroupId": group, "IpPermissions": [permission]}
     try:
-        aws.call("RevokeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [permission]})
+        patiently(lambda: aws.call("RevokeSecurityGroupIngress", request), passes=not_yet, clock=clock)
     except Refused as refusal:
         if refusal.code != "InvalidPermission.NotFound":
             raise

@@ -3,6 +3,7 @@
 import pytest
 from moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
+from awsddp.aws.access import move_ssh
 from awsddp.aws.clusters import tagged
 from awsddp.aws.facts import gather
 from awsddp.aws.session import Aws
@@ -35,3 +36,21 @@ def test_a_new_group_is_not_visible_at_once_and_is_waited_for(
     cloud.fail("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound", "InvalidGroup.NotFound")
     cloud.fail("RunInstances", "InvalidGroup.NotFound")
     assert len(launcher(plan_for(aws))) == 2
+
+
+def test_a_group_that_aws_does_not_list_everywhere_yet_is_waited_for_when_ssh_moves(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    launcher(plan_for(aws))
+    filters = tagged("awsddp:id", "0a1b2c3d")
+    [group] = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
+    for operation in (
+        "AuthorizeSecurityGroupIngress",
+        "DescribeSecurityGroups",
+        "RevokeSecurityGroupIngress",
+    ):
+        cloud.fail(operation, "InvalidGroup.NotFound")
+    move_ssh(aws, group["GroupId"], ("10.77.0.9/32",), on_event=lambda text: None, clock=launcher.clock)
+    [group] = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
+    opened = [item["CidrIp"] for rule in group["IpPermissions"] for item in rule["IpRanges"]]
+    assert opened == ["10.77.0.9/32"]
