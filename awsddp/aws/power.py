@@ -10,6 +10,7 @@ from functools import partial
 from awsddp.aws.clusters import ENDED, describe
 from awsddp.aws.poweroff import forgiving, on_poweroff
 from awsddp.aws.session import Aws
+from awsddp.aws.tags import tag
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, patiently, poll
 from awsddp.cluster import Node
 from awsddp.errors import NodeError
@@ -68,17 +69,4 @@ def poweroff(aws: Aws, nodes: Sequence[Node], behaviour: str) -> None:
 
 def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:
     """Write a new expiry to the nodes' tag; the watchdogs are told by themselves. Raises CloudError."""
-    tag(aws, nodes, "awsddp:expires", utc(expires))
-
-
-def tag(aws: Aws, nodes: Sequence[Node], key: str, value: str, *, clock: Clock = CLOCK) -> None:
-    """Write a tag of nodes that are there, though AWS may not know all of them yet. Raises CloudError."""
-    request = {
-        "Resources": [node.instance_id for node in nodes],
-        "Tags": [{"Key": key, "Value": value}],
-    }
-    patiently(
-        lambda: aws.call("CreateTags", request),
-        passes=lambda refusal: refusal.code == "InvalidInstanceID.NotFound",
-        clock=clock,
-    )
+    tag(aws, [node.instance_id for node in nodes], "awsddp:expires", utc(expires))

@@ -7,22 +7,24 @@ from functools import partial
 from awsddp.aws.clusters import describe, tags_of
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
+from awsddp.aws.tags import tag, unlisted
+from awsddp.aws.waits import CLOCK, Clock, patiently
 from awsddp.cluster import Node
 
 TAG = "awsddp:unfetched"
 _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
 
 
-def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
+def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str, *, clock: Clock = CLOCK) -> None:
     """Before a job: have a poweroff stop the on-demand nodes, and tag all with the job as not yet home.
 
     A spot node cannot be stopped, so it is only tagged. Raises CloudError; the job must not start then.
     """
-    kept = [node.instance_id for node in nodes if not node.spot]
+    kept = [partial(on_poweroff, aws, node.instance_id, "stop") for node in nodes if not node.spot]
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(_unfetched, aws, nodes)
-        _side_by_side([partial(on_poweroff, aws, key, "stop") for key in kept])
-    unfetched = asked.result()
+        _side_by_side([partial(patiently, act, passes=unlisted, clock=clock) for act in kept])
+    unfetched = {node.instance_id: list(node.unfetched) for node in nodes} | asked.result()
     for key, jobs in unfetched.items():
         unfetched[key] = [*jobs, job] if job not in jobs else jobs
     _write(aws, unfetched)
@@ -68,10 +70,7 @@ def _write(aws: Aws, unfetched: dict[str, list[str]]) -> None:
     """Write each list of jobs to the tag of its nodes, one call for those that share it."""
     for text in sorted({" ".join(jobs) for jobs in unfetched.values()}):
         keys = [key for key, jobs in unfetched.items() if " ".join(jobs) == text]
-        if text:
-            aws.call("CreateTags", {"Resources": keys, "Tags": [{"Key": TAG, "Value": text}]})
-        else:
-            aws.call("DeleteTags", {"Resources": keys, "Tags": [{"Key": TAG}]})
+        tag(aws, keys, TAG, text)
 
 
 def _side_by_side(acts: Sequence[Callable[[], None]]) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from awsddp.aws.clusters import ENDED, LEFT, describe, tagged
-from awsddp.aws.power import tag
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
+from awsddp.aws.tags import tag
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, poll, transient
 from awsddp.cluster import Cluster, Node
 from awsddp.errors import LeftoverError
@@ -108,7 +108,7 @@ def end_nodes(
 
 def give_up(aws: Aws, nodes: Sequence[Node]) -> None:
     """Tag nodes as no longer of their cluster: their end is then no loss. Raises CloudError."""
-    tag(aws, nodes, "awsddp:nodes", LEFT)
+    tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", LEFT)
 
 
 class _Ending:

@@ -19,6 +19,7 @@ from awsddp.report import Event, node_name
 from awsddp.spec import seconds
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import NOWHERE, Context, Found, found
+from awsddp.verbs.settling import settled
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -106,18 +107,21 @@ def no_cluster(ctx: Context, seen: Found | None) -> NotFoundError:
 
 
 def login_to(ctx: Context, seen: Found | None) -> tuple[Record, tuple[Node, ...]]:
-    """Return the record and the nodes of a cluster whose key is here. Raises NotFoundError."""
+    """Return the record and the nodes of a cluster whose key is here. Raises NotFoundError, CloudError."""
     name = ctx.spec.name
-    if seen is None or seen.cluster is None or not seen.cluster.live:
+    record = seen.record if seen else None
+    cluster = seen.cluster if seen else None
+    if seen is not None and record is not None:
+        cluster = settled(seen.aws, name, record, cluster)
+    if cluster is None or not cluster.live:
         raise no_cluster(ctx, seen)
-    record = seen.record
-    if record is None or record.id != seen.cluster.id or not ctx.folder.key.exists():
+    if record is None or record.id != cluster.id or not ctx.folder.key.exists():
         raise NotFoundError(
             f"cluster {name} exists, but its key is not on this machine",
             f"{ctx.folder.path} does not hold it",
             "go to the machine that made it, or end it: awsddp down",
         )
-    return record, seen.cluster.live
+    return record, cluster.live
 
 
 def chosen_nodes(nodes: Sequence[Node], number: int | None) -> tuple[Node, ...]:

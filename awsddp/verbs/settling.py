@@ -18,14 +18,16 @@ LISTED = timedelta(hours=1)
 def settled(aws: "Aws", name: str, record: Record, cluster: Cluster | None) -> Cluster | None:
     """Return the cluster once every instance of it that was made ready within the hour is listed.
 
-    It is waited for two minutes, and looked for again only if something was missing. Raises CloudError.
+    It is waited for two minutes, and looked for again only if something was missing. A cluster of another id
+    than the record's is returned as it is. Raises CloudError.
     """
     from awsddp.aws.clusters import describe, find_clusters, tagged
     from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
 
     missing = {found.instance_id for found in record.prepared}
     missing -= {node.instance_id for node in cluster.nodes} if cluster else set()
-    if not missing or CLOCK.now() - record.created > LISTED:
+    other = cluster is not None and cluster.id != record.id
+    if other or not missing or CLOCK.now() - record.created > LISTED:
         return cluster
     # A cloud that brings its own keys knows its caller for as long as it lives: this is another one.
     if record.target.access_key_id is not None and record.owner != aws.identity().user_id:

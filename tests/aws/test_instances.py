@@ -12,8 +12,8 @@ from moto_cloud import IDS, NOW, SECRETS, Cloud, Launcher, plan_for, without_zon
 
 from awsddp.aws.clusters import describe, find_cluster, find_clusters, tags_of
 from awsddp.aws.instances import appear, resume, wait_running
-from awsddp.aws.power import tag
 from awsddp.aws.session import Aws
+from awsddp.aws.tags import tag
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError, CapacityError, NodeError
 from awsddp.plan import Request, resolve
@@ -250,7 +250,7 @@ def test_a_tag_is_written_once_aws_knows_the_node(
 ) -> None:
     nodes = launcher(plan_for(aws))
     cloud.fail("CreateTags", "InvalidInstanceID.NotFound", "InvalidInstanceID.NotFound")
-    tag(aws, nodes, "awsddp:nodes", "left", clock=clock)
+    tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", "left", clock=clock)
     assert {tags_of(one)["awsddp:nodes"] for one in describe(aws, [])} == {"left"}
 
 

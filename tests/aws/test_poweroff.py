@@ -42,6 +42,16 @@ def test_a_refusal_keeps_the_job_from_starting(aws: Aws, cloud: Cloud, launcher:
         keep_on_poweroff(aws, nodes, "train-1")
 
 
+def test_nodes_that_aws_does_not_list_everywhere_yet_are_kept_and_tagged(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    nodes = launcher(plan_for(aws))
+    for operation in ("ModifyInstanceAttribute", "CreateTags"):
+        cloud.fail(operation, "InvalidInstanceID.NotFound")
+    keep_on_poweroff(aws, nodes, "train-1", clock=launcher.clock)
+    assert state(aws) == {("stop", ("train-1",))}
+
+
 def test_release_passes_over_nodes_that_are_gone(aws: Aws, launcher: Launcher) -> None:
     nodes: tuple[Node, ...] = launcher(plan_for(aws))
     keep_on_poweroff(aws, nodes, "train-1")

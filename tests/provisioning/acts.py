@@ -8,7 +8,7 @@ from awsddp.verbs.context import Context
 from awsddp.verbs.nodes import ready
 
 
-def trained(ctx: Context) -> dict[str, Any]:
+def trained(ctx: Context, **choices: object) -> dict[str, Any]:
     """Do in AWS what `train` does there; what it does beside needs machines."""
     with ready(ctx) as cluster:
         poweroff.keep_on_poweroff(cluster.aws, cluster.nodes, "train-1")

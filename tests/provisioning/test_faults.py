@@ -18,6 +18,7 @@ from awsddp.verbs.plan import plan
 from awsddp.verbs.status import status
 from awsddp.verbs.stop import stop
 from awsddp.verbs.up import up
+from tests.provisioning.acts import fetched, trained
 from tests.provisioning.world import Kill, Outcome, World, yes
 
 NODES = 2
@@ -55,6 +56,8 @@ ACTS = {
     "moved": Act(verb=up, asked={"network.ssh_cidr": "198.51.100.7/32", "cluster.expires": "48h"}),
     "stop": Act(verb=stop, state="stopped"),
     "start": Act(verb=up, ground="stopped"),
+    "train": Act(verb=trained, asks=False),
+    "fetch": Act(verb=fetched, ground="owing", asks=False),
     "down": Act(verb=down, living=0),
     "down --orphans": Act(verb=everywhere.down_orphans, ground="orphans", living=0, most=0),
     "status": Act(verb=status, asks=False),
@@ -111,7 +114,14 @@ def begin(world: World, ground: str) -> None:
     if (world.root / ground).exists():
         return
     world.restore("empty")
-    before = {"nothing": (), "orphans": (), "cluster": (up, down, up), "stopped": (up, down, up, stop)}
+    made = (up, down, up)
+    before = {
+        "nothing": (),
+        "orphans": (),
+        "cluster": made,
+        "stopped": (*made, stop),
+        "owing": (*made, trained),
+    }
     for step in before[ground]:
         assert world.run(step, nodes=NODES, confirm=yes).code == 0
     if ground == "orphans":
@@ -150,7 +160,7 @@ def check(world: World, act: Act, operation: str, trouble: Trouble) -> None:
         assert act.verb is not down or world.cloud.left() == []
     assert len(states) <= max(NODES, act.nodes)
     assert len(world.cloud.instances()) <= act.most
-    again = world.run(down, nodes=NODES, confirm=yes)
+    again = world.run(down, nodes=NODES, discard=True, confirm=yes)
     assert again.code == 0, again.told
     assert world.cloud.left() == []
 

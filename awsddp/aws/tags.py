@@ -1,0 +1,26 @@
+"""Tags written to instances that are there, though AWS may not list them everywhere yet."""
+
+from collections.abc import Sequence
+
+from awsddp.aws.refusals import Refused
+from awsddp.aws.session import Aws
+from awsddp.aws.waits import CLOCK, Clock, patiently
+
+
+def unlisted(refusal: Refused) -> bool:
+    """Whether AWS says that it does not know an instance, which it may have made a moment ago."""
+    return refusal.code == "InvalidInstanceID.NotFound"
+
+
+def tag(aws: Aws, instance_ids: Sequence[str], name: str, value: str, *, clock: Clock = CLOCK) -> None:
+    """Write a tag of instances, or take it off where `value` is empty. Raises CloudError."""
+    resources = {"Resources": list(instance_ids)}
+    patiently(
+        lambda: (
+            aws.call("CreateTags", {**resources, "Tags": [{"Key": name, "Value": value}]})
+            if value
+            else aws.call("DeleteTags", {**resources, "Tags": [{"Key": name}]})
+        ),
+        passes=unlisted,
+        clock=clock,
+    )
