@@ -36,12 +36,13 @@ def amount(files: int, size: int) -> str:
 
 
 def cluster_state(
-    cluster: Cluster | None, *, prepared: frozenset[str] | None, launching: bool
+    cluster: Cluster | None, *, prepared: frozenset[str] | None, launching: bool, size: int | None = None
 ) -> ClusterState:
     """Return the state of a cluster from what AWS says of its nodes.
 
     `prepared` holds the instance ids that this machine has seen ready (None: it knows nothing of them);
-    `launching` tells that a launch was written down and has not answered.
+    `launching` tells that a launch was written down and has not answered; `size` is how many nodes were asked
+    for, so that one which was lost before the cluster became smaller is not missed (None: it is not known).
     """
     states = {node.state for node in cluster.live} if cluster else set()
     if cluster is None or not states:
@@ -51,8 +52,8 @@ def cluster_state(
         return "ending" if ending or (cluster and cluster.leftovers) else "absent"
     if states <= {"stopped", "stopping"}:
         return "stopped"
-    lost = len(cluster.live) < len(cluster.nodes) or bool(states - {"pending", "running"})
-    if lost:
+    missed = {node.node for node in cluster.nodes if size is None or node.node < size}
+    if missed - {node.node for node in cluster.live} or states - {"pending", "running"}:
         return "partial"
     if "pending" in states:
         return "launching"

@@ -37,6 +37,7 @@ def cluster_document(
         cluster,
         prepared=frozenset(prepared) if record else None,
         launching=record is not None and record.intent is not None,
+        size=record.nodes if record else None,
     )
     expires = (cluster.expires if cluster else None) or (record.expires if record and nodes else None)
     return {

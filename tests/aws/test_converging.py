@@ -126,6 +126,16 @@ def test_what_was_not_said_again_is_as_at_the_launch(on: On, cloud: Cloud, aws: 
     assert own.read_text() == made["KeyMaterial"]
 
 
+def test_a_node_that_was_lost_is_not_missed_in_a_cluster_that_is_now_smaller(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first(cluster__nodes=2)
+    cluster = find_cluster(laptop.aws, "demo", laptop.aws.identity().user_id)
+    assert cluster is not None
+    laptop.aws.call("TerminateInstances", {"InstanceIds": [cluster.nodes[1].instance_id]})
+    result = laptop.up(cluster__nodes=1)
+    assert (result["state"], [node["node"] for node in result["nodes"]]) == ("ready", [0])
+
+
 def test_shrinking_ends_the_highest_numbers_and_that_is_no_loss(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
     laptop.first(cluster__nodes=3)
