@@ -1,6 +1,6 @@
 """status: what there is, what it costs, and until when. The truth is in AWS, the jobs as last seen."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from awsddp import report
@@ -36,7 +36,7 @@ def cluster_document(
     state = report.cluster_state(
         cluster,
         prepared=frozenset(prepared) if record else None,
-        launching=record is not None and record.intent is not None,
+        launching=_launching(record, cluster),
         size=record.nodes if record else None,
     )
     expires = (cluster.expires if cluster else None) or (record.expires if record and nodes else None)
@@ -60,6 +60,15 @@ def cluster_document(
         "expires": report.iso(expires),
         "looked": list(looked),
     }
+
+
+def _launching(record: Record | None, cluster: Cluster | None) -> bool:
+    """Whether a launch was written down that has not answered, and may still show."""
+    if record is None or record.intent is None:
+        return False
+    from awsddp.aws.waits import VISIBLE_S
+
+    return cluster is not None or datetime.now(UTC) - record.created < timedelta(seconds=VISIBLE_S)
 
 
 def cost_of(record: Record | None, cluster: Cluster | None) -> float | None:

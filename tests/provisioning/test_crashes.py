@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from awsddp.verbs.down import down
+from awsddp.verbs.status import status
 from awsddp.verbs.up import up
 from tests.provisioning.world import PHASES, Kill, Outcome, World, yes
 
@@ -86,6 +87,15 @@ def kills_of(world: World, verb: str, nodes: int) -> list[Kill]:
 def test_a_launch_that_is_killed_is_finished_or_ended(world: World, phase: Any) -> None:
     recoveries = ("up", "down without the folder")
     assert matrix(world, "up", 2, [Kill("RunInstances", 1, phase)], recoveries) == 1
+
+
+def test_a_launch_that_never_showed_is_told_for_as_long_as_it_may_show(world: World) -> None:
+    assert world.run(up, kill=Kill("RunInstances", 1, PHASES[0]), confirm=yes).code is None
+    elsewhere = world.root / "elsewhere"
+    assert ended(world.run(down, home=elsewhere, confirm=yes))["removed"] > 0
+    assert ended(world.run(status))["state"] == "launching"
+    world.clock.move(world.clock.read() + 120)
+    assert ended(world.run(status))["state"] == "absent"
 
 
 @pytest.mark.prove
