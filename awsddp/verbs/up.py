@@ -73,19 +73,20 @@ def read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, tuple[Cluster
 def known(ctx: Context, clusters: Sequence[Cluster]) -> Record | None:
     """Return the record of the cluster where there is one to converge; None: there is one to launch.
 
-    Raises ConfigError for a cluster that lives and whose key is not on this machine.
+    Raises ConfigError for a cluster that lives and whose key is not on this machine, as for one that another
+    machine made once all that this one had made was gone.
     """
     record = ctx.folder.read()
+    live = [one for one in clusters if one.live]
     ours = record is not None and (ctx.folder.key.exists() or not record.prepared)
     if record is not None and ours:
-        live = next((one for one in clusters if one.id == record.id and one.live), None)
-        if live is not None or record.prepared:
+        there = any(one.id == record.id for one in live)
+        if there or (record.prepared and not live):
             return record
-    other = next((one for one in clusters if one.live), None)
-    if other is None:
+    if not live:
         return None
     raise ConfigError(
-        f"cluster {other.name} exists, but its key is not on this machine",
+        f"cluster {live[0].name} exists, but its key is not on this machine",
         f"it was made elsewhere, or {ctx.folder.path} was lost",
         "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
     )

@@ -136,6 +136,17 @@ def test_a_node_that_was_lost_is_not_missed_in_a_cluster_that_is_now_smaller(on:
     assert (result["state"], [node["node"] for node in result["nodes"]]) == ("ready", [0])
 
 
+def test_what_another_machine_made_once_all_of_ours_was_gone_is_left_alone(on: On, cloud: Cloud) -> None:
+    laptop, desktop = on("laptop"), on("desktop")
+    gone = laptop.first(cluster__nodes=1)
+    laptop.aws.call("TerminateInstances", {"InstanceIds": [gone.nodes[0].instance_id]})
+    theirs = desktop.first(cluster__nodes=1)
+    with pytest.raises(ConfigError, match="its key is not on this machine"):
+        laptop.up(cluster__nodes=2)
+    assert cloud.sent("RunInstances") == cloud.sent("TerminateInstances") == []
+    assert desktop.cluster.live == theirs.live
+
+
 def test_shrinking_ends_the_highest_numbers_and_that_is_no_loss(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
     laptop.first(cluster__nodes=3)
