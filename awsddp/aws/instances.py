@@ -9,6 +9,7 @@ from awsddp.aws.access import not_yet
 from awsddp.aws.clusters import ENDED, LEFT, describe, node_of, tagged, tags_of
 from awsddp.aws.refusals import OutOfCapacity, Refused
 from awsddp.aws.session import Aws
+from awsddp.aws.tags import unlisted
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
 from awsddp.cluster import Node, read_numbers
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
@@ -226,7 +227,7 @@ def impaired(aws: Aws, nodes: Collection[Node]) -> frozenset[str]:
     try:
         found = aws.pages("DescribeInstanceStatus", {"InstanceIds": running}, "InstanceStatuses")
     except Refused as refusal:
-        if refusal.code != "InvalidInstanceID.NotFound":
+        if not unlisted(refusal):
             raise
         return frozenset()
     return frozenset(

@@ -5,19 +5,21 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 
 from awsddp.aws.clusters import ENDED, describe
-from awsddp.aws.poweroff import forgiving, on_poweroff
+from awsddp.aws.poweroff import poweroff
+from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
-from awsddp.aws.tags import tag
+from awsddp.aws.tags import tag, unlisted
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, patiently, poll
 from awsddp.cluster import Node
 from awsddp.errors import NodeError
 from awsddp.plan import utc
 
-# What passes: it is still stopping, or AWS does not list it everywhere yet.
-_ON_ITS_WAY = frozenset({"IncorrectInstanceState", "IncorrectState", "InvalidInstanceID.NotFound"})
+
+def _on_its_way(refusal: Refused) -> bool:
+    """Whether a node is still stopping, or AWS does not list it everywhere yet."""
+    return unlisted(refusal) or refusal.code in ("IncorrectInstanceState", "IncorrectState")
 
 
 def stop(
@@ -31,7 +33,7 @@ def stop(
     poweroff(aws, nodes, "stop")
     patiently(
         lambda: aws.call("StopInstances", {"InstanceIds": keys}),
-        passes=lambda refusal: refusal.code in _ON_ITS_WAY,
+        passes=_on_its_way,
         clock=clock,
     )
     seen: dict[str, str] = {}
@@ -56,15 +58,9 @@ def start(aws: Aws, nodes: Sequence[Node], *, clock: Clock = CLOCK) -> None:
     """
     patiently(
         lambda: aws.call("StartInstances", {"InstanceIds": [node.instance_id for node in nodes]}),
-        passes=lambda refusal: refusal.code in _ON_ITS_WAY,
+        passes=_on_its_way,
         clock=clock,
     )
-
-
-def poweroff(aws: Aws, nodes: Sequence[Node], behaviour: str) -> None:
-    """Have a poweroff from inside "stop" or "terminate" on-demand nodes. Those that are gone need nothing."""
-    for node in nodes:
-        forgiving(partial(on_poweroff, aws, node.instance_id, behaviour))
 
 
 def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:

@@ -20,7 +20,7 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str, *, clock: Clock 
 
     A spot node cannot be stopped, so it is only tagged. Raises CloudError; the job must not start then.
     """
-    kept = [partial(on_poweroff, aws, node.instance_id, "stop") for node in nodes if not node.spot]
+    kept = [partial(_on_poweroff, aws, node.instance_id, "stop") for node in nodes if not node.spot]
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(_unfetched, aws, nodes)
         _side_by_side([partial(patiently, act, passes=unlisted, clock=clock) for act in kept])
@@ -40,8 +40,14 @@ def release(aws: Aws, nodes: Sequence[Node], job: str) -> None:
     }
     spot = {node.instance_id for node in nodes if node.spot}
     freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
-    _side_by_side([partial(forgiving, partial(on_poweroff, aws, key, "terminate")) for key in freed])
+    _side_by_side([partial(_forgiving, partial(_on_poweroff, aws, key, "terminate")) for key in freed])
     _write(aws, unfetched)
+
+
+def poweroff(aws: Aws, nodes: Sequence[Node], behaviour: str) -> None:
+    """Have a poweroff from inside "stop" or "terminate" on-demand nodes. Those that are gone need nothing."""
+    for node in nodes:
+        _forgiving(partial(_on_poweroff, aws, node.instance_id, behaviour))
 
 
 def _unfetched(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
@@ -54,8 +60,7 @@ def _unfetched(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
     }
 
 
-def on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
-    """Have a poweroff from inside "stop" or "terminate" an on-demand node. Raises CloudError."""
+def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
     aws.call(
         "ModifyInstanceAttribute",
         {
@@ -80,8 +85,7 @@ def _side_by_side(acts: Sequence[Callable[[], None]]) -> None:
                 done.result()
 
 
-def forgiving(act: Callable[[], None]) -> None:
-    """Do something to a node that one which is gone does not need. Raises CloudError."""
+def _forgiving(act: Callable[[], None]) -> None:
     try:
         act()
     except Refused as refusal:

@@ -14,13 +14,8 @@ def unlisted(refusal: Refused) -> bool:
 
 def tag(aws: Aws, instance_ids: Sequence[str], name: str, value: str, *, clock: Clock = CLOCK) -> None:
     """Write a tag of instances, or take it off where `value` is empty. Raises CloudError."""
-    resources = {"Resources": list(instance_ids)}
-    patiently(
-        lambda: (
-            aws.call("CreateTags", {**resources, "Tags": [{"Key": name, "Value": value}]})
-            if value
-            else aws.call("DeleteTags", {**resources, "Tags": [{"Key": name}]})
-        ),
-        passes=unlisted,
-        clock=clock,
-    )
+    operation, pair = "CreateTags", {"Key": name, "Value": value}
+    if not value:
+        operation, pair = "DeleteTags", {"Key": name}
+    request = {"Resources": list(instance_ids), "Tags": [pair]}
+    patiently(lambda: aws.call(operation, request), passes=unlisted, clock=clock)

@@ -13,7 +13,7 @@ from typing import Any
 from awsddp.aws.clusters import ENDED, LEFT, describe, tagged
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
-from awsddp.aws.tags import tag
+from awsddp.aws.tags import tag, unlisted
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, poll, transient
 from awsddp.cluster import Cluster, Node
 from awsddp.errors import LeftoverError
@@ -165,7 +165,7 @@ class _Ending:
             self._aws.call("TerminateInstances", {"InstanceIds": keys})
         except Refused as refusal:
             # NotFound this soon is no proof of an end: the next look decides.
-            if not transient(refusal) and refusal.code != "InvalidInstanceID.NotFound":
+            if not transient(refusal) and not unlisted(refusal):
                 self.refused.update(dict.fromkeys(keys, refusal.why))
 
     def proven(self) -> bool | None:

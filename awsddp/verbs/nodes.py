@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp import report
-from awsddp.cluster import Job, Node, Prepared
+from awsddp.cluster import Cluster, Job, Node, Prepared
 from awsddp.errors import ConfigError, NodeError, NotFoundError
 from awsddp.jobs import launchers, results
 from awsddp.nodes.failures import split
@@ -100,24 +100,27 @@ def ready_in(ctx: Context, seen: Found | None) -> Ready:
     return Ready(aws=seen.aws, record=record, nodes=nodes)
 
 
-def no_cluster(ctx: Context, seen: Found | None) -> NotFoundError:
-    """Return the error for a cluster that is not there: where it was looked for, and how to make it."""
-    looked = ", ".join(seen.looked if seen else NOWHERE)
-    return NotFoundError(f"no cluster {ctx.spec.name}", f"looked in: {looked}", "awsddp up   # make it")
+def living(ctx: Context, seen: Found | None) -> Cluster:
+    """Return the cluster of a search, of which something lives, once AWS lists what this machine made ready.
+
+    Raises NotFoundError, CloudError.
+    """
+    cluster = seen.cluster if seen else None
+    if seen is not None and seen.record is not None:
+        cluster = settled(seen.aws, ctx.spec.name, seen.record, cluster)
+    if cluster is None or not cluster.live:
+        looked = ", ".join(seen.looked if seen else NOWHERE)
+        raise NotFoundError(f"no cluster {ctx.spec.name}", f"looked in: {looked}", "awsddp up   # make it")
+    return cluster
 
 
 def login_to(ctx: Context, seen: Found | None) -> tuple[Record, tuple[Node, ...]]:
     """Return the record and the nodes of a cluster whose key is here. Raises NotFoundError, CloudError."""
-    name = ctx.spec.name
+    cluster = living(ctx, seen)
     record = seen.record if seen else None
-    cluster = seen.cluster if seen else None
-    if seen is not None and record is not None:
-        cluster = settled(seen.aws, name, record, cluster)
-    if cluster is None or not cluster.live:
-        raise no_cluster(ctx, seen)
     if record is None or record.id != cluster.id or not ctx.folder.key.exists():
         raise NotFoundError(
-            f"cluster {name} exists, but its key is not on this machine",
+            f"cluster {cluster.name} exists, but its key is not on this machine",
             f"{ctx.folder.path} does not hold it",
             "go to the machine that made it, or end it: awsddp down",
         )

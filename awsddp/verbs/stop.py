@@ -7,8 +7,7 @@ from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.report import Event, node_name
 from awsddp.verbs.context import Context, Found, found
-from awsddp.verbs.nodes import cancel, connect, jobs_on, no_cluster, remember
-from awsddp.verbs.settling import settled
+from awsddp.verbs.nodes import cancel, connect, jobs_on, living, remember
 from awsddp.verbs.status import cluster_document
 
 REACH_S = 30.0
@@ -25,11 +24,8 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
     from awsddp.aws.power import stop as stop_nodes
 
     with ctx.folder.lock("stop"), found(ctx) as seen:
-        cluster = seen.cluster if seen else None
-        if seen is not None and seen.record is not None:
-            cluster = settled(seen.aws, ctx.spec.name, seen.record, cluster)
-        if seen is None or cluster is None or not cluster.live:
-            raise no_cluster(ctx, seen)
+        cluster = living(ctx, seen)
+        assert seen is not None, "what lives was found"
         _refuse_spot(cluster)
         going = [node for node in cluster.live if node.state != "stopped"]
         if going:

@@ -156,7 +156,8 @@ def _prepare(
     boots: a local cloud of records) there is nothing to make.
     """
     from awsddp.aws.instances import wait_running
-    from awsddp.aws.power import poweroff, tag_expiry
+    from awsddp.aws.power import tag_expiry
+    from awsddp.aws.poweroff import poweroff
     from awsddp.aws.waits import deadline_s
 
     term_s = deadline_s([record.instance_type])
