@@ -3,9 +3,11 @@
 from typing import Any
 
 from awsddp.errors import NotFoundError
-from awsddp.verbs import nodes
+from awsddp.verbs import node_jobs
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import choose_job, job_result, jobs_on, reach, ready, remember
+from awsddp.verbs.node_jobs import choose_job, jobs_on
+from awsddp.verbs.nodes import reach, ready
+from awsddp.verbs.results import job_result, remember
 
 
 def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
         chosen = choose_job(known if job else running, job)
         if chosen.state == "running":
             ctx.say(f"ending job {chosen.job}: its ranks have {ctx.job.job.grace}")
-            nodes.cancel(ctx, fleet, chosen.job)
+            node_jobs.cancel(ctx, fleet, chosen.job)
             chosen = choose_job(jobs_on(ctx, fleet), chosen.job)
         remember(ctx, chosen)
         return job_result(ctx, chosen)

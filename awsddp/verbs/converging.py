@@ -13,7 +13,9 @@ from awsddp.spec import remembered
 from awsddp.state import Record
 from awsddp.verbs.context import Context, facts_of
 from awsddp.verbs.launching import carry_out
-from awsddp.verbs.nodes import JUMP, Ready, bring_home, connect, jobs_on, remember
+from awsddp.verbs.node_jobs import jobs_on
+from awsddp.verbs.nodes import JUMP, Ready, connect
+from awsddp.verbs.results import bring_home, remember
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws

@@ -8,18 +8,9 @@ from awsddp.errors import AwsddpError, NodeError
 from awsddp.report import money, node_name
 from awsddp.state import Record
 from awsddp.verbs.context import Context, Found
-from awsddp.verbs.nodes import (
-    Ready,
-    bring_home,
-    cancel,
-    choose_job,
-    connect,
-    jobs_on,
-    place_of,
-    reach,
-    ready,
-    remember,
-)
+from awsddp.verbs.node_jobs import cancel, choose_job, jobs_on
+from awsddp.verbs.nodes import Ready, connect, reach, ready
+from awsddp.verbs.results import bring_home, place_of, remember
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Fetched

@@ -4,7 +4,9 @@ from typing import Any
 
 from awsddp import report
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import jobs_on, reach, ready, remember
+from awsddp.verbs.node_jobs import jobs_on
+from awsddp.verbs.nodes import reach, ready
+from awsddp.verbs.results import remember
 
 
 def jobs(ctx: Context) -> list[dict[str, Any]]:

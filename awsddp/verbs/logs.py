@@ -13,7 +13,9 @@ from awsddp.jobs.logs import Merger
 from awsddp.report import Event, node_name
 from awsddp.spec import seconds
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import bring_home, choose_job, job_result, jobs_on, place_of, reach, ready, remember
+from awsddp.verbs.node_jobs import choose_job, jobs_on
+from awsddp.verbs.nodes import reach, ready
+from awsddp.verbs.results import bring_home, job_result, place_of, remember
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet

@@ -1,22 +1,15 @@
-"""What several verbs do with a cluster that is up: look at it, connect to its nodes, bring a job home."""
+"""What several verbs do with a cluster that is up: look at it and connect to its nodes."""
 
 import contextlib
 import importlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from awsddp import report
-from awsddp.cluster import Cluster, Job, Node, Prepared
+from awsddp.cluster import Cluster, Node, Prepared
 from awsddp.errors import ConfigError, NodeError, NotFoundError
-from awsddp.jobs import launchers, results
-from awsddp.nodes.failures import split
-from awsddp.nodes.results import Fetched, Wanted
-from awsddp.report import Event, node_name
-from awsddp.spec import seconds
+from awsddp.report import node_name
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import NOWHERE, Context, Found, found
 from awsddp.verbs.settling import settled
@@ -27,10 +20,7 @@ if TYPE_CHECKING:
     from awsddp.nodes.jump import Jump
     from awsddp.nodes.transport import Endpoint, Fleet
 
-ANSWER_S = 60.0
 JUMP = "network.jump"
-FETCH_S = 600.0
-"""How long another client of this machine may be at it, bringing the same results home."""
 
 
 def import_beside(module: str) -> None:
@@ -218,145 +208,3 @@ def write_ssh_config(ctx: Context, record: Record, nodes: Sequence[Node]) -> "tu
     if not ctx.folder.ssh_config.exists() or ctx.folder.ssh_config.read_bytes() != text:
         write_private(ctx.folder.ssh_config, text)
     return places
-
-
-def ask(
-    fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
-) -> dict[int, dict[str, Any]]:
-    """Send each node its request and return the answers. Raises NodeError or what a node says it is."""
-    said = {node: bytearray() for node in requests}
-
-    def on_data(node: int, data: bytes) -> bool:
-        said[node] += data
-        return launchers.is_whole(said[node])
-
-    messages = {node: launchers.message(request) for node, request in requests.items()}
-    ends = split(fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s))
-    return {
-        node: launchers.answer(bytes(said[node]), node=node, stderr=end.stderr) for node, end in ends.items()
-    }
-
-
-def ask_all(fleet: "Fleet", request: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Send every connected node the same request."""
-    return ask(fleet, dict.fromkeys(fleet.nodes, request))
-
-
-def cancel(ctx: Context, fleet: "Fleet", job: str, *, grace_s: float | None = None) -> None:
-    """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended."""
-    grace = seconds(ctx.job.job.grace) if grace_s is None else grace_s
-    knows = {node for node, told in ask_all(fleet, launchers.state_request()).items() if _knows(told, job)}
-    request = launchers.cancel_request(job, grace=grace)
-    ask(fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
-
-
-def _knows(told: Mapping[str, Any], job: str) -> bool:
-    return any(known["job"] == job for known in told["jobs"])
-
-
-def jobs_on(ctx: Context, fleet: "Fleet") -> tuple[Job, ...]:
-    """Return every job that the connected nodes know, oldest first."""
-    told = ask_all(fleet, launchers.state_request())
-    return results.jobs({node: answer["jobs"] for node, answer in told.items()}, results=ctx.job.job.results)
-
-
-def choose_job(jobs: Sequence[Job], name: str | None) -> Job:
-    """Return the job of this name, or the last one. Raises NotFoundError."""
-    chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
-    if chosen is None:
-        known = (
-            f"known are: {', '.join(job.job for job in jobs)}" if jobs else "no job has run on this cluster"
-        )
-        raise NotFoundError(f"no job {name}" if name else "no job", known, "awsddp train")
-    return chosen
-
-
-def place_of(ctx: Context, job: str) -> Path:
-    """Return the folder at home that receives a job's results."""
-    return Path(ctx.job.sync.workdir) / ctx.job.job.results / job
-
-
-def bring_home(
-    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, to: Path | None = None
-) -> dict[int, Fetched]:
-    """Fetch a job's results from its nodes, verified, and only then let the nodes forget that they owe them.
-
-    One client at a time does so. Raises NodeError where a node does not send what it said, ConfigError where
-    home has no room.
-    """
-    with ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
-        return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
-
-
-def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: Path) -> dict[int, Fetched]:
-    from awsddp.aws.poweroff import release
-    from awsddp.nodes.sync import pull
-
-    used = sorted({rank.node for rank in job.ranks} & set(fleet.nodes))
-    told = ask(fleet, dict.fromkeys(used, launchers.manifest_request(job.job)))
-    manifests = {node: results.manifest(answer, node=node) for node, answer in told.items()}
-    wanted = {
-        node: [
-            Wanted(remote=file.path, home=file.home, size=file.size, sha256=file.sha256, data=file.data)
-            for file in manifest.files
-            if file.sha256 is not None
-        ]
-        for node, manifest in manifests.items()
-    }
-    came = pull(
-        wanted,
-        target,
-        ssh_config=ctx.folder.ssh_config,
-        also={"job.json": results.encode(job)},
-        on_event=ctx.on_event,
-    )
-    for node, manifest in manifests.items():
-        for file in manifest.skipped:
-            ctx.on_event(Event(f"not brought home: {file.path}: {file.why}", node_name(node)))
-    _draw(target)
-    if job.state != "running" and not fleet.failures:
-        with tagging(ctx):
-            release(cluster.aws, [node for node in cluster.nodes if node.node in used], job.job)
-    return came
-
-
-def tagging(ctx: Context) -> AbstractContextManager[None]:
-    """Hold the tags that name jobs, which are read, changed and written back, against another client here."""
-    return ctx.folder.lock("train", part="tags", wait_s=FETCH_S)
-
-
-def _draw(target: Path) -> None:
-    """Draw the loss that rank 0 wrote down, where it did."""
-    rows = metrics(target)
-    data = f", {name}" if (name := _data(rows)) else ""
-    plot = report.loss_plot(rows, title=f"training loss, {target.name}{data}")
-    if plot is not None:
-        (target / "loss.svg").write_text(plot, encoding="utf-8")
-
-
-def metrics(target: Path) -> list[dict[str, Any]]:
-    """Return the metrics that the first node's run folder holds; none where there are none."""
-    file = target / "node0" / "run" / "metrics.jsonl"
-    return report.json_lines(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
-
-
-def _data(rows: list[dict[str, Any]]) -> str | None:
-    """Return what the program says it was tested on: the real set, or data made for a rehearsal."""
-    return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
-
-
-def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
-    """Return a job as the document of `train`, with the accuracy that its program wrote down."""
-    rows = metrics(target if target is not None else place_of(ctx, job.job))
-    found = {"accuracy": report.last_value(rows, "accuracy"), "data": _data(rows)}
-    return report.job_document(job) | found
-
-
-def remember(ctx: Context, *jobs: Job) -> None:
-    """Keep jobs as last seen in the folder, for `status`."""
-    record = ctx.folder.read()
-    if record is not None:
-        new = {job.job for job in jobs}
-        others = tuple(one for one in record.jobs if one.job not in new)
-        if (after := (*others, *jobs)) != record.jobs:
-            ctx.folder.write(replace(record, jobs=after))

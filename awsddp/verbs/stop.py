@@ -7,7 +7,9 @@ from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.report import Event, node_name
 from awsddp.verbs.context import Context, Found, found
-from awsddp.verbs.nodes import cancel, connect, jobs_on, living, remember
+from awsddp.verbs.node_jobs import cancel, jobs_on
+from awsddp.verbs.nodes import connect, living
+from awsddp.verbs.results import remember
 from awsddp.verbs.status import cluster_document
 
 REACH_S = 30.0

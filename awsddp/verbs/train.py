@@ -18,19 +18,9 @@ from awsddp.spec import JobSpec
 from awsddp.verbs import sync
 from awsddp.verbs.context import Context
 from awsddp.verbs.logs import merger_of, watch
-from awsddp.verbs.nodes import (
-    Ready,
-    ask,
-    ask_all,
-    bring_home,
-    cancel,
-    job_result,
-    place_of,
-    reach,
-    ready,
-    remember,
-    tagging,
-)
+from awsddp.verbs.node_jobs import ask, ask_all, cancel
+from awsddp.verbs.nodes import Ready, reach, ready
+from awsddp.verbs.results import bring_home, job_result, place_of, remember, tagging
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Listing

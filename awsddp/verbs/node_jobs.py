@@ -1,0 +1,67 @@
+"""What the nodes are asked about their jobs: requests over SSH, and the answers as jobs."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from awsddp.cluster import Job
+from awsddp.errors import NotFoundError
+from awsddp.jobs import launchers, results
+from awsddp.nodes.failures import split
+from awsddp.spec import seconds
+from awsddp.verbs.context import Context
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
+
+ANSWER_S = 60.0
+
+
+def ask(
+    fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
+) -> dict[int, dict[str, Any]]:
+    """Send each node its request and return the answers. Raises NodeError or what a node says it is."""
+    said = {node: bytearray() for node in requests}
+
+    def on_data(node: int, data: bytes) -> bool:
+        said[node] += data
+        return launchers.is_whole(said[node])
+
+    messages = {node: launchers.message(request) for node, request in requests.items()}
+    ends = split(fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s))
+    return {
+        node: launchers.answer(bytes(said[node]), node=node, stderr=end.stderr) for node, end in ends.items()
+    }
+
+
+def ask_all(fleet: "Fleet", request: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Send every connected node the same request."""
+    return ask(fleet, dict.fromkeys(fleet.nodes, request))
+
+
+def cancel(ctx: Context, fleet: "Fleet", job: str, *, grace_s: float | None = None) -> None:
+    """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended."""
+    grace = seconds(ctx.job.job.grace) if grace_s is None else grace_s
+    knows = {node for node, told in ask_all(fleet, launchers.state_request()).items() if _knows(told, job)}
+    request = launchers.cancel_request(job, grace=grace)
+    ask(fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
+
+
+def _knows(told: Mapping[str, Any], job: str) -> bool:
+    return any(known["job"] == job for known in told["jobs"])
+
+
+def jobs_on(ctx: Context, fleet: "Fleet") -> tuple[Job, ...]:
+    """Return every job that the connected nodes know, oldest first."""
+    told = ask_all(fleet, launchers.state_request())
+    return results.jobs({node: answer["jobs"] for node, answer in told.items()}, results=ctx.job.job.results)
+
+
+def choose_job(jobs: Sequence[Job], name: str | None) -> Job:
+    """Return the job of this name, or the last one. Raises NotFoundError."""
+    chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
+    if chosen is None:
+        known = (
+            f"known are: {', '.join(job.job for job in jobs)}" if jobs else "no job has run on this cluster"
+        )
+        raise NotFoundError(f"no job {name}" if name else "no job", known, "awsddp train")
+    return chosen

@@ -1,0 +1,112 @@
+"""A job's results at home: fetched from its nodes, and what was written down there read again."""
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp import report
+from awsddp.cluster import Job
+from awsddp.jobs import launchers, results
+from awsddp.nodes.results import Fetched, Wanted
+from awsddp.report import Event, node_name
+from awsddp.verbs.context import Context
+from awsddp.verbs.node_jobs import ask
+from awsddp.verbs.nodes import Ready
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
+
+FETCH_S = 600.0
+"""How long another client of this machine may be at it, bringing the same results home."""
+
+
+def place_of(ctx: Context, job: str) -> Path:
+    """Return the folder at home that receives a job's results."""
+    return Path(ctx.job.sync.workdir) / ctx.job.job.results / job
+
+
+def bring_home(
+    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, to: Path | None = None
+) -> dict[int, Fetched]:
+    """Fetch a job's results from its nodes, verified, and only then let the nodes forget that they owe them.
+
+    One client at a time does so. Raises NodeError where a node does not send what it said, ConfigError where
+    home has no room.
+    """
+    with ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
+        return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
+
+
+def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: Path) -> dict[int, Fetched]:
+    from awsddp.aws.poweroff import release
+    from awsddp.nodes.sync import pull
+
+    used = sorted({rank.node for rank in job.ranks} & set(fleet.nodes))
+    told = ask(fleet, dict.fromkeys(used, launchers.manifest_request(job.job)))
+    manifests = {node: results.manifest(answer, node=node) for node, answer in told.items()}
+    wanted = {
+        node: [
+            Wanted(remote=file.path, home=file.home, size=file.size, sha256=file.sha256, data=file.data)
+            for file in manifest.files
+            if file.sha256 is not None
+        ]
+        for node, manifest in manifests.items()
+    }
+    came = pull(
+        wanted,
+        target,
+        ssh_config=ctx.folder.ssh_config,
+        also={"job.json": results.encode(job)},
+        on_event=ctx.on_event,
+    )
+    for node, manifest in manifests.items():
+        for file in manifest.skipped:
+            ctx.on_event(Event(f"not brought home: {file.path}: {file.why}", node_name(node)))
+    _draw(target)
+    if job.state != "running" and not fleet.failures:
+        with tagging(ctx):
+            release(cluster.aws, [node for node in cluster.nodes if node.node in used], job.job)
+    return came
+
+
+def tagging(ctx: Context) -> AbstractContextManager[None]:
+    """Hold the tags that name jobs, which are read, changed and written back, against another client here."""
+    return ctx.folder.lock("train", part="tags", wait_s=FETCH_S)
+
+
+def _draw(target: Path) -> None:
+    """Draw the loss that rank 0 wrote down, where it did."""
+    rows = metrics(target)
+    data = f", {name}" if (name := _data(rows)) else ""
+    plot = report.loss_plot(rows, title=f"training loss, {target.name}{data}")
+    if plot is not None:
+        (target / "loss.svg").write_text(plot, encoding="utf-8")
+
+
+def metrics(target: Path) -> list[dict[str, Any]]:
+    """Return the metrics that the first node's run folder holds; none where there are none."""
+    file = target / "node0" / "run" / "metrics.jsonl"
+    return report.json_lines(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
+
+
+def _data(rows: list[dict[str, Any]]) -> str | None:
+    """Return what the program says it was tested on: the real set, or data made for a rehearsal."""
+    return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
+
+
+def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
+    """Return a job as the document of `train`, with the accuracy that its program wrote down."""
+    rows = metrics(target if target is not None else place_of(ctx, job.job))
+    found = {"accuracy": report.last_value(rows, "accuracy"), "data": _data(rows)}
+    return report.job_document(job) | found
+
+
+def remember(ctx: Context, *jobs: Job) -> None:
+    """Keep jobs as last seen in the folder, for `status`."""
+    record = ctx.folder.read()
+    if record is not None:
+        new = {job.job for job in jobs}
+        others = tuple(one for one in record.jobs if one.job not in new)
+        if (after := (*others, *jobs)) != record.jobs:
+            ctx.folder.write(replace(record, jobs=after))
