@@ -66,7 +66,8 @@ class Cluster:
     """A cluster as its tags tell it: one name of one owner. `nodes` is sorted by node number.
 
     `leftovers` are ids of resources of ours that exist beside the instances (groups, keys), `group` is the
-    cluster's own security group and `ssh_cidrs` the addresses for which its port 22 is open.
+    cluster's own security group and `ssh_cidrs` the addresses for which its port 22 is open. `host` is the
+    machine that made it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Cluster:
     leftovers: tuple[str, ...] = ()
     group: str | None = None
     ssh_cidrs: tuple[str, ...] | None = None
+    host: str = ""
 
     @property
     def live(self) -> tuple[Node, ...]:

@@ -25,9 +25,7 @@ FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
-_MOMENTARY = frozenset(
-    {"cluster.expires", "cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"}
-)
+_MOMENTARY = frozenset({"cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"})
 """Keys that are said anew each time, or that the cluster remembers by itself."""
 _ONE_QUESTION = (
     frozenset({"cluster.instance_type", "cluster.gpus", "capacity.types", "capacity.reservation"}),

@@ -120,6 +120,7 @@ def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[
         leftovers=tuple(_id(part) for part in parts if "InstanceId" not in part),
         group=str(group["GroupId"]) if group else None,
         ssh_cidrs=_ssh_cidrs(group) if group else None,
+        host=next(filter(None, (tags_of(part).get("awsddp:host", "") for part in parts)), ""),
     )
 
 

@@ -29,6 +29,11 @@ class Globals:
         """The cluster's name: -c, else $AWSDDP_CLUSTER, else "default"."""
         return self.cluster or os.environ.get("AWSDDP_CLUSTER") or "default"
 
+    @property
+    def named(self) -> bool:
+        """Whether somebody named the cluster."""
+        return bool(self.cluster or os.environ.get("AWSDDP_CLUSTER"))
+
     def merged(self, later: "Globals") -> "Globals":
         """Return these options with those given after the verb laid over them."""
         changes = {

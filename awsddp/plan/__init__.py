@@ -33,6 +33,7 @@ from awsddp.plan.records import (
     utc,
 )
 from awsddp.plan.requests import requests, resolve, resolve_request, ssh_permission
+from awsddp.report import duration
 from awsddp.spec import ClusterSpec, seconds
 
 __all__ = [
@@ -294,6 +295,11 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
         told.append(f"{kind.name} has no GPU")
     if kind.bare_metal:
         told.append(f"{kind.name} is bare metal: it takes 10 to 20 minutes to boot")
+    if facts.credentials_s is not None and facts.credentials_s < plan.expires_s:
+        told.append(
+            f"the AWS credentials end in {duration(max(facts.credentials_s, 0))}, before the nodes do: "
+            "log in again by then, for fetch and down; the nodes end by themselves all the same"
+        )
     if plan.market == "spot":
         told.append(
             "spot nodes cannot stop: AWS may take one away at two minutes' notice, and expiry ends them"

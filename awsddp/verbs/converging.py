@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Confirm = Callable[[LaunchPlan | str], None]
 
 # What holds from now on without a launch.
-_REACH = (JUMP, "network.ssh_cidr", "access.user")
+_REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires")
 _LOST = "what only the disks of ended nodes hold is lost; results come home first"
 
 
@@ -55,9 +55,14 @@ def nowhere(ctx: Context, record: Record) -> Cluster:
     return Cluster(name=ctx.spec.name, id=record.id, owner=record.owner, region=region, nodes=())
 
 
-def plan_of(ctx: Context, aws: "Aws", change: Convergence, target: Target) -> LaunchPlan:
-    """Return the plan that launches what is missing, with all the steps. Raises as `make_plan` does."""
+def plan_of(ctx: Context, aws: "Aws", record: Record, change: Convergence, target: Target) -> LaunchPlan:
+    """Return the plan that launches what is missing, with all the steps. Raises as `make_plan` does.
+
+    New nodes beside others belong to the same owner, whoever adds them.
+    """
     facts = facts_of(aws, change.spec, target)
+    if change.nodes:
+        facts = replace(facts, owner=record.owner)
     plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone)
     warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
     return replace(plan, steps=change.steps, warnings=warnings)
@@ -82,7 +87,7 @@ def carry_out_changes(
     change = changes(ctx, aws, record, clusters, facts, now=now)
     mine = next((one for one in clusters if one.id == record.id), None)
     _open_ssh(ctx, aws, mine, change)
-    plan = plan_of(ctx, aws, change, target) if change.numbers else None
+    plan = plan_of(ctx, aws, record, change, target) if change.numbers else None
     ending = _ending(mine, change)
     # A launch writes its own size down, once AWS is asked for it: one that is refused changes nothing.
     size = change.spec.cluster.nodes if plan is None else min(record.nodes, change.spec.cluster.nodes)
