@@ -81,7 +81,7 @@ class Verb(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Fold the global options given before and after the verb into one, then run the verb."""
         options = ctx.params["options"] = _folded(ctx)
-        WATCH.verb, WATCH.cluster = self.name or "", options.name
+        WATCH.verb, WATCH.options = self.name or "", options
         WATCH.json, WATCH.debug = options.json, options.verbose > 1
         try:
             return super().invoke(ctx)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from awsddp.cli.advice import named
 from awsddp.cli.tables import line, table
 from awsddp.report import duration, money
 
@@ -36,13 +37,13 @@ def cluster_page(result: dict[str, Any]) -> None:
 
 def _bill(result: dict[str, Any]) -> str:
     if result["state"] == "stopped":
-        return "Stopped: only the disks cost. Start them: awsddp up. End them: awsddp down"
+        return named("Stopped: only the disks cost. Start them: awsddp up. End them: awsddp down")
     would = "would cost" if result["target"] == "local" else "costs"
     text = f"{would} {money(result['price_usd_per_hour'])} an hour on EC2, {money(result['cost_usd'])} so far"
     if result["expires"]:
         left = datetime.fromisoformat(result["expires"]) - datetime.now(UTC)
         text += f"; ends itself in {duration(max(0.0, left.total_seconds()))}"
-    return text + ". End it now: awsddp down"
+    return text + named(". End it now: awsddp down")
 
 
 def job_page(result: dict[str, Any]) -> None:
@@ -65,7 +66,11 @@ def job_lines(result: dict[str, Any]) -> list[str]:
     lines = [f"Job {result['job']}: {result['state']}"]
     if result["state"] == "running":
         name = result["job"]
-        return [*lines, f"  follow it: awsddp logs -f {name}", f"  end it: awsddp cancel {name}"]
+        return [
+            *lines,
+            named(f"  follow it: awsddp logs -f {name}"),
+            named(f"  end it: awsddp cancel {name}"),
+        ]
     if result["cause"]:
         lines.append(f"  cause: {_cause(result['cause'])}")
         lines += [f"  | {said}" for said in result["cause"]["tail"]]
@@ -79,7 +84,7 @@ def job_lines(result: dict[str, Any]) -> list[str]:
 def jobs_page(result: list[dict[str, Any]]) -> None:
     """Show jobs, the newest last."""
     if not result:
-        line("No job has run on this cluster. Start one: awsddp train")
+        line(named("No job has run on this cluster. Start one: awsddp train"))
         return
     rows = [
         (

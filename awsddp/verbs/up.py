@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
+from awsddp.nodes import rsync
 from awsddp.plan import Facts, LaunchPlan, refuse_untried
 from awsddp.spec import overlaid
 from awsddp.state import Record
@@ -39,6 +40,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
             if isinstance(what, LaunchPlan):
                 refuse_untried(what)
             if hosts:
+                rsync.program()  # before anything costs money
                 reach_jump(ctx)
             confirm(what)
 
