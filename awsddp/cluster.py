@@ -39,7 +39,8 @@ class Node:
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
 
     `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC,
-    `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster.
+    `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster,
+    `changed` the time when it began to stop or to end, where EC2 says it.
     """
 
     node: int
@@ -54,6 +55,7 @@ class Node:
     expires: datetime | None = None
     spot: bool = False
     unfetched: tuple[str, ...] = ()
+    changed: datetime | None = None
 
     @property
     def address(self) -> str | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cli.advice import named
 from awsddp.cli.tables import line, table
+from awsddp.compat import HOURS_PER_MONTH
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def cluster_page(result: dict[str, Any]) -> None:
 
 def _bill(result: dict[str, Any]) -> str:
     if result["state"] == "stopped":
-        return named("Stopped: only the disks cost. Start them: awsddp up. End them: awsddp down")
+        price = result["price_usd_per_hour"]
+        disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"
+        return named(f"Stopped: only the disks cost{disks}. Start them: awsddp up. End them: awsddp down")
     would = "would cost" if result["target"] == "local" else "costs"
     text = f"{would} {money(result['price_usd_per_hour'])} an hour on EC2, {money(result['cost_usd'])} so far"
     if result["expires"]:

@@ -12,6 +12,7 @@ from awsddp.report import money, node_name
 from awsddp.spec import remembered
 from awsddp.state import Record
 from awsddp.verbs.context import Context, facts_of
+from awsddp.verbs.costs import bill_of
 from awsddp.verbs.launching import carry_out
 from awsddp.verbs.node_jobs import jobs_on
 from awsddp.verbs.nodes import JUMP, Ready, connect
@@ -105,6 +106,9 @@ def carry_out_changes(
         confirm(plan or _told(ctx, after, change))
     if after != record:
         ctx.folder.write(after)
+    if after.expires != record.expires:
+        ctx.folder.note("extended", id=record.id, expires=after.expires)
+    bill_of(ctx, record, mine)  # what ended meanwhile costs no more
     for step in change.steps:
         if step.do in ("end", "start"):
             ctx.say(str(step))
@@ -221,13 +225,7 @@ def _end(ctx: Context, aws: "Aws", record: Record, mine: Cluster, ending: Sequen
     now = ctx.folder.read() or record
     after = replace(now, prepared=tuple(one for one in now.prepared if one.instance_id not in gone))
     ctx.folder.write(after)
-    ctx.folder.note(
-        "resized",
-        id=record.id,
-        instances=sorted(gone),
-        nodes=record.nodes,
-        price_usd_per_hour=record.price_usd_per_hour,
-    )
+    ctx.folder.note("resized", id=record.id, instances=sorted(gone))
     return after
 
 
@@ -251,5 +249,5 @@ def _start(ctx: Context, aws: "Aws", record: Record, change: Convergence) -> Rec
     after = replace(record, prepared=tuple(one for one in record.prepared if one.instance_id not in keys))
     ctx.folder.write(after)
     start(aws, off)
-    ctx.folder.note("started", id=record.id, instances=sorted(keys))
+    ctx.folder.note("started", id=record.id, instances=sorted(keys), expires=record.expires)
     return after

@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from awsddp import report
+from awsddp.billing import Bill
 from awsddp.cluster import Cluster
 from awsddp.errors import ConfigError, LeftoverError, NodeError, UsageError
 from awsddp.state import Record
 from awsddp.verbs.context import NOWHERE, Context, Found, found
+from awsddp.verbs.costs import bill_of
 from awsddp.verbs.fetch import bring_home_all
 from awsddp.verbs.settling import settled
-from awsddp.verbs.status import cost_of
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -41,6 +42,9 @@ def down(
             return _document(ctx, None)
         clusters = _settled(ctx, seen)
         if not clusters:
+            if seen.record is not None:  # it ended by itself, at its expiry at the latest
+                at = min(datetime.now(UTC), seen.record.expires)
+                ctx.folder.note("ended", id=seen.record.id, at=at)
             _forget(ctx, seen.record)
             return _document(ctx, seen)
         live = [one for one in clusters if one.live]
@@ -55,11 +59,12 @@ def down(
             except NodeError as error:
                 if not lose(error):
                     raise
-        cost = cost_of(seen.record, clusters[0])
+        bill_of(ctx, seen.record, clusters[0])
         terminated = _end(ctx, seen.aws, clusters)
+        bill = bill_of(ctx, seen.record, None)
         _forget(ctx, seen.record, cluster_id=clusters[0].id)
         removed = sum(len(one.leftovers) for one in clusters)
-        return _document(ctx, seen, terminated=terminated, removed=removed, cost=cost)
+        return _document(ctx, seen, terminated=terminated, removed=removed, bill=bill)
 
 
 def _unknown(seen: Found, live: Sequence[Cluster]) -> UsageError:
@@ -81,9 +86,12 @@ def _end(ctx: Context, aws: "Aws", clusters: tuple[Cluster, ...]) -> tuple[str, 
     terminated: list[str] = []
     left: list[str] = []
     for cluster in clusters:
+        began = datetime.now(UTC)  # EC2 bills no instance that is shutting down
         ended = teardown(aws, cluster, on_event=ctx.say)
         with contextlib.suppress(ConfigError):  # the end of the machines does not wait for a full disk here
-            ctx.folder.note("ended", id=cluster.id, terminated=ended.terminated, leftovers=ended.leftovers)
+            ctx.folder.note(
+                "ended", id=cluster.id, at=began, terminated=ended.terminated, leftovers=ended.leftovers
+            )
         terminated += ended.terminated
         left += ended.leftovers
     if left:
@@ -150,7 +158,7 @@ def _document(
     *,
     terminated: tuple[str, ...] = (),
     removed: int = 0,
-    cost: float | None = None,
+    bill: Bill | None = None,
 ) -> dict[str, Any]:
     return {
         "cluster": ctx.spec.name,
@@ -159,7 +167,7 @@ def _document(
         "terminated": list(terminated),
         "leftovers": [],
         "removed": removed,
-        "cost_usd": cost if terminated else 0.0,
+        "cost_usd": bill.cost_usd if bill else None,
         "looked": list(seen.looked if seen else NOWHERE),
         "ended": report.iso(datetime.now(UTC)),
     }

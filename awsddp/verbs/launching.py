@@ -15,6 +15,7 @@ from awsddp.plan import Facts, LaunchPlan, make_plan, names
 from awsddp.spec import remembered
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, aws_of, facts_of, own_key_file
+from awsddp.verbs.costs import rates
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -163,7 +164,7 @@ def _attempt(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tup
         instance_type=record.instance_type,
         instances=[node.instance_id for node in nodes],
         nodes=record.nodes,
-        price_usd_per_hour=record.price_usd_per_hour,
+        **rates(record),
     )
     return ctx.folder.read() or record, nodes
 
@@ -211,6 +212,7 @@ def _record(ctx: Context, plan: LaunchPlan, shared: _Launch, *, account: str) ->
         pretended=plan.pretended,
         ssh_user=plan.ssh_user,
         price_usd_per_hour=plan.price_usd_per_hour,
+        disk_usd_per_hour=round(plan.price.disks / plan.nodes, 6),
         asked=remembered(ctx.spec),
         prepared=before.prepared if before else (),
         jobs=before.jobs if before else (),
