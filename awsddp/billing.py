@@ -141,7 +141,8 @@ def account(
     until its expiry at the latest, when it ends itself.
     """
     made: _Account | None = None
-    for at, row in sorted(((_when(row), row) for row in rows if "time" in row), key=lambda pair: pair[0]):
+    for row in rows:
+        at = _when(row)
         if made is None and row.get("event") == "launched":
             made = _Account(first={"id": row.get("id")}, began=at)
         if made is not None and row.get("id", made.first["id"]) == made.first["id"]:

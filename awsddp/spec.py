@@ -40,7 +40,7 @@ class ClusterSection:
     """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch.
 
     `gpus` says the GPUs of a node, such as "A100:8"; with `rehearse_gpu` the CPU answers for them. A plan
-    that costs more than `max_price_usd` an hour, or more than `budget_usd` until it expires, is refused;
+    that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
     both are of all nodes together.
     """
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
 
 
+_BUDGET_WARNING = 0.8
+
+
 def cluster_page(result: dict[str, Any]) -> None:
     """Show a cluster: its nodes, its jobs, what it costs and until when."""
     name, state = result["cluster"], result["state"]
@@ -37,6 +40,18 @@ def cluster_page(result: dict[str, Any]) -> None:
 
 
 def _bill(result: dict[str, Any]) -> str:
+    return _cost(result) + _warning(result["budget_usd"], result["cost_usd"])
+
+
+def _warning(budget: float | None, cost: float | None) -> str:
+    if not budget or cost is None or cost < _BUDGET_WARNING * budget:
+        return ""
+    return (
+        f"\nWarning: {cost / budget:.0%} of the budget of {money(budget)} is spent; at 100 % the nodes end."
+    )
+
+
+def _cost(result: dict[str, Any]) -> str:
     if result["state"] == "stopped":
         price = result["price_usd_per_hour"]
         disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"

@@ -52,7 +52,7 @@ PLAN_OPTIONS = {
         "budget_usd",
         type=float,
         metavar="USD",
-        help="Refuse a plan that costs more until it expires.",
+        help="The nodes end themselves when this is spent.",
     ),
     "cluster.expires": click.option(
         "--expires", metavar="TIME", help="The nodes end themselves after this: 90m, 24h, 7d.  [default: 24h]"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Confirm = Callable[[LaunchPlan | str], None]
 
 # What holds from now on without a launch.
-_REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires")
+_REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.budget_usd")
 _LOST = "what only the disks of ended nodes hold is lost; results come home first"
 
 
@@ -38,12 +38,15 @@ def changes(
     from awsddp.aws.instances import impaired
 
     mine = next((one for one in clusters if one.id == record.id), nowhere(ctx, record))
+    bill = bill_of(ctx, record, mine)  # what ended meanwhile costs no more
     standing = Standing(
         cluster=mine,
         nodes=record.nodes,
         instance_type=record.instance_type,
         expires=record.expires,
         image=record.asked.get("cluster.image"),
+        spent_usd=bill.cost_usd if bill else None,
+        price_usd_per_hour=record.price_usd_per_hour,
         impaired=impaired(aws, mine.live),
         others=tuple(one for one in clusters if one.id != record.id and one.live),
     )
@@ -108,7 +111,6 @@ def carry_out_changes(
         ctx.folder.write(after)
     if after.expires != record.expires:
         ctx.folder.note("extended", id=record.id, expires=after.expires)
-    bill_of(ctx, record, mine)  # what ended meanwhile costs no more
     for step in change.steps:
         if step.do in ("end", "start"):
             ctx.say(str(step))

@@ -135,7 +135,8 @@ def _keys(ctx: Context, plan: LaunchPlan, now: datetime) -> dict[str, Any]:
     from awsddp.nodes.user_data import user_data
 
     host_key = make_key("awsddp throw-away host key")
-    data = user_data(host_key=host_key, expires_at=now + timedelta(seconds=plan.expires_s))
+    first_s = min(one.expires_s for one in (plan, *plan.alternatives))  # a budget ends dearer ones earlier
+    data = user_data(host_key=host_key, expires_at=now + timedelta(seconds=first_s))
     return {
         "host_key": host_key.public,
         "secrets": {"public_key": _login_key(ctx), "user_data": data},

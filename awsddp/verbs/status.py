@@ -58,6 +58,7 @@ def cluster_document(
         "jobs": [report.job_document(job) for job in record.jobs] if record else [],
         "price_usd_per_hour": bill.price_usd_per_hour if bill else None,
         "cost_usd": bill.cost_usd if bill else None,
+        "budget_usd": record.asked.get("cluster.budget_usd") if record else None,
         "expires": report.iso(expires),
         "looked": list(looked),
     }
