@@ -1,6 +1,7 @@
 """`up` on a cluster that exists: it becomes what is asked for, by the calls that this takes and no others."""
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from awsddp.state import Folder
 from awsddp.verbs.context import Context
 from awsddp.verbs.down import down
 from awsddp.verbs.plan import plan
+from awsddp.verbs.report import costs
+from awsddp.verbs.status import status
 from awsddp.verbs.up import up
 
 
@@ -345,3 +348,23 @@ def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: Aws) -> None
     assert set(ended["terminated"]) == {other, *(node.instance_id for node in mine.live)}
     assert asked[0].count("will be terminated") == 2
     assert find_clusters(aws, "demo", mine.owner) == ()
+
+
+def test_the_bill_of_a_cluster_that_was_ended_is_closed(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    [running] = costs(laptop.context())["clusters"]
+    assert running["to"] is None
+    down(laptop.context(), confirm=lambda what: None)
+    [ended] = costs(laptop.context())["clusters"]
+    assert (ended["id"], ended["nodes"]) == (running["id"], 2)
+    assert ended["to"] is not None
+
+
+def test_what_two_nodes_cost_is_the_price_of_two_and_not_of_four(on: On, cloud: Cloud) -> None:
+    laptop = on("laptop")
+    for node in laptop.first().live:
+        instance = cloud.backend.get_instance_by_id(node.instance_id)
+        instance.launch_time = datetime.now(UTC) - timedelta(hours=3)
+    seen = status(laptop.context())
+    assert seen["cost_usd"] == pytest.approx(3 * seen["price_usd_per_hour"], abs=0.02)
