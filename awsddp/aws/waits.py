@@ -83,7 +83,7 @@ def patiently(
         try:
             return (act(),)
         except Refused as refusal:
-            if not transient(refusal) and not passes(refusal):
+            if not passes(refusal):
                 raise
             if not refusals:
                 on_event(f"asking again: {refusal.why}")

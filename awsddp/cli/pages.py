@@ -1,5 +1,6 @@
 """What a person reads when a verb is done: tables on stdout."""
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -224,5 +225,13 @@ def faults_page(faults: Sequence[dict[str, Any]]) -> None:
         line("No faults.")
         return
     keys = ("id", "operation", "effect", "times", "seconds", "only")
-    rows = [[one[key] if key != "times" else one[key] or "always" for key in keys] for one in faults]
-    table(("fault", *keys[1:]), rows)
+    rows = [
+        [one[key] if key != "times" else one[key] or "always" for key in keys] + [_heals(one)]
+        for one in faults
+    ]
+    table(("fault", *keys[1:], "heals"), rows)
+
+
+def _heals(fault: dict[str, Any]) -> str:
+    at = fault["heals_at"]
+    return time.strftime("%H:%M:%S", time.localtime(at)) if at else ""

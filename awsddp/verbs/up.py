@@ -190,6 +190,7 @@ def _prepare(
                 nodes,
                 known_hosts=ctx.folder.known_hosts,
                 expires_at=record.expires,
+                gpus=0 if record.pretended else record.gpus_per_node,
                 on_event=ctx.on_event,
             )
     else:

@@ -13,6 +13,7 @@ from awsddp.cluster import Cluster
 from awsddp.errors import CapacityError, ConfigError
 from awsddp.plan import LaunchPlan
 from awsddp.report import cluster_state
+from awsddp.verbs.costs import costs
 from awsddp.verbs.down import down
 from awsddp.verbs.plan import plan
 from awsddp.verbs.up import up
@@ -277,3 +278,14 @@ def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: Aws) -> None
     assert set(ended["terminated"]) == {other, *(node.instance_id for node in mine.live)}
     assert asked[0].count("will be terminated") == 2
     assert find_clusters(aws, "demo", mine.owner) == ()
+
+
+def test_the_bill_of_a_cluster_that_was_ended_is_closed(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    [running] = costs(laptop.context())["clusters"]
+    assert running["to"] is None
+    down(laptop.context(), confirm=lambda what: None)
+    [ended] = costs(laptop.context())["clusters"]
+    assert (ended["id"], ended["nodes"]) == (running["id"], 2)
+    assert ended["to"] is not None

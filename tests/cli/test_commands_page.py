@@ -1,5 +1,6 @@
 """docs/commands.md is what `--help` says: rewritten by `python -m tests.cli.test_commands_page`."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -8,7 +9,10 @@ from pathlib import Path
 from awsddp.cli.main import VERBS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
-GROUPS = {"local": ("start", "status", "stop", "fault")}
+GROUPS = {
+    ("local",): ("start", "status", "stop", "fault"),
+    ("local", "fault"): ("add", "list", "clear"),
+}
 
 HEAD = """\
 # Commands
@@ -31,9 +35,11 @@ A closed terminal, SIGTERM, and a reader that goes away (`| head`) leave the job
 """
 
 
+@functools.cache
 def page() -> str:
     sections = [HEAD, _section()]
     sections += [_section(verb) for verb in VERBS]
+    sections += [_section(*group, verb) for group, verbs in GROUPS.items() for verb in verbs]
     return "\n".join(sections)
 
 

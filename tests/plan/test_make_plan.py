@@ -137,6 +137,12 @@ def test_zones_without_room_are_passed_over() -> None:
     assert [zone.name for zone in plan(replace(FACTS, subnets=full)).zones] == ["us-east-1c"]
 
 
+def test_a_subnet_with_exactly_enough_addresses_has_room() -> None:
+    subnets = tuple(replace(subnet, free_addresses=2) for subnet in FACTS.subnets)
+    made = plan(replace(FACTS, subnets=subnets), nodes=2)
+    assert [zone.name for zone in made.zones] == ["us-east-1b", "us-east-1c"]
+
+
 def test_pretended_gpus_are_told() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "pretended"})))
     assert made.pretended
