@@ -57,7 +57,7 @@ class Coordinator:
             self._left.discard(node)
             self._stuck += [f"node{node}: process {pid}" for pid in message["stuck"]]
         elif kind == "stop":
-            self._stop(message["state"], None, message["grace"])
+            self._stop(message["state"], message.get("cause"), message["grace"])
 
     def lose(self, node: int, why: str) -> None:
         """Take in that the supervisor of `node` does not answer any more; without it the job has failed."""
@@ -66,7 +66,7 @@ class Coordinator:
         self._left.discard(node)
         explanation = f"node{node} was lost while the job ran: {why}."
         self._lost = self._lost or cause_of_node(self._request, node, explanation)
-        self._stop("failed", None, FAILED_GRACE)
+        self._fail()
 
     def tick(self, *, now: float) -> None:
         """Take in that time has passed."""
@@ -103,9 +103,14 @@ class Coordinator:
         self._reports[report["rank"]] = report
         if report["exit_code"] != 0:
             self._failures.append({**report, "node": node})
-            self._stop("failed", None, FAILED_GRACE)
+            self._fail()
         elif all(self._ended(rank) for rank, _, _ in self._request["layout"]):
             self._stop(None, None, FAILED_GRACE)
+
+    def _fail(self) -> None:
+        """End the job; one that ends already keeps its grace, in which the other ranks may save."""
+        if not self._stopping:
+            self._stop("failed", None, FAILED_GRACE)
 
     def _ended(self, rank: int) -> bool:
         return self._reports.get(rank, {}).get("exit_code") is not None
