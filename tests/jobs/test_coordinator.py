@@ -98,6 +98,17 @@ def test_cancel_is_no_failure_whatever_the_ranks_then_say() -> None:
     assert coordinator.orders[1] == {"do": "stop", "grace": 30.0}
 
 
+def test_rank_that_ends_at_once_leaves_the_others_their_grace() -> None:
+    coordinator = joined()
+    coordinator.hear(1, {"is": "stop", "state": "interrupted", "grace": 30.0, "cause": {"node": 1}}, now=2)
+    coordinator.hear(1, exit_of(3, -15, "stopped"), now=3)
+    coordinator.lose(1, "it closed the connection")
+    assert coordinator.orders == [GO, {"do": "stop", "grace": 30.0}]
+    coordinator.hear(0, {"is": "gone", "stuck": []}, now=9)
+    assert coordinator.document()["state"] == "interrupted"
+    assert coordinator.document()["cause"] == {"node": 1}
+
+
 def test_cancel_before_all_are_here_does_not_wait_for_them() -> None:
     coordinator = Coordinator(REQUEST, now=0)
     coordinator.hear(0, {"is": "here"}, now=1)

@@ -13,6 +13,7 @@ import pytest
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
 from awsddp.jobs import launchers
 from awsddp.jobs.logs import Merger
+from awsddp.jobs.supervisor.shutdown import shutdown
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -241,9 +242,8 @@ def test_timeout_ends_the_job_and_is_its_cause(fleet: "Fleet") -> None:
 def test_hangup_of_a_node_does_not_end_the_job(fleet: "Fleet") -> None:
     fleet.launch("import time\ntime.sleep(2)\n")
     wait(lambda: len(fleet.processes()) == 4)  # before it is executed a rank looks like its supervisor
-    for node in (0, 1):
-        for pid in fleet.supervisors(node):
-            os.kill(pid, signal.SIGHUP)
+    for pid in fleet.supervisors(0) + fleet.supervisors(1) + fleet.processes():
+        os.kill(pid, signal.SIGHUP)
     assert fleet.wait().state == "succeeded"
 
 
@@ -251,7 +251,20 @@ def test_node_that_shuts_down_interrupts_the_job(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     wait(lambda: len(fleet.processes()) == 4)
     os.kill(fleet.document(1)["pid"], signal.SIGTERM)
-    assert fleet.wait().state == "interrupted"
+    job = fleet.wait()
+    assert (job.state, codes(job)) == ("interrupted", [-15] * 4)
+    assert job.cause is not None
+    assert job.cause.node == 1
+    assert "node1 was shut down while the job ran" in job.cause.explanation
+
+
+def test_shutdown_is_named_by_what_the_node_says_of_it(tmp_path: Path) -> None:
+    request = {"node": 1, "grace": 900.0, "nodes": [{"node": 1, "instance_id": "i-1"}]}
+    (tmp_path / "reason").write_text("expires\n")
+    asked = shutdown(request, tmp_path / "reason")
+    assert (asked["state"], asked["grace"]) == ("interrupted", 110.0)
+    assert "its time was over" in asked["cause"]["explanation"]
+    assert "SIGTERM" in shutdown(request, tmp_path / "none")["cause"]["explanation"]
 
 
 def test_restarted_node_says_interrupted(fleet: "Fleet") -> None:

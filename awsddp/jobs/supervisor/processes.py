@@ -83,7 +83,7 @@ class Ranks:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509 (this process has one thread)
+                preexec_fn=lambda: _before_program(parent),  # noqa: PLW1509 (this process has one thread)
             )
         except (OSError, ValueError) as error:
             os.write(log, f"awsddp could not start this rank: {error}\n".encode("utf-8", "replace"))
@@ -217,8 +217,9 @@ def oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def _die_with(parent: int) -> None:
-    """In a rank, before its program: end with the supervisor, also where that gets kill -9."""
+def _before_program(parent: int) -> None:
+    """In a rank: end with the supervisor, also where that gets kill -9, and not with the login (SIGHUP)."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from awsddp.jobs.supervisor.folder import cause_of_node
 
 LIMIT_SECONDS = 110.0
 """The longest grace at a shutdown: awsddp-jobs.service holds it up for 120 s."""
-_REASON = Path("/run/awsddp-shutdown")
+_REASON = Path("/run/awsddp/shutdown")
 _REASONS = {
     "expires": "its time was over (cluster.expires)",
     "spot": "AWS took the spot instance back",
