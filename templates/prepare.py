@@ -10,6 +10,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,10 +36,11 @@ OWN = (
 )
 # NCCL takes a prefix unless told "="; Gloo and TensorPipe take exact names and know no "=".
 PROFILE = """\
-# Written by awsddp, for interactive shells: the interface between the nodes.
+# Written by awsddp, for login shells: the interface between the nodes, and the PATH that the ranks have.
 export NCCL_SOCKET_IFNAME='={nic}'
 export GLOO_SOCKET_IFNAME='{nic}'
 export TP_SOCKET_IFNAME='{nic}'
+{path}
 """
 # Reads torch's version from its file: importing it takes seconds, and only a node with GPUs is asked more.
 ASK = """
@@ -201,8 +203,6 @@ def inspect(asked):
     home = Path("~" if rootless() else "~" + asked["user"]).expanduser()
     nic = interface(asked["address"], asked["rank0"])
     gpus = any(Path("/dev").glob("nvidia[0-9]*"))
-    if nic:
-        write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic), 0o644)
     for folder in (home / "awsddp", home / "awsddp/work"):
         folder.mkdir(exist_ok=True)
         if not rootless():
@@ -217,6 +217,9 @@ def inspect(asked):
         host_key=final_host_key(),
         rsync=shutil.which("rsync") is not None,
     )
+    if nic:
+        path = 'export PATH={}:"$PATH"'.format(shlex.quote(str(Path(facts["python"] or "/bin/sh").parent)))
+        write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic, path=path), 0o644)
     facts["complaint"] = booted(asked["patience_s"])  # the boot goes on meanwhile
     facts["watched"] = watched(asked["expires"])
     return facts

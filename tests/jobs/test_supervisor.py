@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -385,6 +386,7 @@ def test_rank_gets_what_torchrun_would_give_it(fleet: "Fleet") -> None:
         "AWSDDP_RUN_DIR": str(fleet.folder(1) / "run"),
         "NCCL_DEBUG": "INFO",
         "HOME": str(fleet.homes[1]),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     assert {name: found.get(name) for name in expected} == expected
     assert Path(found["AWSDDP_RUN_DIR"]).is_dir()

@@ -78,7 +78,12 @@ class Ranks:
             process.child = subprocess.Popen(
                 entry["argv"],
                 cwd=self._request["workdir"],
-                env={**self._request["defaults"], **os.environ, **entry["environment"]},
+                env={
+                    **self._request["defaults"],
+                    **os.environ,
+                    "PATH": _path(entry["argv"][0]),
+                    **entry["environment"],
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -215,6 +220,11 @@ def oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _path(python: str) -> str:
+    """Return the PATH of a rank: the programs of its Python's environment come first."""
+    return os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _before_program(parent: int) -> None:
