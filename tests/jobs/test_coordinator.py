@@ -138,6 +138,23 @@ def test_timeout_counts_from_the_start_of_the_ranks() -> None:
     assert named(coordinator) is None
 
 
+def test_rank_that_left_with_0_is_named_first_when_the_others_time_out() -> None:
+    coordinator = joined(timeout=20.0)
+    coordinator.hear(1, exit_of(2, 0), now=9)
+    coordinator.tick(now=21)
+    cause = coordinator.document()["cause"]
+    assert cause["explanation"].startswith("Rank 2 had ended with exit code 0 12 s before; ")
+    assert cause["explanation"].endswith(" The job ran for longer than its timeout of 20 s.")
+
+
+def test_rank_that_failed_by_itself_is_the_cause_and_not_a_node_that_is_lost_later() -> None:
+    coordinator = joined()
+    coordinator.hear(0, exit_of(0, 1), now=2)
+    coordinator.lose(1, "nothing was heard of it for 300 s")
+    coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
+    assert named(coordinator) == 0
+
+
 def test_process_that_cannot_be_ended_is_named() -> None:
     coordinator = joined()
     coordinator.hear(0, exit_of(0, 1), now=2)

@@ -165,9 +165,9 @@ def test_closed_connection_is_the_end_of_a_supervisor_at_once(wire: Wire) -> Non
 
 def test_port_where_nobody_listens_any_more_is_the_end_of_the_first_supervisor(wire: Wire) -> None:
     wire.relay.close()
-    wire.pass_time(4, alive=(1,))
+    wire.pass_time(1.5, alive=(1,))
     assert wire.lost() == []
-    wire.pass_time(3, alive=(1,))
+    wire.pass_time(2, alive=(1,))
     assert wire.second.lost == [(0, "its supervisor has ended")]
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,7 +81,8 @@ def test_exit_0_does_not_end_the_others(fleet: "Fleet") -> None:
 def test_rank_that_ended_early_is_named_before_the_one_that_failed(fleet: "Fleet") -> None:
     job = fleet.run("import os, time\nif os.environ['RANK'] != '1': time.sleep(1); raise ValueError('x')\n")
     assert job.cause is not None
-    assert job.cause.explanation.startswith("Rank 1 had already ended with exit code 0. ValueError: x.")
+    assert job.cause.explanation.startswith("Rank 1 had ended with exit code 0 1 s before; ")
+    assert job.cause.explanation.endswith(" ValueError: x.")
 
 
 def test_ranks_that_end_at_once_are_all_seen(make_fleet: "Callable[[int], Fleet]") -> None:
@@ -140,7 +142,7 @@ def test_killed_supervisor_takes_its_ranks_with_it_and_the_job_fails(fleet: "Fle
     assert job.state == "failed"
     assert job.cause is not None
     assert (job.cause.rank, job.cause.node) == (None, 1)
-    assert "node1 was lost" in job.cause.explanation
+    assert "node1 was lost while the job ran: it" in job.cause.explanation
     assert fleet.document(1)["state"] == "interrupted"
     assert "supervisor of node1 was killed" in fleet.document(1)["cause"]["explanation"]
     wait(lambda: fleet.processes() == [])
@@ -172,6 +174,28 @@ def test_silent_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     os.kill(fleet.document(1)["pid"], signal.SIGCONT)
     fleet.wait(nodes=[1])
     assert fleet.processes() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+@pytest.mark.parametrize("node", [0, 1])
+def test_full_disk_is_named_and_the_end_is_still_written(fleet: "Fleet", node: int) -> None:
+    disk = fleet.homes[node] / ".awsddp"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
+    try:
+        job = fleet.run(
+            "import os, time\n"
+            f"if os.environ['RANK'] != '{2 * node}': time.sleep(600)\n"
+            "with open(os.environ['AWSDDP_RUN_DIR'] + '/checkpoint', 'wb', buffering=0) as file:\n"
+            "    while True: file.write(bytes(4096))\n"
+        )
+        assert [fleet.document(one)["state"] for one in (0, 1)] == ["failed", "failed"]
+        assert job.cause is not None
+        assert (job.cause.rank, job.cause.node) == (2 * node, node)
+        assert f"No space left on {disk} (0.00419 GB)." in job.cause.explanation
+        wait(lambda: not fleet.supervisors(node))
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 def test_missing_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:

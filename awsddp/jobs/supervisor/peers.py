@@ -22,7 +22,7 @@ BEAT_SECONDS = 2.0
 _SILENT_SECONDS = 3 * BEAT_SECONDS
 """How long beats may go unanswered before another link is tried: both directions must work for an answer."""
 _CONNECT_SECONDS = 1.0
-_REFUSED_SECONDS = 5.0
+_REFUSED_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -10,6 +11,7 @@ import time
 from typing import Any
 
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, Coordinator
+from awsddp.jobs.supervisor.diagnose import full_disk
 from awsddp.jobs.supervisor.folder import JobFolder, cause_of_node, initial, read_json, write_json
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
@@ -39,8 +41,14 @@ def guard(request: dict[str, Any], folder: JobFolder, listener: socket.socket | 
         ended = os.waitpid(-1, 0)
     sweep()
     if ended[1] != 0 and listener is None:
-        why = "its supervisor was killed, or failed (supervisor.log tells)"
-        report_lost(request, request["node"], why, seconds=request["silent_s"])
+        why = f"its supervisor {_ending(ended[1])} {full_disk(folder.path)}"
+        report_lost(request, request["node"], why.rstrip(" ."), seconds=request["silent_s"])
+
+
+def _ending(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"was killed (signal {os.WTERMSIG(status)})."
+    return "failed: supervisor.log on the node tells why."
 
 
 class Supervisor:
@@ -77,6 +85,8 @@ class Supervisor:
             self._turn()
         self._times.note(last=True)
         self._own.update(self._end)
+        with contextlib.suppress(OSError):
+            self._folder.reserve.unlink()
         self._write()
         self._farewell()
 
@@ -214,10 +224,9 @@ class Supervisor:
             self._write()
 
     def _write(self) -> None:
-        try:
+        """Write the document. A full disk must not end the job; the next change tries again."""
+        with contextlib.suppress(OSError):
             write_json(self._folder.state, self._own)
-        except OSError:  # a full disk must not end the job; the next change tries again
-            return
 
     def _farewell(self) -> None:
         """Let the other supervisors read the end, also those that are cut off now; a TERM ends the wait."""
