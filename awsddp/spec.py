@@ -23,6 +23,7 @@ from awsddp.errors import ConfigError
 
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+MIN_HEARTBEAT_TIMEOUT_S = 5.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
 _MOMENTARY = frozenset({"cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"})
@@ -131,6 +132,8 @@ class SyncSection:
 class JobSection:
     """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
 
+    A node that is silent for `heartbeat_timeout` is given up, and the job with it.
+
     `outputs` are paths on the node, relative to the synced folder or absolute, that come home beside the new
     and changed files; `results` is the folder at home that receives them.
     """
@@ -145,6 +148,7 @@ class JobSection:
     results: str = "runs"
     timeout: str | None = None
     grace: str = "30s"
+    heartbeat_timeout: str = "5m"
     master_port: int | None = None
 
 
@@ -368,5 +372,11 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
             raise ConfigError(f"{place}: {value} is out of range", "", f"a whole number from {low} to {high}")
     seconds(cluster.expires, place="cluster.expires")
     seconds(job.grace, place="job.grace")
+    if seconds(job.heartbeat_timeout, place="job.heartbeat_timeout") < MIN_HEARTBEAT_TIMEOUT_S:
+        raise ConfigError(
+            f"job.heartbeat_timeout: {job.heartbeat_timeout} is too short",
+            "nodes send a heartbeat every 2 s",
+            f"a duration of {MIN_HEARTBEAT_TIMEOUT_S:g} s or more",
+        )
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")

@@ -21,8 +21,6 @@ FIRST_PORT = 29400
 SLOTS = 64
 JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
-SILENT_SECONDS = 12.0
-"""After how long without a word, one is due every 2 s, a node counts as lost: to be seen within 15 s."""
 AT_ONCE_BYTES = 256 << 10
 """How much of a node's results may come with the answer that lists them."""
 
@@ -33,6 +31,9 @@ _MODULES = (
     "diagnose",
     "processes",
     "link",
+    "session",
+    "peers",
+    "shutdown",
     "coordinator",
     "times",
     "serve",
@@ -133,7 +134,7 @@ def launch_requests(
         "master_port": port,
         "link_port": link_port,
         "join_s": JOIN_SECONDS,
-        "silent_s": SILENT_SECONDS,
+        "silent_s": seconds(spec.job.heartbeat_timeout),
         "timeout": None if spec.job.timeout is None else seconds(spec.job.timeout),
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
@@ -171,6 +172,11 @@ def state_request(job: str | None = None) -> dict[str, Any]:
 def cancel_request(job: str, *, grace: float | None = None) -> dict[str, Any]:
     """Ask to end `job`; the answer is its document, at its end. `grace` (s): else as it was launched."""
     return {"do": "cancel", "job": job, "grace": grace}
+
+
+def lost_request(job: str, node: int, why: str) -> dict[str, Any]:
+    """Tell the first node of `job` that `node` is gone; the answer is {"heard": whether it took that in}."""
+    return {"do": "lost", "job": job, "node": node, "why": why}
 
 
 def manifest_request(job: str) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folder
 from awsddp.jobs.supervisor.follow import follow
 from awsddp.jobs.supervisor.launch import launch, slots
 from awsddp.jobs.supervisor.manifest import manifest
+from awsddp.jobs.supervisor.peers import report_lost
 from awsddp.jobs.supervisor.wire import MAGIC
 
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
+_LOST_SECONDS = 5.0
 
 
 def main(stdin: BinaryIO) -> int:
@@ -67,6 +69,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return manifest(JobFolder(request["job"]), at_once=request["at_once"])
     if kind == "cancel":
         return _cancel(JobFolder(request["job"]), request["grace"])
+    if kind == "lost":
+        job = JobFolder(request["job"]).request()
+        return {"heard": report_lost(job, request["node"], request["why"], seconds=_LOST_SECONDS)}
     raise CommandError(f"the node does not know how to {kind}", kind="usage")
 
 
