@@ -87,6 +87,7 @@ def logs(
     try:
         with ready(ctx) as cluster, reach(ctx, cluster) as fleet:
             chosen = choose_job(jobs_on(ctx, fleet), job)
+            remember(ctx, chosen)
             merger = merger_of(ctx, chosen, shown.of(chosen), since=since)
             chosen = watch(ctx, fleet, chosen, on_lines=on_lines, merger=merger, to_the_end=follow)
             if follow:
@@ -133,7 +134,8 @@ def merger_of(
     ctx: Context, job: Job, shown: Collection[int] | None = None, *, since: float | None = None
 ) -> Merger:
     """Return what merges a job's logs: those of all ranks are kept at home, those of `shown` are shown."""
-    return Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs", shown=shown, since=since)
+    folder = place_of(ctx, job.job) / "logs"
+    return Merger(_nodes(job), folder=folder, job=job.job, shown=shown, since=since)
 
 
 def watch(
@@ -151,7 +153,7 @@ def watch(
     connected to again for a minute; then the job is what the others say of it.
     """
     merger = merger or merger_of(ctx, job)
-    used = {rank.node for rank in job.ranks}
+    used = {rank.node for rank in job.ranks} & fleet.endpoints.keys()
 
     def on_data(node: int, data: bytes) -> bool:
         lines = merger.feed(node, data) + merger.idle()
