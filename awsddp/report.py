@@ -26,13 +26,18 @@ def node_name(node: int) -> str:
     return f"node{node}"
 
 
-def amount(files: int, size: int) -> str:
-    """Return how much travels: "1 file, 12 kB"; `size` is in bytes."""
+def size_text(size: int) -> str:
+    """Return bytes as a person says them: 12 kB."""
     unit, scale = next(
         (one for one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if size >= one[1]), ("bytes", 1)
     )
     shown = f"{size / scale:.1f}" if scale > 1e3 else f"{size / scale:.0f}"
-    return f"{files} file{'s' * (files != 1)}, {shown} {unit}"
+    return f"{shown} {unit}"
+
+
+def amount(files: int, size: int) -> str:
+    """Return how much travels: "1 file, 12 kB"; `size` is in bytes."""
+    return f"{files} file{'s' * (files != 1)}, {size_text(size)}"
 
 
 def cluster_state(

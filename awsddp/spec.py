@@ -25,6 +25,8 @@ FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
+_BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
 _MOMENTARY = frozenset({"cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"})
 """Keys that are said anew each time, or that the cluster remembers by itself."""
@@ -135,7 +137,8 @@ class JobSection:
     A node that is silent for `heartbeat_timeout` is given up, and the job with it.
 
     `outputs` are paths on the node, relative to the synced folder or absolute, that come home beside the new
-    and changed files; `results` is the folder at home that receives them.
+    and changed files; `results` is the folder at home that receives them. New and changed files that match
+    `exclude` (gitignore patterns) stay on the node; over `results_limit`, all nodes together, it asks.
     """
 
     script: str | None = None
@@ -146,6 +149,8 @@ class JobSection:
     name: str | None = None
     outputs: tuple[str, ...] = ()
     results: str = "runs"
+    exclude: tuple[str, ...] = ()
+    results_limit: str = "20GB"
     timeout: str | None = None
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
@@ -276,6 +281,14 @@ def seconds(text: str, *, place: str = "duration") -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def size_of(text: str, *, place: str = "job.results_limit") -> float:
+    """Return the bytes of a size such as "500MB" or "20GB". Raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{place}: invalid size {text!r}", "", "write it as 500MB, 20GB or 1.5TB")
+    return float(match[1]) * _BYTES[match[2].upper()]
+
+
 def jump_host(text: str) -> tuple[str, int | None]:
     """Return whom ssh is to call for `network.jump`, and the port where it says one. Raises ConfigError."""
     match = _JUMP.fullmatch(text)
@@ -378,5 +391,6 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
             "nodes send a heartbeat every 2 s",
             f"a duration of {MIN_HEARTBEAT_TIMEOUT_S:g} s or more",
         )
+    size_of(job.results_limit)
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")

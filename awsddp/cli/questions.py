@@ -1,5 +1,6 @@
 """What is asked before money is spent or results are lost."""
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -81,6 +82,20 @@ def loss_question(options: Globals, show: Screen) -> Callable[[NodeError], bool]
         if options.yes or not sys.stdin.isatty():
             return False
         return confirm(f"{error.message}: {error.why}\nEnd the nodes, and lose what they hold?", options)
+
+    return ask
+
+
+def on_the_way(options: Globals, show: Screen) -> Callable[[str], bool]:
+    """Return what answers a question that comes up on the way: -y, a terminal, or else nobody, which is no.
+
+    A question that comes up again has the same answer.
+    """
+
+    @functools.cache
+    def ask(question: str) -> bool:
+        show.pause()
+        return options.yes or (sys.stdin.isatty() and confirm(question, options))
 
     return ask
 

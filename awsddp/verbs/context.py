@@ -1,7 +1,7 @@
 """What a command knows before it begins: what was asked, where, and whom to tell."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What every verb gets. `local` tells that --local was given; `folder` may hold nothing yet."""
+    """What every verb gets. `local` tells that --local was given; `folder` may hold nothing yet.
+
+    `agree` answers a question that comes up on the way; where nobody can be asked the answer is no.
+    """
 
     spec: ClusterSpec
     job: JobSpec
     folder: Folder
     on_event: OnEvent
     local: bool = False
+    agree: Callable[[str], bool] = lambda question: False
 
     @property
     def home(self) -> Path:

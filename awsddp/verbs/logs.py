@@ -82,6 +82,7 @@ def logs(
     try:
         with ready(ctx) as cluster, reach(ctx, cluster) as fleet:
             chosen = choose_job(jobs_on(ctx, fleet), job)
+            remember(ctx, chosen)
             merger = merger_of(ctx, chosen, shown.of(chosen), since=since)
             chosen = Watch(
                 ctx, cluster, fleet, chosen, merger=merger, on_lines=on_lines, to_the_end=follow
@@ -130,7 +131,8 @@ def merger_of(
     ctx: Context, job: Job, shown: Collection[int] | None = None, *, since: float | None = None
 ) -> Merger:
     """Return what merges a job's logs: those of all ranks are kept at home, those of `shown` are shown."""
-    return Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs", shown=shown, since=since)
+    folder = place_of(ctx, job.job) / "logs"
+    return Merger(_nodes(job), folder=folder, job=job.job, shown=shown, since=since)
 
 
 def _nodes(job: Job) -> dict[int, int]:

@@ -56,7 +56,7 @@ class Watch:
         self._on_lines = on_lines
         self._to_the_end = to_the_end
         self._patience_s = seconds(ctx.job.job.heartbeat_timeout) + BEYOND_S
-        self._followed = {rank.node for rank in job.ranks}
+        self._followed = {rank.node for rank in job.ranks} & fleet.endpoints.keys()
         self._away: dict[int, float] = {}  # nodes without a connection, and since when
 
     def run(self) -> Job:

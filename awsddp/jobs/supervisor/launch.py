@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, folders, jobs_folder, write_json
-from awsddp.jobs.supervisor.manifest import snapshot
 from awsddp.jobs.supervisor.serve import guard
+from awsddp.jobs.supervisor.walk import snapshot
 
 _RESERVE_BYTES = 1 << 20
 
