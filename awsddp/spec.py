@@ -40,7 +40,8 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
-    """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch.
+    """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch; nodes that
+    nobody uses for `idle` ("off": ever) end themselves earlier.
 
     `gpus` says the GPUs of a node, such as "A100:8"; with `rehearse_gpu` the CPU answers for them. A plan
     that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
@@ -57,6 +58,7 @@ class ClusterSection:
     spot: bool = False
     rehearse_gpu: bool = False
     expires: str = "24h"
+    idle: str = "60m"
     max_price_usd: float | None = None
     budget_usd: float | None = None
 
@@ -289,6 +291,16 @@ def size_of(text: str, *, place: str = "job.results_limit") -> float:
     return float(match[1]) * _BYTES[match[2].upper()]
 
 
+def idle_seconds(text: str) -> int:
+    """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
+    if text == "off":
+        return 0
+    found = int(seconds(text, place="cluster.idle"))
+    if found == 0:
+        raise ConfigError(f"cluster.idle: {text!r} is too short", "", 'a duration such as 30m, or "off"')
+    return found
+
+
 def jump_host(text: str) -> tuple[str, int | None]:
     """Return whom ssh is to call for `network.jump`, and the port where it says one. Raises ConfigError."""
     match = _JUMP.fullmatch(text)
@@ -384,6 +396,7 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{place}: {value} is out of range", "", f"a whole number from {low} to {high}")
     seconds(cluster.expires, place="cluster.expires")
+    idle_seconds(cluster.idle)
     seconds(job.grace, place="job.grace")
     if seconds(job.heartbeat_timeout, place="job.heartbeat_timeout") < MIN_HEARTBEAT_TIMEOUT_S:
         raise ConfigError(

@@ -89,7 +89,7 @@ class Record:
     `account` is the AWS account that it is in ("" where an older awsddp wrote it), `created` the time of its
     last launch, `expires` the deadline that the nodes have or are about to be told, `nodes` and `asked` (keys
     of awsddp.toml and their values) what was last asked for. `price_usd_per_hour` is of all nodes together,
-    `disk_usd_per_hour` of the disk of one; `jobs` are the jobs as last seen.
+    `disk_usd_per_hour` of the disk of one; `idle` is what the nodes were told; `jobs` are as last seen.
     """
 
     version: int = _VERSION
@@ -106,6 +106,7 @@ class Record:
     ssh_user: str
     price_usd_per_hour: float | None = None
     disk_usd_per_hour: float = 0.0
+    idle: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
     intent: dict[str, Any] | None = None
     prepared: tuple[Prepared, ...] = ()

@@ -2,8 +2,8 @@
 
 Takes one word, a JSON object, and answers with one line of JSON, the last of its output. May be repeated.
 
-    {"do": "inspect", "user", "address", "rank0", "expires": [seconds, text] or null, "patience_s",
-     "gpus": how many there are to be, "gpus_patience_s"}
+    {"do": "inspect", "user", "address", "rank0", "expires": [seconds, text] or null, "idle": seconds or null,
+     "patience_s", "gpus": how many there are to be, "gpus_patience_s"}
     {"do": "rekey"}
 """
 
@@ -136,10 +136,12 @@ def booted(patience_s):
     return run("cloud-init", "status", "--long")[1] if waiting and waiting.returncode else ""
 
 
-def watched(expires):
-    """Move the expiry where that is asked for; return whether the watchdog lives."""
+def watched(expires, idle):
+    """Change the expiry and the idle time where that is asked for; return whether the watchdog lives."""
     if expires:
         write(ETC / "expires", "{} {}\n".format(*expires), 0o644)
+    if idle is not None:
+        write(ETC / "idle", f"{idle}\n", 0o644)
     return run("systemctl", "is-active", WATCHDOG)[1] == "active"
 
 
@@ -265,7 +267,7 @@ def inspect(asked):
     if asked["gpus"] and facts["python"]:  # the drivers are loaded, and their services up, by now
         facts.update(count(facts["python"], asked["gpus"], asked["gpus_patience_s"]))
     facts["driver"] = driver() if asked["gpus"] else None
-    facts["watched"] = watched(asked["expires"])
+    facts["watched"] = watched(asked["expires"], asked["idle"])
     return facts
 
 

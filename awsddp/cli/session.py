@@ -55,6 +55,11 @@ PLAN_OPTIONS = {
         metavar="USD",
         help="The nodes end themselves when this is spent.",
     ),
+    "cluster.idle": click.option(
+        "--idle",
+        metavar="TIME",
+        help="They end themselves after this without a job or a login; off.  [default: 60m]",
+    ),
     "cluster.expires": click.option(
         "--expires", metavar="TIME", help="The nodes end themselves after this: 90m, 24h, 7d.  [default: 24h]"
     ),

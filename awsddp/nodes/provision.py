@@ -27,6 +27,7 @@ def prepare(
     *,
     known_hosts: Path,
     expires_at: datetime | None = None,
+    idle_s: int | None = None,
     gpus: int = 0,
     deadline_s: float = 600,
     gpus_deadline_s: float = 300,
@@ -35,9 +36,9 @@ def prepare(
     """Make connected nodes ready, all at once, and return what was found, by node number. May be repeated.
 
     Waits for the end of the boot, replaces the throw-away host key by one made on the node, finds the
-    environment and the network interface. `expires_at` moves the expiry. Torch is to find `gpus` GPUs on
-    each node; those behind NVSwitches are waited for. Raises NodesFailed for all nodes that cannot be made
-    ready; the others are.
+    environment and the network interface. `expires_at` moves the expiry, `idle_s` the idle time. Torch is to
+    find `gpus` GPUs on each node; those behind NVSwitches are waited for. Raises NodesFailed for all nodes
+    that cannot be made ready; the others are.
     """
     nodes = sorted(nodes, key=lambda node: node.node)
     for node in nodes:
@@ -45,6 +46,7 @@ def prepare(
     failures: dict[int, NodeError] = {}
     asked = {
         "expires": moment(expires_at) if expires_at else None,
+        "idle": idle_s,
         "patience_s": deadline_s,
         "gpus": gpus,
         "gpus_patience_s": gpus_deadline_s,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Confirm = Callable[[LaunchPlan | str], None]
 
 # What holds from now on without a launch.
-_REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.budget_usd")
+_REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.idle", "cluster.budget_usd")
 _LOST = "what only the disks of ended nodes hold is lost; results come home first"
 
 

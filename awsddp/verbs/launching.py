@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cluster import Node, Target
 from awsddp.errors import AwsddpError, CapacityError
 from awsddp.plan import Facts, LaunchPlan, make_plan, names
-from awsddp.spec import remembered
+from awsddp.spec import idle_seconds, remembered
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, aws_of, facts_of, own_key_file
 from awsddp.verbs.costs import rates
@@ -135,8 +135,13 @@ def _keys(ctx: Context, plan: LaunchPlan, now: datetime) -> dict[str, Any]:
     from awsddp.nodes.user_data import user_data
 
     host_key = make_key("awsddp throw-away host key")
-    first_s = min(one.expires_s for one in (plan, *plan.alternatives))  # a budget ends dearer ones earlier
-    data = user_data(host_key=host_key, expires_at=now + timedelta(seconds=first_s))
+    # A budget ends dearer alternatives earlier; each node is told its own expiry as it is prepared.
+    expires_s = min(one.expires_s for one in (plan, *plan.alternatives))
+    data = user_data(
+        host_key=host_key,
+        expires_at=now + timedelta(seconds=expires_s),
+        idle_s=idle_seconds(ctx.spec.cluster.idle),
+    )
     return {
         "host_key": host_key.public,
         "secrets": {"public_key": _login_key(ctx), "user_data": data},

@@ -60,6 +60,7 @@ def cluster_document(
         "cost_usd": bill.cost_usd if bill else None,
         "budget_usd": record.asked.get("cluster.budget_usd") if record else None,
         "expires": report.iso(expires),
+        "idle": record.idle or None if record and nodes else None,
         "looked": list(looked),
     }
 

@@ -10,7 +10,7 @@ from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.plan import Facts, LaunchPlan, refuse_untried
-from awsddp.spec import overlaid
+from awsddp.spec import idle_seconds, overlaid
 from awsddp.state import Record
 from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, target_for
 from awsddp.verbs.converging import Confirm, carry_out_changes, nowhere
@@ -177,7 +177,8 @@ def _prepare(
         on_event=ctx.say_of_node,
     )
     late = [node for node in nodes if node.expires != record.expires]
-    if not late and {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}:
+    known = {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}
+    if known and not late and record.idle == ctx.spec.cluster.idle:
         write_ssh_config(ctx, record, nodes)
         return record
     accept_host_keys(ctx, record, nodes)
@@ -190,6 +191,7 @@ def _prepare(
                 nodes,
                 known_hosts=ctx.folder.known_hosts,
                 expires_at=record.expires,
+                idle_s=idle_seconds(ctx.spec.cluster.idle),
                 gpus=0 if record.pretended else record.gpus_per_node,
                 on_event=ctx.on_event,
             )
@@ -198,7 +200,7 @@ def _prepare(
     if late:
         poweroff(aws, [node for node in late if not node.unfetched and not node.spot], "terminate")
         tag_expiry(aws, late, record.expires)
-    record = replace(record, prepared=prepared, intent=None)
+    record = replace(record, prepared=prepared, intent=None, idle=ctx.spec.cluster.idle)
     ctx.folder.write(record)
     ctx.folder.note("ready", id=record.id)
     return record
