@@ -26,7 +26,7 @@ def down(
     confirm: Callable[[str], None],
     lose: Callable[[NodeError], bool] = lambda error: False,
 ) -> dict[str, Any]:
-    """End the cluster and return design.md's `down` document. What is not there is no error.
+    """End the cluster and return the `down` document. What is not there is no error.
 
     Results that are not home are fetched first, unless `discard`. `confirm` is asked before anything ends
     and raises to refuse; `lose` is asked where results cannot be fetched, with the error that says why.
