@@ -40,7 +40,8 @@ class Node:
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
 
     `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC,
-    `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster.
+    `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster,
+    `changed` the time when it began to stop or to end, where EC2 says it.
     """
 
     node: int
@@ -55,6 +56,7 @@ class Node:
     expires: datetime | None = None
     spot: bool = False
     unfetched: tuple[str, ...] = ()
+    changed: datetime | None = None
 
     @property
     def address(self) -> str | None:
@@ -67,7 +69,8 @@ class Cluster:
     """A cluster as its tags tell it: one name of one owner. `nodes` is sorted by node number.
 
     `leftovers` are ids of resources of ours that exist beside the instances (groups, keys), `group` is the
-    cluster's own security group and `ssh_cidrs` the addresses for which its port 22 is open.
+    cluster's own security group and `ssh_cidrs` the addresses for which its port 22 is open. `host` is the
+    machine that made it.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Cluster:
     leftovers: tuple[str, ...] = ()
     group: str | None = None
     ssh_cidrs: tuple[str, ...] | None = None
+    host: str = ""
 
     @property
     def live(self) -> tuple[Node, ...]:

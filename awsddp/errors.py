@@ -58,9 +58,13 @@ class LocalCloudError(ConfigError):
 
 
 class CloudError(AwsddpError):
-    """AWS refused: credentials, permission, quota, or it did not answer."""
+    """AWS refused: credentials, permission, quota, or it did not answer.
+
+    `needs_login`: it takes the credentials no more, and a person has to log in.
+    """
 
     exit_code = 4
+    needs_login = False
 
 
 class CapacityError(AwsddpError):

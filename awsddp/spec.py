@@ -23,11 +23,12 @@ from awsddp.errors import ConfigError
 
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+MIN_HEARTBEAT_TIMEOUT_S = 5.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
+_BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
-_MOMENTARY = frozenset(
-    {"cluster.expires", "cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"}
-)
+_MOMENTARY = frozenset({"cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"})
 """Keys that are said anew each time, or that the cluster remembers by itself."""
 _ONE_QUESTION = (
     frozenset({"cluster.instance_type", "cluster.gpus", "capacity.types", "capacity.reservation"}),
@@ -42,7 +43,7 @@ class ClusterSection:
     """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch.
 
     `gpus` says the GPUs of a node, such as "A100:8"; with `rehearse_gpu` the CPU answers for them. A plan
-    that costs more than `max_price_usd` an hour, or more than `budget_usd` until it expires, is refused;
+    that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
     both are of all nodes together.
     """
 
@@ -133,8 +134,11 @@ class SyncSection:
 class JobSection:
     """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
 
+    A node that is silent for `heartbeat_timeout` is given up, and the job with it.
+
     `outputs` are paths on the node, relative to the synced folder or absolute, that come home beside the new
-    and changed files; `results` is the folder at home that receives them.
+    and changed files; `results` is the folder at home that receives them. New and changed files that match
+    `exclude` (gitignore patterns) stay on the node; over `results_limit`, all nodes together, it asks.
     """
 
     script: str | None = None
@@ -145,8 +149,11 @@ class JobSection:
     name: str | None = None
     outputs: tuple[str, ...] = ()
     results: str = "runs"
+    exclude: tuple[str, ...] = ()
+    results_limit: str = "20GB"
     timeout: str | None = None
     grace: str = "30s"
+    heartbeat_timeout: str = "5m"
     master_port: int | None = None
 
 
@@ -274,6 +281,14 @@ def seconds(text: str, *, place: str = "duration") -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def size_of(text: str, *, place: str = "job.results_limit") -> float:
+    """Return the bytes of a size such as "500MB" or "20GB". Raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{place}: invalid size {text!r}", "", "write it as 500MB, 20GB or 1.5TB")
+    return float(match[1]) * _BYTES[match[2].upper()]
+
+
 def jump_host(text: str) -> tuple[str, int | None]:
     """Return whom ssh is to call for `network.jump`, and the port where it says one. Raises ConfigError."""
     match = _JUMP.fullmatch(text)
@@ -370,5 +385,12 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
             raise ConfigError(f"{place}: {value} is out of range", "", f"a whole number from {low} to {high}")
     seconds(cluster.expires, place="cluster.expires")
     seconds(job.grace, place="job.grace")
+    if seconds(job.heartbeat_timeout, place="job.heartbeat_timeout") < MIN_HEARTBEAT_TIMEOUT_S:
+        raise ConfigError(
+            f"job.heartbeat_timeout: {job.heartbeat_timeout} is too short",
+            "nodes send a heartbeat every 2 s",
+            f"a duration of {MIN_HEARTBEAT_TIMEOUT_S:g} s or more",
+        )
+    size_of(job.results_limit)
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")

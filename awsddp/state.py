@@ -86,14 +86,16 @@ def _refused(path: Path, error: OSError) -> ConfigError:
 class Record:
     """What the folder remembers of a cluster: who it is, where it lives, and what was found on its nodes.
 
-    `created` is the time of its last launch, `expires` the deadline that the nodes have or are about to be
-    told, `nodes` and `asked` (keys of awsddp.toml and their values) what was last asked for.
-    `price_usd_per_hour` is of all nodes together, `jobs` are the jobs as last seen.
+    `account` is the AWS account that it is in ("" where an older awsddp wrote it), `created` the time of its
+    last launch, `expires` the deadline that the nodes have or are about to be told, `nodes` and `asked` (keys
+    of awsddp.toml and their values) what was last asked for. `price_usd_per_hour` is of all nodes together,
+    `disk_usd_per_hour` of the disk of one; `jobs` are the jobs as last seen.
     """
 
     version: int = _VERSION
     id: str
     owner: str
+    account: str = ""
     target: Target
     created: datetime
     expires: datetime
@@ -103,6 +105,7 @@ class Record:
     pretended: bool
     ssh_user: str
     price_usd_per_hour: float | None = None
+    disk_usd_per_hour: float = 0.0
     asked: dict[str, Any] = field(default_factory=dict)
     intent: dict[str, Any] | None = None
     prepared: tuple[Prepared, ...] = ()

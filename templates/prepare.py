@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,10 +37,11 @@ OWN = (
 )
 # NCCL takes a prefix unless told "="; Gloo and TensorPipe take exact names and know no "=".
 PROFILE = """\
-# Written by awsddp, for interactive shells: the interface between the nodes.
+# Written by awsddp, for login shells: the interface between the nodes, and the PATH that the ranks have.
 export NCCL_SOCKET_IFNAME='={nic}'
 export GLOO_SOCKET_IFNAME='{nic}'
 export TP_SOCKET_IFNAME='{nic}'
+{path}
 """
 GPUS_POLL_S = 1.0
 # What CUDA says until nvidia-fabricmanager has set up the NVSwitches.
@@ -243,8 +245,6 @@ def inspect(asked):
     """Make the node ready as far as it can be, and return what was found."""
     home = Path("~" if rootless() else "~" + asked["user"]).expanduser()
     nic = interface(asked["address"], asked["rank0"])
-    if nic:
-        write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic), 0o644)
     for folder in (home / "awsddp", home / "awsddp/work"):
         folder.mkdir(exist_ok=True)
         if not rootless():
@@ -258,6 +258,9 @@ def inspect(asked):
         host_key=final_host_key(),
         rsync=shutil.which("rsync") is not None,
     )
+    if nic:
+        path = 'export PATH={}:"$PATH"'.format(shlex.quote(str(Path(facts["python"] or "/bin/sh").parent)))
+        write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic, path=path), 0o644)
     facts["complaint"] = booted(asked["patience_s"])  # the boot goes on meanwhile
     if asked["gpus"] and facts["python"]:  # the drivers are loaded, and their services up, by now
         facts.update(count(facts["python"], asked["gpus"], asked["gpus_patience_s"]))

@@ -1,4 +1,4 @@
-"""Mutation tests: `python tools/mutants.py [WORD ...]` makes the mutations of mutants.toml, in a copy.
+"""Mutation tests: `python tools/mutants.py [WORD ...]` makes those of mutants.toml in a copy of the tree.
 
 The named test must fail for it. Words choose mutations by their file. The exit code is 1 where a mutation
 survives, where its text is no longer in the file, or where a test fails without it.

@@ -5,11 +5,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from awsddp.cli.advice import named
 from awsddp.cli.tables import line, table
+from awsddp.compat import HOURS_PER_MONTH
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
+
+
+_BUDGET_WARNING = 0.8
 
 
 def cluster_page(result: dict[str, Any]) -> None:
@@ -36,14 +41,28 @@ def cluster_page(result: dict[str, Any]) -> None:
 
 
 def _bill(result: dict[str, Any]) -> str:
+    return _cost(result) + _warning(result["budget_usd"], result["cost_usd"])
+
+
+def _warning(budget: float | None, cost: float | None) -> str:
+    if not budget or cost is None or cost < _BUDGET_WARNING * budget:
+        return ""
+    return (
+        f"\nWarning: {cost / budget:.0%} of the budget of {money(budget)} is spent; at 100 % the nodes end."
+    )
+
+
+def _cost(result: dict[str, Any]) -> str:
     if result["state"] == "stopped":
-        return "Stopped: only the disks cost. Start them: awsddp up. End them: awsddp down"
+        price = result["price_usd_per_hour"]
+        disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"
+        return named(f"Stopped: only the disks cost{disks}. Start them: awsddp up. End them: awsddp down")
     would = "would cost" if result["target"] == "local" else "costs"
     text = f"{would} {money(result['price_usd_per_hour'])} an hour on EC2, {money(result['cost_usd'])} so far"
     if result["expires"]:
         left = datetime.fromisoformat(result["expires"]) - datetime.now(UTC)
         text += f"; ends itself in {duration(max(0.0, left.total_seconds()))}"
-    return text + ". End it now: awsddp down"
+    return text + named(". End it now: awsddp down")
 
 
 def job_page(result: dict[str, Any]) -> None:
@@ -66,7 +85,11 @@ def job_lines(result: dict[str, Any]) -> list[str]:
     lines = [f"Job {result['job']}: {result['state']}"]
     if result["state"] == "running":
         name = result["job"]
-        return [*lines, f"  follow it: awsddp logs -f {name}", f"  end it: awsddp cancel {name}"]
+        return [
+            *lines,
+            named(f"  follow it: awsddp logs -f {name}"),
+            named(f"  end it: awsddp cancel {name}"),
+        ]
     if result["cause"]:
         lines.append(f"  cause: {_cause(result['cause'])}")
         lines += [f"  | {said}" for said in result["cause"]["tail"]]
@@ -80,7 +103,7 @@ def job_lines(result: dict[str, Any]) -> list[str]:
 def jobs_page(result: list[dict[str, Any]]) -> None:
     """Show jobs, the newest last."""
     if not result:
-        line("No job has run on this cluster. Start one: awsddp train")
+        line(named("No job has run on this cluster. Start one: awsddp train"))
         return
     rows = [
         (

@@ -20,7 +20,7 @@ def command(ctx: click.Context, /, options: Globals, **given: Any) -> None:
     from awsddp.verbs.run import run
 
     with session.opened(options, job_overrides(given)) as (context, show):
-        result = run(context, confirm=launch_question(options, show), on_lines=show.lines)
+        result = run(context, confirm=launch_question(options, show, context.spec), on_lines=show.lines)
         show.pause()
         screen.document(result.document()) if options.json else run_page(result)
     if result.error is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from awsddp.cli.options import Globals
+from awsddp.cli.questions import on_the_way
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
@@ -52,7 +53,7 @@ PLAN_OPTIONS = {
         "budget_usd",
         type=float,
         metavar="USD",
-        help="Refuse a plan that costs more until it expires.",
+        help="The nodes end themselves when this is spent.",
     ),
     "cluster.expires": click.option(
         "--expires", metavar="TIME", help="The nodes end themselves after this: 90m, 24h, 7d.  [default: 24h]"
@@ -128,8 +129,14 @@ def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator
         values["cluster.profile"] = options.profile
     spec, job = load(options.name, file=Path(FILE), overrides=values | (asked or {}))
     with Screen(options) as screen:
-        folder = Folder(home(), options.name)
-        ctx = Context(spec=spec, job=job, folder=folder, on_event=screen.event, local=options.local)
+        ctx = Context(
+            spec=spec,
+            job=job,
+            folder=Folder(home(), options.name),
+            on_event=screen.event,
+            local=options.local,
+            agree=on_the_way(options, screen),
+        )
         WATCH.context = ctx
         yield ctx, screen
 

@@ -1,16 +1,17 @@
 """What a node is told: requests to the supervisor's program, and the command that carries one there."""
 
+import bz2
 import functools
 import json
 import posixpath
 import secrets
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from awsddp.answers import check
 from awsddp.cluster import Node, Prepared
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
 from awsddp.jobs.ranks import Rank, Rendezvous, defaults, environment, expand
@@ -21,8 +22,6 @@ FIRST_PORT = 29400
 SLOTS = 64
 JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
-SILENT_SECONDS = 12.0
-"""After how long without a word, one is due every 2 s, a node counts as lost: to be seen within 15 s."""
 AT_ONCE_BYTES = 256 << 10
 """How much of a node's results may come with the answer that lists them."""
 
@@ -33,10 +32,14 @@ _MODULES = (
     "diagnose",
     "processes",
     "link",
+    "session",
+    "peers",
+    "shutdown",
     "coordinator",
     "times",
     "serve",
     "follow",
+    "walk",
     "manifest",
     "launch",
     "main",
@@ -45,9 +48,9 @@ _PACKAGE = "awsddp.jobs.supervisor"
 
 # The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
 _BOOT = """\
-import json, sys, types, zlib
+import bz2, json, sys, types
 stdin = sys.stdin.buffer
-for name, source in json.loads(zlib.decompress(stdin.read(int(stdin.readline())))):
+for name, source in json.loads(bz2.decompress(stdin.read(int(stdin.readline())))):
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(source, name, "exec"), module.__dict__)
 sys.exit(module.main(stdin))
@@ -73,7 +76,7 @@ def program() -> tuple[list[str], bytes]:
     """
     folder = Path(__file__).parent / "supervisor"
     source = [(f"{_PACKAGE}.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in _MODULES]
-    return ["python3", "-I", "-c", _BOOT], _part(zlib.compress(json.dumps(source).encode()))
+    return ["python3", "-I", "-c", _BOOT], _part(bz2.compress(json.dumps(source).encode()))
 
 
 def message(request: Mapping[str, Any]) -> bytes:
@@ -87,17 +90,20 @@ def _part(data: bytes) -> bytes:
 
 def is_whole(said: bytes | bytearray) -> bool:
     """Tell whether what a node has said so far holds its whole answer (to anything but follow)."""
-    return said.endswith(b"\n") and MAGIC in said[:-1]
+    begin = said.find(MAGIC)
+    return begin >= 0 and len(said) > begin + len(MAGIC) and said.endswith(b"\n")
 
 
-def answer(stdout: bytes, *, node: int, stderr: bytes = b"") -> dict[str, Any]:
-    """Return the answer in what `node` said. Raises the error that it names; NodeError for no answer."""
+def answer(stdout: bytes, *, request: Mapping[str, Any], node: int, stderr: bytes = b"") -> dict[str, Any]:
+    """Return the answer to `request` in what `node` said, checked (answers.py).
+
+    Raises the error that it names; NodeError for no answer.
+    """
     _, mark, said = stdout.partition(MAGIC)
-    try:
-        document: dict[str, Any] = json.loads(said)
-    except ValueError as error:
-        why = (said if mark else stderr or stdout)[-2000:].decode("utf-8", "replace").strip()
-        raise NodeError(f"node{node} gave no answer", why, "try: awsddp doctor") from error
+    if not mark or not said.strip():
+        why = (stderr or stdout)[-2000:].decode("utf-8", "replace").strip()
+        raise NodeError(f"node{node} gave no answer", why, "try: awsddp doctor")
+    document = check(said, request=request, node=node)
     if "error" in document:
         said_error = document["error"]
         raise _ERRORS[said_error["kind"]](f"node{node}: {said_error['message']}", said_error["why"])
@@ -133,7 +139,7 @@ def launch_requests(
         "master_port": port,
         "link_port": link_port,
         "join_s": JOIN_SECONDS,
-        "silent_s": SILENT_SECONDS,
+        "silent_s": seconds(spec.job.heartbeat_timeout),
         "timeout": None if spec.job.timeout is None else seconds(spec.job.timeout),
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
@@ -173,9 +179,25 @@ def cancel_request(job: str, *, grace: float | None = None) -> dict[str, Any]:
     return {"do": "cancel", "job": job, "grace": grace}
 
 
-def manifest_request(job: str) -> dict[str, Any]:
-    """Ask for the results of `job` on the node (supervisor/manifest.py); small ones come with the answer."""
-    return {"do": "manifest", "job": job, "at_once": AT_ONCE_BYTES}
+def lost_request(job: str, node: int, why: str) -> dict[str, Any]:
+    """Tell the first node of `job` that `node` is gone; the answer is {"heard": whether it took that in}."""
+    return {"do": "lost", "job": job, "node": node, "why": why}
+
+
+def manifest_request(
+    job: str, *, outputs: Sequence[str] = (), exclude: Sequence[tuple[str, bool]] = ()
+) -> dict[str, Any]:
+    """Ask for the results of `job` on the node (supervisor/manifest.py); small ones come with the answer.
+
+    `outputs` are paths beside those of the launch, `exclude` the patterns of `exclude_patterns`.
+    """
+    request = {"do": "manifest", "job": job, "at_once": AT_ONCE_BYTES}
+    return {**request, "outputs": list(outputs), "exclude": list(exclude)}
+
+
+def hashes_request(paths: Sequence[str]) -> dict[str, Any]:
+    """Ask for the size and sha256 of files on the node."""
+    return {"do": "hashes", "paths": list(paths)}
 
 
 def slots_request(master_port: int | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from awsddp.answers import check
 from awsddp.cluster import Node, Prepared
 from awsddp.errors import NodeError
 from awsddp.nodes import hostkeys
@@ -137,22 +138,16 @@ def _answers(
         results = error.results
     answers = {}
     for node, result in results.items():
-        answer = _last_json(result) if result.exit_code == 0 else None
-        if answer is None:
+        if result.exit_code != 0 or not result.stdout.strip():
             why = f"exit code {result.exit_code}\n{result.tail()}"
             failures[node] = NodeFailure(node, "command", "it could not be prepared", why)
-        else:
-            answers[node] = answer
+            continue
+        try:  # what the login shell's own files print stands before the answer
+            asked = json.loads(requests[node][0][-1])
+            answers[node] = check(result.stdout.splitlines()[-1], request=asked, node=node)
+        except NodeError as error:
+            failures[node] = error
     return answers
-
-
-def _last_json(result: Result) -> dict[str, Any] | None:
-    """Return the answer of prepare.py; what the login shell's own files print stands before it."""
-    try:
-        answer = json.loads(result.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        return None
-    return answer if isinstance(answer, dict) else None
 
 
 def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None:

@@ -4,24 +4,19 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp.cluster import Job
-from awsddp.errors import ConfigError, NodeError, NotFoundError, UsageError
-from awsddp.jobs import launchers, results
+from awsddp.errors import ConfigError, NotFoundError, UsageError
+from awsddp.jobs import results
 from awsddp.jobs.logs import Merger
-from awsddp.report import Event, node_name
+from awsddp.report import node_name
 from awsddp.spec import seconds
 from awsddp.verbs.context import Context
 from awsddp.verbs.node_jobs import choose_job, jobs_on
 from awsddp.verbs.nodes import reach, ready
 from awsddp.verbs.results import bring_home, job_result, place_of, remember
-
-if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
-
-SILENT_S = 12.0
-BACK_S = 60.0
+from awsddp.verbs.watching import Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +82,11 @@ def logs(
     try:
         with ready(ctx) as cluster, reach(ctx, cluster) as fleet:
             chosen = choose_job(jobs_on(ctx, fleet), job)
+            remember(ctx, chosen)
             merger = merger_of(ctx, chosen, shown.of(chosen), since=since)
-            chosen = watch(ctx, fleet, chosen, on_lines=on_lines, merger=merger, to_the_end=follow)
+            chosen = Watch(
+                ctx, cluster, fleet, chosen, merger=merger, on_lines=on_lines, to_the_end=follow
+            ).run()
             if follow:
                 bring_home(ctx, cluster, fleet, chosen)
             remember(ctx, chosen)
@@ -133,58 +131,8 @@ def merger_of(
     ctx: Context, job: Job, shown: Collection[int] | None = None, *, since: float | None = None
 ) -> Merger:
     """Return what merges a job's logs: those of all ranks are kept at home, those of `shown` are shown."""
-    return Merger(_nodes(job), folder=place_of(ctx, job.job) / "logs", shown=shown, since=since)
-
-
-def watch(
-    ctx: Context,
-    fleet: "Fleet",
-    job: Job,
-    *,
-    on_lines: Callable[[bytes], None],
-    merger: Merger | None = None,
-    to_the_end: bool = True,
-) -> Job:
-    """Show every line of a job, from the first byte, each once, and return the job as it is at the end.
-
-    A `merger` that has shown a part goes on where it was. A node that falls silent is
-    connected to again for a minute; then the job is what the others say of it.
-    """
-    merger = merger or merger_of(ctx, job)
-    used = {rank.node for rank in job.ranks}
-
-    def on_data(node: int, data: bytes) -> bool:
-        lines = merger.feed(node, data) + merger.idle()
-        if lines:
-            on_lines(lines)
-        return merger.ended(node)
-
-    while True:
-        waiting = [node for node in sorted(used) if not merger.ended(node)]
-        requests = {
-            node: launchers.message(
-                launchers.follow_request(
-                    job.job, offsets=merger.attach(node), to_the_end=to_the_end, since=merger.since
-                )
-            )
-            for node in waiting
-        }
-        outcomes = fleet.converse(launchers.program(), requests, on_data, silent_after_s=SILENT_S)
-        lost = [node for node in waiting if not merger.ended(node)]
-        for node in lost:
-            outcome = outcomes[node]
-            why = str(outcome) if isinstance(outcome, NodeError) else outcome.tail()
-            ctx.on_event(Event(f"the stream ended: {why}; connecting again", node_name(node)))
-        if not lost:
-            break
-        fleet.reconnect(lost, deadline_s=BACK_S, partial=True)
-        used -= set(fleet.failures)
-    lines = merger.finish()
-    if lines:
-        on_lines(lines)
-    if not merger.documents:
-        raise NodeError(f"no node of job {job.job} can be reached", "", "awsddp status   # what still runs")
-    return results.job_document(merger.documents, results=ctx.job.job.results)
+    folder = place_of(ctx, job.job) / "logs"
+    return Merger(_nodes(job), folder=folder, job=job.job, shown=shown, since=since)
 
 
 def _nodes(job: Job) -> dict[int, int]:

@@ -1,8 +1,11 @@
 """What the nodes are asked about their jobs: requests over SSH, and the answers as jobs."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from awsddp.answers import MOST_BYTES, malformed
 from awsddp.cluster import Job
 from awsddp.errors import NotFoundError
 from awsddp.jobs import launchers, results
@@ -19,17 +22,20 @@ ANSWER_S = 60.0
 def ask(
     fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, dict[str, Any]]:
-    """Send each node its request and return the answers. Raises NodeError or what a node says it is."""
+    """Send each node its request and return the answers, checked. Raises NodeError or what a node says."""
     said = {node: bytearray() for node in requests}
 
     def on_data(node: int, data: bytes) -> bool:
         said[node] += data
+        if len(said[node]) > MOST_BYTES:
+            raise malformed(node, f"over {MOST_BYTES >> 20} MB")
         return launchers.is_whole(said[node])
 
     messages = {node: launchers.message(request) for node, request in requests.items()}
     ends = split(fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s))
     return {
-        node: launchers.answer(bytes(said[node]), node=node, stderr=end.stderr) for node, end in ends.items()
+        node: launchers.answer(bytes(said[node]), request=requests[node], node=node, stderr=end.stderr)
+        for node, end in ends.items()
     }
 
 
@@ -51,9 +57,17 @@ def _knows(told: Mapping[str, Any], job: str) -> bool:
 
 
 def jobs_on(ctx: Context, fleet: "Fleet") -> tuple[Job, ...]:
-    """Return every job that the connected nodes know, oldest first."""
+    """Return every job that the connected nodes know, oldest first.
+
+    A job that this machine does not remember is none of this cluster's where its name is taken at home: no
+    node may choose a folder of the user's.
+    """
     told = ask_all(fleet, launchers.state_request())
-    return results.jobs({node: answer["jobs"] for node, answer in told.items()}, results=ctx.job.job.results)
+    jobs = results.jobs({node: answer["jobs"] for node, answer in told.items()}, results=ctx.job.job.results)
+    record = ctx.folder.read()
+    known = {job.job for job in record.jobs} if record else set()
+    folder = Path(ctx.job.sync.workdir) / ctx.job.job.results
+    return tuple(job for job in jobs if job.job in known or not os.path.lexists(folder / job.job))
 
 
 def choose_job(jobs: Sequence[Job], name: str | None) -> Job:

@@ -40,7 +40,7 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
                 on_event=lambda key, state: ctx.on_event(Event(f"{key} {state}", names.get(key))),
             )
             if seen.record is not None:
-                ctx.folder.note("stopped", id=cluster.id)
+                ctx.folder.note("stopped", id=cluster.id, instances=sorted(names))
         after = find_cluster(seen.aws, ctx.spec.name, cluster.owner)
         return cluster_document(ctx, ctx.folder.read(), after, target=seen.target, looked=seen.looked)
 

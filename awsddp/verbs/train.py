@@ -17,10 +17,11 @@ from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout
 from awsddp.spec import JobSpec
 from awsddp.verbs import sync
 from awsddp.verbs.context import Context
-from awsddp.verbs.logs import merger_of, watch
+from awsddp.verbs.logs import merger_of
 from awsddp.verbs.node_jobs import ask, ask_all, cancel
 from awsddp.verbs.nodes import Ready, reach, ready
 from awsddp.verbs.results import bring_home, job_result, place_of, remember, tagging
+from awsddp.verbs.watching import Watch
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Listing
@@ -196,7 +197,7 @@ def attend(
     """Follow a job to its end and bring it home. Ctrl-C ends the job; a closed terminal leaves it."""
     merger = merger_of(ctx, job)
     try:
-        job = watch(ctx, fleet, job, on_lines=on_lines, merger=merger)
+        job = Watch(ctx, cluster, fleet, job, merger=merger, on_lines=on_lines).run()
     except LetGo:
         raise
     except KeyboardInterrupt:
@@ -218,7 +219,7 @@ def _interrupted(
     """End the job, bring home what it made, and say so."""
     ctx.say(f"interrupted: ending job {job.job}, its ranks have {ctx.job.job.grace}; Ctrl-C again leaves it")
     cancel(ctx, fleet, job.job)
-    job = watch(ctx, fleet, job, on_lines=on_lines, merger=merger)
+    job = Watch(ctx, cluster, fleet, job, merger=merger, on_lines=on_lines).run()
     bring_home(ctx, cluster, fleet, job)
     remember(ctx, job)
     raise Interrupted(

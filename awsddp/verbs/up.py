@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
+from awsddp.nodes import rsync
 from awsddp.plan import Facts, LaunchPlan, refuse_untried
 from awsddp.spec import overlaid
 from awsddp.state import Record
-from awsddp.verbs.context import Context, aws_of, facts_of, target_for
+from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, target_for
 from awsddp.verbs.converging import Confirm, carry_out_changes, nowhere
 from awsddp.verbs.launching import carry_out, plan_everywhere
 from awsddp.verbs.nodes import connect, import_beside, reach_jump, write_ssh_config
@@ -39,6 +40,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
             if isinstance(what, LaunchPlan):
                 refuse_untried(what)
             if hosts:
+                rsync.program()  # before anything costs money
                 reach_jump(ctx)
             confirm(what)
 
@@ -60,7 +62,10 @@ def read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, tuple[Cluster
     from awsddp.aws.clusters import find_clusters
 
     def look() -> tuple[Cluster, ...]:
-        owner = aws.identity().user_id
+        record = ctx.folder.read()
+        owner = owner_of(aws, record)
+        if record is not None:
+            check_account(ctx, aws, record)
         import_beside("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
         return find_clusters(aws, ctx.spec.name, owner)
 
@@ -107,7 +112,7 @@ def _nodes(
     record = known(ctx, clusters)
     if record is not None:
         return carry_out_changes(ctx, aws, record, clusters, facts, target, confirm)
-    plan = plan_everywhere(ctx, target, facts)
+    plan = plan_everywhere(ctx, aws, target, facts)
     confirm(plan)
     record = ctx.folder.read()
     for left in clusters:

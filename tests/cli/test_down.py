@@ -71,8 +71,8 @@ def test_another_machine_has_no_key_to_results_and_says_what_they_cost(owing: La
     owing.environ, before = owing.environ | {"AWSDDP_HOME": str(owing.root / "other")}, owing.environ
     owing.environ["AWSDDP_LOCAL"] = str(owing.home)
     try:
-        refused = owing.json("down", "--local", "-y", code=6)["error"]
+        refused = owing.json("down", "--local", "-y", "-c", "default", code=6)["error"]
         assert "no key" in refused["why"]
-        assert owing.run("down", "--local", "-y", "--discard").returncode == 0
+        assert owing.run("down", "--local", "-y", "-c", "default", "--discard").returncode == 0
     finally:
         owing.environ = before

@@ -56,6 +56,16 @@ def test_exec_takes_words_as_they_are_and_answers_with_each_exit_code(cluster: L
     assert cluster.run("exec", "--node", "7", "true").returncode == 7
 
 
+def test_ranks_exec_and_ssh_find_the_same_programs(cluster: Lab) -> None:
+    cluster.script("which.py", "import shutil\nprint(shutil.which('torchrun'), shutil.which('python'))\n")
+    cluster.run("train", "which.py", "--world-size", "1", "--name", "which")
+    place = b"/opt/pytorch/bin/torchrun /opt/pytorch/bin/python\n"
+    assert (cluster.project / "runs/which/logs/rank0.log").read_bytes() == place
+    ask = "echo $(command -v torchrun) $(command -v python)"
+    for words in (["ssh", "--", ask], ["ssh", "--", f"bash -lc '{ask}'"], ["exec", "--node", "0", ask]):
+        assert cluster.run(*words).stdout.removeprefix("[node0] ").encode() == place
+
+
 def test_ssh_is_a_terminal_where_there_is_one_and_gives_the_exit_code_back(cluster: Lab) -> None:
     plain = cluster.run("ssh", "--node", "1", "--", "cat; test -t 0; exit 5", stdin="through")
     assert (plain.returncode, plain.stdout) == (5, "through")

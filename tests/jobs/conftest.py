@@ -88,7 +88,7 @@ class Fleet:
     def ask(self, node: int, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return its answer."""
         out, err = self.start(node, request).communicate(timeout=90)
-        return launchers.answer(out, node=node, stderr=err)
+        return launchers.answer(out, request=request, node=node, stderr=err)
 
     def requests(self, script: str, *, job: str = "job", slot: int = 0, **settings: Any) -> dict[int, Any]:
         """Return what launches `script` (a file, or the text of one) on all nodes, two ranks each."""
@@ -105,13 +105,12 @@ class Fleet:
     def launch(self, script: str, *, job: str = "job", **settings: Any) -> None:
         """Launch a job on all nodes at once."""
         self.jobs.append(job)
-        running = {
-            node: self.start(node, request)
-            for node, request in self.requests(script, job=job, **settings).items()
-        }
+        requests = self.requests(script, job=job, **settings)
+        running = {node: self.start(node, request) for node, request in requests.items()}
         for node, process in running.items():
+            request = requests[node]
             out, err = process.communicate(timeout=60)
-            launchers.answer(out, node=node, stderr=err)
+            launchers.answer(out, request=request, node=node, stderr=err)
 
     def document(self, node: int, job: str = "job") -> dict[str, Any]:
         """Return what a node knows of a job, read in this process: a request costs one of its own."""

@@ -1,8 +1,8 @@
 """What a node is told, before anything is sent."""
 
 import ast
+import bz2
 import json
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_program_that_is_sent_is_small() -> None:
 def test_program_that_is_sent_is_whole_and_in_order() -> None:
     _, stdin = launchers.program()
     length, _, rest = stdin.partition(b"\n")
-    sent = [name.rpartition(".")[2] for name, _ in json.loads(zlib.decompress(rest[: int(length)]))]
+    sent = [name.rpartition(".")[2] for name, _ in json.loads(bz2.decompress(rest[: int(length)]))]
     assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem != "__init__")
     for place, name in enumerate(sent):
         tree = ast.parse((SUPERVISOR / f"{name}.py").read_text())
@@ -112,11 +112,12 @@ def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") 
 )
 def test_answer_that_is_none_becomes_an_error_of_its_kind(said: bytes, error: type[Exception]) -> None:
     with pytest.raises(error, match="node4"):
-        launchers.answer(said, node=4, stderr=b"sh: no")
+        launchers.answer(said, request=launchers.state_request(), node=4, stderr=b"sh: no")
 
 
 def test_answer_is_found_behind_the_words_of_a_login_script() -> None:
-    assert launchers.answer(b"Welcome {\n" + MAGIC + b'{"jobs": []}\n', node=0) == {"jobs": []}
+    said = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
+    assert launchers.answer(said, request=launchers.state_request(), node=0) == {"jobs": []}
 
 
 def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:

@@ -52,6 +52,7 @@ class Machine:
         bin = root / "bin"
         bin.mkdir()
         (bin / "systemctl").write_text(f'#!/bin/sh\necho "$*" >> "{root}/calls"\n')
+        (bin / "curl").write_text("#!/bin/sh\nexit 22\n")
         (bin / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.05\n")
         for program in bin.iterdir():
             program.chmod(0o755)
@@ -60,7 +61,8 @@ class Machine:
 
     def boot(self, expires_at: datetime) -> None:
         [script] = yaml.safe_load(user_data(host_key=make_key("seed"), expires_at=expires_at))["bootcmd"]
-        script = script.replace("/etc/", f"{self.root}/etc/")
+        for folder in ("/etc/", "/run/", "/proc/"):
+            script = script.replace(folder, f"{self.root}{folder}")
         subprocess.run(["sh", "-eu", "-c", script], env=self.environ, check=True)
 
     def watch(self) -> None:
@@ -87,8 +89,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def test_the_boot_enables_and_starts_the_watchdog_and_stops_the_apt_timers(machine: Machine) -> None:
     machine.boot(EXPIRES)
     calls = machine.calls()
-    assert "enable awsddp-expiry.service" in calls
-    assert "start --no-block awsddp-expiry.service" in calls
+    assert "enable awsddp-expiry.service awsddp-jobs.service" in calls
+    assert "start --no-block awsddp-expiry.service awsddp-jobs.service" in calls
     assert calls[0].startswith("mask apt-daily.timer apt-daily-upgrade.timer")
     unit = (machine.root / "etc/systemd/system/awsddp-expiry.service").read_text()
     assert "WantedBy=multi-user.target" in unit
@@ -133,3 +135,34 @@ def test_without_a_readable_deadline_the_first_one_holds(machine: Machine, broke
         machine.expires.write_text(broken)
     machine.watch()
     wait_until(lambda: "poweroff" in machine.calls(), "poweroff")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "term_s", "asked"), [(110, 9999, True), (130, 9999, False), (50, 600, True), (50, 400, False)]
+)
+def test_jobs_are_asked_to_end_two_minutes_or_a_tenth_of_the_term_before_the_deadline(
+    machine: Machine, left_s: int, term_s: int, asked: bool
+) -> None:
+    reason = machine.root / "run/awsddp/shutdown"
+    now = int(time.time())
+    machine.boot(datetime.fromtimestamp(now + left_s, UTC))
+    os.utime(machine.expires, (now + left_s - term_s, now + left_s - term_s))
+    reason.write_text("" if asked else "expires\n")
+    machine.watch()
+    wait_until(
+        lambda: reason.exists() and reason.read_text() != "" if asked else not reason.exists(), "a look"
+    )
+    assert "poweroff" not in machine.calls()
+
+
+def test_job_is_asked_to_end_at_a_shutdown_and_waited_for(machine: Machine) -> None:
+    machine.boot(EXPIRES)
+    job = subprocess.Popen(["sleep", "60"])
+    (machine.root / f"proc/{job.pid}").mkdir(parents=True)
+    (machine.root / f"proc/{job.pid}/comm").write_text("awsddp-job\n")
+    stop = subprocess.Popen(["sh", machine.root / "etc/awsddp/end-jobs"], env=machine.environ)
+    assert job.wait(timeout=20) == -15
+    assert stop.poll() is None
+    assert (machine.root / "run/awsddp/shutdown").read_text() == "poweroff\n"
+    shutil.rmtree(machine.root / "proc")
+    assert stop.wait(timeout=20) == 0

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, folders, jobs_folder, write_json
-from awsddp.jobs.supervisor.manifest import snapshot
 from awsddp.jobs.supervisor.serve import guard
+from awsddp.jobs.supervisor.walk import snapshot
+
+_RESERVE_BYTES = 1 << 20
 
 
 def launch(request: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +106,7 @@ def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
     for path in (folder.logs, folder.run, folder.path / "errors"):
         path.mkdir(mode=0o700)
     write_json(folder.path / "job.json", request)
+    folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
     folder.snapshot.write_text(json.dumps(snapshot(Path(request["workdir"]))), encoding="utf-8")
     return lock
 

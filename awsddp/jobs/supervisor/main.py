@@ -12,10 +12,12 @@ from typing import Any, BinaryIO
 from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, write_json
 from awsddp.jobs.supervisor.follow import follow
 from awsddp.jobs.supervisor.launch import launch, slots
-from awsddp.jobs.supervisor.manifest import manifest
+from awsddp.jobs.supervisor.manifest import hashes, manifest
+from awsddp.jobs.supervisor.peers import report_lost
 from awsddp.jobs.supervisor.wire import MAGIC
 
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
+_LOST_SECONDS = 5.0
 
 
 def main(stdin: BinaryIO) -> int:
@@ -64,9 +66,14 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if kind == "slots":
         return slots(request["ports"])
     if kind == "manifest":
-        return manifest(JobFolder(request["job"]), at_once=request["at_once"])
+        return manifest(JobFolder(request["job"]), request)
+    if kind == "hashes":
+        return hashes(request["paths"])
     if kind == "cancel":
         return _cancel(JobFolder(request["job"]), request["grace"])
+    if kind == "lost":
+        job = JobFolder(request["job"]).request()
+        return {"heard": report_lost(job, request["node"], request["why"], seconds=_LOST_SECONDS)}
     raise CommandError(f"the node does not know how to {kind}", kind="usage")
 
 
