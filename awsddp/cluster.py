@@ -12,11 +12,12 @@ JobState = Literal["running", "succeeded", "failed", "cancelled", "interrupted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where the EC2 calls go and how a node is reached. Plain data: no code asks what kind it is.
+    """Where the EC2 calls go and how a node is reached.
 
-    `endpoint` is None for AWS's own endpoints. `access_key_id` and `secret_access_key` are None where boto3
-    finds credentials by itself. `caller_address` is this machine as the nodes see it (None: ask, when
-    public addresses are used).
+    Its name decides where a cluster is looked for and how its cost is told; what differs in a node is read
+    from the tags of its image. `endpoint` is None for AWS's own endpoints. `access_key_id` and
+    `secret_access_key` are None where boto3 finds credentials by itself. `caller_address` is this machine as
+    the nodes see it (None: ask, when public addresses are used).
     """
 
     name: TargetName = "aws"
@@ -97,7 +98,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What the probe found on a node (nodes/probe.py), kept in the cluster folder.
+    """What was found on a node as it was made ready (nodes/provision.py), kept in the cluster folder.
 
     `python` is the interpreter of ranks, `nic` the interface that carries the private address, `gpus` the
     count of GPUs that torch finds there, on a node that rehearses them too.

@@ -1,7 +1,7 @@
 """What can go wrong, as the user is told it: what failed, why, and what to type next.
 
-Every error the product raises on purpose is an `AwsddpError`; its class decides the exit code (design.md,
-"The command line"). Nothing here knows of any other room.
+Every error the product raises on purpose is an `AwsddpError`; its class decides the exit code
+(docs/commands.md). Nothing here knows of any other room.
 """
 
 
@@ -21,7 +21,7 @@ class AwsddpError(Exception):
         self.next = next
 
     def document(self) -> dict[str, object]:
-        """Return the error as the JSON document of design.md, "JSON"."""
+        """Return the error as its JSON document."""
         return {
             "error": {
                 "message": self.message,

@@ -67,7 +67,7 @@ def cluster_state(
 
 
 def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:
-    """Return a node as design.md's JSON shows it in `up` and `status`."""
+    """Return a node as the JSON documents show it in `up` and `status`."""
     return {
         "node": node.node,
         "instance_id": node.instance_id,
@@ -81,7 +81,7 @@ def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """Return a job as design.md's JSON shows it."""
+    """Return a job as the JSON documents show it."""
     return asdict(job)
 
 

@@ -224,14 +224,15 @@ def faults_page(faults: Sequence[dict[str, Any]]) -> None:
     if not faults:
         line("No faults.")
         return
-    keys = ("id", "operation", "effect", "times", "seconds", "only")
-    rows = [
-        [one[key] if key != "times" else one[key] or "always" for key in keys] + [_heals(one)]
-        for one in faults
-    ]
-    table(("fault", *keys[1:], "heals"), rows)
+    headings = ("fault", "of", "effect", "times", "seconds", "only", "heals")
+    table(headings, [_fault_row(one) for one in faults])
 
 
-def _heals(fault: dict[str, Any]) -> str:
+def _fault_row(fault: dict[str, Any]) -> list[Any]:
     at = fault["heals_at"]
-    return time.strftime("%H:%M:%S", time.localtime(at)) if at else ""
+    of_calls = [fault["times"] or "always", fault["seconds"], fault["only"]]
+    return [
+        *(fault[key] for key in ("id", "operation", "effect")),
+        *(["", "", ""] if fault["operation"].startswith("i-") else of_calls),
+        time.strftime("%H:%M:%S", time.localtime(at)) if at else "",
+    ]

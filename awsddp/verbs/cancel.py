@@ -11,7 +11,7 @@ from awsddp.verbs.results import job_result, remember
 
 
 def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
-    """End a job (the last that runs by default) and return it as design.md's `train` document.
+    """End a job (the last that runs by default) and return it as the `train` document.
 
     One that has ended already is returned as it is. Its results stay on the nodes until they are fetched.
     Raises NotFoundError where no such job is, or none runs; NodeError for nodes out of reach.

@@ -28,7 +28,7 @@ def down(
     confirm: Callable[[str], None],
     lose: Callable[[NodeError], bool] = lambda error: False,
 ) -> dict[str, Any]:
-    """End the cluster and return design.md's `down` document. What is not there is no error.
+    """End the cluster and return the `down` document. What is not there is no error.
 
     Results that are not home are fetched first, unless `discard`. With `known_only` a cluster that this
     machine has no record of is refused (UsageError). `confirm` is asked before anything ends

@@ -27,7 +27,7 @@ class _Search:
 
 
 def status_all(ctx: Context) -> list[dict[str, Any]]:
-    """Return design.md's `status` documents of every cluster in every region, others' and orphans too.
+    """Return the `status` documents of every cluster in every region, others' and orphans too.
 
     With --local those of the local cloud, with --region those of that region. Raises CloudError where AWS
     cannot be asked at all.

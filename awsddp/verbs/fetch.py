@@ -19,7 +19,7 @@ REACH_S = 60.0
 
 
 def fetch(ctx: Context, *, job: str | None = None, to: Path | None = None) -> dict[str, Any]:
-    """Bring the results of a job home (the last by default), and return design.md's `fetch` document.
+    """Bring the results of a job home (the last by default), and return the `fetch` document.
 
     Raises NotFoundError for a job that nobody knows, NodeError for nodes out of reach.
     """

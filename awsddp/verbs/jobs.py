@@ -10,7 +10,7 @@ from awsddp.verbs.results import remember
 
 
 def jobs(ctx: Context) -> list[dict[str, Any]]:
-    """Return every job that the nodes know, oldest first, each as design.md's `train` document.
+    """Return every job that the nodes know, oldest first, each as the `train` document.
 
     Raises NotFoundError or NodeError for a cluster that is not ready.
     """

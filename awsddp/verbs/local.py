@@ -67,7 +67,7 @@ def start(awsddp_home: Path, *, on_event: OnEvent, **choices: Any) -> dict[str, 
 
 
 def status(awsddp_home: Path) -> dict[str, Any] | None:
-    """Return the daemon's status (design.md, "JSON"), or None where there is none; a dead one is revived."""
+    """Return the daemon's status, or None where there is none; a dead one is revived."""
     with _existing(awsddp_home) as info:
         return control.status(info) if info else None
 

@@ -72,7 +72,7 @@ def logs(
     shown: Shown = EVERYTHING,
     on_lines: Callable[[bytes], None],
 ) -> dict[str, Any]:
-    """Show the lines of a job, and return it as design.md's `train` document.
+    """Show the lines of a job, and return it as the `train` document.
 
     With `follow` to the job's end, and then bring its results home. A job whose nodes are gone is shown from
     its folder at home. Raises NotFoundError where nobody knows the job, NodeError for nodes out of reach.

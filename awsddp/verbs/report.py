@@ -10,7 +10,7 @@ from awsddp.verbs.results import job_result, metrics, place_of
 
 
 def report(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
-    """Return a job (the newest by default) as design.md's `train` document, with what lies at home of it.
+    """Return a job (the newest by default) as the `train` document, with what lies at home of it.
 
     `files` are (path, bytes), `metrics` the last row that its program wrote down. Raises NotFoundError for a
     job that is neither at home nor remembered.

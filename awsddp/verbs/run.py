@@ -30,7 +30,7 @@ class RunResult:
         return self.train is not None and self.train["state"] == "succeeded"
 
     def document(self) -> dict[str, Any]:
-        """Return design.md's `run` document."""
+        """Return the `run` document."""
         return {"up": self.up, "train": self.train, "down": self.down, "seconds": self.seconds}
 
 

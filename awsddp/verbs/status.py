@@ -11,7 +11,7 @@ from awsddp.verbs.costs import bill_of
 
 
 def status(ctx: Context) -> dict[str, Any]:
-    """Return the cluster as design.md's `status` document; a cluster that is nowhere is "absent".
+    """Return the cluster as the `status` document; a cluster that is nowhere is "absent".
 
     Raises CloudError where AWS cannot be asked.
     """

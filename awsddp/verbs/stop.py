@@ -16,7 +16,7 @@ REACH_S = 30.0
 
 
 def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
-    """Stop the cluster's machines and return it as design.md's `status` document.
+    """Stop the cluster's machines and return it as the `status` document.
 
     A job that still runs is ended first, with its grace; results stay on the disks. `confirm` is asked before
     anything stops and raises to refuse. Raises NotFoundError, ConfigError for spot nodes, which cannot be

@@ -19,7 +19,7 @@ BUNDLED = "train"
 
 
 def sync(ctx: Context, *, dry_run: bool = False) -> dict[str, Any]:
-    """Send the working folder, and return what went as design.md's `sync` document.
+    """Send the working folder, and return what went as the `sync` document.
 
     With `dry_run` nothing is sent: every node would get what is listed. Raises ConfigError for a folder that
     cannot be meant, NodeError for nodes that did not take it.
@@ -69,6 +69,6 @@ def send(ctx: Context, fleet: "Fleet", listing: "Listing", *, bundled: bool = Fa
 
 
 def document(sent: "dict[int, Sent]") -> dict[str, Any]:
-    """Return what was sent as design.md's `sync` document."""
+    """Return what was sent as the `sync` document."""
     nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(sent.items())]
     return {"nodes": nodes, "job": None, "home": None}

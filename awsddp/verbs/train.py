@@ -33,7 +33,7 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = False) -> dict[str, Any]:
-    """Run a job to its end and return it as design.md's `train` document, its results at home.
+    """Run a job to its end and return it as the `train` document, its results at home.
 
     With `detach` the job is started and left to its nodes; `logs` follows it and brings it home. `on_lines`
     gets the labelled lines of the ranks as they come. Raises UsageError for a job that cannot be,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
-    """Bring the cluster up, or what exists of it to what is asked for, and return design.md's `up` document.
+    """Bring the cluster up, or what exists of it to what is asked for, and return the `up` document.
 
     `confirm` is called with the plan before anything is launched, with a sentence before machines are only
     started or ended, and raises to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
