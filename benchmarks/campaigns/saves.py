@@ -50,10 +50,22 @@ def up(lab: Rehearsal, expires: str) -> None:
             time.sleep(5)
 
 
+def boots(lab: Rehearsal) -> dict[str, str]:
+    """Return which boot each running instance is in; nothing while one is on its way down or up."""
+    try:
+        nodes = json.loads(lab.run("status", "--json"))["nodes"]
+        ids = {node["node"]: node["instance_id"] for node in nodes if node["state"] == "running"}
+        told = json.loads(lab.run("exec", "--json", "cat /proc/sys/kernel/random/boot_id")) if ids else {}
+        return {ids[node["node"]]: node["stdout"] for node in told.get("nodes", [])}
+    except subprocess.CalledProcessError:
+        return {}
+
+
 def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
     """Carry out one save, and return what came of it."""
     kind, node, name = KINDS[number % len(KINDS)], dice.randrange(2), f"save{number}"
     up(lab, "100s" if kind == "expiry" else "1h")
+    before = boots(lab)
     follower = begin(lab, name, "save.py", "--world-size", "4")
     time.sleep(dice.uniform(0, 5))
     if kind == "stop":
@@ -61,6 +73,9 @@ def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
     elif kind in _WORDS:
         lab.run("exec", "--node", str(node), "--", _WORDS[kind])
     document = json.loads(follower.communicate(timeout=300)[0])
+    deadline = time.monotonic() + 60
+    while before.items() <= boots(lab).items() and time.monotonic() < deadline:
+        time.sleep(1)
     fetched = "at once"
     if follower.returncode != 1:  # the job's own end; anything else: the results are not home yet
         fetched = "after up"

@@ -170,9 +170,12 @@ def test_jobs_are_asked_to_end_two_minutes_or_a_tenth_of_the_term_before_the_dea
 def test_job_is_asked_to_end_at_a_shutdown_and_waited_for(machine: Machine) -> None:
     machine.boot(EXPIRES)
     job = machine.job()
+    reason = machine.root / "run/awsddp/shutdown"
+    reason.write_text("expires\n")
+    os.utime(reason, (1, 1))  # the time was over, and was moved since
     stop = subprocess.Popen(["sh", machine.root / "etc/awsddp/end-jobs"], env=machine.environ)
     assert job.wait(timeout=20) == -15
     assert stop.poll() is None
-    assert (machine.root / "run/awsddp/shutdown").read_text() == "poweroff\n"
+    assert reason.read_text() == "poweroff\n"
     shutil.rmtree(machine.root / "proc")
     assert stop.wait(timeout=20) == 0
