@@ -72,6 +72,7 @@ class Machine:
         """Start what /proc takes for the supervisor of a job."""
         process = subprocess.Popen(["/bin/sleep", "60"])
         (self.root / f"proc/{process.pid}").mkdir(parents=True)
+        (self.root / "proc/1/comm").mkdir(parents=True)  # cannot be read: as of a process that just ends
         (self.root / f"proc/{process.pid}/comm").write_text("awsddp-job\n")
         return process
 
