@@ -73,6 +73,14 @@ class Machine:
     def watch(self) -> None:
         self.watchdog = subprocess.Popen(["sh", self.root / "etc/awsddp/watchdog"], env=self.environ)
 
+    def job(self) -> subprocess.Popen[bytes]:
+        """Start what /proc takes for the supervisor of a job."""
+        process = subprocess.Popen(["/bin/sleep", "60"])
+        (self.root / f"proc/{process.pid}").mkdir(parents=True)
+        (self.root / "proc/1/comm").mkdir(parents=True)  # cannot be read: as of a process that just ends
+        (self.root / f"proc/{process.pid}/comm").write_text("awsddp-job\n")
+        return process
+
     def calls(self) -> list[str]:
         path = self.root / "calls"
         return path.read_text().splitlines() if path.exists() else []
@@ -148,27 +156,33 @@ def test_without_a_readable_deadline_the_first_one_holds(machine: Machine, broke
 def test_jobs_are_asked_to_end_two_minutes_or_a_tenth_of_the_term_before_the_deadline(
     machine: Machine, left_s: int, term_s: int, asked: bool
 ) -> None:
-    reason = machine.root / "run/awsddp/shutdown"
+    job, reason = machine.job(), machine.root / "run/awsddp/shutdown"
     now = int(time.time())
     machine.boot(datetime.fromtimestamp(now + left_s, UTC))
     os.utime(machine.expires, (now + left_s - term_s, now + left_s - term_s))
     reason.write_text("" if asked else "expires\n")
     machine.watch()
-    wait_until(
-        lambda: reason.exists() and reason.read_text() != "" if asked else not reason.exists(), "a look"
-    )
+    if asked:
+        assert job.wait(timeout=20) == -15
+        assert reason.read_text() == "expires\n"
+    else:
+        wait_until(lambda: not reason.exists(), "a look")
+        assert job.poll() is None
     assert "poweroff" not in machine.calls()
+    job.kill()
+    job.wait()
 
 
 def test_job_is_asked_to_end_at_a_shutdown_and_waited_for(machine: Machine) -> None:
     machine.boot(EXPIRES)
-    job = subprocess.Popen(["sleep", "60"])
-    (machine.root / f"proc/{job.pid}").mkdir(parents=True)
-    (machine.root / f"proc/{job.pid}/comm").write_text("awsddp-job\n")
+    job = machine.job()
+    reason = machine.root / "run/awsddp/shutdown"
+    reason.write_text("expires\n")
+    os.utime(reason, (1, 1))  # the time was over, and was moved since
     stop = subprocess.Popen(["sh", machine.root / "etc/awsddp/end-jobs"], env=machine.environ)
     assert job.wait(timeout=20) == -15
     assert stop.poll() is None
-    assert (machine.root / "run/awsddp/shutdown").read_text() == "poweroff\n"
+    assert reason.read_text() == "poweroff\n"
     shutil.rmtree(machine.root / "proc")
     assert stop.wait(timeout=20) == 0
 

@@ -155,7 +155,7 @@ class Supervisor:
         """Pass on to the first node how the job is to end. This node's ranks do not wait for its answer."""
         asked = self._sent = self._asked
         assert asked is not None
-        self._own["cause"] = asked.get("cause")
+        self._own["cause"] = self._own["cause"] or asked.get("cause")
         self._write()
         self._ranks.stop(asked["grace"])
         if not self._peers.joined and self._coordinator is None:
