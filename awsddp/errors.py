@@ -53,6 +53,10 @@ class ConfigError(AwsddpError):
     exit_code = 3
 
 
+class InUse(ConfigError):
+    """The nodes are in use: another job runs there, or another client is about to start one."""
+
+
 class LocalCloudError(ConfigError):
     """The local cloud cannot be started or run on this machine."""
 

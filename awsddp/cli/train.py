@@ -44,6 +44,7 @@ def job_overrides(given: dict[str, Any]) -> dict[str, object]:
 def command(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) -> None:
     """Sync, launch the ranks, stream their lines, bring results home.
 
+    A node runs one job at a time: where another runs, nothing is sent or launched (exit 3).
     Without SCRIPT the bundled program trains on handwritten digits. SCRIPT and ARGS may hold {rank},
     {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port} and
     {init_file}; a doubled brace is a brace.

@@ -38,11 +38,16 @@ def ask_all(fleet: "Fleet", request: Mapping[str, Any]) -> dict[int, dict[str, A
     return ask(fleet, dict.fromkeys(fleet.nodes, request))
 
 
-def cancel(ctx: Context, fleet: "Fleet", job: str, *, grace_s: float | None = None) -> None:
-    """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended."""
+def cancel(
+    ctx: Context, fleet: "Fleet", job: str, *, grace_s: float | None = None, launch: str | None = None
+) -> None:
+    """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended.
+
+    With `launch` only where the job is of that launch.
+    """
     grace = seconds(ctx.job.job.grace) if grace_s is None else grace_s
     knows = {node for node, told in ask_all(fleet, launchers.state_request()).items() if _knows(told, job)}
-    request = launchers.cancel_request(job, grace=grace)
+    request = launchers.cancel_request(job, grace=grace, launch=launch)
     ask(fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
 
 

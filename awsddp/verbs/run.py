@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from awsddp.errors import AwsddpError, ConfigError, Interrupted, LetGo, NodeError, UsageError
+from awsddp.errors import AwsddpError, ConfigError, Interrupted, InUse, LetGo, NodeError, UsageError
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.down import down
@@ -37,7 +37,8 @@ class RunResult:
 def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) -> RunResult:
     """Bring a cluster up, run the job, bring its results home and end the cluster, on every way out.
 
-    Raises what `up` raises before anything was made, and NodeError or LeftoverError where the end fails.
+    Raises what `up` raises before anything was made, and NodeError or LeftoverError where the end fails. A
+    cluster on which another job runs is left as it is: InUse.
     """
     check(ctx)
     result = RunResult()
@@ -45,6 +46,8 @@ def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) ->
     try:
         result.up = _timed(result, "up", lambda: up(ctx, confirm=confirm))
         result.train = _timed(result, "train", lambda: train(ctx, on_lines=shown))
+    except InUse:  # the cluster was there before, and another job runs on it
+        raise
     except (ConfigError, UsageError) as error:
         if result.up is None:
             raise
