@@ -53,7 +53,8 @@ def command(ctx: click.Context, /, options: Globals, *, detach: bool, **given: A
     from awsddp.verbs.train import train
 
     with session.opened(options, job_overrides(given)) as (context, show):
-        result = train(context, on_lines=show.lines, detach=detach)
+        with screen.told_first(options, show, job_page):
+            result = train(context, on_lines=show.lines, detach=detach)
         show.pause()
         screen.document(result) if options.json else job_page(result)
     ctx.exit(0 if detach or result["state"] == "succeeded" else 1)

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Job
-from awsddp.errors import NotFoundError
+from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.jobs import launchers, results
 from awsddp.nodes.failures import split
 from awsddp.spec import seconds
 from awsddp.verbs.context import Context
 
 if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
+    from awsddp.nodes.transport import Fleet, Result
 
 ANSWER_S = 60.0
 
@@ -20,6 +20,19 @@ def ask(
     fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, dict[str, Any]]:
     """Send each node its request and return the answers. Raises NodeError or what a node says it is."""
+    return _whole(_answers(fleet, requests, timeout_s))
+
+
+def _whole(answers: Mapping[int, dict[str, Any] | AwsddpError]) -> dict[int, dict[str, Any]]:
+    for answer in answers.values():
+        if isinstance(answer, AwsddpError) and not isinstance(answer, NodeError):
+            raise answer
+    return split(answers)
+
+
+def _answers(
+    fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], timeout_s: float
+) -> dict[int, dict[str, Any] | AwsddpError]:
     said = {node: bytearray() for node in requests}
 
     def on_data(node: int, data: bytes) -> bool:
@@ -27,15 +40,25 @@ def ask(
         return launchers.is_whole(said[node])
 
     messages = {node: launchers.message(request) for node, request in requests.items()}
-    ends = split(fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s))
-    return {
-        node: launchers.answer(bytes(said[node]), node=node, stderr=end.stderr) for node, end in ends.items()
-    }
+    ends = fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s)
+    return {node: _answer(node, bytes(said[node]), end) for node, end in ends.items()}
+
+
+def _answer(node: int, said: bytes, end: "Result | NodeError") -> dict[str, Any] | AwsddpError:
+    try:
+        return end if isinstance(end, NodeError) else launchers.answer(said, node=node, stderr=end.stderr)
+    except AwsddpError as error:
+        return error
 
 
 def ask_all(fleet: "Fleet", request: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Send every connected node the same request."""
-    return ask(fleet, dict.fromkeys(fleet.nodes, request))
+    """Send every connected node that answers the same request."""
+    return ask(fleet, dict.fromkeys(answering(fleet), request))
+
+
+def answering(fleet: "Fleet") -> list[int]:
+    """Return the nodes that are connected and have not failed to answer."""
+    return [node for node in fleet.nodes if node not in fleet.failures]
 
 
 def cancel(
@@ -55,10 +78,18 @@ def _knows(told: Mapping[str, Any], job: str) -> bool:
     return any(known["job"] == job for known in told["jobs"])
 
 
-def jobs_on(ctx: Context, fleet: "Fleet") -> tuple[Job, ...]:
-    """Return every job that the connected nodes know, oldest first."""
-    told = ask_all(fleet, launchers.state_request())
-    return results.jobs({node: answer["jobs"] for node, answer in told.items()}, results=ctx.job.job.results)
+def jobs_on(ctx: Context, fleet: "Fleet", *, partial: bool = False) -> tuple[Job, ...]:
+    """Return every job that the connected nodes know, oldest first.
+
+    With `partial` a node that does not answer joins the fleet's failures, unless none does.
+    """
+    answers = _answers(fleet, dict.fromkeys(answering(fleet), launchers.state_request()), ANSWER_S)
+    failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
+    if partial and len(failed) < len(answers):
+        fleet.failures.update(failed)
+        answers = {node: answer for node, answer in answers.items() if node not in failed}
+    told = {node: answer["jobs"] for node, answer in _whole(answers).items()}
+    return results.jobs(told, results=ctx.job.job.results)
 
 
 def choose_job(jobs: Sequence[Job], name: str | None) -> Job:

@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from awsddp.report import Event, node_name
 from awsddp.verbs.context import Context
 from awsddp.verbs.node_jobs import ask
 from awsddp.verbs.nodes import Ready
+from awsddp.verbs.parts import holders, missing
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -31,9 +33,11 @@ def bring_home(
 ) -> dict[int, Fetched]:
     """Fetch a job's results from its nodes, verified, and only then let the nodes forget that they owe them.
 
-    One client at a time does so. Raises NodeError where a node does not send what it said, ConfigError where
+    Of the nodes those that can be asked now: the job that is written down beside says what is missing. One
+    client at a time does so. Raises NodeError where a node does not send what it said, ConfigError where
     home has no room.
     """
+    job = replace(job, missing=tuple(missing(cluster, fleet, job)))
     with ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
         return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
 
@@ -42,7 +46,7 @@ def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: 
     from awsddp.aws.poweroff import release
     from awsddp.nodes.sync import pull
 
-    used = sorted({rank.node for rank in job.ranks} & set(fleet.nodes))
+    used = holders(fleet, job)
     told = ask(fleet, dict.fromkeys(used, launchers.manifest_request(job.job)))
     manifests = {node: results.manifest(answer, node=node) for node, answer in told.items()}
     wanted = {
@@ -64,7 +68,7 @@ def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: 
         for file in manifest.skipped:
             ctx.on_event(Event(f"not brought home: {file.path}: {file.why}", node_name(node)))
     _draw(target)
-    if job.state != "running" and not fleet.failures:
+    if job.state != "running":
         with tagging(ctx):
             release(cluster.aws, [node for node in cluster.nodes if node.node in used], job.job)
     return came
@@ -96,17 +100,41 @@ def _data(rows: list[dict[str, Any]]) -> str | None:
 
 
 def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
-    """Return a job as the document of `train`, with the accuracy that its program wrote down."""
+    """Return a job as the document of `train`, with the accuracy that its program wrote down.
+
+    `fetched` tells whether its results are at home since it has ended.
+    """
     rows = metrics(target if target is not None else place_of(ctx, job.job))
-    found = {"accuracy": report.last_value(rows, "accuracy"), "data": _data(rows)}
+    found = {
+        "accuracy": report.last_value(rows, "accuracy"),
+        "data": _data(rows),
+        "fetched": (kept := job_at_home(ctx, job.job)) is not None and kept.state != "running",
+    }
     return report.job_document(job) | found
 
 
+def job_at_home(ctx: Context, name: str | None) -> Job | None:
+    """Return a job whose results are at home: of this name, or the newest."""
+    folder = place_of(ctx, "x").parent
+    found = sorted(folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
+    named = [path for path in found if name is None or path.parent.name == name]
+    return results.decode(named[-1].read_bytes()) if named else None
+
+
+def whole_at_home(ctx: Context, name: str | None) -> Job | None:
+    """Return a job as `job_at_home` does where it had ended and nothing of it was missing."""
+    job = job_at_home(ctx, name)
+    return job if job is not None and job.state != "running" and not job.missing else None
+
+
 def remember(ctx: Context, *jobs: Job) -> None:
-    """Keep jobs as last seen in the folder, for `status`."""
+    """Keep jobs as last seen in the folder, for `status`, and when those that run were seen."""
     record = ctx.folder.read()
     if record is not None:
         new = {job.job for job in jobs}
         others = tuple(one for one in record.jobs if one.job not in new)
         if (after := (*others, *jobs)) != record.jobs:
             ctx.folder.write(replace(record, jobs=after))
+        seen = {name: moment for name, moment in ctx.folder.seen().items() if name not in new}
+        now = str(report.iso(datetime.now(UTC)))
+        ctx.folder.write_seen(seen | {job.job: now for job in jobs if job.state == "running"})

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Job, RankResult
+from awsddp.cluster import Job, JobNode, RankResult
 from awsddp.errors import AwsddpError, InUse, UsageError
 from awsddp.jobs import launchers
 from awsddp.jobs.ranks import Rank
@@ -56,6 +56,11 @@ def start(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...],
             for one in ranks
         ),
         home=f"{ctx.job.job.results}/{name}",
+        nodes=tuple(
+            JobNode(node=node.node, instance_id=node.instance_id)
+            for node in cluster.nodes
+            if node.node in requests
+        ),
     )
     remember(ctx, job)
     return job
@@ -99,9 +104,8 @@ def refuse_in_use(answers: Mapping[int, Mapping[str, Any]]) -> None:
 def _free_name(ctx: Context, cluster: Ready, answers: Mapping[int, Mapping[str, Any]]) -> str:
     """Return the job's name, which neither the nodes nor their tags nor home know. Raises UsageError."""
     known = {job for told in answers.values() for job in told["jobs"]}
-    known |= {job for node in cluster.nodes for job in node.unfetched}
     for name in _names(ctx.job):
-        if name not in known and not place_of(ctx, name).exists():
+        if name not in known | cluster.unfetched and not place_of(ctx, name).exists():
             return name
     raise UsageError(
         f"there is a job {ctx.job.job.name} already", "its nodes know it", "choose another --name"

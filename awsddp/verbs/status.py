@@ -54,12 +54,21 @@ def cluster_document(
             )
             for node in nodes
         ],
-        "jobs": [report.job_document(job) for job in record.jobs] if record else [],
+        "jobs": _jobs(ctx, record, cluster) if record else [],
         "price_usd_per_hour": price,
         "cost_usd": cost_of(record, cluster),
         "expires": report.iso(expires),
         "looked": list(looked),
     }
+
+
+def _jobs(ctx: Context, record: Record, cluster: Cluster | None) -> list[dict[str, Any]]:
+    """Return the jobs as they were when a node was last asked about them."""
+    owed, seen = cluster.unfetched if cluster else [], ctx.folder.seen()
+    return [
+        report.job_document(job) | {"last_seen": seen.get(job.job), "fetched": job.job not in owed}
+        for job in record.jobs
+    ]
 
 
 def _launching(record: Record | None, cluster: Cluster | None) -> bool:

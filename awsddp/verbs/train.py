@@ -11,10 +11,11 @@ from awsddp.jobs.logs import Merger
 from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout
 from awsddp.verbs import sync
 from awsddp.verbs.context import Context
+from awsddp.verbs.finishing import finish
 from awsddp.verbs.logs import merger_of, watch
 from awsddp.verbs.node_jobs import cancel
 from awsddp.verbs.nodes import Ready, reach, ready
-from awsddp.verbs.results import bring_home, job_result, place_of, remember
+from awsddp.verbs.results import job_result, place_of
 from awsddp.verbs.starting import start
 
 if TYPE_CHECKING:
@@ -104,9 +105,7 @@ def attend(
         raise
     except KeyboardInterrupt:
         _interrupted(ctx, cluster, fleet, job, on_lines=on_lines, merger=merger)
-    bring_home(ctx, cluster, fleet, job)
-    remember(ctx, job)
-    return job_result(ctx, job)
+    return finish(ctx, cluster, fleet, job)
 
 
 def _interrupted(
@@ -122,8 +121,7 @@ def _interrupted(
     ctx.say(f"interrupted: ending job {job.job}, its ranks have {ctx.job.job.grace}; Ctrl-C again leaves it")
     cancel(ctx, fleet, job.job)
     job = watch(ctx, fleet, job, on_lines=on_lines, merger=merger)
-    bring_home(ctx, cluster, fleet, job)
-    remember(ctx, job)
+    finish(ctx, cluster, fleet, job)
     raise Interrupted(
         f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
         "the nodes still run and cost money",

@@ -2,27 +2,16 @@
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from awsddp.cluster import Job
 from awsddp.errors import CloudError, ConfigError, InUse, NodeError, UsageError
-from awsddp.jobs.ranks import layout
 from awsddp.verbs import starting
 from awsddp.verbs.node_jobs import cancel, jobs_on
 from tests.jobs.conftest import free_ports
-from tests.verbs.conftest import World
+from tests.verbs.conftest import World, start
 
 SLEEPS = "import time; time.sleep(600)\n"
-
-
-def start(world: World, script: str = SLEEPS, **job: Any) -> Job:
-    (world.project / "w.py").write_text(script)
-    ranks = layout([0, 1], gpus=0, world_size=2)
-    job.setdefault("master_port", free_ports())
-    ctx = world.ctx(script="w.py", **job)
-    return starting.start(ctx, world.cluster, world.line(), ranks, None)  # type: ignore[arg-type]
 
 
 def states(world: World) -> dict[str, str]:
@@ -30,12 +19,12 @@ def states(world: World) -> dict[str, str]:
 
 
 def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: World) -> None:
-    first = start(world)
+    first = start(world, SLEEPS)
     assert re.fullmatch(r"w-\d{8}-\d{6}-[0-9a-f]{4}", first.job)
     before = (list(world.said), dict(world.tags))
     for settings in ({}, {"name": "other"}, {"name": first.job}):
         with pytest.raises(InUse, match=rf"job {first.job} runs on node0, node1") as refused:
-            start(world, **settings)
+            start(world, SLEEPS, **settings)
         assert refused.value.exit_code == 3
         assert f"awsddp cancel {first.job}" in refused.value.next
         assert f"awsddp logs -f {first.job}" in refused.value.next
@@ -46,13 +35,13 @@ def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: 
 
 
 def test_name_of_a_job_that_is_not_fetched_yet_is_refused_and_its_tag_stays(world: World) -> None:
-    start(world, name="nm")
+    start(world, SLEEPS, name="nm")
     cancel(world.ctx(), world.line(), "nm", grace_s=0)
     for name in ("nm", "gone"):
         if name == "gone":  # its part was on a machine that has been replaced: only a tag tells of it
             world.tags["i-1"].append("gone")
         with pytest.raises(UsageError, match=f"there is a job {name} already"):
-            start(world, name=name)
+            start(world, SLEEPS, name=name)
     assert world.tags == {"i-0": ["nm"], "i-1": ["nm", "gone"]}
 
 
@@ -71,7 +60,7 @@ def test_taken_port_is_told_by_its_key_before_anything_is_sent(world: World) -> 
         other.bind(("", port + 1))
         other.listen()
         with pytest.raises(ConfigError, match=f"job.master_port: port {port + 1} is taken on node0"):
-            start(world, master_port=port)
+            start(world, SLEEPS, master_port=port)
     assert (world.said, world.tags) == ([], {})
 
 
@@ -84,7 +73,7 @@ def test_launch_that_one_node_refuses_leaves_neither_a_rank_nor_a_tag(world: Wor
     world.folder.write(replace(record, prepared=tuple(host.prepared for host in world.homes.hosts)))
     world.tags["i-0"] = ["older"]
     with pytest.raises(NodeError, match="/no/python cannot be run"):
-        start(world, name="half")
+        start(world, SLEEPS, name="half")
     assert world.tags == {"i-0": ["older"], "i-1": []}
     assert states(world) == {"half": "cancelled"}
 
@@ -102,5 +91,5 @@ def test_tag_stays_where_a_node_that_may_run_the_job_cannot_be_asked(
 
     monkeypatch.setattr("awsddp.aws.poweroff.keep_on_poweroff", refuse)
     with pytest.raises(CloudError):
-        start(world, name="lost")
+        start(world, SLEEPS, name="lost")
     assert world.tags == {"i-0": ["lost"], "i-1": ["lost"]}
