@@ -162,14 +162,14 @@ class Folder:
             self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
         )
 
-    def seen(self) -> dict[str, str]:
-        """Return when each job that ran when it was last seen was seen, as UTC moments in ISO form."""
+    def seen(self) -> dict[str, datetime]:
+        """Return when each job that ran when it was last seen was seen."""
         try:
-            return msgspec.json.decode((self.path / "seen.json").read_bytes(), type=dict[str, str])
+            return msgspec.json.decode((self.path / "seen.json").read_bytes(), type=dict[str, datetime])
         except (OSError, ValueError):
             return {}
 
-    def write_seen(self, moments: dict[str, str]) -> None:
+    def write_seen(self, moments: dict[str, datetime]) -> None:
         """Replace what `seen` returns, where it differs; beside the record, which only its holder may change.
 
         Raises ConfigError where the disk refuses.

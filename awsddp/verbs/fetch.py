@@ -10,8 +10,8 @@ from awsddp.state import Record
 from awsddp.verbs.context import Context, Found
 from awsddp.verbs.node_jobs import cancel, choose_job, jobs_on
 from awsddp.verbs.nodes import NoNodes, Ready, connect
-from awsddp.verbs.parts import choose, connected, missing, part
-from awsddp.verbs.results import bring_home, place_of, remember, whole_at_home
+from awsddp.verbs.parts import choose, connected, part
+from awsddp.verbs.results import bring_home, place_of, remember, still_missing, whole_at_home
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Fetched
@@ -27,23 +27,25 @@ def fetch(ctx: Context, *, job: str | None = None, to: Path | None = None) -> di
     """
     record = ctx.folder.read()
     last = job or (record.jobs[-1].job if record is not None and record.jobs else None)
-    kept = whole_at_home(ctx, last) if to is None and last is not None else None
+    kept = whole_at_home(ctx, last) if last is not None else None
     try:
         with part(ctx) as cluster:
-            if job is not None and kept is not None and job not in cluster.unfetched:
+            if to is None and kept is not None and job not in (None, *cluster.unfetched):
                 return _kept(ctx, kept)
             with connected(ctx, cluster) as fleet:
                 chosen = choose(ctx, cluster, fleet, job)
                 came = bring_home(ctx, cluster, fleet, chosen, to=to)
                 remember(ctx, chosen)
-                lost = missing(cluster, fleet, chosen)
+                lost = still_missing(ctx, cluster, fleet, chosen, to=to)
     except (NotFoundError, NoNodes):
-        if kept is None:
+        if kept is None or to is not None:
             raise
         return _kept(ctx, kept)
     result = _document(came, job=chosen.job, home=to or place_of(ctx, chosen.job))
     if lost:
         why = "\n".join(lost.values())
+        if kept is not None and kept.job == chosen.job:
+            why += f"\nall of it is in {kept.home}/"
         error = NodeError(f"a part of the results of {chosen.job} is missing", why, "awsddp status")
         error.result = result
         raise error
@@ -71,7 +73,7 @@ def bring_home_all(ctx: Context, seen: Found, cluster: Cluster) -> None:
     left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in running}
     try:
         if running:
-            left |= _fetch_all(ctx, seen, record, running, owing)
+            left |= _fetch_all(ctx, seen, cluster, record, running)
     except AwsddpError as error:
         raise _not_home(cluster, owing, record, str(error)) from error
     if left:
@@ -79,22 +81,17 @@ def bring_home_all(ctx: Context, seen: Found, cluster: Cluster) -> None:
 
 
 def _fetch_all(
-    ctx: Context, seen: Found, record: Record, running: list[Node], owing: list[Node]
+    ctx: Context, seen: Found, whole: Cluster, record: Record, running: list[Node]
 ) -> dict[Node, str]:
     """Fetch what the running nodes owe, and return those that could not be asked, and why."""
-    others = tuple(node for node in owing if node not in running)
+    others = tuple(node for node in whole.live if node not in running)
     cluster = Ready(aws=seen.aws, record=record, nodes=tuple(running), others=others)
     with connect(ctx, record, running, deadline_s=REACH_S, partial=True) as fleet:
-        if not fleet.nodes:
-            return {node: str(fleet.failures[node.node]) for node in owing if node in running}
         for job in jobs_on(ctx, fleet, partial=True):
             if job.job in cluster.unfetched:
                 _end_and_fetch(ctx, cluster, fleet, job)
-        return {
-            node: str(fleet.failures[node.node])
-            for node in owing
-            if node in running and node.node in fleet.failures
-        }
+        owing = [node for node in running if node.unfetched]
+        return {node: str(fleet.failures[node.node]) for node in owing if node.node in fleet.failures}
 
 
 def _end_and_fetch(ctx: Context, cluster: Ready, fleet: Any, job: Job) -> None:
@@ -107,7 +104,7 @@ def _end_and_fetch(ctx: Context, cluster: Ready, fleet: Any, job: Job) -> None:
     ctx.say(f"bringing the results of {job.job} home from {', '.join(map(node_name, fleet.nodes))}")
     bring_home(ctx, cluster, fleet, job)
     remember(ctx, job)
-    for text in missing(cluster, fleet, job).values():
+    for text in still_missing(ctx, cluster, fleet, job).values():
         ctx.say(text)
 
 

@@ -6,8 +6,7 @@ from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.verbs.context import Context
 from awsddp.verbs.nodes import Ready
-from awsddp.verbs.parts import missing
-from awsddp.verbs.results import bring_home, job_result, remember
+from awsddp.verbs.results import bring_home, job_result, remember, still_missing
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -22,7 +21,7 @@ def finish(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job) -> dict[str, 
     try:
         remember(ctx, job)
         bring_home(ctx, cluster, fleet, job)
-        lost = missing(cluster, fleet, job)
+        lost = still_missing(ctx, cluster, fleet, job)
         if lost and job.state == "succeeded":
             raise NodeError("a part of its results is missing", "\n".join(lost.values()))
     except AwsddpError as error:

@@ -15,8 +15,15 @@ from awsddp.spec import seconds
 from awsddp.verbs.context import Context
 from awsddp.verbs.finishing import finish
 from awsddp.verbs.nodes import NoNodes
-from awsddp.verbs.parts import choose, connected, holders, missing, part
-from awsddp.verbs.results import job_at_home, job_result, place_of, remember, whole_at_home
+from awsddp.verbs.parts import choose, connected, holders, part
+from awsddp.verbs.results import (
+    job_at_home,
+    job_result,
+    place_of,
+    remember,
+    still_missing,
+    whole_at_home,
+)
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -95,7 +102,7 @@ def logs(
             chosen = watch(ctx, fleet, chosen, on_lines=on_lines, merger=merger, to_the_end=follow)
             if follow:
                 return finish(ctx, cluster, fleet, chosen)
-            for text in missing(cluster, fleet, chosen).values():
+            for text in still_missing(ctx, cluster, fleet, chosen).values():
                 ctx.say(text)
             remember(ctx, chosen)
             return job_result(ctx, chosen)

@@ -1,5 +1,6 @@
 """A job's results at home: fetched from its nodes, and what was written down there read again."""
 
+import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp import report
 from awsddp.cluster import Job
+from awsddp.errors import ConfigError
 from awsddp.jobs import launchers, results
 from awsddp.nodes.results import Fetched, Wanted
 from awsddp.report import Event, node_name
@@ -37,7 +39,7 @@ def bring_home(
     client at a time does so. Raises NodeError where a node does not send what it said, ConfigError where
     home has no room.
     """
-    job = replace(job, missing=tuple(missing(cluster, fleet, job)))
+    job = replace(job, missing=tuple(still_missing(ctx, cluster, fleet, job, to=to)))
     with ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
         return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
 
@@ -108,7 +110,7 @@ def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[st
     found = {
         "accuracy": report.last_value(rows, "accuracy"),
         "data": _data(rows),
-        "fetched": (kept := job_at_home(ctx, job.job)) is not None and kept.state != "running",
+        "fetched": ended_at_home(ctx, job.job) is not None,
     }
     return report.job_document(job) | found
 
@@ -121,10 +123,26 @@ def job_at_home(ctx: Context, name: str | None) -> Job | None:
     return results.decode(named[-1].read_bytes()) if named else None
 
 
-def whole_at_home(ctx: Context, name: str | None) -> Job | None:
-    """Return a job as `job_at_home` does where it had ended and nothing of it was missing."""
-    job = job_at_home(ctx, name)
-    return job if job is not None and job.state != "running" and not job.missing else None
+def ended_at_home(ctx: Context, name: str) -> Job | None:
+    """Return the job of this name if its results came home after it had ended."""
+    with contextlib.suppress(ConfigError):  # what cannot be read is fetched again
+        job = job_at_home(ctx, name)
+        return job if job is not None and job.state != "running" else None
+    return None
+
+
+def whole_at_home(ctx: Context, name: str) -> Job | None:
+    """Return the job of this name if nothing of it is missing at home."""
+    job = ended_at_home(ctx, name)
+    return job if job is not None and not job.missing else None
+
+
+def still_missing(
+    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, to: Path | None = None
+) -> dict[int, str]:
+    """Return why parts of a job cannot be had now, by node, unless they are at home already."""
+    kept = whole_at_home(ctx, job.job) if to is None else None
+    return {} if kept is not None and kept.nodes == job.nodes else missing(cluster, fleet, job)
 
 
 def remember(ctx: Context, *jobs: Job) -> None:
@@ -136,5 +154,5 @@ def remember(ctx: Context, *jobs: Job) -> None:
         if (after := (*others, *jobs)) != record.jobs:
             ctx.folder.write(replace(record, jobs=after))
         seen = {name: moment for name, moment in ctx.folder.seen().items() if name not in new}
-        now = str(report.iso(datetime.now(UTC)))
+        now = datetime.now(UTC)
         ctx.folder.write_seen(seen | {job.job: now for job in jobs if job.state == "running"})

@@ -66,7 +66,8 @@ def _jobs(ctx: Context, record: Record, cluster: Cluster | None) -> list[dict[st
     """Return the jobs as they were when a node was last asked about them."""
     owed, seen = cluster.unfetched if cluster else [], ctx.folder.seen()
     return [
-        report.job_document(job) | {"last_seen": seen.get(job.job), "fetched": job.job not in owed}
+        report.job_document(job)
+        | {"last_seen": report.iso(seen.get(job.job)), "fetched": job.job not in owed}
         for job in record.jobs
     ]
 

@@ -13,7 +13,7 @@ import pytest
 
 from awsddp.aws import poweroff
 from awsddp.cluster import Cluster, Job, Node, Target
-from awsddp.errors import NodeError
+from awsddp.errors import CloudError, NodeError
 from awsddp.jobs.ranks import layout
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure
@@ -82,6 +82,7 @@ class World:
         self.said: list[str] = []
         self.cut: set[int] = set()
         self.lines = 0
+        self.away = False
         self.nodes = tuple(replace(host.node, launched=datetime.now(UTC)) for host in homes.hosts)
         self.project = folder / "project"
         self.project.mkdir()
@@ -172,6 +173,8 @@ class World:
             self.tags.setdefault(node.instance_id, []).append(job)
 
     def release(self, aws: object, nodes: list[Node], job: str) -> None:
+        if self.away:
+            raise CloudError("AWS cannot be reached", "", "try again")
         for node in nodes:
             tags = self.tags.get(node.instance_id, [])
             self.tags[node.instance_id] = [other for other in tags if other != job]

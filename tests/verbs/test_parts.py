@@ -1,6 +1,7 @@
 """A cluster of which a part is missing: what there is can be asked, and what is missing is named."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,13 +126,8 @@ def follow(world: World, ctx: Context) -> tuple[Any, Job]:
     return line, watch(ctx, line, world.record.jobs[-1], on_lines=lambda _: None)
 
 
-def test_verdict_comes_first_where_aws_is_away_at_the_end(
-    owed: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*_: object) -> None:
-        raise CloudError("AWS cannot be reached", "", "try again")
-
-    monkeypatch.setattr("awsddp.aws.poweroff.release", away)
+def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
+    owed.away = True
     ctx = owed.ctx()
     line, job = follow(owed, ctx)
     with pytest.raises(CloudError) as error:
@@ -145,6 +141,19 @@ def test_verdict_comes_first_where_aws_is_away_at_the_end(
     )
     assert error.value.next == "awsddp fetch --job j   # again\ntry again"
     assert [job.state for job in owed.record.jobs] == ["succeeded"]
+
+
+def test_part_that_is_home_is_not_lost_with_its_node(owed: World, tmp_path: Path) -> None:
+    owed.away = True
+    with pytest.raises(CloudError):
+        fetch(owed.ctx(), job="j")
+    owed.away = False
+    owed.replace_node(1)
+    assert (fetch(owed.ctx(), job="j")["job"], owed.tags["i-0"]) == ("j", [])
+    assert json.loads((owed.project / "runs/j/job.json").read_text())["missing"] == []
+    with pytest.raises(NodeError) as partly:
+        fetch(owed.ctx(), job="j", to=tmp_path / "elsewhere")
+    assert partly.value.why == f"{LOST}\nall of it is in runs/j/"
 
 
 def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed: World) -> None:
