@@ -20,7 +20,7 @@ from awsddp.report import node_name
 from awsddp.spec import JobSpec
 from awsddp.verbs import sync
 from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import ANSWER_S, ask, cancel
+from awsddp.verbs.node_jobs import ANSWER_S, answering, ask, cancel
 from awsddp.verbs.nodes import Ready
 from awsddp.verbs.results import place_of, remember, tagging
 
@@ -154,7 +154,8 @@ def _undone(
     except BaseException:
         with contextlib.suppress(AwsddpError):
             cancel(ctx, fleet, one["job"], grace_s=0, launch=one["launch"])
-            _tag(ctx, cluster, release, set(requests), one["job"])
+            if set(requests) <= set(answering(fleet)):
+                _tag(ctx, cluster, release, set(requests), one["job"])
         raise
 
 

@@ -30,7 +30,10 @@ from tests.jobs.conftest import free_ports
 
 
 class Line:
-    """Stands in for the connections to the nodes: each request is answered by the node's own program."""
+    """Stands in for the connections to the nodes: each request is answered by the node's own program.
+
+    Nodes that are `cut` are lost as they are asked anything, `mute` ones as they have launched a job.
+    """
 
     def __init__(self, homes: Homes, nodes: tuple[Node, ...]) -> None:
         self.homes = homes
@@ -41,12 +44,12 @@ class Line:
             for node in nodes
         }
         self.cut: set[int] = set()
-        self.asked: list[tuple[int, dict[str, Any]]] = []
+        self.mute: set[int] = set()
 
     def converse(
         self, program: object, messages: Mapping[int, bytes], on_data: Callable[[int, bytes], bool], **_: Any
     ) -> dict[int, Result | NodeError]:
-        """Answer as `Fleet.converse` does; a node that is `cut` is lost."""
+        """Answer as `Fleet.converse` does."""
         outcomes: dict[int, Result | NodeError] = {}
         for node in messages.keys() & self.cut:
             outcomes[node] = self.failures[node] = NodeFailure(node, "lost", "the connection was lost")
@@ -56,6 +59,10 @@ class Line:
         }
         for node, process in running.items():
             out, err = process.communicate(timeout=60)
+            if node in self.mute and b'"do": "launch"' in messages[node]:
+                self.nodes = tuple(one for one in self.nodes if one != node)
+                outcomes[node] = self.failures[node] = NodeFailure(node, "lost", "the reply was lost")
+                continue
             whole = on_data(node, out)
             outcomes[node] = Result(exit_code=0 if whole else 1, stdout=b"", stderr=err)
         return outcomes

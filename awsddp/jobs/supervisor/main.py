@@ -79,7 +79,7 @@ def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[
     So is one that was not launched by `launch`, where that is given.
     """
     document = folder.document()
-    mine = launch in (None, folder.request()["launch"])
+    mine = launch in (None, folder.request().get("launch"))
     if mine and document["state"] not in FINAL and "pid" in document:
         seconds = folder.request()["grace"] if grace is None else grace
         write_json(folder.cancel, {"state": "cancelled", "grace": seconds})
