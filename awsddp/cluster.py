@@ -141,14 +141,27 @@ class RankResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobNode:
+    """A machine on which a job runs or ran, and the number that it had then."""
+
+    node: int
+    instance_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder."""
+    """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
+
+    `missing` are the nodes whose part of the results is not there.
+    """
 
     job: str
     state: JobState
     cause: Cause | None
     ranks: tuple[RankResult, ...]
     home: str
+    nodes: tuple[JobNode, ...] = ()
+    missing: tuple[int, ...] = ()
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

@@ -4,15 +4,18 @@ Every error the product raises on purpose is an `AwsddpError`; its class decides
 (docs/commands.md). Nothing here knows of any other room.
 """
 
+from typing import Any
+
 
 class AwsddpError(Exception):
     """An expected failure.
 
     `message` says what failed, `why` the cause, `next` the next command to type. `exit_code` is the
-    documented process status of its kind.
+    documented process status of its kind, `result` the verb's document as far as it came.
     """
 
     exit_code = 1
+    result: dict[str, Any] | None = None
 
     def __init__(self, message: str, why: str = "", next: str = "") -> None:
         super().__init__(message)
@@ -21,14 +24,15 @@ class AwsddpError(Exception):
         self.next = next
 
     def document(self) -> dict[str, object]:
-        """Return the error as its JSON document."""
+        """Return the error as its JSON document, behind what the verb had to tell."""
         return {
+            **(self.result or {}),
             "error": {
                 "message": self.message,
                 "why": self.why,
                 "next": self.next,
                 "exit_code": self.exit_code,
-            }
+            },
         }
 
     def __str__(self) -> str:
@@ -51,6 +55,10 @@ class ConfigError(AwsddpError):
     """awsddp.toml, the environment or the local folder is wrong."""
 
     exit_code = 3
+
+
+class InUse(ConfigError):
+    """The nodes are in use: another job runs there, or another client is about to start one."""
 
 
 class LocalCloudError(ConfigError):

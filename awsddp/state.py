@@ -166,6 +166,21 @@ class Folder:
             self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
         )
 
+    def seen(self) -> dict[str, datetime]:
+        """Return when each job that ran when it was last seen was seen."""
+        try:
+            return msgspec.json.decode((self.path / "seen.json").read_bytes(), type=dict[str, datetime])
+        except (OSError, ValueError):
+            return {}
+
+    def write_seen(self, moments: dict[str, datetime]) -> None:
+        """Replace what `seen` returns, where it differs; beside the record, which only its holder may change.
+
+        Raises ConfigError where the disk refuses.
+        """
+        if moments != self.seen():
+            write_private(self.path / "seen.json", msgspec.json.encode(moments))
+
     def note(self, event: str, **facts: object) -> None:
         """Append a line to the ledger. Raises ConfigError where the disk refuses."""
         line = msgspec.json.encode({"time": datetime.now(UTC), "event": event, **facts})

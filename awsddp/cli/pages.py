@@ -35,9 +35,24 @@ def cluster_page(result: dict[str, Any]) -> None:
     )
     if result["jobs"]:
         table(
-            ("job", "state", "results"), [(job["job"], job["state"], job["home"]) for job in result["jobs"]]
+            ("job", "state", "results"),
+            [
+                (job["job"], _seen(job), job["home"] if job["fetched"] else "on the nodes")
+                for job in result["jobs"]
+            ],
         )
     line(_bill(result))
+
+
+def _seen(job: dict[str, Any]) -> str:
+    """Return a job's state; one that runs was only seen to when a node was asked last."""
+    if job["state"] != "running":
+        return str(job["state"])
+    seen = datetime.fromisoformat(job["last_seen"]).astimezone() if job["last_seen"] else None
+    if seen is None:
+        return "last seen running"
+    today = seen.date() == datetime.now().date()
+    return f"last seen running at {seen:%H:%M}" if today else f"last seen running on {seen:%Y-%m-%d at %H:%M}"
 
 
 def _bill(result: dict[str, Any]) -> str:
@@ -96,7 +111,8 @@ def job_lines(result: dict[str, Any]) -> list[str]:
     if result.get("accuracy") is not None:
         data = f", {result['data']}" if result.get("data") else ""
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")
-    lines.append(f"  results: {result['home']}/")
+    kept = f"on the nodes, until: awsddp fetch --job {result['job']}"
+    lines.append(f"  results: {result['home'] + '/' if result['fetched'] else kept}")
     return lines
 
 

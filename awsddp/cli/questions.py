@@ -111,6 +111,17 @@ def stop_question(options: Globals, show: Screen) -> Callable[[str], None]:
     return ask
 
 
+def sync_question(options: Globals, show: Screen) -> Callable[[str], None]:
+    """Return the question that `sync` asks where a job runs."""
+
+    def ask(what: str) -> None:
+        show.pause()
+        if not confirm(f"{what}\nSend the files all the same?", options):
+            raise Interrupted("nothing was sent", "the answer was no")
+
+    return ask
+
+
 def quota_question(options: Globals, show: Screen) -> Callable[[str], None]:
     """Return the question that is asked before AWS is asked for a larger quota."""
 

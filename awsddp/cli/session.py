@@ -90,7 +90,9 @@ JOB_OPTIONS = {
         metavar="NAME=VALUE",
         help="Set this for every rank (repeatable).",
     ),
-    "job.name": click.option("--name", metavar="NAME", help="The job's name.  [default: script and time]"),
+    "job.name": click.option(
+        "--name", metavar="NAME", help="The job's name.  [default: script, time, 4 digits]"
+    ),
     "job.timeout": click.option("--timeout", metavar="TIME", help="End the job after this: 90m, 24h."),
 }
 

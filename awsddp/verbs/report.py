@@ -5,8 +5,7 @@ from typing import Any
 
 from awsddp.errors import NotFoundError
 from awsddp.verbs.context import Context
-from awsddp.verbs.logs import job_at_home
-from awsddp.verbs.results import job_result, metrics, place_of
+from awsddp.verbs.results import job_at_home, job_result, metrics, place_of
 
 
 def report(ctx: Context, *, job: str | None = None) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def cluster_document(
             )
             for node in nodes
         ],
-        "jobs": [report.job_document(job) for job in record.jobs] if record else [],
+        "jobs": _jobs(ctx, record, cluster) if record else [],
         "price_usd_per_hour": bill.price_usd_per_hour if bill else None,
         "cost_usd": bill.cost_usd if bill else None,
         "budget_usd": record.asked.get("cluster.budget_usd") if record else None,
@@ -63,6 +63,16 @@ def cluster_document(
         "idle": record.idle or None if record and nodes else None,
         "looked": list(looked),
     }
+
+
+def _jobs(ctx: Context, record: Record, cluster: Cluster | None) -> list[dict[str, Any]]:
+    """Return the jobs as they were when a node was last asked about them."""
+    owed, seen = cluster.unfetched if cluster else [], ctx.folder.seen()
+    return [
+        report.job_document(job)
+        | {"last_seen": report.iso(seen.get(job.job)), "fetched": job.job not in owed}
+        for job in record.jobs
+    ]
 
 
 def _launching(record: Record | None, cluster: Cluster | None) -> bool:

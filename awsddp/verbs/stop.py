@@ -71,10 +71,10 @@ def _end_jobs(ctx: Context, seen: Found, cluster: Cluster) -> None:
         return
     try:
         with connect(ctx, seen.record, reachable, deadline_s=REACH_S, partial=True) as fleet:
-            for job in jobs_on(ctx, fleet):
+            for job in jobs_on(ctx, fleet, partial=True):
                 if job.state == "running":
                     ctx.say(f"ending job {job.job}, which still runs: its ranks have {ctx.job.job.grace}")
                     cancel(ctx, fleet, job.job)
-            remember(ctx, *jobs_on(ctx, fleet))
+            remember(ctx, *jobs_on(ctx, fleet, partial=True))
     except AwsddpError as error:
         ctx.say(f"jobs could not be ended first: {error.message}")
