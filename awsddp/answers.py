@@ -125,6 +125,12 @@ class _Cause:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _JobNode:
+    node: _Node
+    instance_id: _Word
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Document:
     job: _Name
     node: _Node
@@ -133,6 +139,7 @@ class _Document:
     complete: bool
     created: datetime
     ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
+    nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

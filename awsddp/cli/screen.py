@@ -4,12 +4,14 @@ Talk goes to stderr; stdout is for results and the lines of a followed job.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from awsddp.cli import harmless
 from awsddp.cli.options import Globals
 from awsddp.report import Event
 
@@ -50,6 +52,7 @@ class Screen:
     def _event(self, event: Event) -> None:
         if self.quiet:
             return
+        event = dataclasses.replace(event, text=harmless.line(event.text))
         if not self.live:
             self._plain(event)
         elif event.who is None:
@@ -76,9 +79,9 @@ class Screen:
         self._write(b"".join(label + line + b"\n" for line in lines), error)
 
     def _write(self, data: bytes, error: bool) -> None:
-        stream = sys.stderr.buffer if error else sys.stdout.buffer
-        stream.write(data)
-        stream.flush()
+        stream = sys.stderr if error else sys.stdout
+        stream.buffer.write(harmless.colours_only(data) if stream.isatty() else data)
+        stream.buffer.flush()
 
     def _finish(self) -> None:
         """Write lines that a command left without their end."""
@@ -118,8 +121,8 @@ class Screen:
 
             self._progress = Progress(
                 SpinnerColumn(finished_text="[green]✓"),
-                TextColumn("{task.fields[who]}", style="bold"),
-                TextColumn("{task.description}"),
+                TextColumn("{task.fields[who]}", style="bold", markup=False),
+                TextColumn("{task.description}", markup=False),
                 console=console(stderr=True),
                 transient=False,
             )
@@ -157,6 +160,7 @@ def confirm(question: str, options: Globals) -> bool:
 
     from awsddp.errors import UsageError
 
+    question = harmless.lines(question)
     if options.yes:
         return True
     if not sys.stdin.isatty():

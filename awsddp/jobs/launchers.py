@@ -1,10 +1,11 @@
 """What a node is told: requests to the supervisor's program, and the command that carries one there."""
 
-import bz2
 import functools
 import json
 import posixpath
+import re
 import secrets
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,13 +48,15 @@ _PACKAGE = "awsddp.jobs.supervisor"
 
 # The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
 _BOOT = """\
-import bz2, json, sys, types
+import json, sys, types, zlib
 stdin = sys.stdin.buffer
-for name, source in json.loads(bz2.decompress(stdin.read(int(stdin.readline())))):
+for name, source in json.loads(zlib.decompress(stdin.read(int(stdin.readline())))):
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(source, name, "exec"), module.__dict__)
 sys.exit(module.main(stdin))
 """
+# Docstrings and comments stay here; their lines do not, so that a traceback names the right one.
+_NOT_SENT = re.compile(r'^( *"")".*?"""$|^ *#.*?$', re.MULTILINE | re.DOTALL)
 _ERRORS = {"usage": UsageError, "notfound": NotFoundError, "node": NodeError, "job": JobError}
 
 
@@ -74,8 +77,12 @@ def program() -> tuple[list[str], bytes]:
     part of it.
     """
     folder = Path(__file__).parent / "supervisor"
-    source = [(f"{_PACKAGE}.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in _MODULES]
-    return ["python3", "-I", "-c", _BOOT], _part(bz2.compress(json.dumps(source).encode()))
+    source = [(f"{_PACKAGE}.{name}", _bare((folder / f"{name}.py").read_text("utf-8"))) for name in _MODULES]
+    return ["python3", "-I", "-c", _BOOT], _part(zlib.compress(json.dumps(source).encode()))
+
+
+def _bare(source: str) -> str:
+    return _NOT_SENT.sub(lambda found: (found[1] or "") + "\n" * found[0].count("\n"), source)
 
 
 def message(request: Mapping[str, Any]) -> bytes:

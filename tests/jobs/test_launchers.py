@@ -1,8 +1,8 @@
 """What a node is told, before anything is sent."""
 
 import ast
-import bz2
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_program_that_is_sent_is_small() -> None:
 def test_program_that_is_sent_is_whole_and_in_order() -> None:
     _, stdin = launchers.program()
     length, _, rest = stdin.partition(b"\n")
-    sent = [name.rpartition(".")[2] for name, _ in json.loads(bz2.decompress(rest[: int(length)]))]
+    sent = [name.rpartition(".")[2] for name, _ in json.loads(zlib.decompress(rest[: int(length)]))]
     assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem != "__init__")
     for place, name in enumerate(sent):
         tree = ast.parse((SUPERVISOR / f"{name}.py").read_text())
