@@ -187,6 +187,7 @@ class _Inspected:
     complaint: _Text
 
 
+_PREPARATION = ("inspect", "rekey")
 _KINDS: dict[str, Any] = {
     "launch": _Launched,
     "state": _State,
@@ -202,15 +203,15 @@ _KINDS: dict[str, Any] = {
 def check(said: bytes, *, request: Mapping[str, Any], node: int) -> dict[str, Any]:
     """Return the node's answer to `request`, which is JSON and what such an answer may be.
 
-    An answer may be {"error": {"message", "why", "kind"}} instead. Raises NodeError, naming the node and what
-    is wrong with the answer.
+    Where a job is asked about it may be {"error": {"message", "why", "kind"}} instead. Raises NodeError,
+    naming the node and what is wrong with the answer.
     """
     try:
         answer = _loaded(said)
-        if "error" in answer:
+        kind = str(request["do"])
+        if "error" in answer and kind not in _PREPARATION:
             msgspec.convert(answer, _Failed)
             return answer
-        kind = str(request["do"])
         _check_text(answer, paths=kind == "manifest")
         msgspec.convert(answer, _KINDS[kind])
         _check_against(answer, request, node)
