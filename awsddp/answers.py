@@ -125,6 +125,12 @@ class _Cause:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _JobNode:
+    node: _Node
+    instance_id: _Word
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Document:
     job: _Name
     node: _Node
@@ -133,6 +139,7 @@ class _Document:
     complete: bool
     created: datetime
     ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
+    nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +187,7 @@ class _Inspected:
     complaint: _Text
 
 
+_PREPARATION = ("inspect", "rekey")
 _KINDS: dict[str, Any] = {
     "launch": _Launched,
     "state": _State,
@@ -195,15 +203,15 @@ _KINDS: dict[str, Any] = {
 def check(said: bytes, *, request: Mapping[str, Any], node: int) -> dict[str, Any]:
     """Return the node's answer to `request`, which is JSON and what such an answer may be.
 
-    An answer may be {"error": {"message", "why", "kind"}} instead. Raises NodeError, naming the node and what
-    is wrong with the answer.
+    Where a job is asked about it may be {"error": {"message", "why", "kind"}} instead. Raises NodeError,
+    naming the node and what is wrong with the answer.
     """
     try:
         answer = _loaded(said)
-        if "error" in answer:
+        kind = str(request["do"])
+        if "error" in answer and kind not in _PREPARATION:
             msgspec.convert(answer, _Failed)
             return answer
-        kind = str(request["do"])
         _check_text(answer, paths=kind == "manifest")
         msgspec.convert(answer, _KINDS[kind])
         _check_against(answer, request, node)

@@ -1,6 +1,7 @@
 """What happened, as documents and text. Pure: it reads records and returns values; cli/ prints them."""
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -107,22 +108,38 @@ def money(usd: float | None) -> str:
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl or a ledger; a line cut in half is left out."""
+    """Return the rows of a metrics.jsonl or a ledger; a line that is no JSON object is left out."""
     rows = []
     for line in text.splitlines():
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = json.loads(line, parse_constant=_none, parse_float=_float, parse_int=_int)
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             rows.append(row)
     return rows
 
 
+def _none(text: str) -> None:
+    """Return nothing for NaN and Infinity, which JSON has not."""
+
+
+def _float(text: str) -> float | None:
+    return number if math.isfinite(number := float(text)) else None
+
+
+def _int(text: str) -> int | None:
+    return int(text) if len(text) < 300 else None  # what no float can hold cannot be shown either
+
+
 def last_value(rows: Iterable[dict[str, Any]], key: str) -> float | None:
     """Return the last number that the rows hold under `key`."""
-    values = [row[key] for row in rows if isinstance(row.get(key), int | float)]
-    return float(values[-1]) if values else None
+    values = [number for row in rows if (number := _number(row.get(key))) is not None]
+    return values[-1] if values else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
 
 
 def loss_plot(rows: Iterable[dict[str, Any]], *, title: str) -> str | None:
@@ -131,9 +148,9 @@ def loss_plot(rows: Iterable[dict[str, Any]], *, title: str) -> str | None:
     Rows carry "loss" and, where they have it, "step"; else they are counted.
     """
     points = [
-        (float(row.get("step", index)), float(row["loss"]))
+        (step if (step := _number(row.get("step"))) is not None else float(index), loss)
         for index, row in enumerate(rows)
-        if isinstance(row.get("loss"), int | float)
+        if (loss := _number(row.get("loss"))) is not None
     ]
     if len(points) < 2:
         return None

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from awsddp.cli import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.signals import WATCH
 from awsddp.errors import AwsddpError, CloudError, ConfigError, UsageError
@@ -61,9 +62,9 @@ def _show(error: AwsddpError) -> int:
         print(json.dumps(error.document(), indent=2), flush=True)
         return error.exit_code
     style = {"fg": "red", "bold": True}
-    click.echo(click.style("error: ", **style) + error.message, err=True)  # type: ignore[arg-type]
+    click.echo(click.style("error: ", **style) + harmless.line(error.message), err=True)  # type: ignore[arg-type]
     for label, text in (("  why: ", error.why), (" next: ", error.next)):
-        for line in text.splitlines():
+        for line in harmless.lines(text).split("\n") if text else ():
             click.echo(label + line, err=True)
             label = " " * len(label)
     return error.exit_code

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os import fsdecode, fsencode
 
-from pathspec import GitIgnoreSpec
-
 from awsddp.answers import Manifest, ResultFile
 from awsddp.errors import ConfigError
 
@@ -36,6 +34,8 @@ def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:
 
     Raises ConfigError.
     """
+    from pathspec import GitIgnoreSpec
+
     try:
         spec = GitIgnoreSpec.from_lines(lines)
     except ValueError as error:
