@@ -7,7 +7,6 @@ import sys
 import click
 
 from awsddp.cli import harmless
-from awsddp.cli.advice import named
 from awsddp.cli.signals import WATCH
 from awsddp.errors import AwsddpError, CloudError, ConfigError, UsageError
 
@@ -47,6 +46,8 @@ def show(error: AwsddpError) -> int:
 
 
 def _show(error: AwsddpError) -> int:
+    from awsddp.cli.advice import named  # it reads the clusters' folders: not before the signals are ours
+
     if isinstance(error, CloudError) and error.needs_login and WATCH.context is not None:
         from awsddp.verbs.interruption import what_runs_on
 
