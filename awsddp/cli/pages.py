@@ -77,6 +77,7 @@ def _cost(result: dict[str, Any]) -> str:
     if result["expires"]:
         left = datetime.fromisoformat(result["expires"]) - datetime.now(UTC)
         text += f"; ends itself in {duration(max(0.0, left.total_seconds()))}"
+        text += f", or after {result['idle']} idle" if result["idle"] not in (None, "off") else ""
     return text + named(". End it now: awsddp down")
 
 
@@ -208,6 +209,12 @@ def run_page(result: "RunResult") -> None:
     table(("stage", "time"), [(stage, duration(seconds)) for stage, seconds in result.seconds.items()])
     if result.down:
         down_page(result.down)
+    elif result.up and result.error is None:
+        line(
+            f"The nodes end themselves {result.up['idle']} after the job, at the latest at "
+            f"{result.up['expires']}: stopped while they hold results, else terminated."
+        )
+        line(named("Fetch the results and end them: awsddp fetch. End everything now: awsddp down"))
 
 
 def local_page(result: dict[str, Any]) -> None:
