@@ -292,6 +292,20 @@ def test_shutdown_is_named_by_what_the_node_says_of_it(tmp_path: Path) -> None:
     assert "SIGTERM" in shutdown(request, tmp_path / "none")["cause"]["explanation"]
 
 
+def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fleet: "Fleet") -> None:
+    fleet.launch(
+        "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
+    )
+    wait(fleet.up)
+    pid = fleet.document(1)["pid"]
+    os.kill(pid, signal.SIGTERM)
+    wait(lambda: fleet.document(1)["cause"])
+    os.kill(pid, signal.SIGKILL)
+    wait(lambda: fleet.document(1)["state"] == "interrupted")
+    assert "was shut down" in fleet.document(1)["cause"]["explanation"]
+    fleet.ask(0, launchers.cancel_request("job", grace=0))
+
+
 def test_restarted_node_says_interrupted(fleet: "Fleet") -> None:
     fleet.run("pass\n")
     for node in (0, 1):

@@ -86,7 +86,7 @@ class JobFolder:
         alive = self.held()  # asked first: what a supervisor that is gone has written does not change
         document = read_json(self.state) or initial(request)
         if document["state"] == "running" and not alive:
-            document.update(state="interrupted", cause=_loss(request, document))
+            document.update(state="interrupted", cause=document["cause"] or _loss(request, document))
         for rank in document["ranks"]:
             if document["state"] == "running" and rank["exit_code"] is None and rank.get("started"):
                 rank["seconds"] = round(time.time() - rank["started"], 3)
