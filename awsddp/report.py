@@ -1,6 +1,7 @@
 """What happened, as documents and text. Pure: it reads records and returns values; cli/ prints them."""
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -26,13 +27,18 @@ def node_name(node: int) -> str:
     return f"node{node}"
 
 
-def amount(files: int, size: int) -> str:
-    """Return how much travels: "1 file, 12 kB"; `size` is in bytes."""
+def size_text(size: int) -> str:
+    """Return bytes as a person says them: 12 kB."""
     unit, scale = next(
         (one for one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if size >= one[1]), ("bytes", 1)
     )
     shown = f"{size / scale:.1f}" if scale > 1e3 else f"{size / scale:.0f}"
-    return f"{files} file{'s' * (files != 1)}, {shown} {unit}"
+    return f"{shown} {unit}"
+
+
+def amount(files: int, size: int) -> str:
+    """Return how much travels: "1 file, 12 kB"; `size` is in bytes."""
+    return f"{files} file{'s' * (files != 1)}, {size_text(size)}"
 
 
 def cluster_state(
@@ -61,65 +67,8 @@ def cluster_state(
     return "ready" if ready else "preparing"
 
 
-def cost_usd(nodes: Iterable[Node], price_usd_per_node_hour: float | None, now: datetime) -> float | None:
-    """Return what the nodes have cost so far by their list price; EC2 bills each at least 60 seconds.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
-    """
-    if price_usd_per_node_hour is None:
-        return None
-    seconds = sum(max(60.0, (now - node.launched).total_seconds()) for node in nodes if node.launched)
-    return round(seconds / 3600 * price_usd_per_node_hour, 2)
-
-
-def ledger_bill(rows: Iterable[dict[str, Any]], now: datetime) -> dict[str, Any] | None:
-    """Return what one cluster's ledger says that it cost: from launch to stop or end, by the list price.
-
-    `cost_usd` is None where a price was not known; `to` is None while it runs. None: it never launched
-    anything. What another size cost is counted for its own time.
-    """
-    bill: dict[str, Any] | None = None
-    since: datetime | None = None
-    cost: float | None = 0.0
-    for row in rows:
-        event, moment = row.get("event"), datetime.fromisoformat(str(row["time"]))
-        if event not in ("launched", "started", "resized", "stopped", "ended") or (
-            bill is None and event != "launched"
-        ):
-            continue
-        instances = row.get("instances", ())
-        bill = bill or {"id": row.get("id"), "hours": 0.0, "from": iso(moment)}
-        anew = event == "launched" and row.get("nodes", len(instances)) == len(instances)
-        if (
-            since is not None and not anew
-        ):  # what ended by itself before it was launched anew cost nothing here
-            cost = _further(bill, cost, max((moment - since).total_seconds(), 60.0))
-        if event in ("launched", "resized"):
-            bill |= {"nodes": row.get("nodes", len(instances))} | {
-                key: row.get(key, bill.get(key))
-                for key in ("target", "region", "instance_type", "price_usd_per_hour")
-            }
-        since = None if event in ("stopped", "ended") else moment
-        bill["to"] = iso(moment) if event == "ended" else None
-    if bill is None:
-        return None
-    if since is not None:
-        cost = _further(bill, cost, (now - since).total_seconds())
-    return bill | {
-        "hours": round(bill["hours"], 4),
-        "cost_usd": None if cost is None else round(cost, 2),
-    }
-
-
-def _further(bill: dict[str, Any], cost: float | None, seconds: float) -> float | None:
-    """Count a time at the bill's present price; return the cost with it."""
-    bill["hours"] += seconds / 3600
-    price = bill["price_usd_per_hour"]
-    return None if cost is None or price is None else cost + seconds / 3600 * price
-
-
 def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:
-    """Return a node as design.md's JSON shows it in `up` and `status`."""
+    """Return a node as the JSON documents show it in `up` and `status`."""
     return {
         "node": node.node,
         "instance_id": node.instance_id,
@@ -133,7 +82,7 @@ def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """Return a job as design.md's JSON shows it."""
+    """Return a job as the JSON documents show it."""
     return asdict(job)
 
 
@@ -159,22 +108,38 @@ def money(usd: float | None) -> str:
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl or a ledger; a line cut in half is left out."""
+    """Return the rows of a metrics.jsonl or a ledger; a line that is no JSON object is left out."""
     rows = []
     for line in text.splitlines():
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = json.loads(line, parse_constant=_none, parse_float=_float, parse_int=_int)
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             rows.append(row)
     return rows
 
 
+def _none(text: str) -> None:
+    """Return nothing for NaN and Infinity, which JSON has not."""
+
+
+def _float(text: str) -> float | None:
+    return number if math.isfinite(number := float(text)) else None
+
+
+def _int(text: str) -> int | None:
+    return int(text) if len(text) < 300 else None  # what no float can hold cannot be shown either
+
+
 def last_value(rows: Iterable[dict[str, Any]], key: str) -> float | None:
     """Return the last number that the rows hold under `key`."""
-    values = [row[key] for row in rows if isinstance(row.get(key), int | float)]
-    return float(values[-1]) if values else None
+    values = [number for row in rows if (number := _number(row.get(key))) is not None]
+    return values[-1] if values else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
 
 
 def loss_plot(rows: Iterable[dict[str, Any]], *, title: str) -> str | None:
@@ -183,9 +148,9 @@ def loss_plot(rows: Iterable[dict[str, Any]], *, title: str) -> str | None:
     Rows carry "loss" and, where they have it, "step"; else they are counted.
     """
     points = [
-        (float(row.get("step", index)), float(row["loss"]))
+        (step if (step := _number(row.get("step"))) is not None else float(index), loss)
         for index, row in enumerate(rows)
-        if isinstance(row.get("loss"), int | float)
+        if (loss := _number(row.get("loss"))) is not None
     ]
     if len(points) < 2:
         return None

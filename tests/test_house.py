@@ -12,17 +12,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "awsddp"
 
 _BASE = {"errors"}
-_RECORDS = {"spec", "cluster", "resources"} | _BASE
-_PURE = {"plan", "report", "compat"} | _RECORDS
+_RECORDS = {"answers", "spec", "cluster", "resources"} | _BASE
+_PURE = {"plan", "report", "compat", "billing"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
 LADDER = {
     "errors": _BASE,
+    "answers": _BASE,
     "spec": _RECORDS,
     "cluster": _RECORDS,
     "resources": _RECORDS,
     "compat": _PURE,
     "plan": _PURE,
     "report": _PURE,
+    "billing": _PURE,
     "state": _PURE,
     "aws": _MIDDLE | {"aws"},
     "nodes": _MIDDLE | {"nodes"},

@@ -4,13 +4,17 @@ Talk goes to stderr; stdout is for results and the lines of a followed job.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from awsddp.cli import harmless
 from awsddp.cli.options import Globals
+from awsddp.errors import AwsddpError
 from awsddp.report import Event
 
 if TYPE_CHECKING:
@@ -50,6 +54,7 @@ class Screen:
     def _event(self, event: Event) -> None:
         if self.quiet:
             return
+        event = dataclasses.replace(event, text=harmless.line(event.text))
         if not self.live:
             self._plain(event)
         elif event.who is None:
@@ -76,9 +81,9 @@ class Screen:
         self._write(b"".join(label + line + b"\n" for line in lines), error)
 
     def _write(self, data: bytes, error: bool) -> None:
-        stream = sys.stderr.buffer if error else sys.stdout.buffer
-        stream.write(data)
-        stream.flush()
+        stream = sys.stderr if error else sys.stdout
+        stream.buffer.write(harmless.colours_only(data) if stream.isatty() else data)
+        stream.buffer.flush()
 
     def _finish(self) -> None:
         """Write lines that a command left without their end."""
@@ -118,8 +123,8 @@ class Screen:
 
             self._progress = Progress(
                 SpinnerColumn(finished_text="[green]✓"),
-                TextColumn("{task.fields[who]}", style="bold"),
-                TextColumn("{task.description}"),
+                TextColumn("{task.fields[who]}", style="bold", markup=False),
+                TextColumn("{task.description}", markup=False),
                 console=console(stderr=True),
                 transient=False,
             )
@@ -132,6 +137,18 @@ def console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)
+
+
+@contextlib.contextmanager
+def told_first(options: Globals, show: Screen, page: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Show what a verb came to before the error that stopped it; with --json both are one document."""
+    try:
+        yield
+    except AwsddpError as error:
+        if error.result is not None and not options.json:
+            show.pause()
+            page(error.result)
+        raise
 
 
 def width(*, stderr: bool = False) -> int | None:
@@ -157,6 +174,7 @@ def confirm(question: str, options: Globals) -> bool:
 
     from awsddp.errors import UsageError
 
+    question = harmless.lines(question)
     if options.yes:
         return True
     if not sys.stdin.isatty():

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from awsddp.cli.options import Globals
+from awsddp.cli.questions import on_the_way
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
@@ -52,7 +53,12 @@ PLAN_OPTIONS = {
         "budget_usd",
         type=float,
         metavar="USD",
-        help="Refuse a plan that costs more until it expires.",
+        help="The nodes end themselves when this is spent.",
+    ),
+    "cluster.idle": click.option(
+        "--idle",
+        metavar="TIME",
+        help="They end themselves after this without a job or a login; off.  [default: 60m]",
     ),
     "cluster.expires": click.option(
         "--expires", metavar="TIME", help="The nodes end themselves after this: 90m, 24h, 7d.  [default: 24h]"
@@ -84,7 +90,9 @@ JOB_OPTIONS = {
         metavar="NAME=VALUE",
         help="Set this for every rank (repeatable).",
     ),
-    "job.name": click.option("--name", metavar="NAME", help="The job's name.  [default: script and time]"),
+    "job.name": click.option(
+        "--name", metavar="NAME", help="The job's name.  [default: script, time, 4 digits]"
+    ),
     "job.timeout": click.option("--timeout", metavar="TIME", help="End the job after this: 90m, 24h."),
 }
 
@@ -128,8 +136,14 @@ def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator
         values["cluster.profile"] = options.profile
     spec, job = load(options.name, file=Path(FILE), overrides=values | (asked or {}))
     with Screen(options) as screen:
-        folder = Folder(home(), options.name)
-        ctx = Context(spec=spec, job=job, folder=folder, on_event=screen.event, local=options.local)
+        ctx = Context(
+            spec=spec,
+            job=job,
+            folder=Folder(home(), options.name),
+            on_event=screen.event,
+            local=options.local,
+            agree=on_the_way(options, screen),
+        )
         WATCH.context = ctx
         yield ctx, screen
 

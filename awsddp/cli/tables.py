@@ -6,13 +6,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from awsddp.cli import screen
+from awsddp.cli import harmless, screen
 
 Rows = Sequence[Sequence[Any]]
 
 
 def line(text: str, *, stderr: bool = False) -> None:
     """Print a line; on a terminal it is folded between words, unless it is what a rank said."""
+    text = harmless.lines(text)
     width = None if text.startswith("  |") else screen.width(stderr=stderr)
     if width is not None and len(text) > width:
         text = textwrap.fill(
@@ -33,7 +34,7 @@ def table_lines(headings: Sequence[str], rows: Rows, *, width: int | None) -> li
     Words stay whole, to be copied. Where that leaves no room, each row becomes a few lines.
     """
     shown = (headings, *rows) if any(headings) else rows
-    cells = [["" if cell is None else str(cell) for cell in row] for row in shown]
+    cells = [["" if cell is None else harmless.line(str(cell)) for cell in row] for row in shown]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     least = [max(map(_longest_word, column)) for column in zip(*cells, strict=True)]
     if width is not None:

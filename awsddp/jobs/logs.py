@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from awsddp.answers import check_document, check_positions
 from awsddp.errors import NodeError
 from awsddp.jobs.supervisor.times import positions
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
@@ -21,6 +22,7 @@ PARTIAL_SECONDS = 1.0
 """How long a line without its end is kept back."""
 _PARTIAL_BYTES = 32 << 20
 _MAGIC_WITHIN = 1 << 20
+_FRAME_BYTES = 16 << 20  # a document of 10,000 ranks has 2 MB
 _LINE_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
@@ -42,7 +44,8 @@ class Frame:
 class Stream:
     """Takes the bytes of one connection's follow apart into frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, who: str = "a node") -> None:
+        self._who = who
         self._data = bytearray()
         self._begun = False
 
@@ -55,7 +58,9 @@ class Stream:
         while len(self._data) - at >= HEADER.size:
             kind, rank, offset, length = HEADER.unpack_from(self._data, at)
             if kind not in (b"T", b"L", b"S", b"H", b"E"):
-                raise _unexpected(bytes(self._data[at : at + 4000]))
+                raise self._unexpected(bytes(self._data[at : at + 4000]))
+            if length > _FRAME_BYTES:
+                raise self._unexpected(b"a frame of %d bytes" % length)
             start = at + HEADER.size
             if len(self._data) - start < length:
                 break
@@ -68,11 +73,18 @@ class Stream:
         found = self._data.find(MAGIC)
         if found < 0:
             if len(self._data) > _MAGIC_WITHIN:
-                raise _unexpected(bytes(self._data[:4000]))
+                raise self._unexpected(bytes(self._data[:4000]))
             return False
         del self._data[: found + len(MAGIC)]
         self._begun = True
         return True
+
+    def _unexpected(self, said: bytes) -> StreamError:
+        """Return the error for what came in place of frames: an error's document, or anything else."""
+        text = said.decode("utf-8", "replace").strip()
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            text = str(json.loads(text)["error"]["message"])
+        return StreamError(f"the logs of {self._who} cannot be followed", text, "try: awsddp logs -f")
 
 
 class Labeller:
@@ -148,6 +160,7 @@ class Merger:
         nodes: Mapping[int, int],
         *,
         folder: Path,
+        job: str | None = None,
         shown: Collection[int] | None = None,
         since: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -157,6 +170,7 @@ class Merger:
         What was said before `since` (s since 1970) is kept, and not shown.
         """
         self.since = since
+        self._job = job
         self._nodes = dict(nodes)
         self._folder = folder
         self._shown = self._nodes.keys() if shown is None else shown
@@ -196,7 +210,7 @@ class Merger:
 
     def attach(self, node: int) -> dict[int, int]:
         """Begin a connection to `node`, and return the offsets that its follow must be asked for."""
-        self._streams[node] = Stream()
+        self._streams[node] = Stream(f"node{node}")
         return {rank: offset for rank, offset in self._offsets.items() if self._nodes[rank] == node}
 
     def feed(self, node: int, data: bytes) -> bytes:
@@ -220,9 +234,9 @@ class Merger:
 
     def _take(self, node: int, frame: Frame) -> bytes:
         if frame.kind in (b"S", b"E"):
-            self.documents[node] = json.loads(frame.payload)
+            self.documents[node] = check_document(frame.payload, node=node, job=self._job, ranks=self._nodes)
         if frame.kind == b"T":
-            self._shown_from |= {int(rank): at for rank, at in json.loads(frame.payload).items()}
+            self._shown_from |= check_positions(frame.payload, node=node, ranks=self._nodes)
         if frame.kind == b"E":
             self._ended.add(node)
         return self._log(node, frame) if frame.kind == b"L" else b""
@@ -248,19 +262,11 @@ class Merger:
     def _file(self, rank: int) -> int:
         if rank not in self._files:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._files[rank] = os.open(self._path(rank), os.O_CREAT | os.O_WRONLY, 0o600)
+            self._files[rank] = os.open(self._path(rank), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
         return self._files[rank]
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.log"
-
-
-def _unexpected(said: bytes) -> StreamError:
-    """Return the error for what came in place of frames: an error's document, or anything else."""
-    text = said.decode("utf-8", "replace").strip()
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        text = json.loads(text)["error"]["message"]
-    return StreamError("the logs of a node cannot be followed", text, "try: awsddp logs -f")
 
 
 def _unfinished(data: bytes) -> int:

@@ -1,66 +1,14 @@
-"""What a job came to: the documents of its nodes as one Job, and the files that come home."""
+"""What a job came to: the documents of its nodes as one Job, and job.json at home."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
 
 from awsddp.cluster import Job
-from awsddp.errors import ConfigError, NodeError, NotFoundError
+from awsddp.errors import ConfigError, NotFoundError
 
 _BY_WEIGHT = ("running", "failed", "cancelled", "interrupted", "succeeded")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResultFile:
-    """A file to bring home: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
-
-    `sha256` is None for a symbolic link, which has `link`, its target. `data` holds what came with the list.
-    """
-
-    path: str
-    home: str
-    size: int
-    sha256: str | None = None
-    link: str | None = None
-    data: bytes | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkippedFile:
-    """A file that stays on the node, and why."""
-
-    path: str
-    size: int
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """The results of a job on one node."""
-
-    files: tuple[ResultFile, ...]
-    skipped: tuple[SkippedFile, ...]
-
-
-def manifest(answer: Mapping[str, Any], *, node: int) -> Manifest:
-    """Return a node's answer to `manifest_request`.
-
-    Raises NodeError for a place outside of runs/JOB, and for what is no list of results.
-    """
-    try:
-        found = msgspec.convert(dict(answer), Manifest)
-    except msgspec.ValidationError as error:
-        raise NodeError(f"node{node} does not say what its results are", str(error)) from error
-    for file in found.files:
-        place = PurePosixPath(file.home)
-        if place.is_absolute() or ".." in place.parts or "\0" in file.home + file.path:
-            raise NodeError(
-                f"node{node} names {file.home!r} as a place for results", "it lies outside of runs/"
-            )
-    return found
 
 
 def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "runs") -> Job:
@@ -89,7 +37,7 @@ def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str =
 
 
 def encode(job: Job) -> bytes:
-    """Return job.json, the document of design.md, "JSON"."""
+    """Return job.json, the `train` document."""
     return msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import paramiko
 
+from awsddp.answers import MOST_BYTES
 from awsddp.errors import NodeError
 from awsddp.nodes.connection import Connection
 from awsddp.nodes.failures import Layer, NodeFailure
@@ -106,6 +107,8 @@ class Exchange:
             if channel.recv_stderr_ready():
                 self._stderr += channel.recv_stderr(_CHUNK)
                 self._heard = time.monotonic()
+                if len(self._stderr) > MOST_BYTES:
+                    raise EOFError(f"over {MOST_BYTES >> 20} MB on stderr")
             if not channel.recv_ready():
                 return b""
             self._heard = time.monotonic()

@@ -1,10 +1,11 @@
 """Results home: fetched aside, checked against what the node said of them, then shown all at once.
 
-A node is an untrusted sender: names are checked, links are never made, and no byte is final before its
-size and its sha256 are right.
+A node is an untrusted sender: names are checked, no byte is final before its size and its sha256 are right,
+nothing is written through a link, and links are made last.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -38,6 +39,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WantedLink:
+    """A symbolic link to make at home; `target` is relative to the link's own folder."""
+
+    home: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fetched:
     """What came over the wire from a node: files that were not at home yet, and their bytes."""
 
@@ -50,6 +59,7 @@ def pull(
     target: Path,
     *,
     ssh_config: Path,
+    links: Sequence[WantedLink] = (),
     also: Mapping[str, bytes] | None = None,
     on_event: OnEvent = ignore,
 ) -> dict[int, Fetched]:
@@ -57,30 +67,32 @@ def pull(
 
     Everything is fetched into a folder beside it, checked, and only then put in place: a new `target`
     appears by one rename; in one that exists each file is replaced whole, and files that are there as they
-    should be are not fetched again. `also` holds small files that belong beside the rest. Raises NodesFailed
-    (then `target` is as it was) for nodes that did not send what they said, and ConfigError for a disk
-    without the room or for names that are none.
+    should be are not fetched again. The same bytes under the same path on several nodes travel once. `also`
+    holds small files that belong beside the rest. Raises NodesFailed (then `target` is as it was) for nodes
+    that did not send what they said, and ConfigError for a disk without the room or for names that are none.
     """
-    _check(wanted, also or {})
-    part = target.with_name(f"{target.name}.part")
+    _check(wanted, links, also or {})
+    target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
+    part = target.with_name(f".{target.name}.part")  # no job has such a name
     shutil.rmtree(part, ignore_errors=True)
-    missing = {
-        node: [one for one in files if not _is(target / one.home, one)] for node, files in wanted.items()
-    }
-    _check_room(target, sum(one.size for files in missing.values() for one in files))
     whole = part / "whole"
-    whole.mkdir(parents=True)
+    missing, copies = _split(wanted, target, whole)
+    to_come = [*(one for files in missing.values() for one in files), *(one for _, one in copies)]
+    _check_room(target, sum(one.size for one in to_come))
     try:
+        whole.mkdir(parents=True)
         outcomes = side_by_side(
             lambda node, tell, stop: _fetch(node, missing[node], part, ssh_config, tell, stop),
             wanted,
             on_event=on_event,
         )
         fetched = split(outcomes)
+        for source, one in copies:
+            _copy(source, whole, one)
         for path, data in (also or {}).items():
             (whole / path).parent.mkdir(parents=True, exist_ok=True)
             (whole / path).write_bytes(data)
-        _show(whole, target)
+        _show(whole, target, links)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written", error.strerror or str(error)) from error
     finally:
@@ -88,9 +100,45 @@ def pull(
     return fetched
 
 
-def _check(wanted: Mapping[int, Sequence[Wanted]], also: Mapping[str, bytes]) -> None:
-    """Refuse names that could lead elsewhere, and two files for one place."""
-    homes = [*also, *(one.home for files in wanted.values() for one in files)]
+def _split(
+    wanted: Mapping[int, Sequence[Wanted]], target: Path, whole: Path
+) -> tuple[dict[int, list[Wanted]], list[tuple[Path, Wanted]]]:
+    """Return what each node must send, and what is copied here from another file that came or is at home."""
+    sources: dict[tuple[object, ...], Path] = {}
+    missing: dict[int, list[Wanted]] = {node: [] for node in wanted}
+    copies: list[tuple[Path, Wanted]] = []
+    for node, files in sorted(wanted.items()):
+        for one in files:
+            place = (target if is_at(target, one) else whole) / one.home
+            own, alike = (
+                (node, one.remote),
+                (one.home.removeprefix(f"{node_name(node)}/"), one.sha256, one.size),
+            )
+            source = sources.get(own) or sources.get(alike)
+            sources[own] = sources[alike] = source or place
+            if place == target / one.home:
+                continue
+            if source is None or one.data is not None:
+                missing[node].append(one)
+            else:
+                copies.append((source, one))
+    return missing, copies
+
+
+def _copy(source: Path, whole: Path, one: Wanted) -> None:
+    """Put a file aside that another one at home is equal to. Raises OSError."""
+    place = whole / one.home
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, place, follow_symlinks=False)
+    if not _is(place, one):
+        raise OSError(errno.EIO, f"{one.home} was not copied as it should be")
+
+
+def _check(
+    wanted: Mapping[int, Sequence[Wanted]], links: Sequence[WantedLink], also: Mapping[str, bytes]
+) -> None:
+    """Refuse names and targets of links that could lead elsewhere, and two files for one place."""
+    homes = [*also, *(one.home for files in wanted.values() for one in files), *(one.home for one in links)]
     for name in homes:
         parts = name.split("/")
         if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
@@ -100,6 +148,12 @@ def _check(wanted: Mapping[int, Sequence[Wanted]], also: Mapping[str, bytes]) ->
         if PurePosixPath(name) in places:
             raise ConfigError(f"two results would be {name!r}", "nothing was fetched")
         places.add(PurePosixPath(name))
+    for link in links:
+        place = os.path.normpath(f"{os.path.dirname(link.home)}/{link.target}".lstrip("/"))  # noqa: PTH120
+        if link.target.startswith("/") or "\0" in link.target or f"{place}/".startswith("../"):
+            raise ConfigError(f"the link {link.home!r} leads out of the results", "nothing was fetched")
+        if link.target != os.path.normpath(link.target):
+            raise ConfigError(f"{link.target!r} is no target of a link", "nothing was fetched")
     for files in wanted.values():
         for one in files:
             if not one.remote.startswith("/") or "\0" in one.remote or "/../" in f"{one.remote}/":
@@ -171,6 +225,12 @@ def _fetch(
     return Fetched(files=len(files), bytes=size)
 
 
+def is_at(target: Path, one: Wanted) -> bool:
+    """Tell whether exactly this file is at home already, in a folder that no link leads to."""
+    folders = [target / parent for parent in PurePosixPath(one.home).parents]
+    return not any(folder.is_symlink() for folder in folders[:-1]) and _is(target / one.home, one)
+
+
 def _is(path: Path, one: Wanted) -> bool:
     """Whether a path is exactly this file."""
     with contextlib.suppress(OSError):
@@ -195,13 +255,34 @@ def _found(path: Path) -> str:
         return "it did not come"
 
 
-def _show(whole: Path, target: Path) -> None:
+def _show(whole: Path, target: Path, links: Sequence[WantedLink]) -> None:
     """Put a complete tree in its place: by one rename, or file by file into a folder that is there."""
     if not target.exists():
+        _link(whole, links)
         whole.rename(target)
         return
     for folder, _, names in os.walk(whole, topdown=False):  # job.json, at the top, comes last
-        place = target / Path(folder).relative_to(whole)
-        place.mkdir(parents=True, exist_ok=True)
+        place = _folder(target, Path(folder).relative_to(whole))
         for name in names:
             Path(folder, name).replace(place / name)
+    _link(target, links)
+
+
+def _link(top: Path, links: Sequence[WantedLink]) -> None:
+    """Make links below `top`, in place of a link or file that has the name. Raises OSError."""
+    for link in links:
+        place = _folder(top, Path(link.home).parent) / Path(link.home).name
+        if place.is_symlink() or place.is_file():
+            place.unlink()
+        place.symlink_to(link.target)
+
+
+def _folder(top: Path, path: Path) -> Path:
+    """Return the folder `path` below `top`, made where it is not there; a link in its place is removed."""
+    folder = top
+    for name in path.parts:
+        folder /= name
+        if folder.is_symlink():
+            folder.unlink()
+        folder.mkdir(exist_ok=True)
+    return folder

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from awsddp.answers import MOST_BYTES, malformed
 from awsddp.errors import NodeError
 from awsddp.nodes.ahead import HeadStart
 from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
@@ -138,9 +139,13 @@ class Fleet:
         Raises NodesFailed, when all have ended, for nodes that were lost or did not end within `timeout_s`.
         """
         output = {node: bytearray() for node in requests}
-        outcomes = self._talk(
-            requests, lambda node, data: output[node].extend(data), timeout_s=timeout_s, silent_after_s=None
-        )
+
+        def on_data(node: int, data: bytes) -> None:
+            output[node] += data
+            if len(output[node]) > MOST_BYTES:
+                raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+
+        outcomes = self._talk(requests, on_data, timeout_s=timeout_s, silent_after_s=None)
         return split(
             {
                 node: replace(end, stdout=bytes(output[node])) if isinstance(end, Result) else end

@@ -1,24 +1,30 @@
 """A job's results at home: fetched from its nodes, and what was written down there read again."""
 
+import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp import report
 from awsddp.cluster import Job
-from awsddp.jobs import launchers, results
-from awsddp.nodes.results import Fetched, Wanted
-from awsddp.report import Event, node_name
+from awsddp.errors import ConfigError
+from awsddp.jobs import results
+from awsddp.nodes.results import Fetched
 from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import ask
 from awsddp.verbs.nodes import Ready
+from awsddp.verbs.parts import holders, missing
+from awsddp.verbs.selecting import select, unfetched
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
 
 FETCH_S = 600.0
 """How long another client of this machine may be at it, bringing the same results home."""
+
+METRICS_CHARACTERS = 64 << 20
+"""How much of a job's metrics is read."""
 
 
 def place_of(ctx: Context, job: str) -> Path:
@@ -31,10 +37,14 @@ def bring_home(
 ) -> dict[int, Fetched]:
     """Fetch a job's results from its nodes, verified, and only then let the nodes forget that they owe them.
 
-    One client at a time does so. Raises NodeError where a node does not send what it said, ConfigError where
+    Of the nodes those that can be asked now: the job that is written down beside says what is missing. One
+    client at a time does so. Over job.results_limit `ctx.agree` decides. Raises Unfetched where something
+    that the job made stays on the nodes, NodeError where a node does not send what it said, ConfigError where
     home has no room.
     """
+    job = replace(job, missing=tuple(still_missing(ctx, cluster, fleet, job, to=to)))
     with ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
+        remember(ctx, job)
         return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
 
 
@@ -42,29 +52,21 @@ def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: 
     from awsddp.aws.poweroff import release
     from awsddp.nodes.sync import pull
 
-    used = sorted({rank.node for rank in job.ranks} & set(fleet.nodes))
-    told = ask(fleet, dict.fromkeys(used, launchers.manifest_request(job.job)))
-    manifests = {node: results.manifest(answer, node=node) for node, answer in told.items()}
-    wanted = {
-        node: [
-            Wanted(remote=file.path, home=file.home, size=file.size, sha256=file.sha256, data=file.data)
-            for file in manifest.files
-            if file.sha256 is not None
-        ]
-        for node, manifest in manifests.items()
-    }
+    used = holders(fleet, job)
+    selected = select(ctx, fleet, job, used, target)
+    job = replace(job, missing=tuple(sorted({*job.missing, *(one.node for one in selected.owed)})))
     came = pull(
-        wanted,
+        selected.wanted,
         target,
         ssh_config=ctx.folder.ssh_config,
+        links=selected.links,
         also={"job.json": results.encode(job)},
         on_event=ctx.on_event,
     )
-    for node, manifest in manifests.items():
-        for file in manifest.skipped:
-            ctx.on_event(Event(f"not brought home: {file.path}: {file.why}", node_name(node)))
     _draw(target)
-    if job.state != "running" and not fleet.failures:
+    if selected.owed:
+        raise unfetched(job, selected)
+    if job.state != "running":
         with tagging(ctx):
             release(cluster.aws, [node for node in cluster.nodes if node.node in used], job.job)
     return came
@@ -87,7 +89,10 @@ def _draw(target: Path) -> None:
 def metrics(target: Path) -> list[dict[str, Any]]:
     """Return the metrics that the first node's run folder holds; none where there are none."""
     file = target / "node0" / "run" / "metrics.jsonl"
-    return report.json_lines(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        return report.json_lines(stream.read(METRICS_CHARACTERS))
 
 
 def _data(rows: list[dict[str, Any]]) -> str | None:
@@ -96,17 +101,57 @@ def _data(rows: list[dict[str, Any]]) -> str | None:
 
 
 def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
-    """Return a job as the document of `train`, with the accuracy that its program wrote down."""
+    """Return a job as the document of `train`, with the accuracy that its program wrote down.
+
+    `fetched` tells whether its results are at home since it has ended.
+    """
     rows = metrics(target if target is not None else place_of(ctx, job.job))
-    found = {"accuracy": report.last_value(rows, "accuracy"), "data": _data(rows)}
+    found = {
+        "accuracy": report.last_value(rows, "accuracy"),
+        "data": _data(rows),
+        "fetched": ended_at_home(ctx, job.job) is not None,
+    }
     return report.job_document(job) | found
 
 
+def job_at_home(ctx: Context, name: str | None) -> Job | None:
+    """Return a job whose results are at home: of this name, or the newest."""
+    folder = place_of(ctx, "x").parent
+    found = sorted(folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
+    named = [path for path in found if name is None or path.parent.name == name]
+    return results.decode(named[-1].read_bytes()) if named else None
+
+
+def ended_at_home(ctx: Context, name: str) -> Job | None:
+    """Return the job of this name if its results came home after it had ended."""
+    with contextlib.suppress(ConfigError):  # what cannot be read is fetched again
+        job = job_at_home(ctx, name)
+        return job if job is not None and job.state != "running" else None
+    return None
+
+
+def whole_at_home(ctx: Context, name: str) -> Job | None:
+    """Return the job of this name if nothing of it is missing at home."""
+    job = ended_at_home(ctx, name)
+    return job if job is not None and not job.missing else None
+
+
+def still_missing(
+    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, to: Path | None = None
+) -> dict[int, str]:
+    """Return why parts of a job cannot be had now, by node, unless they are at home already."""
+    kept = whole_at_home(ctx, job.job) if to is None else None
+    return {} if kept is not None and kept.nodes == job.nodes else missing(cluster, fleet, job)
+
+
 def remember(ctx: Context, *jobs: Job) -> None:
-    """Keep jobs as last seen in the folder, for `status`."""
+    """Keep jobs as last seen in the folder, for `status`, and when those that run were seen."""
     record = ctx.folder.read()
     if record is not None:
         new = {job.job for job in jobs}
         others = tuple(one for one in record.jobs if one.job not in new)
         if (after := (*others, *jobs)) != record.jobs:
             ctx.folder.write(replace(record, jobs=after))
+        seen = {name: moment for name, moment in ctx.folder.seen().items() if name not in new}
+        now = datetime.now(UTC)
+        ctx.folder.write_seen(seen | {job.job: now for job in jobs if job.state == "running"})

@@ -14,6 +14,7 @@ from awsddp.spec import seconds
 from awsddp.verbs.context import Context
 from awsddp.verbs.node_jobs import ask
 from awsddp.verbs.nodes import Ready
+from awsddp.verbs.parts import holders
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -56,7 +57,7 @@ class Watch:
         self._on_lines = on_lines
         self._to_the_end = to_the_end
         self._patience_s = seconds(ctx.job.job.heartbeat_timeout) + BEYOND_S
-        self._followed = {rank.node for rank in job.ranks}
+        self._followed = set(holders(fleet, job))
         self._away: dict[int, float] = {}  # nodes without a connection, and since when
 
     def run(self) -> Job:

@@ -110,6 +110,14 @@ def test_a_cancelled_job_has_time_to_save_and_its_results_come_home(cluster: Lab
     while "waiting" not in cluster.run("logs", name, "--rank", "1").stdout:
         time.sleep(0.1)
     assert [job["state"] for job in cluster.json("jobs") if job["job"] == name] == ["running"]  # type: ignore[index]
+    refused = cluster.json("train", "patient.py", "--detach", code=3)["error"]
+    assert (f"job {name} runs on node0, node1", f"awsddp cancel {name}") == (
+        refused["message"],
+        refused["next"].splitlines()[1].partition("   #")[0],
+    )
+    unanswered = cluster.run("sync")
+    assert (unanswered.returncode, f"Job {name} runs" in unanswered.stderr) == (2, True)
+    assert cluster.run("sync", "-y").returncode == 0
     assert cluster.json("cancel")["state"] == "cancelled"
     assert cluster.run("cancel").returncode == 7
     assert cluster.json("cancel", name)["state"] == "cancelled"

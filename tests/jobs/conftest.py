@@ -67,8 +67,11 @@ class Fleet:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
 
-    def start(self, node: int, request: dict[str, Any]) -> subprocess.Popen[bytes]:
-        """Send a request, as SSH would, and return at once."""
+    def start(
+        self, node: int, *requests: dict[str, Any] | bytes, close: bool = True
+    ) -> subprocess.Popen[bytes]:
+        """Send requests, as SSH would, and return at once; the connection ends, or stays."""
+        messages = [one if isinstance(one, bytes) else launchers.message(one) for one in requests]
         argv, stdin = launchers.program()
         process = subprocess.Popen(
             [NODE_PYTHON, *argv[1:]],
@@ -80,15 +83,17 @@ class Fleet:
             start_new_session=True,
         )
         assert process.stdin is not None
-        process.stdin.write(stdin + launchers.message(request))
-        process.stdin.close()
-        process.stdin = None
+        process.stdin.write(stdin + b"".join(messages))
+        process.stdin.flush()
+        if close:
+            process.stdin.close()
+            process.stdin = None
         return process
 
     def ask(self, node: int, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return its answer."""
         out, err = self.start(node, request).communicate(timeout=90)
-        return launchers.answer(out, node=node, stderr=err)
+        return launchers.answer(out, request=request, node=node, stderr=err)
 
     def requests(self, script: str, *, job: str = "job", slot: int = 0, **settings: Any) -> dict[int, Any]:
         """Return what launches `script` (a file, or the text of one) on all nodes, two ranks each."""
@@ -105,13 +110,12 @@ class Fleet:
     def launch(self, script: str, *, job: str = "job", **settings: Any) -> None:
         """Launch a job on all nodes at once."""
         self.jobs.append(job)
-        running = {
-            node: self.start(node, request)
-            for node, request in self.requests(script, job=job, **settings).items()
-        }
+        requests = self.requests(script, job=job, **settings)
+        running = {node: self.start(node, request) for node, request in requests.items()}
         for node, process in running.items():
+            request = requests[node]
             out, err = process.communicate(timeout=60)
-            launchers.answer(out, node=node, stderr=err)
+            launchers.answer(out, request=request, node=node, stderr=err)
 
     def document(self, node: int, job: str = "job") -> dict[str, Any]:
         """Return what a node knows of a job, read in this process: a request costs one of its own."""

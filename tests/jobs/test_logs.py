@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from awsddp.errors import NodeError
 from awsddp.jobs import launchers
 from awsddp.jobs.logs import Labeller, Merger, Stream, StreamError
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
@@ -146,16 +147,74 @@ def test_chosen_ranks_alone_are_shown_and_all_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "rank0.log").read_bytes() == b"zero\n"
 
 
+def document(node: int, state: str, **more: object) -> bytes:
+    """Return what a node of job j says, on which ranks 0 and 1 run on nodes 0 and 1."""
+    ranks = [
+        {"rank": rank, "local_rank": 0, "node": rank, "exit_code": None, "seconds": 0.0} for rank in (0, 1)
+    ]
+    said = {"job": "j", "node": node, "state": state, "cause": None, "complete": True, "ranks": ranks}
+    return json.dumps({**said, "created": "2026-01-01T00:00:00+00:00", **more}).encode()
+
+
 def test_merger_knows_when_every_node_has_ended(tmp_path: Path) -> None:
     merger = Merger({0: 0, 1: 1}, folder=tmp_path, clock=Clock())
     merger.attach(0)
     merger.attach(1)
-    merger.feed(0, MAGIC + frame(b"S", payload=json.dumps({"state": "running"}).encode()))
-    assert merger.documents == {0: {"state": "running"}}
-    merger.feed(0, frame(b"E", payload=json.dumps({"state": "failed"}).encode()))
-    assert (merger.documents[0], merger.ended(0), merger.done) == ({"state": "failed"}, True, False)
-    merger.feed(1, MAGIC + frame(b"E", payload=b"{}"))
+    merger.feed(0, MAGIC + frame(b"S", payload=document(0, "running")))
+    assert merger.documents == {0: json.loads(document(0, "running"))}
+    merger.feed(0, frame(b"E", payload=document(0, "failed")))
+    assert (merger.documents[0]["state"], merger.ended(0), merger.done) == ("failed", True, False)
+    merger.feed(1, MAGIC + frame(b"E", payload=document(1, "failed")))
     assert merger.done
+
+
+@pytest.mark.parametrize(
+    ("payload", "wrong"),
+    [
+        (document(1, "running"), "speaks for node1"),
+        (document(0, "running", job="other"), "speaks of job 'other'"),
+        (
+            document(0, "running", ranks=json.loads(document(0, "running"))["ranks"][:1]),
+            "ranks are not those",
+        ),
+        (document(0, "running", created=float("nan")), "NaN"),
+        (b"[" * 100_000, "recursion"),
+        (b"\xff", "utf-8"),
+    ],
+)
+def test_what_a_node_says_of_another_job_or_node_is_refused(
+    tmp_path: Path, payload: bytes, wrong: str
+) -> None:
+    merger = Merger({0: 0, 1: 1}, folder=tmp_path, job="j")
+    merger.attach(0)
+    with pytest.raises(NodeError, match="node0 gave a malformed answer") as caught:
+        merger.feed(0, MAGIC + frame(b"S", payload=payload))
+    assert wrong in caught.value.why
+
+
+def test_frame_without_measure_is_refused_before_it_has_come(tmp_path: Path) -> None:
+    merger = Merger({0: 0}, folder=tmp_path)
+    merger.attach(0)
+    with pytest.raises(StreamError, match="the logs of node0 cannot be followed"):
+        merger.feed(0, MAGIC + HEADER.pack(b"L", 0, 0, 2**32 - 1))
+
+
+def test_positions_in_logs_are_those_of_the_job(tmp_path: Path) -> None:
+    merger = Merger({0: 0}, folder=tmp_path)
+    merger.attach(0)
+    for said in (b'{"7": 1}', b'{"0": -1}', b'{"x": 1}', b"[]"):
+        with pytest.raises(NodeError, match="malformed"):
+            merger.feed(0, MAGIC + frame(b"T", payload=said))
+        merger.attach(0)
+
+
+def test_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "rank3.log").symlink_to(tmp_path / "elsewhere")
+    merger = Merger({3: 1}, folder=tmp_path)
+    merger.attach(1)
+    with pytest.raises(OSError):
+        merger.feed(1, MAGIC + frame(b"L", 3, 0, b"text"))
+    assert not (tmp_path / "elsewhere").exists()
 
 
 NASTY = r"""

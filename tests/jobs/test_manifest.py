@@ -1,18 +1,23 @@
-"""Which files come home."""
+"""Which files come home, and what is named instead."""
 
 import hashlib
+import json
 import os
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp.errors import NodeError
+from awsddp import answers
+from awsddp.answers import Manifest
 from awsddp.jobs import launchers
-from awsddp.jobs.results import Manifest, manifest
+from awsddp.jobs.selection import exclude_patterns
 from awsddp.jobs.supervisor import manifest as on_node
 from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.walk import snapshot
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -25,7 +30,7 @@ Path('saved_models/x.pth').write_bytes(b'weights %s' % os.environ['RANK'].encode
 Path(os.environ['AWSDDP_RUN_DIR'], 'deep').mkdir()
 Path(os.environ['AWSDDP_RUN_DIR'], 'deep', 'metrics.json').write_text('{}')
 Path('grown.txt').open('a').write('more')
-Path('runs').mkdir(); Path('runs/no').write_text('x')
+Path('runs').mkdir(); Path('runs/events').write_text('x')
 Path('sub/__pycache__').mkdir(parents=True); Path('sub/__pycache__/no.pyc').write_text('x')
 Path('sub/runs').mkdir(); Path('sub/runs/yes').write_text('x')
 Path('latest').symlink_to('saved_models/x.pth')
@@ -36,8 +41,71 @@ Path(os.environ['HOME'], 'elsewhere').mkdir(); Path(os.environ['HOME'], 'elsewhe
 """
 
 
+class Node:
+    """Node 2 and a job of one rank on it, as the launch left them."""
+
+    def __init__(self, top: Path, outputs: Sequence[str] = ()) -> None:
+        self.work = top / "work"
+        self.work.mkdir()
+        self.top = top
+        self.folder = JobFolder("job", top / "job")
+        for path in (self.folder.logs, self.folder.run):
+            path.mkdir(parents=True)
+        self.folder.log(5).write_text("log")
+        request = {"node": 2, "workdir": str(self.work), "ranks": [{"rank": 5}], "outputs": list(outputs)}
+        (self.folder.path / "job.json").write_text(json.dumps(request))
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the synced folder as it is for what was there before the job."""
+        self.folder.snapshot.write_text(json.dumps(snapshot(self.work)))
+
+    def file(self, name: str, text: str = "x") -> Path:
+        """Write a file, of the synced folder unless `name` is absolute."""
+        path = self.work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def link(self, name: str, target: Path | str) -> None:
+        (self.work / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.work / name).symlink_to(target)
+
+    def manifest(
+        self, outputs: Sequence[str] = (), exclude: Sequence[str] = (), at_once: int = 0
+    ) -> Manifest:
+        request = launchers.manifest_request("job", outputs=outputs, exclude=exclude_patterns(exclude))
+        answer = on_node.manifest(self.folder, {**request, "at_once": at_once})
+        said = json.dumps(answer).encode()
+        return answers.manifest(answers.check(said, request=request, node=2), node=2, ranks=[5])
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """The synced folder and the job are empty."""
+    return Node(tmp_path)
+
+
+def files(manifest: Manifest) -> dict[str, str]:
+    """Return the path of each file of the synced folder's, by its place below node2."""
+    return {
+        file.home.removeprefix("node2/"): file.path
+        for file in manifest.files
+        if file.home.startswith("node2/") and not file.home.startswith("node2/run/")
+    }
+
+
+def links(manifest: Manifest) -> dict[str, str]:
+    return {link.home.removeprefix("node2/"): link.target for link in manifest.links}
+
+
+def skipped(manifest: Manifest) -> dict[str, str]:
+    return {Path(one.path).name: one.why for one in manifest.skipped}
+
+
 def found(fleet: "Fleet", node: int = 0) -> Manifest:
-    return manifest(fleet.ask(node, launchers.manifest_request("job")), node=node)
+    request = launchers.manifest_request("job")
+    return answers.manifest(fleet.ask(node, request), node=node, ranks=[0])
 
 
 def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet]") -> None:
@@ -55,61 +123,205 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
         "node0/saved_models/x.pth",
         "node0/run/deep/metrics.json",
         "node0/grown.txt",
+        "node0/runs/events",
         "node0/sub/runs/yes",
-        "node0/latest",
         'node0/odd \udcff "name"\n-x',
         "node0/big1",
         "node0/big2",
         f"node0/outside{fleet.homes[0]}/elsewhere/e",
     }
-    assert files["node0/latest"].link == "saved_models/x.pth"
+    assert {link.home: link.target for link in result.links} == {"node0/latest": "saved_models/x.pth"}
     weights = files["node0/saved_models/x.pth"]
     assert (weights.size, weights.sha256) == (9, hashlib.sha256(b"weights 0").hexdigest())
-    assert Path(
-        os.fsencode(files['node0/odd \udcff "name"\n-x'].path).decode(errors="surrogateescape")
-    ).exists()
-    assert [(Path(file.path).name, file.why) for file in result.skipped] == [("there", "it is not there")]
-
-
-def test_over_the_limit_the_smallest_come_home_and_the_rest_is_named(
-    make_fleet: "Callable[[int], Fleet]", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fleet = make_fleet(1)
-    fleet.run("for size in (10, 60, 50): open(f'f{size}', 'w').write('x' * size)\n", world_size=1)
-    monkeypatch.setattr(on_node, "LIMIT", 65)
-    result = on_node.manifest(JobFolder("job", fleet.folder(0)))
-    homes = {file["home"] for file in result["files"]}
-    assert {"node0/f10", "node0/f50"} <= homes
-    assert "node0/f60" not in homes
-    assert [(Path(file["path"]).name, file["size"]) for file in result["skipped"]] == [("f60", 60)]
-
-
-def test_small_results_come_with_the_list_and_logs_do_not(make_fleet: "Callable[[int], Fleet]") -> None:
-    fleet = make_fleet(1)
-    fleet.run(
-        "print('said')\nfor size in (10, 60, 50): open(f'f{size}', 'w').write('x' * size)\n", world_size=1
-    )
-    times = JobFolder("job", fleet.folder(0)).times.read_bytes()
-    result = on_node.manifest(JobFolder("job", fleet.folder(0)), at_once=len(times) + 65)
-    came = {file.home: file.data for file in manifest(result, node=0).files}
-    assert came == {
-        "logs/rank0.log": None,
-        "logs/supervisor0.log": b"",
-        "logs/times0.jsonl": times,
-        "node0/f10": b"x" * 10,
-        "node0/f50": b"x" * 50,
-        "node0/f60": None,
+    assert Path(files['node0/odd \udcff "name"\n-x'].path).exists()
+    assert skipped(result) == {"there": "it is not there", "pipe": "a pipe"}
+    assert not any(one.owed for one in result.skipped)
+    limited = {file.home for file in result.files if file.limited}
+    assert limited == {home for home in files if home.startswith("node0/")} - {
+        "node0/run/deep/metrics.json",
+        "node0/big1",
+        f"node0/outside{fleet.homes[0]}/elsewhere/e",
     }
+    paths = [weights.path, str(fleet.homes[0])]
+    told = answers.hashes(fleet.ask(0, launchers.hashes_request(paths)))
+    assert (told[0].size, told[0].sha256, told[1].why) == (9, weights.sha256, "Is a directory")
 
 
-@pytest.mark.parametrize("files", [None, [{}], [{"path": "/x", "home": "x", "size": 1, "data": "no base64"}]])
-def test_what_is_no_list_of_results_is_refused(files: object) -> None:
-    with pytest.raises(NodeError, match="node1 does not say what its results are"):
-        manifest({"files": files, "skipped": []}, node=1)
+def test_small_results_come_with_the_list_and_logs_do_not(node: Node) -> None:
+    node.folder.times.write_text("times")
+    for size in (10, 60, 50):
+        node.file(f"f{size}", "x" * size)
+    came = {file.home: file.data for file in node.manifest(at_once=125).files}
+    assert came == {
+        "logs/rank5.log": None,
+        "logs/times2.jsonl": b"times",
+        "node2/f10": b"x" * 10,
+        "node2/f50": b"x" * 50,
+        "node2/f60": b"x" * 60,
+    }
+    assert node.manifest(at_once=64).files[-1].data is None
 
 
-@pytest.mark.parametrize("home", ["/etc/passwd", "../x", "node0/../../x", "node0/\0"])
-def test_place_outside_of_the_results_is_refused(home: str) -> None:
-    answer = {"files": [{"path": "/x", "home": home, "size": 1, "sha256": "0"}], "skipped": []}
-    with pytest.raises(NodeError, match="node1"):
-        manifest(answer, node=1)
+def test_large_files_are_hashed_only_when_they_are_asked_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_node, "HASH_BYTES", 10)
+    node.file("large", "x" * 100)
+    assert [file.sha256 for file in node.manifest().files] == [hashlib.sha256(b"log").hexdigest(), None]
+
+
+def test_link_to_what_is_fetched_stays_a_link(node: Node) -> None:
+    node.file("ckpt/step100.pt")
+    node.link("ckpt/latest.pt", "step100.pt")
+    node.link("best", node.work / "ckpt/latest.pt")
+    node.link("deep/er/all", "../../ckpt")
+    node.link("log", node.folder.log(5))
+    result = node.manifest()
+    assert links(result) == {
+        "ckpt/latest.pt": "step100.pt",
+        "best": "ckpt/latest.pt",
+        "deep/er/all": "../../ckpt",
+        "log": "../logs/rank5.log",
+    }
+    assert files(result) == {"ckpt/step100.pt": f"{node.work}/ckpt/step100.pt"}
+
+
+def test_link_to_a_file_outside_comes_home_as_the_file(node: Node) -> None:
+    outside = node.file(str(node.top / "store/model.pt"), "weights")
+    node.link("best.pt", outside)
+    node.link("same.pt", outside)
+    result = node.manifest()
+    assert files(result) == {"best.pt": str(outside), "same.pt": str(outside)}
+    assert {file.size for file in result.files if file.limited} == {7}
+    assert (links(result), skipped(result)) == ({}, {})
+
+
+def test_link_of_an_earlier_job_comes_home_when_its_file_outside_changes(node: Node) -> None:
+    outside = node.file(str(node.top / "store/model.pt"), "old")
+    node.link("best.pt", outside)
+    node.begin()
+    assert files(node.manifest()) == {}
+    outside.write_text("newer")
+    assert files(node.manifest()) == {"best.pt": str(outside)}
+
+
+def test_link_to_a_file_that_did_not_change_comes_home_as_the_file(node: Node) -> None:
+    node.file("pretrained.pt")
+    node.begin()
+    node.link("start.pt", "pretrained.pt")
+    assert files(node.manifest()) == {"start.pt": str(node.work / "pretrained.pt")}
+
+
+def test_link_to_a_folder_outside_is_named_and_followed_as_an_output_only(node: Node) -> None:
+    node.file(str(node.top / "data/sub/a"))
+    node.link("data", node.top / "data")
+    result = node.manifest()
+    assert files(result) == {}
+    assert skipped(result) == {
+        "data": f"a link to the folder {node.top}/data; it is fetched if an --output names it"
+    }
+    followed = node.manifest(outputs=["data"])
+    assert files(followed) == {"data/sub/a": str(node.top / "data/sub/a")}
+    assert (links(followed), skipped(followed)) == ({}, {})
+    assert not any(file.limited for file in followed.files)
+
+
+def test_output_that_is_a_link_comes_home_with_what_it_points_to(node: Node) -> None:
+    node.file(str(node.top / "store/model.pt"))
+    node.link("best.pt", node.top / "store/model.pt")
+    node.file("steps/1")
+    node.link("latest", "steps")
+    result = node.manifest(outputs=["best.pt", "latest", "latest/1"])
+    assert files(result) == {"best.pt": str(node.top / "store/model.pt"), "steps/1": f"{node.work}/steps/1"}
+    assert links(result) == {"latest": "steps"}
+    assert not any(file.limited for file in result.files)
+
+
+def test_links_that_lead_nowhere_are_kept_inside_and_named_outside(node: Node) -> None:
+    node.link("inside", "not/there")
+    node.link("outside", "/not/there")
+    node.link("a", "b")
+    node.link("b", "a")
+    node.link("self", "self")
+    result = node.manifest()
+    assert links(result) == {"inside": "not/there", "a": "b", "b": "a", "self": "self"}
+    assert skipped(result) == {"outside": "a link to /not/there, which is no file"}
+
+
+def test_loops_of_folders_end(node: Node) -> None:
+    node.file("a/file")
+    node.link("a/up", "..")
+    node.link("a/here", ".")
+    result = node.manifest(outputs=["a", "a/up/a"])
+    assert list(files(result)) == ["a/file"]
+    assert set(links(result)) == {"a/up", "a/here"}
+
+
+def test_what_cannot_be_read_is_owed(node: Node) -> None:
+    node.file("closed/inside")
+    node.file("secret")
+    (node.work / "closed").chmod(0)
+    (node.work / "secret").chmod(0)
+    try:
+        owed = {Path(one["path"]).name: one["why"] for one in as_a_user(node)["skipped"] if one["owed"]}
+    finally:
+        (node.work / "closed").chmod(0o700)
+    assert owed == {"closed": "Permission denied", "secret": "Permission denied"}
+
+
+def as_a_user(node: Node) -> dict[str, Any]:
+    """Return the manifest as somebody sees it who may not read everything, as root may."""
+    if os.geteuid() != 0:
+        return on_node.manifest(node.folder, launchers.manifest_request("job"))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for path in (node.top, *node.top.parents[:2]):
+            path.chmod(0o755)
+        os.chown(node.work, 65534, 65534)
+        for path in node.work.rglob("*"):
+            os.chown(path, 65534, 65534)
+        os.setuid(65534)
+        os.write(
+            writing, json.dumps(on_node.manifest(node.folder, launchers.manifest_request("job"))).encode()
+        )
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as pipe:
+        return dict(json.loads(pipe.read()))
+
+
+def test_excluded_files_are_counted_and_nothing_else_is_kept_back(node: Node) -> None:
+    for name in ("data/a", "data/deep/b", "keep/data.txt", "x.tmp", "keep.tmp"):
+        node.file(name, "12345")
+    node.file(".gitignore", "keep/")
+    node.link("latest", "x.tmp")
+    result = node.manifest(exclude=["data/", "*.tmp", "!keep.tmp"])
+    assert set(files(result)) == {"keep/data.txt", "keep.tmp", ".gitignore"}
+    assert (result.excluded.files, result.excluded.size) == (3, 15)
+    assert links(result) == {"latest": "x.tmp"}
+    named = node.manifest(exclude=["data/"], outputs=["data/a"])
+    assert "data/a" in files(named)
+
+
+def test_more_files_than_the_list_has_room_for_are_counted_and_owed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_node, "LIST_BYTES", 3000)
+    for number in range(100):
+        node.file(f"f{number}", "12345")
+    result = node.manifest()
+    (rest,) = result.skipped
+    assert rest.owed
+    assert (len(files(result)) + int(rest.why.split()[0]), rest.size) == (100, 5 * int(rest.why.split()[0]))
+
+
+def test_large_work_folder_is_listed_quickly(node: Node) -> None:
+    for folder in range(20):
+        (node.work / str(folder)).mkdir()
+        for number in range(100):
+            (node.work / str(folder) / str(number)).touch()
+    began = time.monotonic()
+    assert len(files(node.manifest())) == 2000
+    assert time.monotonic() - began < 5, sys.version

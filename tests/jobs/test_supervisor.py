@@ -340,23 +340,6 @@ def test_weird_arguments_arrive_as_they_are(fleet: "Fleet") -> None:
     assert not list(fleet.homes[0].rglob("canary"))
 
 
-def test_two_jobs_run_side_by_side_in_slots_of_their_own(fleet: "Fleet") -> None:
-    from tests.jobs.conftest import free_ports
-
-    fleet.launch(SLEEP, job="one", slot=0)
-    answers = {node: fleet.ask(node, launchers.slots_request(free_ports())) for node in (0, 1)}
-    assert [answers[node]["used"] for node in (0, 1)] == [[0], [0]]
-    assert launchers.choose_slot(answers, first=0) == 1
-    fleet.port = free_ports()
-    fleet.launch("import os\nprint(os.environ['MASTER_PORT'])\n", job="two", slot=1)
-    assert fleet.wait("two").state == "succeeded"
-    assert fleet.log(0, "two") == b"%d\n" % fleet.port
-    assert fleet.document(0, "one")["state"] == "running"
-    listed = fleet.ask(0, launchers.state_request())["jobs"]
-    assert [document["job"] for document in listed] == ["one", "two"]
-    fleet.ask(0, launchers.cancel_request("one"))
-
-
 def test_launch_says_what_is_wrong_and_leaves_nothing(fleet: "Fleet") -> None:
     import socket
 

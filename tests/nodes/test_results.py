@@ -9,7 +9,7 @@ import pytest
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.nodes import sync
 from awsddp.nodes.failures import NodesFailed
-from awsddp.nodes.sync import Fetched, Wanted
+from awsddp.nodes.sync import Fetched, Wanted, WantedLink
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
 from tests.nodes.test_listing import HELL
@@ -214,8 +214,8 @@ def test_an_interrupt_shows_nothing_half_made_and_the_next_time_it_is_whole(
 
 def test_what_a_killed_fetch_left_is_cleared_away(lab: MakeLab, target: Path) -> None:
     one = lab(1)
-    (target.parent / f"{target.name}.part/whole").mkdir(parents=True)
-    (target.parent / f"{target.name}.part/whole/rubbish").write_text("rubbish")
+    (target.parent / f".{target.name}.part/whole").mkdir(parents=True)
+    (target.parent / f".{target.name}.part/whole/rubbish").write_text("rubbish")
     pull(one, {0: [made(one.hosts[0], "a", b"a")]}, target)
     assert tree(target.parent) == {
         target.name: None,
@@ -226,8 +226,89 @@ def test_what_a_killed_fetch_left_is_cleared_away(lab: MakeLab, target: Path) ->
 
 def test_a_node_that_is_gone_is_named_and_home_is_as_it_was(lab: MakeLab, target: Path) -> None:
     two = lab(2)
-    wanted = {host.node: [made(host, "a", b"a")] for host in two.hosts}
+    wanted = {host.node: [made(host, "a", b"a%d" % host.node)] for host in two.hosts}
     two.hosts[1].stop()
     with pytest.raises(NodesFailed, match="node1: the transfer broke off"):
         pull(two, wanted, target)
     assert not target.exists()
+
+
+def test_the_same_bytes_under_the_same_path_travel_once(lab: MakeLab, target: Path) -> None:
+    two = lab(2)
+    wanted = {host.node: [made(host, "deep/model.pt", b"weights")] for host in two.hosts}
+    wanted[0].append(replace(wanted[0][0], home="node0/link to it.pt"))
+    two.hosts[1].stop()
+    assert pull(two, wanted, target) == {0: Fetched(files=1, bytes=7), 1: Fetched(files=0, bytes=0)}
+    copies = [target / name for name in ("node0/deep/model.pt", "node0/link to it.pt", "node1/deep/model.pt")]
+    assert [path.read_bytes() for path in copies] == [b"weights"] * 3
+    assert len({path.stat().st_ino for path in copies}) == 3
+    copies[2].unlink()
+    two.hosts[0].stop()
+    pull(two, wanted, target)
+    assert copies[2].read_bytes() == b"weights"
+
+
+def test_the_same_bytes_under_another_path_are_fetched(lab: MakeLab, target: Path) -> None:
+    two = lab(2)
+    wanted = {host.node: [made(host, f"f{host.node}", b"weights")] for host in two.hosts}
+    assert pull(two, wanted, target)[1] == Fetched(files=1, bytes=7)
+
+
+def test_links_come_home_after_the_files_and_replace_what_has_their_name(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    file = made(one.hosts[0], "ckpt/step1.pt", b"1")
+    links = [
+        WantedLink(home="node0/ckpt/latest.pt", target="step1.pt"),
+        WantedLink(home="node0/a", target="b"),
+    ]
+    pull(one, {0: [file]}, target, links=links)
+    assert (target / "node0/ckpt/latest.pt").read_bytes() == b"1"
+    links[0] = WantedLink(home="node0/ckpt/latest.pt", target="../a")
+    (target / "node0/a").unlink()
+    (target / "node0/a").write_text("a file at home")
+    pull(one, {0: [file]}, target, links=links)
+    assert [(target / link.home).readlink() for link in links] == [Path("../a"), Path("b")]
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        WantedLink(home="node0/a", target="/etc/passwd"),
+        WantedLink(home="node0/a", target="../../x"),
+        WantedLink(home="node0/a/b", target="../../../x"),
+        WantedLink(home="node0/a", target="b/../../../x"),
+        WantedLink(home="node0/a", target="b/.."),
+        WantedLink(home="node0/a", target="b\0"),
+        WantedLink(home="../a", target="b"),
+        WantedLink(home="a/../b", target="b"),
+    ],
+)
+def test_a_link_that_could_lead_elsewhere_is_refused(lab: MakeLab, target: Path, link: WantedLink) -> None:
+    with pytest.raises(ConfigError, match=r"link|place"):
+        pull(lab(1), {0: []}, target, links=[link])
+    assert not target.exists()
+
+
+def test_nothing_is_written_or_read_through_a_link_at_home(
+    lab: MakeLab, target: Path, tmp_path: Path
+) -> None:
+    one = lab(1)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/x").write_text("data")
+    (target / "node0").mkdir(parents=True)
+    (target / "node0/deep").symlink_to(tmp_path / "mine")
+    (target / "node0/file").symlink_to(tmp_path / "mine/x")
+    files = [made(one.hosts[0], "deep/x", b"data"), made(one.hosts[0], "file", b"more")]
+    pull(one, {0: files}, target, links=[WantedLink(home="node0/deep/link", target="x")])
+    assert tree(tmp_path / "mine") == {"x": b"data"}
+    assert (target / "node0/deep/x").read_bytes() == b"data"
+    assert not (target / "node0/deep").is_symlink()
+    assert (target / "node0/file").read_bytes() == b"more"
+
+
+def test_a_folder_of_results_that_ends_in_part_is_left_alone(lab: MakeLab, target: Path) -> None:
+    other = target.with_name(f"{target.name}.part")
+    other.mkdir(parents=True)
+    (other / "mine").write_text("mine")
+    pull(lab(1), {0: []}, target)
+    assert (other / "mine").read_text() == "mine"

@@ -53,14 +53,19 @@ class Machine:
         bin.mkdir()
         (bin / "systemctl").write_text(f'#!/bin/sh\necho "$*" >> "{root}/calls"\n')
         (bin / "curl").write_text("#!/bin/sh\nexit 22\n")
+        (bin / "ss").write_text(f'#!/bin/sh\ncat "{root}/connections"\n')
+        (bin / "journalctl").write_text(f'#!/bin/sh\ncat "{root}/journal"\n')
+        for empty in ("connections", "journal"):
+            (root / empty).touch()
         (bin / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.05\n")
         for program in bin.iterdir():
             program.chmod(0o755)
         self.environ = {"PATH": f"{bin}:{os.environ['PATH']}"}
         self.watchdog: subprocess.Popen[bytes] | None = None
 
-    def boot(self, expires_at: datetime) -> None:
-        [script] = yaml.safe_load(user_data(host_key=make_key("seed"), expires_at=expires_at))["bootcmd"]
+    def boot(self, expires_at: datetime = EXPIRES, *, idle_s: int = 0) -> None:
+        text = user_data(host_key=make_key("seed"), expires_at=expires_at, idle_s=idle_s)
+        [script] = yaml.safe_load(text)["bootcmd"]
         for folder in ("/etc/", "/run/", "/proc/"):
             script = script.replace(folder, f"{self.root}{folder}")
         subprocess.run(["sh", "-eu", "-c", script], env=self.environ, check=True)
@@ -180,3 +185,106 @@ def test_job_is_asked_to_end_at_a_shutdown_and_waited_for(machine: Machine) -> N
     assert reason.read_text() == "poweroff\n"
     shutil.rmtree(machine.root / "proc")
     assert stop.wait(timeout=20) == 0
+
+
+class IdleMachine:
+    """A machine of a day's term whose uptime only the test moves."""
+
+    def __init__(self, machine: Machine, *, idle_s: int) -> None:
+        self.machine = machine
+        machine.boot(datetime.now(UTC) + timedelta(days=1), idle_s=idle_s)
+        self.uptime(10)
+
+    def uptime(self, seconds: float) -> None:
+        path = self.machine.root / "proc/uptime"
+        path.parent.mkdir(exist_ok=True)
+        path.with_name("next").write_text(f"{seconds:.2f} 99.99\n")
+        path.with_name("next").replace(path)
+
+    def used(self, seconds: int) -> None:
+        (self.machine.root / "run/awsddp/used").write_text(f"{seconds}\n")
+
+    def ended(self) -> bool:
+        """Tell whether one look of the watchdog at the machine powers it off."""
+        if self.machine.watchdog is None:
+            self.machine.watch()
+        marks = self.machine.root / "looks"
+        (self.machine.root / "bin/sleep").write_text(f'#!/bin/sh\necho >> "{marks}"\nexec /bin/sleep 0.05\n')
+        marks.unlink(missing_ok=True)
+        wait_until(lambda: marks.exists() and len(marks.read_text()) > 2, "two looks")
+        return "poweroff" in self.machine.calls()
+
+
+def test_a_machine_that_nobody_uses_ends_after_its_idle_time(machine: Machine) -> None:
+    node = IdleMachine(machine, idle_s=3600)
+    node.used(100)
+    node.uptime(3699)
+    assert not node.ended()
+    node.uptime(3700)
+    assert node.ended()
+
+
+def test_a_machine_that_nobody_has_used_yet_has_half_an_hour(machine: Machine) -> None:
+    node = IdleMachine(machine, idle_s=60)
+    node.uptime(700_000)  # of its host
+    assert not node.ended()
+    node.uptime(701_799)
+    assert not node.ended()
+    node.uptime(701_800)
+    assert node.ended()
+
+
+@pytest.mark.parametrize("use", ["job", "connection"])
+def test_a_job_and_a_connection_are_use_until_they_end(machine: Machine, use: str) -> None:
+    node = IdleMachine(machine, idle_s=60)
+    comm, connections = machine.root / "proc/4711/comm", machine.root / "connections"
+    if use == "job":
+        comm.parent.mkdir()
+        comm.write_text("awsddp-job\n")
+    else:
+        connections.write_text("0 0 10.0.0.5:22 203.0.113.7:50000\n")
+    node.used(10)
+    node.uptime(5000)
+    assert not node.ended()
+    connections.write_text("")
+    comm.unlink(missing_ok=True)
+    node.uptime(5059)
+    assert not node.ended()
+    node.uptime(5060)
+    assert node.ended()
+
+
+def test_a_login_between_two_looks_counts_from_its_own_time(machine: Machine) -> None:
+    node = IdleMachine(machine, idle_s=600)
+    (machine.root / "journal").write_text(
+        f"{time.time() - 100:.6f} node sshd[1]: Accepted publickey for ubuntu\n"
+        f"{time.time() - 90:.6f} node sshd[1]: Disconnected from user ubuntu\n"
+    )
+    node.used(10)
+    node.uptime(5000)
+    assert not node.ended()
+    assert 4898 <= int((machine.root / "run/awsddp/used").read_text()) <= 4900
+
+
+def test_a_watchdog_that_was_killed_goes_on_where_it_was(machine: Machine) -> None:
+    node = IdleMachine(machine, idle_s=60)
+    node.used(10)
+    node.uptime(69)
+    assert not node.ended()
+    assert machine.watchdog is not None
+    machine.watchdog.kill()
+    machine.watchdog.wait()
+    machine.watch()
+    node.uptime(70)
+    assert node.ended()
+
+
+@pytest.mark.parametrize("said", ["0", "never", ""])
+def test_idle_can_be_turned_off_or_changed_while_it_runs(machine: Machine, said: str) -> None:
+    node = IdleMachine(machine, idle_s=0)
+    node.used(10)
+    node.uptime(500_000)
+    (machine.root / "etc/awsddp/idle").write_text(f"{said}\n")
+    assert not node.ended()
+    (machine.root / "etc/awsddp/idle").write_text("3600\n")
+    assert node.ended()

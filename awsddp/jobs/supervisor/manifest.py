@@ -1,8 +1,8 @@
-"""The results of a job on this node: which files come home, their sizes and hashes.
+"""The results of a job on this node: which files are fetched, and what is not, with the reason.
 
-Three places: the run folder, the `outputs` that the job names, and what is new or changed in the synced
-folder since the snapshot that was taken before the ranks started. Paths are text with surrogate escapes, so
-that any bytes in a name survive JSON.
+Three sources: the run folder, the `outputs` that the launch or this request names, and what is new or changed
+in the synced folder since the snapshot that was taken before the ranks started. Paths are text with surrogate
+escapes, so that any bytes in a name survive JSON.
 """
 
 from __future__ import annotations
@@ -11,149 +11,236 @@ import base64
 import hashlib
 import json
 import os
+import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 
-LIMIT = 2 << 30
-"""Bytes of the synced folder's files that come home unasked; `outputs` and the run folder know no limit."""
-_TOO_MUCH = "the new and changed files are over 2 GB in all; name it in job.outputs"
-_NOT_COUNTED = ("__pycache__", ".git")
-_NOT_COUNTED_ABOVE = ("runs",)  # at the top of the synced folder alone
-
-
-def snapshot(workdir: Path) -> dict[str, list[int]]:
-    """Return size and modification time (ns) of each file of the synced folder, by relative path."""
-    return {path: [info.st_size, info.st_mtime_ns] for path, info in _synced(workdir)}
+LIST_BYTES = 48 << 20
+"""How long the list of results may be; the client reads no answer of more than 64 MB."""
+HASH_BYTES = 64 << 20
+"""How much is hashed for the list; the client asks for the other hashes once it knows what it fetches."""
 
 
-def manifest(folder: JobFolder, *, at_once: int = 0) -> dict[str, Any]:
-    """Return {"files": [...], "skipped": [...]} of the job's results here.
+def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
+    """Return {"files", "links", "skipped", "excluded"}: the job's results here.
 
-    A file has `path` (absolute), `home` (relative to the job's folder of results), `size` in bytes, and
-    `sha256`, or `link` where it is a symbolic link. What is skipped has `path`, `size` and `why`. Files of
-    `at_once` bytes in all have `data` (base64), too; logs of ranks have not: who watched has them already.
+    A file has `path` (absolute, without links), `home` (where it belongs in the folder of results), `size`,
+    `limited` (it counts against job.results_limit), and where it is small `sha256` and `data` (base64, up to
+    `at_once` bytes in all; logs of ranks come without: who watched has them already). A link has `path`,
+    `home` and `target`, relative to the link's own folder. What is skipped has `path`, `size`, `why` and
+    `owed`: the job made it, and it is not fetched. `excluded` counts what the request's `exclude` matches.
     """
-    request = folder.request()
-    found = _Found(f"node{request['node']}")
-    for entry in request["ranks"]:
+    launched = folder.request()
+    found = _Found(f"node{launched['node']}", Path(launched["workdir"]), folder.run)
+    found.hash_left, found.data_left = HASH_BYTES, 0
+    for entry in launched["ranks"]:
         found.add(folder.log(entry["rank"]), f"logs/rank{entry['rank']}.log")
-    found.at_once = at_once
-    found.add(folder.times, f"logs/times{request['node']}.jsonl")
-    found.add(folder.path / "supervisor.log", f"logs/supervisor{request['node']}.log")
-    for path, _ in _walk(folder.run):
-        found.add(folder.run / path, f"{found.node}/run/{path}")
-    workdir = Path(request["workdir"])
-    for output in request["outputs"]:
-        _add_output(found, workdir, output)
-    _add_changed(found, workdir, json.loads(folder.snapshot.read_text(encoding="utf-8")))
-    return {"files": found.files, "skipped": found.skipped}
+    found.data_left = request["at_once"]
+    found.add(folder.times, f"logs/times{launched['node']}.jsonl")
+    found.add(folder.path / "supervisor.log", f"logs/supervisor{launched['node']}.log")
+    found.add_tree(folder.run, f"{found.node}/run")
+    for output in dict.fromkeys([*launched["outputs"], *request["outputs"]]):
+        found.add_output(output)
+    found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")), _Excluded(request["exclude"]))
+    found.add_links()
+    return found.document()
+
+
+def hashes(paths: list[str]) -> dict[str, Any]:
+    """Return {"hashes": [...]}, in the order of `paths`: `size` and `sha256`, or `why` there are none."""
+    return {"hashes": [_hashed_or_why(Path(path)) for path in paths]}
+
+
+class _Excluded:
+    """Counts what job.exclude matches: regular expressions, of which the last that matches decides."""
+
+    def __init__(self, patterns: list[list[Any]]) -> None:
+        self._patterns = [(re.compile(pattern), bool(exclude)) for pattern, exclude in patterns]
+        self.files = self.size = 0
+
+    def match(self, path: str) -> bool:
+        return next((exclude for pattern, exclude in reversed(self._patterns) if pattern.match(path)), False)
+
+    def count(self, path: str, size: int) -> bool:
+        matches = self.match(path)
+        self.files += matches
+        self.size += size * matches
+        return matches
 
 
 class _Found:
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, workdir: Path, run: Path) -> None:
         self.node = node
-        self.files: list[dict[str, Any]] = []
-        self.skipped: list[dict[str, Any]] = []
-        self.at_once = 0
-        self._paths: set[str] = set()
-        self._homes: set[str] = set()
+        self.hash_left = self.data_left = 0
+        self._workdir = real(workdir)
+        self._roots = [(real(run), f"{node}/run"), (self._workdir, node)]
+        self._lines: dict[str, list[dict[str, Any]]] = {"files": [], "links": [], "skipped": []}
+        self._homes: dict[Path, str] = {}  # of every file and link that was taken in
+        self._parents: dict[Path, Path] = {}
+        self._links: list[tuple[Path, str, bool]] = []
+        self._excluded = _Excluded([])
+        self._room = LIST_BYTES
+        self._beyond = [0, 0]
 
-    def known(self, path: Path) -> bool:
-        return str(path) in self._paths
+    def document(self) -> dict[str, Any]:
+        """Return the answer; what the list has no room for is one line of it."""
+        if self._beyond[0]:
+            why = f"{self._beyond[0]} more files than the list of results has room for; pack them into fewer"
+            line = {"path": str(self._workdir), "size": self._beyond[1], "why": why, "owed": True}
+            self._lines["skipped"].append(line)
+        counted = {"files": self._excluded.files, "size": self._excluded.size}
+        return {**self._lines, "excluded": counted}
 
-    def add(self, path: Path, home: str) -> None:
-        """Take the file `path` in, once. A name at home that is taken already gets a tilde."""
-        if self.known(path):
+    def add(self, path: Path, home: str, *, limited: bool = False) -> None:
+        """Take in one file, or keep a link for later; each path once."""
+        path = self._resolved(path)
+        if path in self._homes:
             return
-        self._paths.add(str(path))
-        while home in self._homes:
-            home += "~"
-        self._homes.add(home)
+        self._homes[path] = home
         try:
             info = path.lstat()
             if stat.S_ISLNK(info.st_mode):
-                link = os.readlink(str(path))  # noqa: PTH115 (Path.readlink came with Python 3.9)
-                self.files.append({"path": str(path), "home": home, "size": 0, "link": link})
+                self._links.append((path, home, limited))
             elif stat.S_ISREG(info.st_mode):
-                file = _hashed(path, self.at_once)
-                self.at_once -= file["size"] if "data" in file else 0
-                self.files.append({"path": str(path), "home": home, **file})
+                self._add_file(path, home, info, limited)
+            else:
+                self.skip(path, file_kind(info.st_mode))
         except FileNotFoundError:
             return
         except OSError as error:
-            self.skip(path, 0, error.strerror or str(error))
+            self.skip(path, error.strerror or str(error), owed=True)
 
-    def skip(self, path: Path, size: int, why: str) -> None:
-        self.skipped.append({"path": str(path), "size": size, "why": why})
+    def add_tree(self, top: Path, home: str) -> None:
+        """Take in what a folder holds. `home` is where the folder belongs."""
 
+        def trouble(path: str, why: str) -> None:
+            self.skip(top / path, why, owed=True)
 
-def _add_output(found: _Found, workdir: Path, output: str) -> None:
-    """Take in the file or folder `output`: relative to the synced folder, absolute, or below ~."""
-    path = Path(os.path.normpath(workdir / Path(output).expanduser()))
-    files = [path / name for name, _ in _walk(path)] if path.is_dir() else [path]
-    if not path.is_dir() and not path.is_symlink() and not path.exists():
-        found.skip(path, 0, "it is not there")
-    for file in files:
-        inside = workdir in file.parents
-        found.add(file, f"{found.node}/{file.relative_to(workdir) if inside else 'outside' + str(file)}")
+        for path, _ in walk(top, trouble):
+            self.add(top / path, f"{home}/{path}")
 
+    def add_output(self, output: str) -> None:
+        """Take in the file or folder `output`: relative to the synced folder, absolute, or below ~.
 
-def _add_changed(found: _Found, workdir: Path, before: dict[str, list[int]]) -> None:
-    changed = [
-        (info.st_size, path)
-        for path, info in _synced(workdir)
-        if before.get(path) != [info.st_size, info.st_mtime_ns] and not found.known(workdir / path)
-    ]
-    total = 0
-    for size, path in sorted(changed):
-        total += size
-        if total > LIMIT:
-            found.skip(workdir / path, size, _TOO_MUCH)
-        else:
-            found.add(workdir / path, f"{found.node}/{path}")
+        A folder that lies outside and that a link leads to is followed.
+        """
+        path = self._resolved(Path(os.path.normpath(str(self._workdir / Path(output).expanduser()))))
+        target = real(path)
+        home = self._home(target) or self._given_home(path)
+        if not path.is_dir():
+            if not os.path.lexists(str(path)):
+                self.skip(path, "it is not there")
+            self.add(path, self._home(path) or home)
+            return
+        if path != target and self._home(target) is not None:
+            self.add(path, self._home(path) or self._given_home(path))
+        elif self._home(target) is None:
+            self._homes[path] = home
+            self._roots.append((target, home))
+        self.add_tree(target, home)
 
+    def add_changed(self, before: dict[str, list[int]], excluded: _Excluded) -> None:
+        """Take in what the synced folder holds that was not there before, or was another then."""
+        self._excluded = excluded
 
-def _synced(workdir: Path) -> Iterator[tuple[str, os.stat_result]]:
-    return _walk(workdir, skip=_NOT_COUNTED, skip_above=_NOT_COUNTED_ABOVE)
+        def trouble(path: str, why: str) -> None:
+            if before.get(path) != [] and not excluded.match(f"{path}/"):
+                self.skip(self._workdir / path, why, owed=True)
 
-
-def _walk(
-    top: Path, *, skip: tuple[str, ...] = (), skip_above: tuple[str, ...] = ()
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path relative to `top`, lstat) of each regular file and symbolic link, following none."""
-    pending = [""]
-    while pending:
-        folder = pending.pop()
-        try:
-            entries = list(os.scandir(str(top / folder)))
-        except OSError:
-            continue
-        for entry in entries:
-            if entry.name in skip or (not folder and entry.name in skip_above):
+        for path, info in walk(self._workdir, trouble):
+            whole = self._workdir / path
+            if self._resolved(whole) in self._homes or before.get(path) == stamp(whole, info):
                 continue
-            path = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(path)
-                continue
+            if not excluded.count(path, info.st_size):
+                self.add(whole, f"{self.node}/{path}", limited=True)
+
+    def add_links(self) -> None:
+        """Decide on the links, once it is known what is fetched."""
+        for path, home, limited in self._links:
             try:
-                info = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue
-            if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
-                yield path, info
+                self._add_link(path, home, limited)
+            except OSError as error:
+                self.skip(path, error.strerror or str(error), owed=True)
+
+    def skip(self, path: Path, why: str, *, owed: bool = False) -> None:
+        """Name what is not fetched. `owed`: the job made it, so that the node must be kept."""
+        self._append("skipped", {"path": str(path), "size": 0, "why": why, "owed": owed})
+
+    def _add_link(self, path: Path, home: str, limited: bool) -> None:
+        """A link to what is fetched stays a link, else it becomes the file that it points to."""
+        first, target = readlink(path), real(path)
+        inside = self._homes.get(target) or self._home(target)
+        if inside is not None and (target in self._homes or not target.is_file() or self._excludes(target)):
+            shown = self._homes.get(first) or (self._home(first) if real(first) == target else None)
+            text = os.path.relpath(f"/{shown or inside}", str(Path(f"/{home}").parent))
+            self._append("links", {"path": str(path), "home": home, "target": text})
+        elif target.is_file():
+            self._add_file(target, home, target.stat(), limited)
+        elif target.is_dir():
+            self.skip(path, f"a link to the folder {target}; it is fetched if an --output names it")
+        else:
+            self.skip(path, f"a link to {target}, which is no file")
+
+    def _add_file(self, path: Path, home: str, info: os.stat_result, limited: bool) -> None:
+        line: dict[str, Any] = {"path": str(path), "home": home, "size": info.st_size, "limited": limited}
+        if info.st_size <= self.hash_left:
+            line.update(_hashed(path, self.data_left))
+            self.hash_left -= line["size"]
+            self.data_left -= line["size"] if "data" in line else 0
+        elif not os.access(str(path), os.R_OK):
+            self.skip(path, os.strerror(13), owed=True)
+            return
+        self._append("files", line)
+
+    def _append(self, kind: str, line: dict[str, Any]) -> None:
+        self._room -= len(json.dumps(line))
+        if self._room > 0:
+            self._lines[kind].append(line)
+        elif kind == "files" or line.get("owed"):
+            self._beyond[0] += 1
+            self._beyond[1] += line["size"]
+
+    def _home(self, path: Path) -> str | None:
+        """Return where a path without links belongs, None for one that is not fetched."""
+        for root, home in self._roots:
+            if path == root or root in path.parents:
+                return os.path.normpath(f"{home}/{path.relative_to(root)}")
+        return None
+
+    def _excludes(self, path: Path) -> bool:
+        return self._workdir in path.parents and self._excluded.match(str(path.relative_to(self._workdir)))
+
+    def _resolved(self, path: Path) -> Path:
+        """Return a path whose folder is without links."""
+        if path.parent not in self._parents:
+            self._parents[path.parent] = real(path.parent)
+        return self._parents[path.parent] / path.name
+
+    def _given_home(self, path: Path) -> str:
+        """Return where an output belongs by the path that names it."""
+        if self._workdir in path.parents:
+            return f"{self.node}/{path.relative_to(self._workdir)}"
+        return f"{self.node}/outside{path}"
 
 
-def _hashed(path: Path, at_once: int) -> dict[str, Any]:
+def _hashed_or_why(path: Path) -> dict[str, Any]:
+    try:
+        return _hashed(path, 0, data=False)
+    except OSError as error:
+        return {"why": error.strerror or str(error)}
+
+
+def _hashed(path: Path, at_once: int, *, data: bool = True) -> dict[str, Any]:
     """Return size and hash of what was read, as a file may grow meanwhile; `data` up to `at_once` bytes."""
-    digest, size, data = hashlib.sha256(), 0, b""
+    digest, size, read = hashlib.sha256(), 0, b""
     with path.open("rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
             size += len(block)
-            data = block if size == len(block) else b""
+            read = block if size == len(block) else b""
     found: dict[str, Any] = {"size": size, "sha256": digest.hexdigest()}
-    return {**found, "data": base64.b64encode(data).decode()} if size <= at_once else found
+    return {**found, "data": base64.b64encode(read).decode()} if data and size <= at_once else found

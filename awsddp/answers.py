@@ -1,0 +1,366 @@
+"""What a node may answer. Every answer is validated here, against its request and its types, before use.
+
+A node is not trusted: a rank runs the user's downloads, and may replace whatever answers for it.
+"""
+
+import json
+import os
+import posixpath
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from awsddp.errors import NodeError
+
+MOST_BYTES = 64 << 20
+"""How long one answer may be, what the node says on stderr included."""
+_WRONG = (ValueError, RecursionError, OverflowError, msgspec.ValidationError)
+_MOST_TEXT = 1 << 20
+_MOST_ITEMS = 1_000_000
+
+_Rank = Annotated[int, Meta(ge=0, lt=100_000)]
+_Node = Annotated[int, Meta(ge=0, lt=10_000)]
+_Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
+_Exit = Annotated[int, Meta(ge=-255, le=255)]
+_Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+_Path = Annotated[str, Meta(min_length=1, max_length=4096)]
+_Remote = Annotated[str, Meta(pattern=r"^/", max_length=4096)]
+_Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_Text = Annotated[str, Meta(max_length=100_000)]
+_Word = Annotated[str, Meta(max_length=200)]
+_Version = Annotated[str, Meta(pattern=r"^[\w.+ -]{0,100}\Z")] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultFile:
+    """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
+
+    `limited`: it counts against job.results_limit. `sha256` is None until the node was asked for it; `data`
+    holds what came with the list; `ephemeral` tells that it lies on instance store.
+    """
+
+    path: _Remote
+    home: _Path
+    size: _Size
+    limited: bool = False
+    ephemeral: bool = False
+    sha256: _Sha256 | None = None
+    data: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultLink:
+    """A symbolic link: `target` is relative to the link's own folder, and lies in runs/JOB."""
+
+    path: _Remote
+    home: _Path
+    target: _Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedFile:
+    """What stays on the node, and why. `owed`: the job made it, so that the node must be kept."""
+
+    path: _Path
+    size: _Size
+    why: _Text
+    owed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excluded:
+    """What job.exclude matches: files, and their bytes."""
+
+    files: _Size = 0
+    size: _Size = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The results of a job on one node."""
+
+    files: tuple[ResultFile, ...]
+    skipped: tuple[SkippedFile, ...]
+    links: tuple[ResultLink, ...] = ()
+    excluded: Excluded = Excluded()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileHash:
+    """Size and hash of a file, or `why` there are none."""
+
+    size: _Size = 0
+    sha256: _Sha256 | None = None
+    why: _Text = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hashes:
+    hashes: tuple[FileHash, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankLine:
+    rank: _Rank
+    local_rank: _Rank
+    node: _Node
+    exit_code: _Exit | None
+    seconds: _Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cause:
+    rank: _Rank | None
+    node: _Node | None
+    tail: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
+    explanation: _Text = ""
+    instance_id: _Word | None = None
+    exit_code: _Exit | None = None
+    signal: _Exit | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _JobNode:
+    node: _Node
+    instance_id: _Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Document:
+    job: _Name
+    node: _Node
+    state: Literal["running", "succeeded", "failed", "cancelled", "interrupted"]
+    cause: _Cause | None
+    complete: bool
+    created: datetime
+    ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
+    nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    jobs: Annotated[tuple[_Document, ...], Meta(max_length=100_000)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Slots:
+    used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
+    taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launched:
+    job: _Name
+    pid: Annotated[int, Meta(ge=1, lt=1 << 32)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Error:
+    message: _Text
+    why: _Text
+    kind: Literal["usage", "notfound", "node", "job"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failed:
+    error: _Error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inspected:
+    home: Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)]
+    python: Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)] | None
+    nic: Annotated[str, Meta(pattern=r"^[\w.:@-]{1,32}\Z")] | None
+    gpus: Annotated[int, Meta(ge=0, le=1024)]
+    host_key: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9@.-]* [A-Za-z0-9+/]+={0,2}\Z", max_length=5000)]
+    torch: _Version
+    cuda: _Version
+    driver: _Version
+    rehearsed: bool
+    rsync: bool
+    watched: bool
+    complaint: _Text
+
+
+_PREPARATION = ("inspect", "rekey")
+_KINDS: dict[str, Any] = {
+    "launch": _Launched,
+    "state": _State,
+    "slots": _Slots,
+    "cancel": _Document,
+    "manifest": Manifest,
+    "hashes": _Hashes,
+    "inspect": _Inspected,
+    "rekey": dict[str, Any],
+}
+
+
+def check(said: bytes, *, request: Mapping[str, Any], node: int) -> dict[str, Any]:
+    """Return the node's answer to `request`, which is JSON and what such an answer may be.
+
+    Where a job is asked about it may be {"error": {"message", "why", "kind"}} instead. Raises NodeError,
+    naming the node and what is wrong with the answer.
+    """
+    try:
+        answer = _loaded(said)
+        kind = str(request["do"])
+        if "error" in answer and kind not in _PREPARATION:
+            msgspec.convert(answer, _Failed)
+            return answer
+        _check_text(answer, paths=kind == "manifest")
+        msgspec.convert(answer, _KINDS[kind])
+        _check_against(answer, request, node)
+    except _WRONG as error:
+        raise malformed(node, str(error)) from error
+    return answer
+
+
+def check_document(
+    said: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int] | None = None
+) -> dict[str, Any]:
+    """Return a job's document in a node's stream. `ranks` has the node of each rank. Raises NodeError."""
+    try:
+        document = _loaded(said)
+        _check_text(document)
+        msgspec.convert(document, _Document)
+        _check_job(document, node, job)
+        if ranks is not None and {one["rank"]: one["node"] for one in document["ranks"]} != dict(ranks):
+            raise ValueError("its ranks are not those of the job")
+    except _WRONG as error:
+        raise malformed(node, str(error)) from error
+    return document
+
+
+def check_positions(said: bytes, *, node: int, ranks: Collection[int]) -> dict[int, int]:
+    """Return the positions in the logs of ranks that a node's stream tells. Raises NodeError."""
+    try:
+        found = msgspec.convert(_loaded(said), dict[int, _Size], strict=False)
+        if not found.keys() <= set(ranks):
+            raise ValueError("positions of a rank that the job has not")
+    except _WRONG as error:
+        raise malformed(node, str(error)) from error
+    return found
+
+
+def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) -> Manifest:
+    """Return a node's answer to "manifest", of which every place at home is the node's own.
+
+    `ranks` are the ranks that run on the node. Raises NodeError.
+    """
+    try:
+        found = msgspec.convert(dict(answer), Manifest)
+        logs = {f"logs/rank{rank}.log" for rank in ranks}
+        logs |= {f"logs/times{node}.jsonl", f"logs/supervisor{node}.log"}
+        for file in found.files:
+            _check_path(file.path[1:])
+            if file.home not in logs:
+                _check_home(file.home, node)
+        for link in found.links:
+            _check_home(link.home, node)
+            _check_target(link, node)
+    except _WRONG as error:
+        raise malformed(node, str(error)) from error
+    return found
+
+
+def hashes(answer: Mapping[str, Any]) -> tuple[FileHash, ...]:
+    """Return the checked answer to "hashes", in the order of its request."""
+    return msgspec.convert(dict(answer), _Hashes).hashes
+
+
+def malformed(node: int, why: str) -> NodeError:
+    """Return the error for an answer that no supervisor gives."""
+    return NodeError(
+        f"node{node} gave a malformed answer",
+        why[:2000],
+        "if it stays so, do not trust the node: awsddp down --discard, awsddp up",
+    )
+
+
+def _loaded(said: bytes) -> dict[str, Any]:
+    if len(said) > MOST_BYTES:
+        raise ValueError(f"over {MOST_BYTES >> 20} MB")
+    answer = json.loads(said.decode("utf-8"), parse_constant=_no_number)
+    if not isinstance(answer, dict):
+        raise ValueError("it is no JSON object")
+    return answer
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _check_text(answer: Any, *, paths: bool = False) -> None:
+    """Refuse texts that are no Unicode (with `paths`: nor bytes of a file's name), too long, or too many."""
+    pending, count = [answer], 0
+    while pending:
+        value = pending.pop()
+        count += 1
+        if isinstance(value, str):
+            if len(value) > _MOST_TEXT:
+                raise ValueError(f"a text of {len(value):,} characters")
+            value.encode("utf-8", "surrogateescape" if paths else "strict")
+        elif isinstance(value, dict):
+            pending += [*value, *value.values()]
+        elif isinstance(value, list):
+            if len(value) > _MOST_ITEMS:
+                raise ValueError(f"a list of {len(value):,} items")
+            pending += value
+
+
+def _check_against(answer: dict[str, Any], request: Mapping[str, Any], node: int) -> None:
+    """Raise ValueError where an answer speaks of something else than its request."""
+    kind, job = request["do"], request.get("job")
+    if kind == "state":
+        for document in answer["jobs"]:
+            _check_job(document, node, job)
+        if len({document["job"] for document in answer["jobs"]}) != len(answer["jobs"]):
+            raise ValueError("one job twice")
+    if kind == "cancel":
+        _check_job(answer, node, job)
+    if kind == "launch" and answer["job"] != job:
+        raise ValueError(f"it speaks of job {answer['job']!r}, not of {job!r}")
+    if kind == "hashes" and len(answer["hashes"]) != len(request["paths"]):
+        raise ValueError(f"{len(answer['hashes'])} hashes of {len(request['paths'])} files")
+
+
+def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
+    if document["node"] != node:
+        raise ValueError(f"it speaks for node{document['node']}")
+    if job is not None and document["job"] != job:
+        raise ValueError(f"it speaks of job {document['job']!r}, not of {job!r}")
+    if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
+        raise ValueError("one rank twice")
+
+
+def _check_path(path: str) -> None:
+    """Refuse a path that may lead elsewhere, or that no file can have."""
+    parts = path.split("/")
+    if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
+        raise ValueError(f"{path!r} is no path of a result")
+
+
+def _check_home(home: str, node: int) -> None:
+    _check_path(home)
+    if not home.startswith(f"node{node}/"):
+        raise ValueError(f"{home!r} lies outside of node{node}/")
+
+
+def _check_target(link: ResultLink, node: int) -> None:
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(link.home), link.target))
+    os.fsencode(link.target)
+    if (
+        "\0" in link.target
+        or link.target.startswith("/")
+        or f"{place}/".split("/")[0]
+        not in (
+            f"node{node}",
+            "logs",
+        )
+    ):
+        raise ValueError(f"the link {link.home!r} leads out of node{node}/")

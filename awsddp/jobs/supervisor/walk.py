@@ -1,0 +1,79 @@
+"""The files below a folder of this node, and the links among them; no link to a folder is followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+NEVER_RESULTS = ("__pycache__",)
+
+OnTrouble = Callable[[str, str], None]
+"""Gets the path of a folder that cannot be read, relative to the top ("" for itself), and the reason."""
+
+
+def snapshot(workdir: Path) -> dict[str, list[int]]:
+    """Return the stamp of each file below `workdir` by relative path; of a folder that cannot be read []."""
+    stamps: dict[str, list[int]] = {}
+    for path, info in walk(workdir, lambda path, _: stamps.update({path: []})):
+        stamps[path] = stamp(workdir / path, info)
+    return stamps
+
+
+def stamp(path: Path, info: os.stat_result) -> list[int]:
+    """Return size and modification time (ns), for a link also those of the file that it points to."""
+    own = [info.st_size, info.st_mtime_ns]
+    if stat.S_ISLNK(info.st_mode):
+        try:
+            target = path.stat()
+        except OSError:
+            return own
+        if stat.S_ISREG(target.st_mode):
+            return [*own, target.st_size, target.st_mtime_ns]
+    return own
+
+
+def walk(top: Path, on_trouble: OnTrouble) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield (path relative to `top`, lstat) of everything below it that is no folder."""
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        try:
+            entries = sorted(os.scandir(str(top / folder)), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            on_trouble(folder, error.strerror or str(error))
+            continue
+        for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.name in NEVER_RESULTS:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(path)
+                continue
+            try:
+                yield path, entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                on_trouble(path, error.strerror or str(error))
+
+
+def real(path: Path) -> Path:
+    """Return the path with its links resolved; a loop of links ends somewhere in it."""
+    return Path(os.path.realpath(str(path)))
+
+
+def readlink(path: Path) -> Path:
+    """Return where a link points, one step only, as an absolute path."""
+    target = os.readlink(str(path))  # noqa: PTH115 (Path.readlink came with Python 3.9)
+    return Path(os.path.normpath(str(real(path.parent) / target)))
+
+
+def file_kind(mode: int) -> str:
+    """Return what is neither file, folder nor link, in a word."""
+    kinds: dict[Any, str] = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

@@ -1,0 +1,178 @@
+"""What of a job's results is fetched now, and what stays on its nodes, with the reason."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from awsddp import answers
+from awsddp.answers import Manifest
+from awsddp.cluster import Job
+from awsddp.errors import NodeError
+from awsddp.jobs import launchers
+from awsddp.jobs.selection import NodeFile, exclude_patterns, name_at_home, over_limit
+from awsddp.nodes.results import Wanted, WantedLink
+from awsddp.report import Event, amount, node_name, size_text
+from awsddp.spec import size_of
+from awsddp.verbs.context import Context
+from awsddp.verbs.node_jobs import ask
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
+
+MANIFEST_S = 300.0
+"""How long a node may take to list its results."""
+HASHED_A_SECOND = 20e6
+"""Bytes that the slowest disk of a node hashes in a second."""
+NAMED = 10
+"""How many files are named one by one."""
+
+
+class Owed(NamedTuple):
+    """What a job made and a node still holds: its path there, its size in bytes, and why."""
+
+    node: int
+    path: str
+    size: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """What is to be fetched by node, the links, and what the nodes still owe then."""
+
+    wanted: dict[int, list[Wanted]]
+    links: list[WantedLink]
+    excess: list[Owed]
+    unreadable: list[Owed]
+
+    @property
+    def owed(self) -> list[Owed]:
+        """Everything that a node still owes."""
+        return [*self.excess, *self.unreadable]
+
+
+class Unfetched(NodeError):
+    """A part of a job's results is still on the nodes; the rest is at home."""
+
+
+def select(ctx: Context, fleet: "Fleet", job: Job, nodes: Sequence[int], target: Path) -> Selected:
+    """Ask the nodes for a job's results, and return what is fetched into `target` and what is not.
+
+    Over job.results_limit `ctx.agree` decides. What nobody owes is named, what job.exclude matches counted.
+    Raises NodeError.
+    """
+    manifests = _manifests(ctx, fleet, job, nodes)
+    files, links = name_at_home(manifests)
+    files, excess = _within_limit(ctx, job, files, target)
+    wanted, unreadable = _hashed(fleet, files, nodes)
+    return Selected(
+        wanted=wanted,
+        links=[WantedLink(home=link.home, target=link.target) for link in links],
+        excess=excess,
+        unreadable=unreadable + _skipped(ctx, manifests),
+    )
+
+
+def unfetched(job: Job, selected: Selected) -> Unfetched:
+    """Return the error that names what the nodes still owe, and how to get it or leave it."""
+    excess, unreadable, owed = selected.excess, selected.unreadable, selected.owed
+    lines = [f"{node_name(one.node)}: {one.path} ({size_text(one.size)}): {one.why}" for one in owed[:NAMED]]
+    if len(owed) > NAMED:
+        lines.append(f"and {len(owed) - NAMED} more")
+    fetch = f"awsddp fetch --job {job.job}"
+    ways = ["awsddp exec 'sudo chown -R $USER ~/awsddp/work'   # then fetch again"] if unreadable else []
+    if excess:
+        enough = math.ceil(sum(one.size for one in excess) / 1e9)
+        ways += [
+            f"{fetch} --output PATH   # one of them, or a folder",
+            f"{fetch} -o job.results_limit={enough}GB   # all of them",
+        ]
+    return Unfetched(
+        f"{amount(len(owed), sum(one.size for one in owed))} of the results of {job.job} are not home",
+        "\n".join(lines),
+        "\n".join([*ways, f"{fetch} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"]),
+    )
+
+
+def _manifests(ctx: Context, fleet: "Fleet", job: Job, used: Sequence[int]) -> dict[int, Manifest]:
+    request = launchers.manifest_request(
+        job.job, outputs=ctx.job.job.outputs, exclude=exclude_patterns(ctx.job.job.exclude)
+    )
+    ranks = {node: [rank.rank for rank in job.ranks if rank.node == node] for node in used}
+    told = ask(fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
+    return {node: answers.manifest(answer, node=node, ranks=ranks[node]) for node, answer in told.items()}
+
+
+def _within_limit(
+    ctx: Context, job: Job, files: list[NodeFile], target: Path
+) -> tuple[list[NodeFile], list[Owed]]:
+    """Return what is fetched, and what exceeds job.results_limit, unless it is agreed to."""
+    limit = ctx.job.job.results_limit
+
+    def is_home(one: NodeFile) -> bool:
+        try:
+            return (target / one.home).lstat().st_size == one.file.size
+        except OSError:
+            return False
+
+    excess = over_limit(files, size_of(limit), is_home=is_home)
+    if not excess or ctx.agree(
+        f"The results of {job.job} exceed job.results_limit ({limit}) by "
+        f"{amount(len(excess), sum(one.file.size for one in excess))}.\nFetch all of it?"
+    ):
+        return files, []
+    left_out = {(one.node, one.home) for one in excess}
+    why = f"over job.results_limit ({limit}), the smaller files came first"
+    return [one for one in files if (one.node, one.home) not in left_out], [
+        Owed(one.node, one.file.path, one.file.size, why) for one in reversed(excess)
+    ]
+
+
+def _hashed(
+    fleet: "Fleet", files: list[NodeFile], used: Sequence[int]
+) -> tuple[dict[int, list[Wanted]], list[Owed]]:
+    """Return what is to be fetched, with its hashes; the nodes are asked for those that did not come yet."""
+    unhashed = {node: [one for one in files if one.node == node and one.file.sha256 is None] for node in used}
+    requests = {
+        node: launchers.hashes_request([one.file.path for one in some])
+        for node, some in unhashed.items()
+        if some
+    }
+    slowest = max((sum(one.file.size for one in some) for some in unhashed.values()), default=0)
+    told = ask(fleet, requests, timeout_s=MANIFEST_S + slowest / HASHED_A_SECOND)
+    found = {
+        (node, one.home): entry
+        for node, answer in told.items()
+        for one, entry in zip(unhashed[node], answers.hashes(answer), strict=True)
+    }
+    wanted: dict[int, list[Wanted]] = {node: [] for node in used}
+    owed = []
+    for one in files:
+        entry = found.get((one.node, one.home))
+        sha256 = one.file.sha256 if entry is None else entry.sha256
+        if sha256 is None:
+            why = entry.why if entry is not None else "it has no hash"
+            owed.append(Owed(one.node, one.file.path, one.file.size, why))
+            continue
+        size = one.file.size if entry is None else entry.size
+        wanted[one.node].append(
+            Wanted(remote=one.file.path, home=one.home, size=size, sha256=sha256, data=one.file.data)
+        )
+    return wanted, owed
+
+
+def _skipped(ctx: Context, manifests: Mapping[int, Manifest]) -> list[Owed]:
+    """Name what stays on the nodes, count what job.exclude matches, and return what is still owed."""
+    files = sum(one.excluded.files for one in manifests.values())
+    if files:
+        size = sum(one.excluded.size for one in manifests.values())
+        ctx.say(f"{amount(files, size)}: matched by job.exclude, stays on the nodes")
+    skipped = [(node, one) for node, manifest in manifests.items() for one in manifest.skipped]
+    named = [(node, one) for node, one in skipped if not one.owed]
+    for node, one in named[:NAMED]:
+        ctx.on_event(Event(f"not fetched: {one.path}: {one.why}", node_name(node)))
+    if len(named) > NAMED:
+        ctx.say(f"not fetched: {len(named) - NAMED} more of the kind")
+    return [Owed(node, one.path, one.size, one.why) for node, one in skipped if one.owed]

@@ -1,0 +1,559 @@
+"""A node that lies: what it says is garbage and attacks, and nothing outside of its job's folder changes.
+
+    python benchmarks/campaigns/hostile_node.py [--runs N] [--seed S] [--state FILE]
+
+Each run draws what one of two nodes answers to a command (jobs, a log followed, results fetched, a node
+prepared): honest answers with values replaced by wrong types, other jobs' and ranks' numbers, traversal,
+links, escapes, surrogates, floods, and files that are not as they were described. After each the user's home
+is as it was except for the job's own folder, no link there leads out of it, the exit code is a documented one
+and no control character reached the terminal's messages. With --state a campaign that was cut off goes on.
+"""
+
+import argparse
+import base64
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from awsddp import answers
+from awsddp.cli import failures
+from awsddp.cli.options import Globals
+from awsddp.cli.pages import job_page, jobs_page, sync_page
+from awsddp.cli.screen import Screen
+from awsddp.cluster import Node, Target
+from awsddp.errors import AwsddpError, NodeError
+from awsddp.jobs.supervisor.wire import HEADER, MAGIC
+from awsddp.nodes import provision, rsync
+from awsddp.nodes.failures import NodeFailure, NodesFailed
+from awsddp.nodes.transport import Endpoint, Result
+from awsddp.report import job_document
+from awsddp.spec import load
+from awsddp.state import Folder, Record
+from awsddp.verbs.context import Context
+from awsddp.verbs.logs import watch
+from awsddp.verbs.node_jobs import choose_job, jobs_on
+from awsddp.verbs.nodes import Ready
+from awsddp.verbs.results import bring_home, job_result, remember
+
+DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 130}
+JOB = "job1"
+STAGES = ("state", "state", "manifest", "manifest", "hashes", "follow", "cancel", "files")
+JOBS = ("other", "other", "main", "job1.part", "new", "../../victim/.ssh", "victim")
+PLACES = (
+    "../../../victim/.ssh/authorized_keys",
+    "node1/../../../../victim/.bashrc",
+    "node1/deep/../../../other/job.json",
+    "../../../../victim/.ssh",
+    "../../../victim",
+    "../../other",
+    "/etc/hostname",
+    "/w/../../../victim/.bashrc",
+    "node0/model.pt",
+    "job.json",
+    "logs/rank0.log",
+)
+NASTY_TEXT = (
+    "../../victim/.ssh",
+    "/etc/passwd",
+    "..",
+    ".",
+    "",
+    "a/../../../victim/.bashrc",
+    "node0/../../other/job.json",
+    "node1/../job.json",
+    "other",
+    "main",
+    "job1.part",
+    "\x1b]0;owned\x07\x1b[2J",
+    "a\nerror: b",
+    "\r\x08\x9b31m\u202e",
+    "\ud800",
+    "\udcff",
+    "a\0b",
+    "[red]x[/nothing]",
+    "{rank}",
+    "$(touch owned)",
+    "-rf",
+    "x" * 5000,
+    "node1/.git/config",
+    "NaN",
+)
+NASTY_VALUE: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    10**400,
+    1.5,
+    -1e300,
+    [],
+    {},
+    [[]],
+    {"a": {"b": []}},
+    ["x"] * 50,
+)
+
+
+class Drawn:
+    """One case: the answers of node 1 and the files that it sends. Node 0 is honest."""
+
+    def __init__(self, seed: str) -> None:
+        self.chance = random.Random(seed)
+        self.verb = self.chance.choice(("fetch", "fetch", "fetch", "jobs", "logs", "cancel", "prepare"))
+        self.named = self.chance.random() < 0.5
+        self.attacked = set(self.chance.choices(STAGES, k=self.chance.choice((0, 1, 1, 1, 2))))
+
+    def files(self, node: int) -> dict[str, bytes]:
+        """Return what the node holds, by path."""
+        chance = random.Random(node)
+        found = {
+            f"/j/logs/rank{node}.log": b"said \x1b]0;owned\x07\n",
+            "/w/model.pt": b"same",
+            "/w/deep/model.pt": chance.randbytes(300),
+            "/w/Model.pt": b"case",
+        }
+        rows = b'{"loss": 1}\n{"loss": 2, "accuracy": 0.5}\n' + b'{"loss": ' + b"9" * 400 + b"}\n[1]\nNaN\n"
+        return found | {"/j/run/metrics.jsonl": rows}
+
+    def answer(self, node: int, request: dict[str, Any]) -> bytes:
+        """Return what a node says to a request: frames for a follow, else a document."""
+        lies = node == 1 and request["do"] in self.attacked
+        if request["do"] == "follow":
+            return MAGIC + self._frames(node, lies)
+        document = _honest(self, node, request)
+        if lies and self.chance.random() < 0.6:
+            self._aim(request["do"], document)
+        elif lies:
+            for _ in range(self.chance.choice((1, 1, 2, 5))):
+                document = self._changed(document)
+        said = MAGIC + json.dumps(document).encode() + b"\n"
+        return self._bytes(said) if lies else said
+
+    def inspected(self, node: int) -> bytes:
+        """Return what a node says of itself when it is prepared."""
+        document: Any = copy.deepcopy(_FACTS)
+        for _ in range(self.chance.randrange(3) if node else 0):
+            document = self._changed(document)
+        said = b"welcome\n" + json.dumps(document).encode() + b"\n"
+        return self._bytes(said) if node else said
+
+    def sent(self, node: int, path: str, data: bytes, place: Path) -> None:
+        """Put what the node sends for a file where rsync would."""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        way = self.chance.randrange(20) if node == 1 and "files" in self.attacked else 19
+        if way == 0:
+            place.mkdir()
+        elif way == 1:
+            os.mkfifo(place)
+        elif way != 2:
+            place.write_bytes(self.chance.randbytes(len(data)) if way == 3 else data * (2 if way == 4 else 1))
+
+    def _aim(self, kind: str, document: dict[str, Any]) -> None:
+        """Change the document so that a client that believes it does harm."""
+        if kind == "state":
+            document["jobs"][0] |= {"job": self.chance.choice(JOBS), "created": "2030-01-01T00:00:00+00:00"}
+        elif kind == "manifest":
+            file, link = self.chance.choice(document["files"]), document["links"][0]
+            way = self.chance.randrange(4)
+            if way == 0:
+                file["home"] = self.chance.choice(PLACES)
+            elif way == 1:
+                file["path"] = self.chance.choice(PLACES)
+            elif way == 2:
+                link["target"] = self.chance.choice(PLACES)
+            else:  # a folder that is a link, and a file in it
+                link |= {"home": "node1/in", "target": self.chance.choice((*PLACES, "deep"))}
+                file["home"] = "node1/in/authorized_keys"
+
+    def _frames(self, node: int, lies: bool) -> bytes:
+        log = self.files(node)[f"/j/logs/rank{node}.log"]
+        document = json.dumps(_document(node)).encode()
+        frames = [(b"S", 0, 0, document), (b"L", node, 0, log), (b"E", 0, 0, document)]
+        if lies:
+            for at in range(3):
+                kind, rank, offset, payload = frames[at]
+                way = self.chance.randrange(14)
+                if way == 0:
+                    kind = self.chance.choice((b"X", b"T", b"E", b"L", b"H"))
+                elif way == 1:
+                    rank = self.chance.choice((0, 1, 7, 2**32 - 1))
+                elif way == 2:
+                    offset = self.chance.choice((1, 2**63, 2**64 - 1))
+                elif way == 3:
+                    payload = json.dumps(self._changed(_document(node))).encode()
+                elif way == 4:
+                    payload = self._bytes(payload)
+                frames[at] = kind, rank, offset, payload
+        said = b"".join(HEADER.pack(*frame[:3], len(frame[3])) + frame[3] for frame in frames)
+        return said + HEADER.pack(b"L", 1, 0, 2**32 - 1) if lies and self.chance.random() < 0.05 else said
+
+    def _changed(self, document: Any) -> Any:
+        """Return the document with one place of it changed."""
+        document = copy.deepcopy(document)
+        places = list(_places(document))
+        if not places:
+            return self._nasty()
+        holder, key = self.chance.choice(places)
+        way = self.chance.randrange(8)
+        if way == 0:
+            del holder[key]
+        elif way == 1 and isinstance(holder, list):
+            holder.append(copy.deepcopy(holder[key]))
+        elif way == 2 and isinstance(holder, dict):
+            holder[self.chance.choice(NASTY_TEXT)] = self._nasty()
+        elif way < 6 and isinstance(holder[key], str):
+            holder[key] = self.chance.choice(
+                (*NASTY_TEXT, holder[key] + "/../../../victim", "/" + holder[key])
+            )
+        else:
+            holder[key] = self._nasty()
+        return document
+
+    def _nasty(self) -> Any:
+        return self.chance.choice(NASTY_TEXT if self.chance.random() < 0.5 else NASTY_VALUE)
+
+    def _bytes(self, said: bytes) -> bytes:
+        """Return what is sent, now and then cut, spoiled or flooded."""
+        way = self.chance.randrange(60)
+        at = self.chance.randrange(len(said) + 1)
+        changes: dict[int, Callable[[], bytes]] = {
+            0: lambda: said[:at],
+            1: lambda: said[:at] + self.chance.randbytes(8) + said[at:],
+            2: lambda: self.chance.randbytes(200),
+            3: lambda: MAGIC + b"[" * 5000 + b"\n",
+            4: lambda: MAGIC + b'{"x": NaN}\n',
+            5: lambda: said[:-1] + b" " * answers.MOST_BYTES + b"\n",
+            6: lambda: b"",
+            7: lambda: MAGIC + json.dumps({"error": {key: self._nasty() for key in _ERROR}}).encode() + b"\n",
+            8: lambda: (
+                MAGIC + json.dumps({"error": dict.fromkeys(_ERROR, "\x1b[2J") | _KIND}).encode() + b"\n"
+            ),
+        }
+        return changes.get(way, lambda: said)()
+
+
+_ERROR = ("message", "why", "kind")
+_KIND = {"kind": "usage"}
+_FACTS = {
+    "home": "/home/ubuntu",
+    "python": "/opt/pytorch/bin/python",
+    "nic": "ens5",
+    "gpus": 0,
+    "host_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAA",
+    "torch": "2.13.0",
+    "cuda": None,
+    "driver": None,
+    "rehearsed": False,
+    "rsync": True,
+    "watched": True,
+    "complaint": "",
+}
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    for key in (
+        list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    ):
+        yield value, key
+        yield from _places(value[key])
+
+
+def _document(node: int) -> dict[str, Any]:
+    ranks = [
+        {"rank": rank, "local_rank": 0, "node": rank, "exit_code": 0, "seconds": 1.0, "started": 1.0}
+        for rank in (0, 1)
+    ]
+    cause = {"rank": 1, "node": 1, "instance_id": "i-1", "exit_code": 1, "signal": None}
+    return {
+        "job": JOB,
+        "node": node,
+        "state": "failed",
+        "cause": {**cause, "tail": ["last"], "explanation": "it ended"},
+        "complete": True,
+        "created": "2026-01-01T00:00:00+00:00",
+        "ranks": ranks,
+        "nodes": [{"node": one, "instance_id": f"i-{one}", "private_ip": f"10.0.0.{one}"} for one in (0, 1)],
+    }
+
+
+def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
+    files = drawn.files(node)
+    if request["do"] == "state":
+        return {"jobs": [_document(node)]}
+    if request["do"] == "cancel":
+        return _document(node)
+    if request["do"] == "hashes":
+        held = [files.get(path, b"") for path in request["paths"]]
+        return {"hashes": [{"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for data in held]}
+    assert request["do"] == "manifest", request
+    entries = []
+    for path, data in files.items():
+        home = (
+            path.replace("/j/logs/", "logs/")
+            .replace("/j/run", f"node{node}/run")
+            .replace("/w/", f"node{node}/")
+        )
+        entry = {"path": path, "home": home, "size": len(data), "limited": True}
+        if drawn.chance.random() < 0.7:
+            entry["sha256"] = hashlib.sha256(data).hexdigest()
+            if drawn.chance.random() < 0.5:
+                entry["data"] = base64.b64encode(data).decode()
+        entries.append(entry)
+    links = [{"path": "/w/deep/latest", "home": f"node{node}/deep/latest", "target": "../model.pt"}]
+    skipped = [{"path": "/w/pipe", "size": 0, "why": "a pipe", "owed": False}]
+    return {"files": entries, "links": links, "skipped": skipped, "excluded": {"files": 1, "size": 5}}
+
+
+class FakeFleet:
+    """Two nodes behind the calls of nodes/transport.py, without a network."""
+
+    def __init__(self, drawn: Drawn) -> None:
+        self._drawn = drawn
+        self.endpoints = {
+            node: Endpoint(node=node, instance_id=f"i-{node}", host="127.0.0.1", user="ubuntu")
+            for node in (0, 1)
+        }
+        self.failures: dict[int, NodeError] = {}
+        self._reconnected = 0
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(node for node in self.endpoints if node not in self.failures)
+
+    def host_key(self, node: int) -> str:
+        return _FACTS["host_key"]  # type: ignore[return-value]
+
+    def reconnect(self, nodes: Sequence[int], *, deadline_s: float = 30, partial: bool = False) -> None:
+        self._reconnected += 1
+        if self._reconnected > 2:
+            self.failures |= {node: NodeFailure(node, "lost", "it is gone") for node in nodes}
+
+    def converse(
+        self,
+        program: Any,
+        messages: Mapping[int, bytes],
+        on_data: Callable[[int, bytes], bool],
+        **limits: Any,
+    ) -> dict[int, Result | NodeError]:
+        outcomes: dict[int, Result | NodeError] = {}
+        for node, message in messages.items():
+            said = self._drawn.answer(node, json.loads(message.partition(b"\n")[2]))
+            step = self._drawn.chance.choice((1000, 1 << 18)) if len(said) < 50_000 else 1 << 18
+            pieces = (said[at : at + step] for at in range(0, len(said), step))
+            whole = any(on_data(node, piece) for piece in pieces)
+            end = Result(exit_code=0 if whole else 1, stdout=b"", stderr=b"\x1b]0;owned\x07" * (not whole))
+            outcomes[node] = end
+        return outcomes
+
+    def run_each(self, requests: Mapping[int, Any], *, timeout_s: float) -> dict[int, Result]:
+        failed = {}
+        results = {}
+        for node in requests:
+            said = self._drawn.inspected(node)
+            if len(said) > answers.MOST_BYTES:
+                failed[node] = answers.malformed(node, "too much")
+            else:
+                results[node] = Result(exit_code=0, stdout=said, stderr=b"")
+        if failed:
+            raise NodesFailed(failed, results, len(requests))
+        return results
+
+
+class Home:
+    """A user's home with things that a node must not touch, and a cluster of two nodes in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.project = root / "project"
+        for name in ("victim/.ssh/authorized_keys", "victim/.bashrc", "project/w.py", "project/.git/config"):
+            self._write(name)
+        for name in ("other/job.json", "other/node1/x", "main/events", "job1.part/kept", "victim"):
+            self._write(f"project/runs/{name}")
+        self.folder = Folder(root / ".awsddp", "default")
+
+    def begin(self) -> dict[str, str]:
+        """Make it as it was before any command, and return what there is."""
+        shutil.rmtree(self.project / "runs" / JOB, ignore_errors=True)
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        names: dict[str, Any] = {"id": "01234567", "owner": "me", "target": Target(), "instance_type": "x"}
+        more: dict[str, Any] = {"nodes": 2, "gpus_per_node": 0, "pretended": False, "ssh_user": "ubuntu"}
+        self.folder.write(Record(created=now, expires=now, **names, **more))
+        return self.state()
+
+    def state(self) -> dict[str, str]:
+        """Return everything but the cluster's own folder, by path, with what it holds."""
+        found = {}
+        for folder, names, files in os.walk(self.root):
+            if Path(folder) == self.root:
+                names.remove(".awsddp")
+            for name in (*names, *files):
+                path = Path(folder, name)
+                info = path.lstat()
+                held = f"{info.st_mode:o}"
+                if path.is_symlink():
+                    held += f" -> {path.readlink()}"
+                elif path.is_file():
+                    held += f" {path.read_bytes()!r}"
+                found[os.fsencode(path.relative_to(self.root)).decode("utf-8", "backslashreplace")] = held
+        return found
+
+    def _write(self, name: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(f"the user's own {name}")
+
+
+def one(home: Home, seed: str) -> str | None:
+    """Play one case and return what is wrong with what came of it, None for nothing."""
+    drawn, fleet = Drawn(seed), None
+    before = home.begin()
+    fleet = FakeFleet(drawn)
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(_Out()), contextlib.redirect_stderr(err), _faked(drawn):
+            code = _command(home, drawn, fleet)
+    except Exception as error:
+        return f"{drawn.verb}: {type(error).__name__}: {error}"
+    said = out.getvalue() + err.getvalue()
+    if code not in DOCUMENTED:
+        return f"{drawn.verb}: exit code {code}"
+    if control := set(said) & set("\x1b\x07\x08\r\x9b\u202e"):
+        return f"{drawn.verb}: the terminal got {control!r}"
+    return _harm(home, before, drawn)
+
+
+def _harm(home: Home, before: dict[str, str], drawn: Drawn) -> str | None:
+    """Return what changed outside of the folder of one job, and which link leads out of it."""
+    after = home.state()
+    own = {f"project/runs/{JOB}"}
+    if not drawn.named:  # a node may name a job of its own, in a folder that was not there
+        folders = {"/".join(name.split("/")[:3]) for name in after if name.startswith("project/runs/")}
+        own |= folders - before.keys()
+    if len(own) > 2:
+        return f"more than one job's folder: {own}"
+
+    def outside(names: dict[str, str]) -> dict[str, str]:
+        return {name: held for name, held in names.items() if "/".join(name.split("/")[:3]) not in own}
+
+    if outside(before) != outside(after):
+        return f"{drawn.verb}: {set(outside(before).items()) ^ set(outside(after).items())}"
+    for name in own:
+        top = Path(os.path.realpath(home.root)) / name
+        for path in top.rglob("*"):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(top):
+                return f"{path} leads to {path.readlink()}"
+        if top.name != JOB:
+            shutil.rmtree(top)
+    return None
+
+
+class _Out(io.TextIOWrapper):
+    """Standard output that nobody reads: ranks' lines go there as they are."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+
+
+@contextlib.contextmanager
+def _faked(drawn: Drawn) -> Iterator[None]:
+    """Let rsync bring what the node sends, AWS release its nodes, and an answer be 1 MB at most."""
+
+    def transfer(words: Sequence[str], paths: Sequence[str], *, node: int, **settings: Any) -> None:
+        for path in dict.fromkeys(paths):
+            drawn.sent(node, path, drawn.files(node).get(path, b""), Path(words[-1], path.lstrip("/")))
+
+    with (
+        mock.patch.object(rsync, "transfer", transfer),
+        mock.patch("awsddp.aws.poweroff.release"),
+        mock.patch.object(answers, "MOST_BYTES", 1 << 20),
+        mock.patch("awsddp.verbs.node_jobs.MOST_BYTES", 1 << 20),
+    ):
+        yield
+
+
+def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
+    """Do what a verb does with the nodes, and return its exit code."""
+    spec, job_spec = load("default", environ={}, overrides={"sync.workdir": str(home.project)})
+    screen = Screen(Globals())
+    ctx = Context(spec=spec, job=job_spec, folder=home.folder, on_event=screen.event)
+    record = home.folder.read()
+    assert record is not None
+    machine: dict[str, Any] = {"state": "running", "instance_type": "x", "zone": "a", "image_id": "ami"}
+    nodes = tuple(
+        Node(node=node, instance_id=f"i-{node}", private_ip=f"10.0.0.{node}", **machine) for node in (0, 1)
+    )
+    cluster = Ready(aws=None, record=record, nodes=nodes)  # type: ignore[arg-type]
+    name = JOB if drawn.named else None
+    try:
+        if drawn.verb == "prepare":
+            provision.prepare(fleet, nodes, known_hosts=home.folder.known_hosts, on_event=screen.event)
+            return 0
+        jobs = jobs_on(ctx, fleet)
+        if drawn.verb == "jobs":
+            remember(ctx, *jobs)
+            jobs_page([job_document(job) for job in jobs])
+            return 0
+        job = choose_job(jobs, name)
+        if drawn.verb == "cancel":
+            from awsddp.verbs.node_jobs import cancel
+
+            cancel(ctx, fleet, job.job)
+        if drawn.verb == "logs":
+            remember(ctx, job)
+            job = watch(ctx, fleet, job, on_lines=screen.lines)
+        came = bring_home(ctx, cluster, fleet, job)
+        sync_page({"nodes": [{"node": node, **vars(one)} for node, one in came.items()], "home": job.home})
+        job_page(job_result(ctx, job))
+        return 0
+    except AwsddpError as error:
+        return failures.show(error)
+
+
+def main() -> int:
+    """Play the cases, print what went wrong and a line of figures; return 1 where anything did."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--state", type=Path, help="a file that holds how far the campaign is")
+    asked = parser.parse_args()
+    state: dict[str, Any] = {"seed": asked.seed, "done": 0, "failed": {}, "seconds": 0.0}
+    if asked.state is not None and asked.state.exists():
+        state = json.loads(asked.state.read_text())
+    print(f"seed {state['seed']}, from run {state['done']}")
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder, "home"))
+        while state["done"] < asked.runs:
+            began, seed = time.monotonic(), f"{state['seed']}/{state['done']}"
+            if wrong := one(home, seed):
+                state["failed"][seed] = wrong
+                print(f"{seed}: {wrong}", flush=True)
+            state["done"] += 1
+            state["seconds"] += time.monotonic() - began
+            if asked.state is not None:
+                part = asked.state.with_suffix(".part")
+                part.write_text(json.dumps(state))
+                part.replace(asked.state)
+    each = state["seconds"] / max(1, state["done"]) * 1000
+    print(f"{state['done']} hostile answers, {len(state['failed'])} with harm; {each:.0f} ms each")
+    return 1 if state["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

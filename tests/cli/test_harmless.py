@@ -1,0 +1,107 @@
+"""What a node says can do nothing to the terminal that shows it."""
+
+import contextlib
+import io
+import os
+import pty
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from awsddp.cli import failures, harmless, screen, tables
+from awsddp.cli.options import Globals
+from awsddp.cli.screen import Screen
+from awsddp.errors import NodeError
+from awsddp.report import Event
+
+NASTY = "a\x1b]0;owned\x07b\x1b[2Jc\x9bd\u202ee\udcfff\rg\x08\u2028h"
+SHOWN = r"a\x1b]0;owned\x07b\x1b[2Jc\x9bd\u202ee\xfff\x0dg\x08\u2028h"
+
+
+def test_control_characters_are_made_visible() -> None:
+    assert harmless.line(NASTY + "\ti\n") == SHOWN + "\ti\\n"
+    assert harmless.lines(NASTY + "\n") == SHOWN + "\n"
+    assert harmless.line("naïve 😀 日本 שלום") == "naïve 😀 日本 שלום"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (b"\x1b[1;31mred\x1b[0m \x1b[38:5:2mx\n", b"\x1b[1;31mred\x1b[0m \x1b[38:5:2mx\n"),
+        (b"a\x1b]0;title\x07b\x1b]8;;http://x\x1b\\c\x1b]52;c;Zm9v\n", b"abc\n"),
+        (b"a\x1b[2Jb\x1b[10;10Hc\x1b[?1049hd\x1b[6ne\x1b[Kf\x1b[A", b"abcdef"),
+        (b"a\x1bPdevice\x1b\\b\x1bcc\x1b", rb"ab\x1bcc\x1b"),
+        (b"a\x07\x08\x00\x7f", rb"a\x07\x08\x00\x7f"),
+        (b"a\rb\r\n\tc", rb"a\x0db" + b"\r\n\tc"),
+        ("é\x9b31mÀ\n".encode(), "é".encode() + rb"\xc2\x9b31m" + "À\n".encode()),
+        ("naïve 😀\n".encode(), "naïve 😀\n".encode()),
+        (b"\xff\xfe binary\n", b"\xff\xfe binary\n"),
+    ],
+)
+def test_of_what_a_rank_says_a_terminal_gets_colours_and_text(said: bytes, shown: bytes) -> None:
+    assert harmless.colours_only(said) == shown
+
+
+def test_an_error_a_table_and_an_event_show_what_a_node_said(capsys: pytest.CaptureFixture[str]) -> None:
+    failures.show(NodeError(NASTY + "\nnext: rm -rf", f"why {NASTY}\nmore", NASTY))
+    tables.table(("name",), [[NASTY]])
+    tables.line(NASTY)
+    Screen(Globals()).event(Event(NASTY + "\n", "node1"))
+    Screen(Globals()).event(Event(NASTY))
+    said = capsys.readouterr()
+    for text in (said.out, said.err):
+        assert SHOWN in text
+        assert not set(text) & set("\x1b\x9b\u202e\udcff\r\x08\x07")
+    assert "\nnext: rm" not in said.err
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bytes]:
+    """Make stdout and stderr a terminal, and return what reads what was written there."""
+    leader, follower = pty.openpty()
+    stream = io.TextIOWrapper(io.FileIO(follower, "w"), write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def written() -> bytes:
+        stream.close()
+        said = b""
+        with contextlib.suppress(OSError):  # EIO is the end
+            while data := os.read(leader, 100_000):
+                said += data
+        os.close(leader)
+        return said
+
+    return written
+
+
+def test_a_terminal_gets_no_sequences_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    Screen(Globals()).lines(b"[rank 0 @ node0] \x1b[31ma\x1b[0m\x1b]0;owned\x07b\n")
+    assert terminal() == b"[rank 0 @ node0] \x1b[31ma\x1b[0mb\r\n"
+
+
+def test_live_lines_take_no_markup_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    show = Screen(Globals())
+    show.event(Event("x[/nothing][red]y", "node[/b]1"))
+    show.pause()
+    assert b"x[/nothing][red]y" in terminal()
+
+
+def test_a_pipe_gets_every_byte_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out))
+    said = b"\x1b]0;owned\x07\x1b[2J\xff\n"
+    Screen(Globals()).lines(said)
+    assert out.getvalue() == said
+
+
+def test_a_question_shows_what_a_node_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
+    screen.confirm(NASTY, Globals())
+    assert asked == [SHOWN]

@@ -1,0 +1,222 @@
+"""Nothing that a node says is used before it was checked against what was asked."""
+
+import json
+from typing import Any
+
+import pytest
+
+from awsddp import answers
+from awsddp.errors import NodeError
+from awsddp.jobs import launchers
+
+RANK = {"rank": 0, "local_rank": 0, "node": 1, "exit_code": None, "seconds": 1.5, "started": None}
+DOCUMENT = {
+    "job": "j",
+    "node": 1,
+    "state": "running",
+    "cause": None,
+    "complete": False,
+    "created": "2026-01-01T00:00:00+00:00",
+    "ranks": [RANK],
+}
+CAUSE = {"rank": 0, "node": 1, "exit_code": 1, "signal": None, "tail": ["x"], "explanation": "x"}
+FILE = {"path": "/w/x", "home": "node1/x", "size": 1, "sha256": "0" * 64}
+LINK = {"path": "/w/l", "home": "node1/a/l", "target": "../x"}
+SKIPPED = {"path": "/w/s", "size": 0, "why": "no", "owed": True}
+LIST = {"files": [FILE], "links": [LINK], "skipped": [SKIPPED], "excluded": {"files": 1, "size": 2}}
+FACTS = {
+    "home": "/home/ubuntu",
+    "python": "/opt/pytorch/bin/python",
+    "nic": "ens5",
+    "gpus": 8,
+    "host_key": "ssh-ed25519 AAAAC3Nz",
+    "torch": "2.13.0+cu130",
+    "cuda": "13.0",
+    "driver": "580.65.06",
+    "rehearsed": False,
+    "rsync": True,
+    "watched": True,
+    "complaint": "",
+}
+ANSWERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (launchers.state_request(), {"jobs": [DOCUMENT]}),
+    (launchers.state_request("j"), {"jobs": [DOCUMENT]}),
+    (launchers.cancel_request("j"), {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
+    (launchers.slots_request(), {"used": [0], "taken": [29400]}),
+    ({"do": "launch", "job": "j"}, {"job": "j", "pid": 7}),
+    (launchers.manifest_request("j"), LIST),
+    (launchers.hashes_request(["/w/x"]), {"hashes": [{"size": 1, "sha256": "0" * 64}]}),
+    ({"do": "inspect"}, FACTS),
+    ({"do": "rekey"}, {}),
+]
+
+
+def check(request: dict[str, Any], answer: Any) -> dict[str, Any]:
+    said = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    return answers.check(said, request=request, node=1)
+
+
+def refused(request: dict[str, Any], answer: Any) -> str:
+    """Return what is told to be wrong with an answer."""
+    with pytest.raises(NodeError, match="node1 gave a malformed answer") as caught:
+        check(request, answer)
+    return caught.value.why
+
+
+@pytest.mark.parametrize(("request_", "answer"), ANSWERS)
+def test_what_an_honest_node_says_is_taken_as_it_is(request_: dict[str, Any], answer: dict[str, Any]) -> None:
+    assert check(request_, answer) == answer
+    newer = {**answer, "newer": {"key": [1.5, None, "x"]}}
+    assert check(request_, newer) == newer
+
+
+@pytest.mark.parametrize(("request_", "answer"), ANSWERS[:-1])
+@pytest.mark.parametrize("value", [None, -1, 1e999, 2**80, "x\n", "", [], {}, True, ["x"], [[]]])
+def test_no_key_takes_any_value(request_: dict[str, Any], answer: dict[str, Any], value: object) -> None:
+    """Each key takes some of these values at most, and says so of the others as an error of the node."""
+    for key in answer:
+        try:
+            check(request_, {**answer, key: value})
+        except NodeError:
+            continue
+        assert value in (None, "", [], {}, True, 0, "x\n"), f"{key}: {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"{", "Expecting"),
+        (b"[]", "no JSON object"),
+        (b"\xff{}", "utf-8"),
+        (b'{"used": [], "taken": [], "x": NaN}', "NaN is no number"),
+        (b'{"used": [], "taken": [], "x": -Infinity}', "-Infinity is no number"),
+        (b"[" * 200_000, "recursion"),
+        (b'{"used": [], "taken": [], "x": ' + b"9" * 5000 + b"}", "digits"),
+        (b'{"used": [], "taken": [], "x": "\\ud800"}', "surrogates"),
+        (b'{"used": [], "taken": [], "\\udc80": 1}', "surrogates"),
+        (b'{"used": [], "taken": [], "x": "' + b"x" * (2 << 20) + b'"}', "characters"),
+        (b'{"used": [], "taken": [], "x": [' + b"0," * (1 << 20) + b"0]}", "items"),
+        (b'{"error": {"message": "m", "why": "w", "kind": "odd"}}', "kind"),
+        (b'{"error": "x"}', "error"),
+    ],
+)
+def test_what_is_no_answer_is_refused(said: bytes, why: str) -> None:
+    assert why in refused(launchers.slots_request(), said)
+
+
+def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MOST_BYTES", 1 << 20)
+    assert refused(launchers.slots_request(), b" " * ((1 << 20) + 1)) == "over 1 MB"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"job": "../../victim/.ssh"},
+        {"job": "other"},
+        {"job": "j\n"},
+        {"node": 0},
+        {"state": "odd"},
+        {"created": "yesterday"},
+        {"ranks": []},
+        {"ranks": [RANK, RANK]},
+        {"ranks": [{**RANK, "rank": -1}]},
+        {"ranks": [{**RANK, "exit_code": 2**40}]},
+        {"ranks": [{**RANK, "exit_code": "0"}]},
+        {"ranks": [{**RANK, "seconds": 1e300}]},
+        {"cause": {**CAUSE, "tail": "x"}},
+        {"cause": {**CAUSE, "tail": ["x"] * 2000}},
+        {"cause": {**CAUSE, "explanation": "\ud800"}},
+    ],
+)
+def test_a_job_is_the_one_that_was_asked_for_and_has_the_types_of_one(change: dict[str, Any]) -> None:
+    refused(launchers.state_request("j"), {"jobs": [{**DOCUMENT, **change}]})
+    refused(launchers.cancel_request("j"), {**DOCUMENT, **change})
+
+
+def test_a_name_of_a_job_is_a_name_where_all_jobs_are_asked_for() -> None:
+    for name in ("../../victim/.ssh", "..", "", "a/b", "a\0", ".hidden", "x" * 200, "j\n"):
+        refused(launchers.state_request(), {"jobs": [{**DOCUMENT, "job": name}]})
+    assert "twice" in refused(launchers.state_request(), {"jobs": [DOCUMENT, DOCUMENT]})
+
+
+def test_hashes_are_as_many_as_were_asked_for() -> None:
+    assert "0 hashes of 1 files" in refused(launchers.hashes_request(["/x"]), {"hashes": []})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"host_key": "ssh-ed25519 AAAA\n* ssh-ed25519 BBBB"},
+        {"host_key": "@cert-authority * ssh-ed25519 AAAA"},
+        {"host_key": ""},
+        {"home": "relative"},
+        {"home": "/home/u\n"},
+        {"python": "/bin/sh\x1b[2J"},
+        {"nic": "ens5; rm -rf /"},
+        {"gpus": -1},
+        {"gpus": "8"},
+        {"torch": "\x1b]0;x\x07"},
+        {"complaint": None},
+    ],
+)
+def test_what_a_node_says_of_itself_has_its_form(change: dict[str, Any]) -> None:
+    refused({"do": "inspect"}, {**FACTS, **change})
+
+
+@pytest.mark.parametrize(
+    "home",
+    [
+        "/etc/passwd",
+        "../x",
+        "node1/../../x",
+        "node1/\0",
+        "node1",
+        "node1/",
+        "node1//x",
+        "node1/./x",
+        "node0/x",
+        "node11/x",
+        "job.json",
+        "logs/rank1.log",
+        "logs/times0.jsonl",
+        "logs/../node1/x",
+        "",
+        "node1/" + "x" * 256,
+        "node1/" + "x/" * 3000 + "x",
+        "node1/\ud800",
+    ],
+)
+def test_a_place_that_is_not_the_nodes_own_is_refused(home: str) -> None:
+    for key, entry in (("files", FILE), ("links", LINK)):
+        with pytest.raises(NodeError, match="node1"):
+            answers.manifest({**LIST, key: [{**entry, "home": home}]}, node=1, ranks=[0])
+
+
+@pytest.mark.parametrize("path", ["relative", "/a/../etc/shadow", "/a\0b", "", "/", "//x", "/a/\ud800"])
+def test_a_path_on_a_node_is_absolute_and_plain(path: str) -> None:
+    with pytest.raises(NodeError, match="node1"):
+        answers.manifest({**LIST, "files": [{**FILE, "path": path}]}, node=1, ranks=[0])
+
+
+@pytest.mark.parametrize(
+    "target", ["/etc/passwd", "../../x", "../../../etc", "../../node0/x", "../..", "x\0", "", "\ud800"]
+)
+def test_a_link_that_leads_out_of_the_nodes_folder_is_refused(target: str) -> None:
+    with pytest.raises(NodeError, match="node1"):
+        answers.manifest({**LIST, "links": [{**LINK, "target": target}]}, node=1, ranks=[0])
+
+
+def test_a_nodes_own_places_and_the_logs_of_its_ranks_are_taken() -> None:
+    homes = ["node1/x", "node1/odd \udcff\n", "logs/rank0.log", "logs/times1.jsonl", "logs/supervisor1.log"]
+    told = {**LIST, "files": [{**FILE, "home": home} for home in homes]}
+    assert [file.home for file in answers.manifest(told, node=1, ranks=[0]).files] == homes
+
+
+@pytest.mark.parametrize(
+    "file",
+    [{}, {**FILE, "size": -1}, {**FILE, "size": 2**70}, {**FILE, "sha256": "x"}, {**FILE, "data": "%"}],
+)
+def test_a_file_has_a_size_and_a_hash(file: dict[str, Any]) -> None:
+    with pytest.raises(NodeError, match="node1"):
+        answers.manifest({**LIST, "files": [file]}, node=1, ranks=[0])
