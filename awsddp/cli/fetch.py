@@ -25,6 +25,6 @@ def command(options: Globals, *, job: str | None, outputs: tuple[str, ...], to: 
     asked: dict[str, object] = {"job.outputs": list(outputs)} if outputs else {}
     with session.opened(options, asked) as (ctx, show):
         with screen.told_first(options, show, sync_page):
-            result = fetch(ctx, job=job, to=to)
+            result = fetch(ctx, job=job, to=to, anew=bool(outputs))
         show.pause()
         screen.document(result) if options.json else sync_page(result)

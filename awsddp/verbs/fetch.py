@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 REACH_S = 60.0
 
 
-def fetch(ctx: Context, *, job: str | None = None, to: Path | None = None) -> dict[str, Any]:
+def fetch(
+    ctx: Context, *, job: str | None = None, to: Path | None = None, anew: bool = False
+) -> dict[str, Any]:
     """Bring the results of a job home (the last by default), and return the `fetch` document.
 
-    What is at home already needs no node. What can be had comes home where a part is missing; then NodeError
-    is raised, with the document as its `result`. Raises NotFoundError for a job that nobody knows, NoNodes.
+    What is at home already needs no node, unless it is asked for `anew`. What can be had comes home where a
+    part is missing; then NodeError is raised, with the document as its `result`. Raises NotFoundError for a
+    job that nobody knows, NoNodes.
     """
+    anew = anew or to is not None
     record = ctx.folder.read()
     last = job or (record.jobs[-1].job if record is not None and record.jobs else None)
     kept = whole_at_home(ctx, last) if last is not None else None
     try:
         with part(ctx) as cluster:
-            if to is None and kept is not None and job not in (None, *cluster.unfetched):
+            if not anew and kept is not None and job not in (None, *cluster.unfetched):
                 return _kept(ctx, kept)
             with connected(ctx, cluster) as fleet:
                 chosen = choose(ctx, cluster, fleet, job)
@@ -38,7 +42,7 @@ def fetch(ctx: Context, *, job: str | None = None, to: Path | None = None) -> di
                 remember(ctx, chosen)
                 lost = still_missing(ctx, cluster, fleet, chosen, to=to)
     except (NotFoundError, NoNodes):
-        if kept is None or to is not None:
+        if kept is None or anew:
             raise
         return _kept(ctx, kept)
     result = _document(came, job=chosen.job, home=to or place_of(ctx, chosen.job))

@@ -13,8 +13,9 @@ from awsddp.verbs.context import Context
 from awsddp.verbs.fetch import bring_home_all, fetch
 from awsddp.verbs.finishing import finish
 from awsddp.verbs.jobs import jobs
-from awsddp.verbs.logs import logs, watch
+from awsddp.verbs.logs import logs, merger_of
 from awsddp.verbs.status import cluster_document
+from awsddp.verbs.watching import Watch
 from tests.verbs.conftest import World, start
 
 SAVES = """
@@ -123,7 +124,9 @@ def test_job_of_which_every_node_is_gone_is_named_as_lost(owed: World) -> None:
 
 def follow(world: World, ctx: Context) -> tuple[Any, Job]:
     line = world.line()
-    return line, watch(ctx, line, world.record.jobs[-1], on_lines=lambda _: None)
+    job = world.record.jobs[-1]
+    watch = Watch(ctx, world.cluster, line, job, merger=merger_of(ctx, job), on_lines=lambda _: None)
+    return line, watch.run()
 
 
 def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
@@ -164,7 +167,9 @@ def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed:
     line.failures[1] = NodeError("lost")
     with pytest.raises(NodeError) as error:
         finish(ctx, owed.cluster, line, job)
-    assert (error.value.exit_code, error.value.document()["state"]) == (6, "succeeded")
+    document = error.value.document()
+    assert (error.value.exit_code, document["state"]) == (6, "succeeded")
+    assert (document["fetched"], document["missing"]) == (False, [1])
     assert "job j succeeded, its results are" in error.value.message
     assert error.value.why == LOST
 
