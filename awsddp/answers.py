@@ -196,13 +196,14 @@ class _Inspected:
     rsync: bool
     watched: bool
     complaint: _Text
+    gpus_said: _Text = ""
 
 
 _PREPARATION = ("inspect", "rekey")
 _KINDS: dict[str, Any] = {
     "claim": _Claimed,
-    "launch": _Launched,
     "lost": _Heard,
+    "launch": _Launched,
     "state": _State,
     "slots": _Slots,
     "cancel": _Document,
