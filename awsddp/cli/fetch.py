@@ -30,7 +30,8 @@ def command(options: Globals, *, job: str | None, outputs: tuple[str, ...], to: 
     asked: dict[str, object] = {"job.outputs": list(outputs)} if outputs else {}
     with session.opened(options, asked) as (ctx, show):
         with screen.told_first(options, show, sync_page):
-            result = fetch(ctx, job=job, to=to, confirm=launch_question(options, show, ctx.spec))
+            confirm = launch_question(options, show, ctx.spec)
+            result = fetch(ctx, job=job, to=to, anew=bool(outputs), confirm=confirm)
         show.pause()
         if not options.json:
             sync_page(result)

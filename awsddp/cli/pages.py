@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cli.advice import named
 from awsddp.cli.tables import line, table
 from awsddp.compat import HOURS_PER_MONTH
-from awsddp.report import duration, money
+from awsddp.report import duration, money, node_name
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
@@ -112,9 +112,17 @@ def job_lines(result: dict[str, Any]) -> list[str]:
     if result.get("accuracy") is not None:
         data = f", {result['data']}" if result.get("data") else ""
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")
-    kept = f"on the nodes, until: awsddp fetch --job {result['job']}"
-    lines.append(f"  results: {result['home'] + '/' if result['fetched'] else kept}")
+    lines.append(f"  results: {_results(result)}")
     return lines
+
+
+def _results(result: dict[str, Any]) -> str:
+    fetch = f"awsddp fetch --job {result['job']}"
+    if result["fetched"]:
+        return f"{result['home']}/"
+    if result["missing"]:
+        return f"{result['home']}/, without a part of {', '.join(map(node_name, result['missing']))}: {fetch}"
+    return f"on the nodes, until: {fetch}"
 
 
 def jobs_page(result: list[dict[str, Any]]) -> None:
