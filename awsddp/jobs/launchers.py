@@ -40,6 +40,7 @@ _MODULES = (
     "serve",
     "follow",
     "walk",
+    "disks",
     "manifest",
     "launch",
     "main",
