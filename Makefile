@@ -8,7 +8,7 @@ DEBIAN := systemd-container cloud-init openssh-server sudo nftables rsync iprout
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove lint bench clean
+.PHONY: help setup demo test prove mutants lint bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,6 +32,9 @@ test: setup ## one case of every kind, at most 8 minutes on 2 cores
 
 prove: setup ## the long seeded matrices, at most 45 minutes; FULL=1 runs them whole
 	@AWSDDP_FULL=$(FULL) $(PYTEST) -n 2 --dist loadfile -m prove
+
+mutants: setup ## small mutations of the code, none of which may survive its test
+	@$(BIN)/python tools/mutants.py
 
 lint: setup ## format, lint, types
 	@$(BIN)/ruff format --check --quiet .

@@ -151,6 +151,17 @@ class _State:
 class _Slots:
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
+    jobs: Annotated[dict[_Name, bool], Meta(max_length=100_000)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Claimed:
+    claimed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Heard:
+    heard: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +174,7 @@ class _Launched:
 class _Error:
     message: _Text
     why: _Text
-    kind: Literal["usage", "notfound", "node", "job"]
+    kind: Literal["usage", "busy", "notfound", "node", "job"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +196,13 @@ class _Inspected:
     rsync: bool
     watched: bool
     complaint: _Text
+    gpus_said: _Text = ""
 
 
 _PREPARATION = ("inspect", "rekey")
 _KINDS: dict[str, Any] = {
+    "claim": _Claimed,
+    "lost": _Heard,
     "launch": _Launched,
     "state": _State,
     "slots": _Slots,

@@ -12,11 +12,12 @@ JobState = Literal["running", "succeeded", "failed", "cancelled", "interrupted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where the EC2 calls go and how a node is reached. Plain data: no code asks what kind it is.
+    """Where the EC2 calls go and how a node is reached.
 
-    `endpoint` is None for AWS's own endpoints. `access_key_id` and `secret_access_key` are None where boto3
-    finds credentials by itself. `caller_address` is this machine as the nodes see it (None: ask, when
-    public addresses are used).
+    Its name decides where a cluster is looked for and how its cost is told; what differs in a node is read
+    from the tags of its image. `endpoint` is None for AWS's own endpoints. `access_key_id` and
+    `secret_access_key` are None where boto3 finds credentials by itself. `caller_address` is this machine as
+    the nodes see it (None: ask, when public addresses are used).
     """
 
     name: TargetName = "aws"
@@ -39,7 +40,8 @@ class Node:
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
 
     `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC,
-    `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster.
+    `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster,
+    `changed` the time when it began to stop or to end, where EC2 says it.
     """
 
     node: int
@@ -54,6 +56,7 @@ class Node:
     expires: datetime | None = None
     spot: bool = False
     unfetched: tuple[str, ...] = ()
+    changed: datetime | None = None
 
     @property
     def address(self) -> str | None:
@@ -66,7 +69,8 @@ class Cluster:
     """A cluster as its tags tell it: one name of one owner. `nodes` is sorted by node number.
 
     `leftovers` are ids of resources of ours that exist beside the instances (groups, keys), `group` is the
-    cluster's own security group and `ssh_cidrs` the addresses for which its port 22 is open.
+    cluster's own security group and `ssh_cidrs` the addresses for which its port 22 is open. `host` is the
+    machine that made it.
     """
 
     name: str
@@ -79,6 +83,7 @@ class Cluster:
     leftovers: tuple[str, ...] = ()
     group: str | None = None
     ssh_cidrs: tuple[str, ...] | None = None
+    host: str = ""
 
     @property
     def live(self) -> tuple[Node, ...]:
@@ -93,7 +98,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What the probe found on a node (nodes/probe.py), kept in the cluster folder.
+    """What was found on a node as it was made ready (nodes/provision.py), kept in the cluster folder.
 
     `python` is the interpreter of ranks, `nic` the interface that carries the private address, `gpus` the
     count of GPUs that torch finds there, on a node that rehearses them too.
@@ -136,14 +141,27 @@ class RankResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobNode:
+    """A machine on which a job runs or ran, and the number that it had then."""
+
+    node: int
+    instance_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder."""
+    """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
+
+    `missing` are the nodes whose part of the results is not there.
+    """
 
     job: str
     state: JobState
     cause: Cause | None
     ranks: tuple[RankResult, ...]
     home: str
+    nodes: tuple[JobNode, ...] = ()
+    missing: tuple[int, ...] = ()
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

@@ -1,18 +1,21 @@
 """What can go wrong, as the user is told it: what failed, why, and what to type next.
 
-Every error the product raises on purpose is an `AwsddpError`; its class decides the exit code (design.md,
-"The command line"). Nothing here knows of any other room.
+Every error the product raises on purpose is an `AwsddpError`; its class decides the exit code
+(docs/commands.md). Nothing here knows of any other room.
 """
+
+from typing import Any
 
 
 class AwsddpError(Exception):
     """An expected failure.
 
     `message` says what failed, `why` the cause, `next` the next command to type. `exit_code` is the
-    documented process status of its kind.
+    documented process status of its kind, `result` the verb's document as far as it came.
     """
 
     exit_code = 1
+    result: dict[str, Any] | None = None
 
     def __init__(self, message: str, why: str = "", next: str = "") -> None:
         super().__init__(message)
@@ -21,14 +24,15 @@ class AwsddpError(Exception):
         self.next = next
 
     def document(self) -> dict[str, object]:
-        """Return the error as the JSON document of design.md, "JSON"."""
+        """Return the error as its JSON document, behind what the verb had to tell."""
         return {
+            **(self.result or {}),
             "error": {
                 "message": self.message,
                 "why": self.why,
                 "next": self.next,
                 "exit_code": self.exit_code,
-            }
+            },
         }
 
     def __str__(self) -> str:
@@ -53,14 +57,22 @@ class ConfigError(AwsddpError):
     exit_code = 3
 
 
+class InUse(ConfigError):
+    """The nodes are in use: another job runs there, or another client is about to start one."""
+
+
 class LocalCloudError(ConfigError):
     """The local cloud cannot be started or run on this machine."""
 
 
 class CloudError(AwsddpError):
-    """AWS refused: credentials, permission, quota, or it did not answer."""
+    """AWS refused: credentials, permission, quota, or it did not answer.
+
+    `needs_login`: it takes the credentials no more, and a person has to log in.
+    """
 
     exit_code = 4
+    needs_login = False
 
 
 class CapacityError(AwsddpError):

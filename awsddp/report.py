@@ -67,65 +67,8 @@ def cluster_state(
     return "ready" if ready else "preparing"
 
 
-def cost_usd(nodes: Iterable[Node], price_usd_per_node_hour: float | None, now: datetime) -> float | None:
-    """Return what the nodes have cost so far by their list price; EC2 bills each at least 60 seconds.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
-    """
-    if price_usd_per_node_hour is None:
-        return None
-    seconds = sum(max(60.0, (now - node.launched).total_seconds()) for node in nodes if node.launched)
-    return round(seconds / 3600 * price_usd_per_node_hour, 2)
-
-
-def ledger_bill(rows: Iterable[dict[str, Any]], now: datetime) -> dict[str, Any] | None:
-    """Return what one cluster's ledger says that it cost: from launch to stop or end, by the list price.
-
-    `cost_usd` is None where a price was not known; `to` is None while it runs. None: it never launched
-    anything. What another size cost is counted for its own time.
-    """
-    bill: dict[str, Any] | None = None
-    since: datetime | None = None
-    cost: float | None = 0.0
-    for row in rows:
-        event, moment = row.get("event"), datetime.fromisoformat(str(row["time"]))
-        if event not in ("launched", "started", "resized", "stopped", "ended") or (
-            bill is None and event != "launched"
-        ):
-            continue
-        instances = row.get("instances", ())
-        bill = bill or {"id": row.get("id"), "hours": 0.0, "from": iso(moment)}
-        anew = event == "launched" and row.get("nodes", len(instances)) == len(instances)
-        if (
-            since is not None and not anew
-        ):  # what ended by itself before it was launched anew cost nothing here
-            cost = _further(bill, cost, max((moment - since).total_seconds(), 60.0))
-        if event in ("launched", "resized"):
-            bill |= {"nodes": row.get("nodes", len(instances))} | {
-                key: row.get(key, bill.get(key))
-                for key in ("target", "region", "instance_type", "price_usd_per_hour")
-            }
-        since = None if event in ("stopped", "ended") else moment
-        bill["to"] = iso(moment) if event == "ended" else None
-    if bill is None:
-        return None
-    if since is not None:
-        cost = _further(bill, cost, (now - since).total_seconds())
-    return bill | {
-        "hours": round(bill["hours"], 4),
-        "cost_usd": None if cost is None else round(cost, 2),
-    }
-
-
-def _further(bill: dict[str, Any], cost: float | None, seconds: float) -> float | None:
-    """Count a time at the bill's present price; return the cost with it."""
-    bill["hours"] += seconds / 3600
-    price = bill["price_usd_per_hour"]
-    return None if cost is None or price is None else cost + seconds / 3600 * price
-
-
 def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:
-    """Return a node as design.md's JSON shows it in `up` and `status`."""
+    """Return a node as the JSON documents show it in `up` and `status`."""
     return {
         "node": node.node,
         "instance_id": node.instance_id,
@@ -139,7 +82,7 @@ def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """Return a job as design.md's JSON shows it."""
+    """Return a job as the JSON documents show it."""
     return asdict(job)
 
 

@@ -23,13 +23,12 @@ from awsddp.errors import ConfigError
 
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+MIN_HEARTBEAT_TIMEOUT_S = 5.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
-_MOMENTARY = frozenset(
-    {"cluster.expires", "cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"}
-)
+_MOMENTARY = frozenset({"cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"})
 """Keys that are said anew each time, or that the cluster remembers by itself."""
 _ONE_QUESTION = (
     frozenset({"cluster.instance_type", "cluster.gpus", "capacity.types", "capacity.reservation"}),
@@ -41,10 +40,11 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
-    """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch.
+    """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch; nodes that
+    nobody uses for `idle` ("off": ever) end themselves earlier.
 
     `gpus` says the GPUs of a node, such as "A100:8"; with `rehearse_gpu` the CPU answers for them. A plan
-    that costs more than `max_price_usd` an hour, or more than `budget_usd` until it expires, is refused;
+    that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
     both are of all nodes together.
     """
 
@@ -58,6 +58,7 @@ class ClusterSection:
     spot: bool = False
     rehearse_gpu: bool = False
     expires: str = "24h"
+    idle: str = "60m"
     max_price_usd: float | None = None
     budget_usd: float | None = None
 
@@ -135,6 +136,8 @@ class SyncSection:
 class JobSection:
     """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
 
+    A node that is silent for `heartbeat_timeout` is given up, and the job with it.
+
     `outputs` are paths on the node, relative to the synced folder or absolute, that come home beside the new
     and changed files; `results` is the folder at home that receives them. New and changed files that match
     `exclude` (gitignore patterns) stay on the node; over `results_limit`, all nodes together, it asks.
@@ -152,6 +155,7 @@ class JobSection:
     results_limit: str = "20GB"
     timeout: str | None = None
     grace: str = "30s"
+    heartbeat_timeout: str = "5m"
     master_port: int | None = None
 
 
@@ -287,6 +291,16 @@ def size_of(text: str, *, place: str = "job.results_limit") -> float:
     return float(match[1]) * _BYTES[match[2].upper()]
 
 
+def idle_seconds(text: str) -> int:
+    """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
+    if text == "off":
+        return 0
+    found = int(seconds(text, place="cluster.idle"))
+    if found == 0:
+        raise ConfigError(f"cluster.idle: {text!r} is too short", "", 'a duration such as 30m, or "off"')
+    return found
+
+
 def jump_host(text: str) -> tuple[str, int | None]:
     """Return whom ssh is to call for `network.jump`, and the port where it says one. Raises ConfigError."""
     match = _JUMP.fullmatch(text)
@@ -382,7 +396,14 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{place}: {value} is out of range", "", f"a whole number from {low} to {high}")
     seconds(cluster.expires, place="cluster.expires")
+    idle_seconds(cluster.idle)
     seconds(job.grace, place="job.grace")
+    if seconds(job.heartbeat_timeout, place="job.heartbeat_timeout") < MIN_HEARTBEAT_TIMEOUT_S:
+        raise ConfigError(
+            f"job.heartbeat_timeout: {job.heartbeat_timeout} is too short",
+            "nodes send a heartbeat every 2 s",
+            f"a duration of {MIN_HEARTBEAT_TIMEOUT_S:g} s or more",
+        )
     size_of(job.results_limit)
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")

@@ -86,14 +86,16 @@ def _refused(path: Path, error: OSError) -> ConfigError:
 class Record:
     """What the folder remembers of a cluster: who it is, where it lives, and what was found on its nodes.
 
-    `created` is the time of its last launch, `expires` the deadline that the nodes have or are about to be
-    told, `nodes` and `asked` (keys of awsddp.toml and their values) what was last asked for.
-    `price_usd_per_hour` is of all nodes together, `jobs` are the jobs as last seen.
+    `account` is the AWS account that it is in ("" where an older awsddp wrote it), `created` the time of its
+    last launch, `expires` the deadline that the nodes have or are about to be told, `nodes` and `asked` (keys
+    of awsddp.toml and their values) what was last asked for. `price_usd_per_hour` is of all nodes together,
+    `disk_usd_per_hour` of the disk of one; `idle` is what the nodes were told; `jobs` are as last seen.
     """
 
     version: int = _VERSION
     id: str
     owner: str
+    account: str = ""
     target: Target
     created: datetime
     expires: datetime
@@ -103,6 +105,8 @@ class Record:
     pretended: bool
     ssh_user: str
     price_usd_per_hour: float | None = None
+    disk_usd_per_hour: float = 0.0
+    idle: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
     intent: dict[str, Any] | None = None
     prepared: tuple[Prepared, ...] = ()
@@ -161,6 +165,21 @@ class Folder:
         write_private(
             self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
         )
+
+    def seen(self) -> dict[str, datetime]:
+        """Return when each job that ran when it was last seen was seen."""
+        try:
+            return msgspec.json.decode((self.path / "seen.json").read_bytes(), type=dict[str, datetime])
+        except (OSError, ValueError):
+            return {}
+
+    def write_seen(self, moments: dict[str, datetime]) -> None:
+        """Replace what `seen` returns, where it differs; beside the record, which only its holder may change.
+
+        Raises ConfigError where the disk refuses.
+        """
+        if moments != self.seen():
+            write_private(self.path / "seen.json", msgspec.json.encode(moments))
 
     def note(self, event: str, **facts: object) -> None:
         """Append a line to the ledger. Raises ConfigError where the disk refuses."""

@@ -2,7 +2,8 @@
 
 Takes one word, a JSON object, and answers with one line of JSON, the last of its output. May be repeated.
 
-    {"do": "inspect", "user", "address", "rank0", "expires": [seconds, text] or null, "patience_s"}
+    {"do": "inspect", "user", "address", "rank0", "expires": [seconds, text] or null, "idle": seconds or null,
+     "patience_s", "gpus": how many there are to be, "gpus_patience_s"}
     {"do": "rekey"}
 """
 
@@ -10,6 +11,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,11 +37,15 @@ OWN = (
 )
 # NCCL takes a prefix unless told "="; Gloo and TensorPipe take exact names and know no "=".
 PROFILE = """\
-# Written by awsddp, for interactive shells: the interface between the nodes.
+# Written by awsddp, for login shells: the interface between the nodes, and the PATH that the ranks have.
 export NCCL_SOCKET_IFNAME='={nic}'
 export GLOO_SOCKET_IFNAME='{nic}'
 export TP_SOCKET_IFNAME='{nic}'
+{path}
 """
+GPUS_POLL_S = 1.0
+# What CUDA says until nvidia-fabricmanager has set up the NVSwitches.
+NOT_YET = "system not yet initialized"
 # Reads torch's version from its file: importing it takes seconds, and only a node with GPUs is asked more.
 ASK = """
 import importlib.util, json, os, sys
@@ -56,6 +62,10 @@ if found and found.origin:
     if sys.argv[1] == "gpus":
         import torch
         facts["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        try:
+            facts["gpus"] or torch.cuda.init()
+        except Exception as error:
+            facts["said"] = str(error)
 print(json.dumps(facts))
 """
 
@@ -126,10 +136,12 @@ def booted(patience_s):
     return run("cloud-init", "status", "--long")[1] if waiting and waiting.returncode else ""
 
 
-def watched(expires):
-    """Move the expiry where that is asked for; return whether the watchdog lives."""
+def watched(expires, idle):
+    """Change the expiry and the idle time where that is asked for; return whether the watchdog lives."""
     if expires:
         write(ETC / "expires", "{} {}\n".format(*expires), 0o644)
+    if idle is not None:
+        write(ETC / "idle", f"{idle}\n", 0o644)
     return run("systemctl", "is-active", WATCHDOG)[1] == "active"
 
 
@@ -173,18 +185,53 @@ def interface(address, rank0):
     return found.group(1) if found else None
 
 
-def environment(home, gpus):
+def ask(python, what):
+    """Return what a python says of its torch ("none"), and of the GPUs that it finds ("gpus")."""
+    code, said = run(python, "-I", "-c", ASK, what, timeout_s=300)
+    try:
+        return json.loads(said.splitlines()[-1]) if code == 0 else {"said": said[-500:]}
+    except (ValueError, IndexError):
+        return {}
+
+
+def environment(home):
     """Return the first python that has torch, with what it says of itself; else "python" is None."""
     for place, pattern in [(ROOT, pattern) for pattern in SYSTEM] + [(home, pattern) for pattern in OWN]:
         for python in sorted(place.glob(pattern)):
-            code, said = run(str(python), "-I", "-c", ASK, "gpus" if gpus else "none", timeout_s=300)
-            try:
-                facts = json.loads(said.splitlines()[-1]) if code == 0 else {}
-            except (ValueError, IndexError):
-                facts = {}
-            if facts:
+            facts = ask(str(python), "none")
+            if "torch" in facts:
                 return dict(facts, python=str(python))
     return {"python": None, "torch": None, "cuda": None, "gpus": 0, "rehearsed": False}
+
+
+def fabric():
+    """Return the state of what sets up the NVSwitches, "active" where there are none."""
+    if not any((ROOT / "dev").glob("nvidia-nvswitch*")):
+        return "active"
+    return run("systemctl", "is-active", "nvidia-fabricmanager")[1]
+
+
+def count(python, wanted, patience_s):
+    """Return how many GPUs torch finds, and where they are too few what is said of that.
+
+    CUDA refuses to begin while the NVSwitches are set up: that is waited for, nothing else.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        state = fabric()
+        found = ask(python, "gpus")
+        said = found.get("said", "")
+        whole = found.get("gpus", 0) >= wanted
+        coming = state not in ("active", "failed") or (NOT_YET in said and state != "failed")
+        if (whole and state == "active") or not coming or time.monotonic() > deadline:
+            break
+        time.sleep(GPUS_POLL_S)
+    if whole:
+        return {"gpus": found["gpus"]}
+    smi = run("nvidia-smi", "-L")[1]
+    told = ["nvidia-smi -L: " + (smi or "nothing"), "torch.cuda: " + (said or "no error")]
+    told += [] if state == "active" else ["nvidia-fabricmanager: " + state]
+    return {"gpus": found.get("gpus", 0), "gpus_said": "\n".join(told)}
 
 
 def driver():
@@ -200,9 +247,6 @@ def inspect(asked):
     """Make the node ready as far as it can be, and return what was found."""
     home = Path("~" if rootless() else "~" + asked["user"]).expanduser()
     nic = interface(asked["address"], asked["rank0"])
-    gpus = any(Path("/dev").glob("nvidia[0-9]*"))
-    if nic:
-        write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic), 0o644)
     for folder in (home / "awsddp", home / "awsddp/work"):
         folder.mkdir(exist_ok=True)
         if not rootless():
@@ -210,15 +254,20 @@ def inspect(asked):
     if not rootless():  # else the jobs' shared memory goes with the last login (RemoveIPC, logind.conf(5))
         run("loginctl", "enable-linger", asked["user"])
     facts = dict(
-        environment(home, gpus),
+        environment(home),
         home=str(home),
         nic=nic,
-        driver=driver() if gpus else None,
         host_key=final_host_key(),
         rsync=shutil.which("rsync") is not None,
     )
+    if nic:
+        path = 'export PATH={}:"$PATH"'.format(shlex.quote(str(Path(facts["python"] or "/bin/sh").parent)))
+        write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic, path=path), 0o644)
     facts["complaint"] = booted(asked["patience_s"])  # the boot goes on meanwhile
-    facts["watched"] = watched(asked["expires"])
+    if asked["gpus"] and facts["python"]:  # the drivers are loaded, and their services up, by now
+        facts.update(count(facts["python"], asked["gpus"], asked["gpus_patience_s"]))
+    facts["driver"] = driver() if asked["gpus"] else None
+    facts["watched"] = watched(asked["expires"], asked["idle"])
     return facts
 
 

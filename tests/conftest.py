@@ -1,23 +1,40 @@
 """No test touches the user's home, credentials, ssh-agent or the network."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.seed import SEED
+
 _DANGEROUS = ("AWS_", "AWSDDP_", "SSH_", "MASTER_", "NCCL_", "GLOO_")
 _KEPT = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_SEED", "AWSDDP_TORCH_INDEX")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many cases ran and how many did not, and what the matrices counted."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how long each file took, how many cases ran and how many did not, and what the matrices counted."""
+    seconds = _seconds(terminalreporter)
+    for file in sorted(seconds, key=lambda file: -seconds[file]) if len(seconds) > 1 else ():
+        terminalreporter.write_line(f"{seconds[file]:7.1f} s  {file}")
     count = {outcome: len(found) for outcome, found in terminalreporter.stats.items()}
     ran = sum(count.get(outcome, 0) for outcome in ("passed", "failed"))
     for report in terminalreporter.stats.get("passed", ()):
         for told in dict(report.user_properties).get("says", "").splitlines():
             terminalreporter.write_line(told)
-    terminalreporter.write_line(f"{ran} cases ran, {count.get('skipped', 0)} skipped")
+    drawn = f", drawn with AWSDDP_SEED={SEED}" if config.option.markexpr == "prove" else ""
+    terminalreporter.write_line(f"{ran} cases ran, {count.get('skipped', 0)} skipped{drawn}")
+
+
+def _seconds(terminalreporter: pytest.TerminalReporter) -> dict[str, float]:
+    """Return the seconds of each test file, its fixtures included; with workers, those of all of them."""
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    return seconds
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,7 @@ ANSWERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (launchers.state_request(), {"jobs": [DOCUMENT]}),
     (launchers.state_request("j"), {"jobs": [DOCUMENT]}),
     (launchers.cancel_request("j"), {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
-    (launchers.slots_request(), {"used": [0], "taken": [29400]}),
+    (launchers.slots_request(), {"used": [0], "taken": [29400], "jobs": {"seq-1": True}}),
     ({"do": "launch", "job": "j"}, {"job": "j", "pid": 7}),
     (launchers.manifest_request("j"), LIST),
     (launchers.hashes_request(["/w/x"]), {"hashes": [{"size": 1, "sha256": "0" * 64}]}),

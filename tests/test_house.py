@@ -13,7 +13,7 @@ PACKAGE = ROOT / "awsddp"
 
 _BASE = {"errors"}
 _RECORDS = {"answers", "spec", "cluster", "resources"} | _BASE
-_PURE = {"plan", "report", "compat"} | _RECORDS
+_PURE = {"plan", "report", "compat", "billing"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
 LADDER = {
     "errors": _BASE,
@@ -24,6 +24,7 @@ LADDER = {
     "compat": _PURE,
     "plan": _PURE,
     "report": _PURE,
+    "billing": _PURE,
     "state": _PURE,
     "aws": _MIDDLE | {"aws"},
     "nodes": _MIDDLE | {"nodes"},

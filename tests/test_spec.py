@@ -51,6 +51,7 @@ def test_lists_and_tables_are_read_as_toml_and_a_bare_word_is_a_list_of_one() ->
         ("[cluster]\nnodes = 0\n", "cluster.nodes", "1 to 1000"),
         ("[cluster]\nnodes = true\n", "[cluster] nodes", "int"),
         ('[cluster]\nexpires = "soon"\n', "cluster.expires", "24h"),
+        ('[job]\nheartbeat_timeout = "4.9s"\n', "job.heartbeat_timeout", "5 s or more"),
         ("[cluster\n", "awsddp.toml", "mend the file"),
         ("[cluster]\nnodes = 2\nnodes = 3\n", "awsddp.toml", "mend the file"),
     ],

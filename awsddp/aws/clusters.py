@@ -1,5 +1,6 @@
 """What exists, as its tags tell it: instances, and the cluster that they, a group and a key make up."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ LEFT = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
 SOURCES = (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"), ("UserIdGroupPairs", "GroupId"))
 """Whom a rule of a security group lets in: the lists of a permission, and what names an entry of each."""
+_WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _LAST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -52,7 +54,14 @@ def node_of(described: Mapping[str, Any]) -> Node:
         expires=_moment(described, "awsddp:expires"),
         spot=described.get("InstanceLifecycle") == "spot",
         unfetched=tuple(tags.get("awsddp:unfetched", "").split()),
+        changed=_changed(described.get("StateTransitionReason") or ""),
     )
+
+
+def _changed(reason: str) -> datetime | None:
+    """Return the time in a reason such as "User initiated (2026-11-22 09:24:31 GMT)"."""
+    match = _WHEN.search(reason)
+    return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) if match else None
 
 
 def find_clusters(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
@@ -120,6 +129,7 @@ def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[
         leftovers=tuple(_id(part) for part in parts if "InstanceId" not in part),
         group=str(group["GroupId"]) if group else None,
         ssh_cidrs=_ssh_cidrs(group) if group else None,
+        host=next(filter(None, (tags_of(part).get("awsddp:host", "") for part in parts)), ""),
     )
 
 

@@ -1,6 +1,8 @@
 """Reads from AWS what a plan needs: independent reads side by side, nothing changed."""
 
 import ipaddress
+import re
+import socket
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable
@@ -27,6 +29,8 @@ from awsddp.compat import GpuType, Market
 from awsddp.plan import Facts, Group, Reservation, ssh_cidrs
 from awsddp.spec import ClusterSpec
 
+# What a tag may hold: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+_NO_TAG = re.compile(r"[^\w .:/=+@-]")
 # Each answers with the address that it sees, over HTTPS.
 ADDRESS_SOURCES = ("https://checkip.amazonaws.com", "https://api.ipify.org")
 
@@ -75,6 +79,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     for looked_for in (sources, profile, disk_key):
         looked_for.result()
     types = {name: future.result() for name, future in described.items()}
+    ends = aws.credentials_end()
     return Facts(
         region=aws.region,
         target=target,
@@ -92,6 +97,8 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         group=group.result(),
         public_key=key.result(),
         reservation=reserved.result(),
+        host=_NO_TAG.sub("-", socket.gethostname())[:256],
+        credentials_s=None if ends is None else (ends - datetime.now(UTC)).total_seconds(),
     )
 
 

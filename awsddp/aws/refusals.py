@@ -63,10 +63,13 @@ _NEXT = {
 class Refused(CloudError):
     """AWS answered no. `code` is its error code, `operation` the call."""
 
-    def __init__(self, message: str, why: str, next: str, *, code: str, operation: str) -> None:
+    def __init__(
+        self, message: str, why: str, next: str, *, code: str, operation: str, needs_login: bool = False
+    ) -> None:
         super().__init__(message, why, next)
         self.code = code
         self.operation = operation
+        self.needs_login = needs_login
 
 
 class Unanswered(Refused):
@@ -98,8 +101,14 @@ def _client_error(error: exceptions.ClientError, operation: str, *, where: str, 
     metadata = reply.get("ResponseMetadata", {})
     why = f"{code}: {text}"
 
-    def refused(message: str, next: str, kind: type[Refused] = Refused, why: str = why) -> Refused:
-        return kind(message, why, next, code=code, operation=operation)
+    def refused(
+        message: str,
+        next: str,
+        kind: type[Refused] = Refused,
+        why: str = why,
+        needs_login: bool = False,
+    ) -> Refused:
+        return kind(message, why, next, code=code, operation=operation, needs_login=needs_login)
 
     if code in CAPACITY:
         return OutOfCapacity(
@@ -123,7 +132,11 @@ def _client_error(error: exceptions.ClientError, operation: str, *, where: str, 
                 why=f"the clock is {abs(skew):.0f} s {side} AWS's ({why})",
             )
         if code in EXPIRED:
-            return refused("the AWS credentials have expired", "log in again: aws sso login, or new keys")
+            return refused(
+                "the AWS credentials have expired",
+                "log in again: aws sso login, or new keys",
+                needs_login=True,
+            )
         return refused("AWS does not know these credentials", "check them: aws sts get-caller-identity")
     if code in DENIED:
         return refused(
@@ -167,18 +180,23 @@ def _local_error(error: Exception, operation: str, *, where: str) -> AwsddpError
             return ConfigError(
                 "no AWS region is known", str(error), "name one: awsddp --region us-east-1 ..."
             )
-        case (
-            exceptions.TokenRetrievalError()
-            | exceptions.SSOError()
-            | exceptions.CredentialRetrievalError()
-            | exceptions.RefreshWithMFAUnsupportedError()
-        ):
+        case exceptions.TokenRetrievalError() | exceptions.SSOError() | exceptions.CredentialRetrievalError():
             return Refused(
                 "the AWS credentials cannot be had",
                 str(error),
                 "log in again: aws sso login",
                 code=type(error).__name__,
                 operation=operation,
+                needs_login=True,
+            )
+        case exceptions.RefreshWithMFAUnsupportedError():
+            return Refused(
+                "the AWS credentials have expired, and a new MFA code is needed",
+                str(error),
+                "type the command again: it asks for the code",
+                code=type(error).__name__,
+                operation=operation,
+                needs_login=True,
             )
         case exceptions.SSLError() | exceptions.ProxyConnectionError():
             return unanswered(f"AWS cannot be reached for {operation} in {where}", "check the proxy settings")

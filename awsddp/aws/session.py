@@ -16,12 +16,11 @@ from urllib.parse import urlsplit
 import botocore.session
 from botocore import xform_name
 from botocore.config import Config
-from botocore.configprovider import ConstantProvider
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from awsddp import __version__
-from awsddp.aws.models import QuickReader
+from awsddp.aws.credentials import end_of, is_stable, session_of
 from awsddp.aws.refusals import translate
 from awsddp.cluster import Target
 from awsddp.errors import AwsddpError, ConfigError
@@ -92,15 +91,23 @@ class Call:
 class Aws:
     """The calls of one target. Thread-safe; clients are built when they are first used.
 
-    `on_call` hears of every call that was made, on the thread that made it. Raises ConfigError where there is
-    no region or its name is none.
+    `on_call` hears of every call that was made, on the thread that made it. With `login` the credentials of
+    another gateway are used, so that MFA is asked for once. Raises ConfigError where there is no region or
+    its name is none.
     """
 
-    def __init__(self, target: Target, *, on_call: Callable[[Call], None] | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        on_call: Callable[[Call], None] | None = None,
+        login: "Aws | None" = None,
+    ) -> None:
         self._target = target
         self._on_call = on_call
         self._clients: dict[tuple[str, int], Any] = {}
-        self._lock = threading.Lock()
+        self._login = login
+        self._lock: threading.Lock = login._lock if login else threading.Lock()  # a session has one user
         self._asking = threading.Lock()
         self.region = self._region()
         self._where = target.endpoint or self.region
@@ -143,34 +150,33 @@ class Aws:
                 return found
 
     def identity(self) -> Identity:
-        """Return who is calling; asked once. Raises CloudError where AWS does not know the credentials."""
+        """Return who is calling; asked once. Raises CloudError where AWS does not know the credentials.
+
+        Raises ConfigError for a UserId that the next command would not have, which nothing can be found by.
+        """
+        if self._login is not None:
+            return self._login.identity()
         with self._asking:
             return self._identity
 
     def credentials_end(self) -> datetime | None:
-        """Return when the credentials end, in UTC; None where they have no end or there are none."""
-        credentials = self._session.get_credentials()
-        ends = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
-        return ends.astimezone(UTC) if isinstance(ends, datetime) else None
+        """Return when a person has to log in again, in UTC; None where that is never, or not known."""
+        return end_of(self._session)
 
     @cached_property
     def _identity(self) -> Identity:
         reply = self.call("GetCallerIdentity", {}, service="sts")
+        if not is_stable(reply["UserId"]):
+            raise ConfigError(
+                f"the role's session has no stable name: {reply['Arn']}",
+                "awsddp finds its machines by it, and the next login would have another",
+                "set role_session_name in the AWS profile, or AWS_ROLE_SESSION_NAME, and log in again",
+            )
         return Identity(user_id=reply["UserId"], account=reply["Account"], arn=reply["Arn"])
 
     @cached_property
     def _session(self) -> botocore.session.Session:
-        """The session that boto3's is made of; the rest of boto3 costs each command a tenth of its time."""
-        session = botocore.session.Session()
-        if self._target.access_key_id:
-            # With keys of its own a profile named in the environment has no say, not even a missing one.
-            session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
-        elif self._target.profile:
-            session.set_config_variable("profile", self._target.profile)
-        if self._target.access_key_id:
-            session.set_credentials(self._target.access_key_id, self._target.secret_access_key or "")
-        session.get_component("data_loader").file_loader = QuickReader()
-        return session
+        return self._login._session if self._login is not None else session_of(self._target)
 
     def _region(self) -> str:
         try:

@@ -83,7 +83,7 @@ def patiently(
         try:
             return (act(),)
         except Refused as refusal:
-            if not transient(refusal) and not passes(refusal):
+            if not passes(refusal):
                 raise
             if not refusals:
                 on_event(f"asking again: {refusal.why}")
@@ -105,5 +105,9 @@ def growing(first_s: float, most_s: float) -> Iterator[float]:
 
 
 def deadline_s(instance_types: Iterable[str]) -> float:
-    """Return how long such instances may take to start or to end: 10 minutes, 30 for bare metal."""
-    return 1800.0 if any(".metal" in name for name in instance_types) else 600.0
+    """Return how long such instances may take to start or to end: 10 minutes, 30 for bare metal and P4 on.
+
+    These take longer than the 10 minutes of AWS's own waiters to count as terminated.
+    """
+    slow = any(".metal" in name or name.startswith(("p4", "p5", "p6")) for name in instance_types)
+    return 1800.0 if slow else 600.0

@@ -24,6 +24,7 @@ def command(options: Globals, *, discard: bool, orphans: bool) -> None:
             screen.document(ended) if options.json else orphans_page(ended)
             return
         ask, lose = down_question(options, show), loss_question(options, show)
-        result = down(ctx, discard=discard, confirm=ask, lose=lose)
+        unnamed = options.yes and not options.named
+        result = down(ctx, discard=discard, known_only=unnamed, confirm=ask, lose=lose)
         show.pause()
         screen.document(result) if options.json else down_page(result)

@@ -2,22 +2,21 @@
 
 import errno
 import os
-import re
 import sys
 
 import click
 
 from awsddp.cli import harmless
+from awsddp.cli.advice import named
 from awsddp.cli.signals import WATCH
-from awsddp.errors import AwsddpError, ConfigError, UsageError
+from awsddp.errors import AwsddpError, CloudError, ConfigError, UsageError
 
 READER_GONE = 141
-_ABOUT_A_CLUSTER = "(?:up|status|sync|train|jobs|logs|cancel|fetch|exec|ssh|stop|down|doctor)"
 
 
 def run(command: click.Command) -> int:
     """Run the command line and return its exit code; every error ends as a message."""
-    WATCH.json, WATCH.debug, WATCH.cluster = "--json" in sys.argv, False, None  # until the options are read
+    WATCH.json, WATCH.debug, WATCH.options = "--json" in sys.argv, False, None  # until the options are read
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
         print(end="", flush=True)  # here, where it can still be told that nobody got it
@@ -48,6 +47,11 @@ def show(error: AwsddpError) -> int:
 
 
 def _show(error: AwsddpError) -> int:
+    if isinstance(error, CloudError) and error.needs_login and WATCH.context is not None:
+        from awsddp.verbs.interruption import what_runs_on
+
+        what_runs_on(WATCH.context, error)
+    error.next = named(error.next)
     if WATCH.debug:
         import traceback
 
@@ -59,19 +63,11 @@ def _show(error: AwsddpError) -> int:
         return error.exit_code
     style = {"fg": "red", "bold": True}
     click.echo(click.style("error: ", **style) + harmless.line(error.message), err=True)  # type: ignore[arg-type]
-    for label, text in (("  why: ", error.why), (" next: ", _named(error.next))):
+    for label, text in (("  why: ", error.why), (" next: ", error.next)):
         for line in harmless.lines(text).split("\n") if text else ():
             click.echo(label + line, err=True)
             label = " " * len(label)
     return error.exit_code
-
-
-def _named(text: str) -> str:
-    """Return what to type next with the cluster's name in it, where it would mean another cluster else."""
-    name = WATCH.cluster
-    if name in (None, os.environ.get("AWSDDP_CLUSTER") or "default"):
-        return text
-    return re.sub(rf"\bawsddp (?={_ABOUT_A_CLUSTER}\b)", lambda _: f"awsddp -c {name} ", text)
 
 
 def _help_line(error: click.ClickException) -> str:

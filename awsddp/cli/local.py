@@ -1,5 +1,6 @@
 """`awsddp local`: the local cloud by hand."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import click
 
 from awsddp.cli import screen, session
 from awsddp.cli.options import Globals, Verb, VerbGroup
-from awsddp.errors import NotFoundError
+from awsddp.errors import ConfigError, NotFoundError, UsageError
 
 
 @click.group("local", cls=VerbGroup)
@@ -71,30 +72,36 @@ def stop(options: Globals) -> None:
 
 @command.group("fault", cls=VerbGroup)
 def fault() -> None:
-    """Faults on purpose: calls of the EC2 API that are refused, late, cut or lost."""
+    """Faults on purpose: calls of the EC2 API that go wrong, and nodes that do."""
 
 
 @fault.command("add", cls=Verb)
-@click.argument("operation")
+@click.argument("what")
 @click.argument("effect")
+@click.option("--for", "lasts", metavar="TIME", help="Heal by itself: 30s, 5m.  [default: until cleared]")
 @click.option("--times", type=click.IntRange(min=1), metavar="N", help="Strike N times.  [default: always]")
 @click.option("--seconds", type=float, metavar="S", help="Of delay, late and stale.  [default: 5]")
 @click.option("--only", metavar="WORD", help="Strike calls with this value: a zone, a type, an id.")
-def fault_add(
-    options: Globals, operation: str, effect: str, times: int | None, seconds: float | None, only: str | None
-) -> None:
-    """Let calls of OPERATION (`*`: of any) go wrong.
+def fault_add(options: Globals, what: str, effect: str, lasts: str | None, **given: Any) -> None:
+    """Let something go wrong with WHAT: an operation of the API (`*`: any), or a node.
 
-    EFFECT is an error code of EC2's (InsufficientInstanceCapacity, RequestLimitExceeded), or: `delay`, late
-    before it takes effect; `late`, late after it; `cut`, no connection and no effect; `lost`, the reply
-    lost after the effect; `stale`, answered as things were some seconds ago.
+    Of an operation, EFFECT is an error code of EC2's (InsufficientInstanceCapacity, RequestLimitExceeded),
+    or: `delay`, late before it takes effect; `late`, late after it; `cut`, no connection and no effect;
+    `lost`, the reply lost after the effect; `stale`, answered as things were some seconds ago.
+
+    A node is an instance id, or `node1` of the cluster. EFFECT is `cut`, no packet in or out; `one-way`, what
+    it sends is dropped; `frozen`, nothing runs in it; `full-disk`, no space left; or `reboot` or `poweroff`,
+    once, as from inside.
     """
     from awsddp.verbs import local
 
-    given = {"times": times, "seconds": seconds, "only": only}
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with session.opened(options) as (ctx, _):
-        _show(options, local.fault_add(ctx.home, operation, effect, **choices))
+        if lasts is not None:
+            choices["for_s"] = _seconds(lasts)
+        if number := re.fullmatch(r"node(\d{1,4})", what):
+            what = local.instance_of(ctx.home, options.name, int(number[1]))
+        _show(options, local.fault_add(ctx.home, what, effect, **choices))
 
 
 @fault.command("list", cls=Verb)
@@ -114,6 +121,16 @@ def fault_clear(options: Globals, number: int | None) -> None:
 
     with session.opened(options) as (ctx, _):
         _show(options, local.fault_clear(ctx.home, number))
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of `--for`. Raises UsageError."""
+    from awsddp.spec import seconds
+
+    try:
+        return seconds(text)
+    except ConfigError:
+        raise UsageError(f"--for: {text!r} is no duration", "", "write it as 30s, 5m or 1h") from None
 
 
 def _show(options: Globals, faults: list[dict[str, Any]]) -> None:

@@ -22,7 +22,8 @@ def command(ctx: click.Context, /, options: Globals, *, job: str | None, follow:
     from awsddp.verbs.logs import Shown, logs
 
     with session.opened(options) as (context, show):
-        result = logs(context, job=job, follow=follow, shown=Shown(**given), on_lines=show.lines)
+        with screen.told_first(options, show, job_page):
+            result = logs(context, job=job, follow=follow, shown=Shown(**given), on_lines=show.lines)
         show.pause()
         screen.document(result) if options.json else job_page(result)
     ctx.exit(0 if not follow or result["state"] == "succeeded" else 1)

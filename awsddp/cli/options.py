@@ -29,6 +29,11 @@ class Globals:
         """The cluster's name: -c, else $AWSDDP_CLUSTER, else "default"."""
         return self.cluster or os.environ.get("AWSDDP_CLUSTER") or "default"
 
+    @property
+    def named(self) -> bool:
+        """Whether somebody named the cluster."""
+        return bool(self.cluster or os.environ.get("AWSDDP_CLUSTER"))
+
     def merged(self, later: "Globals") -> "Globals":
         """Return these options with those given after the verb laid over them."""
         changes = {
@@ -76,7 +81,7 @@ class Verb(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Fold the global options given before and after the verb into one, then run the verb."""
         options = ctx.params["options"] = _folded(ctx)
-        WATCH.verb, WATCH.cluster = self.name or "", options.name
+        WATCH.verb, WATCH.options = self.name or "", options
         WATCH.json, WATCH.debug = options.json, options.verbose > 1
         try:
             return super().invoke(ctx)

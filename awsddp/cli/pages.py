@@ -1,14 +1,20 @@
 """What a person reads when a verb is done: tables on stdout."""
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from awsddp.cli.advice import named
 from awsddp.cli.tables import line, table
+from awsddp.compat import HOURS_PER_MONTH
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
+
+
+_BUDGET_WARNING = 0.8
 
 
 def cluster_page(result: dict[str, Any]) -> None:
@@ -29,20 +35,49 @@ def cluster_page(result: dict[str, Any]) -> None:
     )
     if result["jobs"]:
         table(
-            ("job", "state", "results"), [(job["job"], job["state"], job["home"]) for job in result["jobs"]]
+            ("job", "state", "results"),
+            [
+                (job["job"], _seen(job), job["home"] if job["fetched"] else "on the nodes")
+                for job in result["jobs"]
+            ],
         )
     line(_bill(result))
 
 
+def _seen(job: dict[str, Any]) -> str:
+    """Return a job's state; one that runs was only seen to when a node was asked last."""
+    if job["state"] != "running":
+        return str(job["state"])
+    seen = datetime.fromisoformat(job["last_seen"]).astimezone() if job["last_seen"] else None
+    if seen is None:
+        return "last seen running"
+    today = seen.date() == datetime.now().date()
+    return f"last seen running at {seen:%H:%M}" if today else f"last seen running on {seen:%Y-%m-%d at %H:%M}"
+
+
 def _bill(result: dict[str, Any]) -> str:
+    return _cost(result) + _warning(result["budget_usd"], result["cost_usd"])
+
+
+def _warning(budget: float | None, cost: float | None) -> str:
+    if not budget or cost is None or cost < _BUDGET_WARNING * budget:
+        return ""
+    return (
+        f"\nWarning: {cost / budget:.0%} of the budget of {money(budget)} is spent; at 100 % the nodes end."
+    )
+
+
+def _cost(result: dict[str, Any]) -> str:
     if result["state"] == "stopped":
-        return "Stopped: only the disks cost. Start them: awsddp up. End them: awsddp down"
+        price = result["price_usd_per_hour"]
+        disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"
+        return named(f"Stopped: only the disks cost{disks}. Start them: awsddp up. End them: awsddp down")
     would = "would cost" if result["target"] == "local" else "costs"
     text = f"{would} {money(result['price_usd_per_hour'])} an hour on EC2, {money(result['cost_usd'])} so far"
     if result["expires"]:
         left = datetime.fromisoformat(result["expires"]) - datetime.now(UTC)
         text += f"; ends itself in {duration(max(0.0, left.total_seconds()))}"
-    return text + ". End it now: awsddp down"
+    return text + named(". End it now: awsddp down")
 
 
 def job_page(result: dict[str, Any]) -> None:
@@ -65,21 +100,26 @@ def job_lines(result: dict[str, Any]) -> list[str]:
     lines = [f"Job {result['job']}: {result['state']}"]
     if result["state"] == "running":
         name = result["job"]
-        return [*lines, f"  follow it: awsddp logs -f {name}", f"  end it: awsddp cancel {name}"]
+        return [
+            *lines,
+            named(f"  follow it: awsddp logs -f {name}"),
+            named(f"  end it: awsddp cancel {name}"),
+        ]
     if result["cause"]:
         lines.append(f"  cause: {_cause(result['cause'])}")
         lines += [f"  | {said}" for said in result["cause"]["tail"]]
     if result.get("accuracy") is not None:
         data = f", {result['data']}" if result.get("data") else ""
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")
-    lines.append(f"  results: {result['home']}/")
+    kept = f"on the nodes, until: awsddp fetch --job {result['job']}"
+    lines.append(f"  results: {result['home'] + '/' if result['fetched'] else kept}")
     return lines
 
 
 def jobs_page(result: list[dict[str, Any]]) -> None:
     """Show jobs, the newest last."""
     if not result:
-        line("No job has run on this cluster. Start one: awsddp train")
+        line(named("No job has run on this cluster. Start one: awsddp train"))
         return
     rows = [
         (
@@ -200,6 +240,15 @@ def faults_page(faults: Sequence[dict[str, Any]]) -> None:
     if not faults:
         line("No faults.")
         return
-    keys = ("id", "operation", "effect", "times", "seconds", "only")
-    rows = [[one[key] if key != "times" else one[key] or "always" for key in keys] for one in faults]
-    table(("fault", *keys[1:]), rows)
+    headings = ("fault", "of", "effect", "times", "seconds", "only", "heals")
+    table(headings, [_fault_row(one) for one in faults])
+
+
+def _fault_row(fault: dict[str, Any]) -> list[Any]:
+    at = fault["heals_at"]
+    of_calls = [fault["times"] or "always", fault["seconds"], fault["only"]]
+    return [
+        *(fault[key] for key in ("id", "operation", "effect")),
+        *(["", "", ""] if fault["operation"].startswith("i-") else of_calls),
+        time.strftime("%H:%M:%S", time.localtime(at)) if at else "",
+    ]

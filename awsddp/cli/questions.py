@@ -8,17 +8,37 @@ from typing import TYPE_CHECKING
 from awsddp.cli.options import Globals
 from awsddp.cli.plan_page import plan_page
 from awsddp.cli.screen import Screen, confirm
-from awsddp.errors import Interrupted, NodeError
+from awsddp.errors import Interrupted, NodeError, UsageError
+from awsddp.report import money
+from awsddp.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from awsddp.plan import LaunchPlan
 
 
-def launch_question(options: Globals, show: Screen) -> Callable[["LaunchPlan | str"], None]:
-    """Return the question that `up` asks: the plan and whether to launch it, or the steps of a change."""
+_PRICED = frozenset(
+    f"{section}.{key}"
+    for section, keys in {
+        "cluster": ("instance_type", "gpus", "max_price_usd", "budget_usd"),
+        "capacity": ("types", "reservation"),
+    }.items()
+    for key in keys
+)
+"""Keys that choose what is paid for, or limit it."""
+
+
+def launch_question(
+    options: Globals, show: Screen, spec: ClusterSpec
+) -> Callable[["LaunchPlan | str"], None]:
+    """Return the question that `up` asks: the plan and whether to launch it, or the steps of a change.
+
+    -y answers it, but chooses no price: the answer is a UsageError where nobody named a type or a limit.
+    """
 
     def ask(plan: "LaunchPlan | str") -> None:
         show.pause()
+        if options.yes and not isinstance(plan, str) and not plan.steps and not spec.given & _PRICED:
+            _refuse_any_price(plan)
         if isinstance(plan, str):
             if not confirm(f"{plan}Do this?", options):
                 raise Interrupted("nothing was changed", "the answer was no")
@@ -29,6 +49,18 @@ def launch_question(options: Globals, show: Screen) -> Callable[["LaunchPlan | s
             raise Interrupted("nothing was launched", "the answer was no")
 
     return ask
+
+
+def _refuse_any_price(plan: "LaunchPlan") -> None:
+    if plan.target == "local":
+        return
+    price = money(plan.price_usd_per_hour)
+    raise UsageError(
+        f"-y does not choose a price: {plan.nodes} x {plan.instance_type} cost {price} per hour",
+        "neither an instance type, GPUs, nor a limit was given",
+        f"--instance-type {plan.instance_type}   # if that is what you want\n"
+        "--budget USD   # or a limit until they expire",
+    )
 
 
 def down_question(options: Globals, show: Screen) -> Callable[[str], None]:
@@ -75,6 +107,17 @@ def stop_question(options: Globals, show: Screen) -> Callable[[str], None]:
         show.pause()
         if not confirm(f"{what}\nStop it?", options):
             raise Interrupted("nothing was stopped", "the answer was no")
+
+    return ask
+
+
+def sync_question(options: Globals, show: Screen) -> Callable[[str], None]:
+    """Return the question that `sync` asks where a job runs."""
+
+    def ask(what: str) -> None:
+        show.pause()
+        if not confirm(f"{what}\nSend the files all the same?", options):
+            raise Interrupted("nothing was sent", "the answer was no")
 
     return ask
 

@@ -13,7 +13,8 @@ from awsddp.cli.options import Globals, Verb
 def command(ctx: click.Context, /, options: Globals, *, job: str | None, cost: bool) -> None:
     """Show how JOB (the newest) went: its ranks, its cause of failure, its results at home."""
     from awsddp.cli.pages import cost_page, report_page
-    from awsddp.verbs.report import costs, report
+    from awsddp.verbs.costs import costs
+    from awsddp.verbs.report import report
 
     if cost and job:
         raise click.UsageError("--cost is about all clusters, not about one job.", ctx)

@@ -20,9 +20,13 @@ def command(ctx: click.Context, /, options: Globals, **given: Any) -> None:
     from awsddp.verbs.run import run
 
     with session.opened(options, job_overrides(given)) as (context, show):
-        result = run(context, confirm=launch_question(options, show), on_lines=show.lines)
+        result = run(context, confirm=launch_question(options, show, context.spec), on_lines=show.lines)
         show.pause()
-        screen.document(result.document()) if options.json else run_page(result)
+        if not options.json:
+            run_page(result)
+        elif result.error is None:
+            screen.document(result.document())
     if result.error is not None:
+        result.error.result = result.document()
         raise result.error
     ctx.exit(0 if result.succeeded else 1)

@@ -8,11 +8,13 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from awsddp.cli import harmless
 from awsddp.cli.options import Globals
+from awsddp.errors import AwsddpError
 from awsddp.report import Event
 
 if TYPE_CHECKING:
@@ -135,6 +137,18 @@ def console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)
+
+
+@contextlib.contextmanager
+def told_first(options: Globals, show: Screen, page: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Show what a verb came to before the error that stopped it; with --json both are one document."""
+    try:
+        yield
+    except AwsddpError as error:
+        if error.result is not None and not options.json:
+            show.pause()
+            page(error.result)
+        raise
 
 
 def width(*, stderr: bool = False) -> int | None:

@@ -53,7 +53,12 @@ PLAN_OPTIONS = {
         "budget_usd",
         type=float,
         metavar="USD",
-        help="Refuse a plan that costs more until it expires.",
+        help="The nodes end themselves when this is spent.",
+    ),
+    "cluster.idle": click.option(
+        "--idle",
+        metavar="TIME",
+        help="They end themselves after this without a job or a login; off.  [default: 60m]",
     ),
     "cluster.expires": click.option(
         "--expires", metavar="TIME", help="The nodes end themselves after this: 90m, 24h, 7d.  [default: 24h]"
@@ -85,7 +90,9 @@ JOB_OPTIONS = {
         metavar="NAME=VALUE",
         help="Set this for every rank (repeatable).",
     ),
-    "job.name": click.option("--name", metavar="NAME", help="The job's name.  [default: script and time]"),
+    "job.name": click.option(
+        "--name", metavar="NAME", help="The job's name.  [default: script, time, 4 digits]"
+    ),
     "job.timeout": click.option("--timeout", metavar="TIME", help="End the job after this: 90m, 24h."),
 }
 

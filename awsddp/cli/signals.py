@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.errors import AwsddpError, Interrupted, LetGo
 
 if TYPE_CHECKING:
+    from awsddp.cli.options import Globals
     from awsddp.verbs.context import Context
 
 PATIENCE_S = 3.0
@@ -30,7 +31,7 @@ class Watch:
     def __init__(self) -> None:
         self.json = False
         self.debug = False
-        self.cluster: str | None = None
+        self.options: Globals | None = None
         self.context: Context | None = None
         self.verb = ""
         self._heard = 0

@@ -44,6 +44,7 @@ def job_overrides(given: dict[str, Any]) -> dict[str, object]:
 def command(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) -> None:
     """Sync, launch the ranks, stream their lines, bring results home.
 
+    A node runs one job at a time: where another runs, nothing is sent or launched (exit 3).
     Without SCRIPT the bundled program trains on handwritten digits. SCRIPT and ARGS may hold {rank},
     {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port} and
     {init_file}; a doubled brace is a brace.
@@ -52,7 +53,8 @@ def command(ctx: click.Context, /, options: Globals, *, detach: bool, **given: A
     from awsddp.verbs.train import train
 
     with session.opened(options, job_overrides(given)) as (context, show):
-        result = train(context, on_lines=show.lines, detach=detach)
+        with screen.told_first(options, show, job_page):
+            result = train(context, on_lines=show.lines, detach=detach)
         show.pause()
         screen.document(result) if options.json else job_page(result)
     ctx.exit(0 if detach or result["state"] == "succeeded" else 1)

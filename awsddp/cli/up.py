@@ -29,7 +29,7 @@ def command(options: Globals, *, dry_run: bool, **given: Any) -> int:
             show.pause()
             screen.document(found) if options.json else permissions_page(found)
             return 4 if any(one["answer"] in ("denied", "refused") for one in found["permissions"]) else 0
-        result = up(ctx, confirm=launch_question(options, show))
+        result = up(ctx, confirm=launch_question(options, show, ctx.spec))
         show.pause()
         screen.document(result) if options.json else cluster_page(result)
         return 0

@@ -32,6 +32,7 @@ from awsddp.compat.releases import (
 from awsddp.compat.types import (
     ADDRESS_USD_PER_HOUR,
     GPU_TYPES,
+    HOURS_PER_MONTH,
     PRICE_DATE,
     PRICE_REGION,
     QUOTA_G,
@@ -57,6 +58,7 @@ __all__ = [
     "DLAMI_OWNER",
     "DLAMI_PARAMETERS",
     "GPU_TYPES",
+    "HOURS_PER_MONTH",
     "PRICE_DATE",
     "PRICE_REGION",
     "QUOTA_G",

@@ -1,11 +1,11 @@
 """What a node is told: requests to the supervisor's program, and the command that carries one there."""
 
+import bz2
 import functools
 import json
 import posixpath
 import re
 import secrets
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from typing import Any
 
 from awsddp.answers import check
 from awsddp.cluster import Node, Prepared
-from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
+from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
 from awsddp.jobs.ranks import Rank, Rendezvous, defaults, environment, expand
 from awsddp.jobs.supervisor.wire import MAGIC
 from awsddp.spec import JobSpec, seconds
@@ -23,8 +23,8 @@ FIRST_PORT = 29400
 SLOTS = 64
 JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
-SILENT_SECONDS = 12.0
-"""After how long without a word, one is due every 2 s, a node counts as lost: to be seen within 15 s."""
+LEASE_SECONDS = 1800
+"""How long a client that has vanished without a goodbye keeps others from starting a job."""
 AT_ONCE_BYTES = 256 << 10
 """How much of a node's results may come with the answer that lists them."""
 
@@ -32,9 +32,13 @@ AT_ONCE_BYTES = 256 << 10
 _MODULES = (
     "wire",
     "folder",
+    "claim",
     "diagnose",
     "processes",
     "link",
+    "session",
+    "peers",
+    "shutdown",
     "coordinator",
     "times",
     "serve",
@@ -49,16 +53,22 @@ _PACKAGE = "awsddp.jobs.supervisor"
 
 # The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
 _BOOT = """\
-import json, sys, types, zlib
+import bz2, json, sys, types
 stdin = sys.stdin.buffer
-for name, source in json.loads(zlib.decompress(stdin.read(int(stdin.readline())))):
+for name, source in json.loads(bz2.decompress(stdin.read(int(stdin.readline())))):
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(source, name, "exec"), module.__dict__)
 sys.exit(module.main(stdin))
 """
+_ERRORS = {
+    "usage": UsageError,
+    "busy": InUse,
+    "notfound": NotFoundError,
+    "node": NodeError,
+    "job": JobError,
+}
 # Docstrings and comments stay here; their lines do not, so that a traceback names the right one.
 _NOT_SENT = re.compile(r'^( *"")".*?"""$|^ *#.*?$', re.MULTILINE | re.DOTALL)
-_ERRORS = {"usage": UsageError, "notfound": NotFoundError, "node": NodeError, "job": JobError}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +89,7 @@ def program() -> tuple[list[str], bytes]:
     """
     folder = Path(__file__).parent / "supervisor"
     source = [(f"{_PACKAGE}.{name}", _bare((folder / f"{name}.py").read_text("utf-8"))) for name in _MODULES]
-    return ["python3", "-I", "-c", _BOOT], _part(zlib.compress(json.dumps(source).encode()))
+    return ["python3", "-I", "-c", _BOOT], _part(bz2.compress(json.dumps(source).encode()))
 
 
 def _bare(source: str) -> str:
@@ -135,6 +145,7 @@ def launch_requests(
     common: dict[str, Any] = {
         "do": "launch",
         "job": job,
+        "launch": secrets.token_hex(8),
         "slot": slot,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "nodes": [
@@ -146,7 +157,7 @@ def launch_requests(
         "master_port": port,
         "link_port": link_port,
         "join_s": JOIN_SECONDS,
-        "silent_s": SILENT_SECONDS,
+        "silent_s": seconds(spec.job.heartbeat_timeout),
         "timeout": None if spec.job.timeout is None else seconds(spec.job.timeout),
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
@@ -181,9 +192,22 @@ def state_request(job: str | None = None) -> dict[str, Any]:
     return {"do": "state", "job": job}
 
 
-def cancel_request(job: str, *, grace: float | None = None) -> dict[str, Any]:
-    """Ask to end `job`; the answer is its document, at its end. `grace` (s): else as it was launched."""
-    return {"do": "cancel", "job": job, "grace": grace}
+def cancel_request(job: str, *, grace: float | None = None, launch: str | None = None) -> dict[str, Any]:
+    """Ask to end `job`; the answer is its document, at its end. `grace` (s): else as it was launched.
+
+    With `launch`, the id in a launch request, only a job that this request has started ends.
+    """
+    return {"do": "cancel", "job": job, "grace": grace, "launch": launch}
+
+
+def claim_request(owner: str, *, wait_s: float) -> dict[str, Any]:
+    """Ask for the right to start a job, which a launch uses up; `owner` is what another client is told."""
+    return {"do": "claim", "owner": owner, "wait_s": wait_s, "lease_s": LEASE_SECONDS}
+
+
+def lost_request(job: str, node: int, why: str) -> dict[str, Any]:
+    """Tell the first node of `job` that `node` is gone; the answer is {"heard": whether it took that in}."""
+    return {"do": "lost", "job": job, "node": node, "why": why}
 
 
 def manifest_request(
@@ -203,7 +227,7 @@ def hashes_request(paths: Sequence[str]) -> dict[str, Any]:
 
 
 def slots_request(master_port: int | None = None) -> dict[str, Any]:
-    """Ask which slots are used on the node, and which of the ports that a job could take are taken."""
+    """Ask which jobs and slots the node has, and which of the ports that a job could take are taken."""
     ports = {port for slot in range(SLOTS) for port in _ports(slot, master_port)}
     return {"do": "slots", "ports": sorted(ports)}
 
@@ -213,17 +237,24 @@ def choose_slot(
 ) -> int:
     """Return the lowest slot that is used on no node and whose ports are free on the node `first`.
 
-    `answers` are those to `slots_request(master_port)`, by node. Raises JobError where there is none.
+    `answers` are those to `slots_request(master_port)`, by node. Raises ConfigError where there is none.
     """
     used = {slot for found in answers.values() for slot in found["used"]}
     taken = set(answers[first]["taken"])
     for slot in range(SLOTS):
         if slot not in used and taken.isdisjoint(_ports(slot, master_port)):
             return slot
-    raise JobError(
+    if master_port is not None:
+        port = min(taken & set(_ports(0, master_port)))
+        raise ConfigError(
+            f"job.master_port: port {port} is taken on node{first}",
+            f"a job needs two: {master_port}, and the one above for its supervisors",
+            "choose another, or leave job.master_port out",
+        )
+    raise ConfigError(
         f"node{first} has no free ports for another job",
-        f"a job needs two: {master_port or 'MASTER_PORT'}, and the one above for its supervisors",
-        "try: awsddp jobs, then awsddp cancel",
+        f"tried: {FIRST_PORT} and every tenth above, {SLOTS} in all, each with the next",
+        f"awsddp exec --node {first} 'ss -tlnp'   # what holds them",
     )
 
 

@@ -37,7 +37,7 @@ def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str =
 
 
 def encode(job: Job) -> bytes:
-    """Return job.json, the document of design.md, "JSON"."""
+    """Return job.json, the `train` document."""
     return msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n"
 
 

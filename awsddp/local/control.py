@@ -155,18 +155,17 @@ def fault_add(
     info: LocalInfo,
     operation: str,
     effect: str,
-    *,
-    times: int | None = None,
-    seconds: float = 5.0,
-    only: str = "",
+    **choices: Any,
 ) -> list[dict[str, Any]]:
-    """Makes calls of `operation` go wrong (faults.py), `times` times or until cleared; returns all in force.
+    """Makes calls of `operation` go wrong (faults.py), or the node of that id (node_faults.py); returns all
+    in force, once they are.
 
-    :param only: strikes only requests with a parameter of this value; a launch also has its zone.
-    :raises UsageError: no such operation or effect.
+    :param choices: `for_s`: heals by itself after so long. Of calls: `times`, how often, else until it is
+        cleared; `seconds`; `only`: strikes requests with a parameter of this value (a launch has its zone).
+    :raises UsageError: no such operation, instance or effect.
     :raises LocalCloudError: its daemon does not answer.
     """
-    fields = {"operation": operation, "effect": effect, "times": times, "seconds": seconds, "only": only}
+    fields = {"operation": operation, "effect": effect, **choices}
     found: list[dict[str, Any]] = _ask(info, {"add": fields})["faults"]
     return found
 

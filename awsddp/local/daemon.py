@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from awsddp.cluster import read_numbers
 from awsddp.errors import AwsddpError, LocalCloudError
 from awsddp.local import cgroups, network, vigil
 from awsddp.local.control import KEPT, REGION, write_json
@@ -95,14 +96,16 @@ def serve(place: Place) -> None:
         from awsddp.local.loopback import LoopbackHosts
 
         hosts = LoopbackHosts(place, Path(settings["torch"]), port=ssh_port)
-    lifecycle = Lifecycle(emulator, store, hosts)
+    faults = Faults(place.faults)
+    lifecycle = Lifecycle(emulator, store, hosts, faults)
     front = Front(
         emulator,
         store,
         lifecycle,
-        Faults(place.faults),
+        faults,
         secret=secret,
         status=lambda: status(emulator),
+        mode=mode,
     )
     port = int(earlier.get("port", 0))
     try:
@@ -161,12 +164,21 @@ def status(emulator: Any) -> dict[str, Any]:
                     "instance_type": one.instance_type,
                     "region": one.region_name,
                     "private_ip": one.private_ip if one.state != "terminated" else None,
-                    "name": {tag["key"]: tag["value"] for tag in one.get_tags()}.get("Name"),
+                    "name": (tags := {tag["key"]: tag["value"] for tag in one.get_tags()}).get("Name"),
+                    "cluster": tags.get("awsddp:cluster"),
+                    "node": _node(tags, one.ami_launch_index),
                     "reason": one.state_reason.message,
                 }
                 for one in emulator.instances()
             ]
         }
+
+
+def _node(tags: dict[str, str], index: int) -> int | None:
+    """The number that an instance has in its cluster; None where it is in none."""
+    with suppress(KeyError, ValueError, IndexError):
+        return int(read_numbers(tags["awsddp:nodes"])[index])
+    return None
 
 
 def _image_tags(mode: str) -> dict[str, str]:

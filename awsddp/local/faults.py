@@ -8,13 +8,15 @@
     DescribeInstances stale                      answered as things were `seconds` ago
     RunInstances stale                           does not know what was made less than `seconds` ago
 
-They are kept in a file, so that a daemon that is killed goes on with them.
+Those of nodes are kept with them (node_faults.py), under the id of the instance. They are kept in a file, so
+that a daemon that is killed goes on with them.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from moto.core.utils import get_service_model
 
 from awsddp.errors import UsageError
 from awsddp.local.control import write_json
+from awsddp.local.node_faults import names_node
 from awsddp.local.requests import Refusal
 
 SERVICES = ("ec2", "ssm", "sts", "iam", "service-quotas", "pricing")
@@ -56,7 +59,11 @@ MESSAGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault. `times`: how often it still strikes, None always; `only`: a word that the request holds."""
+    """One fault. `operation`: of the API, or the id of an instance that has it.
+
+    `times`: how often it still strikes, None always; `only`: a word that the request holds; `heals_at`: when
+    it ends by itself (Unix time), None never.
+    """
 
     id: int
     operation: str
@@ -64,6 +71,7 @@ class Fault:
     times: int | None = None
     seconds: float = 5.0
     only: str = ""
+    heals_at: float | None = None
 
     def strikes(self, operation: str, words: tuple[str, ...]) -> bool:
         """Whether it hits a request of this operation that holds these words."""
@@ -85,13 +93,31 @@ class Faults:
         """
         if "add" in asked:
             number = 1 + max((fault.id for fault in self._faults), default=0)
-            self._keep([*self._faults, _checked(Fault(**{**asked["add"], "id": number}))])
+            fields = dict(asked["add"])
+            lasts_s = fields.pop("for_s", None)
+            heals_at = None if lasts_s is None else time.time() + lasts_s
+            self._keep([*self._faults, _checked(Fault(id=number, heals_at=heals_at, **fields))])
         if "clear" in asked:
             wanted = asked["clear"]
             if wanted is not None and wanted not in [fault.id for fault in self._faults]:
                 raise UsageError(f"there is no fault {wanted}", "", "awsddp local fault list")
             self._keep([] if wanted is None else [fault for fault in self._faults if fault.id != wanted])
-        return [asdict(fault) for fault in self._faults]
+        return [asdict(fault) for fault in self._in_force()]
+
+    def of(self, instance_id: str) -> frozenset[str]:
+        """The faults that an instance has."""
+        return frozenset(fault.effect for fault in self._in_force() if fault.operation == instance_id)
+
+    def forget_nodes(self, living: set[str]) -> None:
+        """Takes away the faults of instances that are not among these."""
+        kept = [one for one in self._faults if not names_node(one.operation) or one.operation in living]
+        if kept != self._faults:
+            self._keep(kept)
+
+    def next_s(self) -> float:
+        """In how many seconds the next one heals; infinity if none does."""
+        heals = (fault.heals_at for fault in self._in_force() if fault.heals_at is not None)
+        return max(0.0, min(heals, default=math.inf) - time.time())
 
     def hold(self, effect: str) -> bool:
         """Whether a fault of this effect is in force."""
@@ -99,7 +125,7 @@ class Faults:
 
     def strike(self, operation: str, words: tuple[str, ...]) -> Fault | None:
         """The first fault that hits this request, counted down; None if none does."""
-        for fault in self._faults:
+        for fault in self._in_force():
             if fault.strikes(operation, words):
                 if fault.times is not None:
                     left = replace(fault, times=fault.times - 1)
@@ -107,6 +133,13 @@ class Faults:
                     self._keep([one for one in rest if one.times != 0])
                 return fault
         return None
+
+    def _in_force(self) -> list[Fault]:
+        now = time.time()
+        kept = [fault for fault in self._faults if fault.heals_at is None or fault.heals_at > now]
+        if kept != self._faults:
+            self._keep(kept)
+        return kept
 
     def _keep(self, faults: list[Fault]) -> None:
         self._faults = faults
@@ -158,11 +191,15 @@ def _collections(backend: Any) -> list[dict[str, Any]]:
 
 
 def _checked(fault: Fault) -> Fault:
+    if fault.heals_at is not None and fault.heals_at <= time.time():
+        raise UsageError("a fault lasts longer than nothing", "", "awsddp local fault add --help")
+    if names_node(fault.operation):
+        return fault
     operations = {name for service in SERVICES for name in _operations(service)}
     if fault.operation != "*" and fault.operation not in operations:
         near = difflib.get_close_matches(fault.operation, operations, n=1)
         known = "it is one of EC2, SSM, STS, IAM, Service Quotas or Pricing, or *"
-        hint = f"did you mean {near[0]}?" if near else known
+        hint = f"did you mean {near[0]}?" if near else f"{known}; or the id of an instance"
         raise UsageError(f"there is no operation {fault.operation}", hint, "awsddp local fault add --help")
     if fault.effect not in EFFECTS and not CODE.fullmatch(fault.effect):
         raise UsageError(

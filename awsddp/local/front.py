@@ -24,7 +24,7 @@ from xml.sax.saxutils import escape
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
 from awsddp.errors import AwsddpError
-from awsddp.local import faults, placement, quotas, refusals, reservations
+from awsddp.local import faults, node_faults, placement, quotas, refusals, reservations
 from awsddp.local.emulator import Emulator
 from awsddp.local.faults import Fault, Faults
 from awsddp.local.lifecycle import Lifecycle
@@ -48,6 +48,7 @@ class Front:
         *,
         secret: str,
         status: Callable[[], dict[str, Any]],
+        mode: str,
     ) -> None:
         self._emulator = emulator
         self._store = store
@@ -55,6 +56,7 @@ class Front:
         self._faults = faults
         self._secret = secret
         self._status = status
+        self._mode = mode
         store.remember(faults.hold("stale"))
         self.asked_at = time.monotonic()
         """When the API was last asked for something."""
@@ -81,6 +83,8 @@ class Front:
         asked = json.loads(environ["wsgi.input"].read(length) if length else b"{}")
         try:
             with self._emulator.lock:
+                if self._orders(asked.get("add", {})):
+                    del asked["add"]
                 in_force = self._faults.act(asked)
                 self._store.remember(self._faults.hold("stale"))
         except AwsddpError as error:
@@ -89,8 +93,24 @@ class Front:
                 [("Content-Type", "application/json")],
                 json.dumps(error.document()).encode(),
             )
+        if length:
+            self._lifecycle.settle()
         document = {**self._status(), "faults": in_force}
         return "200 OK", [("Content-Type", "application/json")], json.dumps(document).encode()
+
+    def _orders(self, fault: dict[str, Any]) -> bool:
+        """Checks a fault of a node; one that does not last is carried out, and true is returned.
+
+        :raises UsageError: it cannot be.
+        """
+        if not node_faults.names_node(fault.get("operation", "")):
+            return False
+        states = {one.id: one.state for one in self._emulator.instances()}
+        node_faults.check(fault, states=states, mode=self._mode)
+        if fault["effect"] not in node_faults.ONCE:
+            return False
+        self._lifecycle.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
+        return True
 
     def _api(self, environ: dict[str, Any]) -> Reply:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ

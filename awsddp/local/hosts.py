@@ -63,6 +63,9 @@ class Hosts(Protocol):
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
         """Puts its security groups in force (nftables)."""
 
+    def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
+        """Lets it have these faults of node_faults.py, and heals others; false while it has not booted."""
+
     def announce(self, names: dict[str, str]) -> None:
         """Tells every host the names of all: address to name."""
 
@@ -101,6 +104,9 @@ class NoHosts:
 
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
         return None
+
+    def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
+        return True
 
     def announce(self, names: dict[str, str]) -> None:
         return None

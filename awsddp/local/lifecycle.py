@@ -18,9 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from awsddp.local import dlami
+from awsddp.local import dlami, node_faults
 from awsddp.local import emulator as records
 from awsddp.local.emulator import Emulator
+from awsddp.local.faults import Faults
 from awsddp.local.groups import Rule, ruleset
 from awsddp.local.hosts import Condition, Hosts, HostSpec, NoHosts
 from awsddp.local.store import Store
@@ -34,7 +35,8 @@ ENDED = ("stopped", "terminated")
 class Lifecycle:
     """The worker."""
 
-    def __init__(self, emulator: Emulator, store: Store, hosts: Hosts) -> None:
+    def __init__(self, emulator: Emulator, store: Store, hosts: Hosts, faults: Faults) -> None:
+        self._faults = faults
         self._emulator = emulator
         self._store = store
         self._hosts = hosts
@@ -44,6 +46,9 @@ class Lifecycle:
         self._broken: dict[str, str] = {}
         self._asked: dict[str, float] = {}
         self._rules: dict[str, str] = {}
+        self._suffered: dict[str, frozenset[str]] = {}
+        self._begun = self._ended = 0
+        self._turn = threading.Condition()
         self._names: dict[str, str] = {}
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -63,17 +68,34 @@ class Lifecycle:
         with suppress(BlockingIOError):
             os.write(self._wake_write, b".")
 
+    def settle(self, timeout_s: float = 5.0) -> None:
+        """Returns once a pass that begins now has ended: what was asked for is in force."""
+        wanted = self._begun + 1
+        self.wake()
+        with self._turn:
+            self._turn.wait_for(lambda: self._ended >= wanted, timeout_s)
+
+    def shut_down(self, instance_id: str, *, reboot: bool) -> None:
+        """Powers a host off or reboots it, as from inside."""
+        self._hosts.shut_down(instance_id, reboot=reboot)
+
     def console(self, instance_id: str) -> bytes:
         return self._hosts.console(instance_id)
 
     def _run(self) -> None:
         while True:
+            self._begun += 1
             try:
                 settled = self._pass()
             except Exception:
                 traceback.print_exc()
                 settled = True
-            self._wait(IDLE_POLL_S if settled else BUSY_POLL_S, watch=settled)
+            with self._turn:
+                self._ended = self._begun
+                self._turn.notify_all()
+            with self._emulator.lock:
+                idle_s = min(IDLE_POLL_S, self._faults.next_s())
+            self._wait(idle_s if settled else BUSY_POLL_S, watch=settled)
 
     def _wait(self, timeout_s: float, *, watch: bool) -> None:
         """Until a request, the end of a host, or the time is up."""
@@ -106,12 +128,15 @@ class Lifecycle:
             changed = before != [(one.id, one.state, one.reboot_wanted) for one in instances]
             if self._emulator.forget_old() or changed:
                 self._store.save()
-            rules = {one.id: _rules(one, living) for one in living}
+            self._faults.forget_nodes({one.id for one in living})
+            effects = {one.id: self._faults.of(one.id) for one in living}
+            rules = {one.id: _rules(one, living) + node_faults.rules(effects[one.id]) for one in living}
             names = {one.private_ip: one.private_dns_name for one in living}
             unsettled = bool(self._busy) or any(
                 one.state not in (*ENDED, "running") or one.reboot_wanted for one in living
             )
         self._enforce(rules, names)
+        self._break_nodes(effects)
         return not unsettled and not changed
 
     def _enforce(self, rules: dict[str, str], names: dict[str, str]) -> None:
@@ -124,6 +149,16 @@ class Lifecycle:
             self._names = names
         for gone in set(self._rules) - set(rules):
             del self._rules[gone]
+
+    def _break_nodes(self, effects: dict[str, frozenset[str]]) -> None:
+        """Brings about what rules cannot: at each boot and change, and after a restart of the daemon."""
+        for instance_id, wanted in effects.items():
+            if self._suffered.get(instance_id) == wanted or instance_id in self._busy:
+                continue
+            if self._hosts.suffer(instance_id, wanted):
+                self._suffered[instance_id] = wanted
+        for gone in set(self._suffered) - set(effects):
+            del self._suffered[gone]
 
     def _step(self, instance: Any) -> None:
         """One instance, under the lock."""
@@ -193,9 +228,11 @@ class Lifecycle:
     def _boot(self, instance: Any) -> None:
         spec = _spec(instance, self._emulator.block.prefixlen)
         rules = _rules(instance, [one for one in self._emulator.instances() if one.state != "terminated"])
+        rules += node_faults.rules(self._faults.of(instance.id))
 
         def boot() -> None:
             try:
+                self._suffered.pop(spec.instance_id, None)
                 self._hosts.apply_rules(spec.instance_id, rules)
                 self._hosts.boot(spec)
                 self._booted.add(spec.instance_id)

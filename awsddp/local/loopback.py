@@ -207,6 +207,9 @@ class LoopbackHosts:
             return (self._place.nodes / instance_id / "console.log").read_bytes()
         return b""
 
+    def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
+        return True
+
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
         return None
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from awsddp.errors import LocalCloudError
-from awsddp.local import cgroups, network, rehearsal, rootfs, torchenv
+from awsddp.local import cgroups, network, node_faults, rehearsal, rootfs, torchenv
 from awsddp.local.hosts import Condition, HostSpec
 from awsddp.local.inside import Servers
 from awsddp.local.place import Place
@@ -185,6 +185,20 @@ class NspawnHosts:
         (node / "rules").write_text(ruleset)
         if (network.NAMESPACES / self._place.machine(instance_id)).exists():
             network.load_rules(self._place, instance_id, ruleset)
+
+    def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
+        node, wrapper = self._folder(instance_id), self._pid(instance_id, "wrapper")
+        if wrapper is None:
+            return False
+        cgroups.freeze(self._place, instance_id, frozen="frozen" in effects)
+        disk = Path(f"/proc/{wrapper}/root{node / 'disk'}")  # mounted in its namespace alone
+        if disk.stat().st_dev == node.stat().st_dev:
+            return False
+        if "full-disk" in effects:
+            node_faults.fill(disk)
+        else:
+            node_faults.empty(disk)
+        return True
 
     def announce(self, names: dict[str, str]) -> None:
         self._hosts = "127.0.0.1 localhost\n" + "".join(

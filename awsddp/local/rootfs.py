@@ -104,16 +104,6 @@ Type=oneshot
 ExecStart=/bin/touch /{UP_MARK}
 """
 
-# Before any group is known nothing gets in or out.
-CLOSED = """\
-table inet groups
-delete table inet groups
-table inet groups {
- chain input { type filter hook input priority 0; policy drop; }
- chain output { type filter hook output priority 0; policy drop; }
-}
-"""
-
 FILES = {
     "etc/cloud/cloud.cfg.d/README": "",
     "etc/cloud/templates/README": "",

@@ -27,27 +27,38 @@ def prepare(
     *,
     known_hosts: Path,
     expires_at: datetime | None = None,
+    idle_s: int | None = None,
+    gpus: int = 0,
     deadline_s: float = 600,
+    gpus_deadline_s: float = 300,
     on_event: OnEvent = ignore,
 ) -> tuple[Prepared, ...]:
     """Make connected nodes ready, all at once, and return what was found, by node number. May be repeated.
 
     Waits for the end of the boot, replaces the throw-away host key by one made on the node, finds the
-    environment and the network interface. `expires_at` moves the expiry. Raises NodesFailed for all nodes
+    environment and the network interface. `expires_at` moves the expiry, `idle_s` the idle time. Torch is to
+    find `gpus` GPUs on each node; those behind NVSwitches are waited for. Raises NodesFailed for all nodes
     that cannot be made ready; the others are.
     """
     nodes = sorted(nodes, key=lambda node: node.node)
     for node in nodes:
         on_event(Event("preparing", who=node_name(node.node)))
     failures: dict[int, NodeError] = {}
-    found = _inspect(fleet, nodes, expires_at, deadline_s, failures)
+    asked = {
+        "expires": moment(expires_at) if expires_at else None,
+        "idle": idle_s,
+        "patience_s": deadline_s,
+        "gpus": gpus,
+        "gpus_patience_s": gpus_deadline_s,
+    }
+    found = _inspect(fleet, nodes, asked, failures)
     _change_host_keys(fleet, nodes, found, known_hosts, failures)
     prepared: dict[int, Prepared] = {}
     for node in nodes:
         if node.node in failures:
             continue
         facts = found[node.node]
-        problem = _problem(node, facts)
+        problem = _problem(node, facts, gpus)
         if problem is not None:
             failures[node.node] = problem
             continue
@@ -61,8 +72,7 @@ def prepare(
 def _inspect(
     fleet: Fleet,
     nodes: Sequence[Node],
-    expires_at: datetime | None,
-    deadline_s: float,
+    asked: dict[str, Any],
     failures: dict[int, NodeError],
 ) -> dict[int, dict[str, Any]]:
     rank0 = nodes[0].private_ip or nodes[0].address
@@ -74,12 +84,11 @@ def _inspect(
             user=fleet.endpoints[node.node].user,
             address=node.private_ip or node.address,
             rank0=rank0,
-            expires=moment(expires_at) if expires_at else None,
-            patience_s=deadline_s,
+            **asked,
         )
         for node in nodes
     }
-    return _answers(fleet, requests, deadline_s + 120, failures)
+    return _answers(fleet, requests, asked["patience_s"] + asked["gpus_patience_s"] + 120, failures)
 
 
 def _change_host_keys(
@@ -143,8 +152,12 @@ def _answers(
     return answers
 
 
-def _problem(node: Node, facts: dict[str, Any]) -> NodeFailure | None:
+def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None:
     """Return why a node is not ready, None where it is."""
+    if facts["python"] and facts["gpus"] < gpus:
+        message = f"torch finds {facts['gpus']} of its {gpus} GPUs"
+        advice = "look again: awsddp up   # where it stays so: awsddp down, awsddp up"
+        return NodeFailure(node.node, "command", message, facts["gpus_said"], advice)
     boot = facts["complaint"]
     if not facts["watched"]:
         message, why = "its expiry watchdog does not run, so it would not end by itself", boot

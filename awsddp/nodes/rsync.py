@@ -25,15 +25,27 @@ def program() -> str:
     """Return the path of rsync 3 on this machine. Raises ConfigError."""
     path = shutil.which("rsync")
     if path is None:
-        raise ConfigError("there is no rsync on this machine", "files travel by rsync", "install rsync")
+        raise ConfigError(
+            "there is no rsync on this machine",
+            "files travel by rsync",
+            "install it: sudo apt-get install rsync   # macOS: brew install rsync",
+        )
     if shutil.which("ssh") is None:
-        raise ConfigError("there is no ssh on this machine", "files travel over it", "install openssh-client")
+        raise ConfigError(
+            "there is no ssh on this machine",
+            "files travel over it",
+            "install it: sudo apt-get install openssh-client",
+        )
     said = subprocess.run(
         [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL
     ).stdout
     if not re.match(r"rsync\s+version v?[3-9]", said):
         first = said.splitlines()[0] if said else "it says nothing of its version"
-        raise ConfigError(f"{path} is no rsync 3", first, "install rsync 3 (macOS: brew install rsync)")
+        raise ConfigError(
+            f"{path} is no rsync 3",
+            first,
+            "install rsync 3: sudo apt-get install rsync   # macOS: brew install rsync",
+        )
     return path
 
 

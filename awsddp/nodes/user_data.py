@@ -10,11 +10,12 @@ from awsddp.nodes.rendering import render
 USER_DATA_LIMIT = 16 * 1024  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 
 
-def user_data(*, host_key: KeyPair, expires_at: datetime) -> str:
+def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:
     """Return the cloud-config that every node of a launch boots with.
 
     It installs the throw-away `host_key` before sshd answers, and a watchdog that powers the machine off at
-    `expires_at` (aware of its zone) with nobody's help. Raises ConfigError over EC2's limit of 16 KB.
+    `expires_at` (aware of its zone), or after `idle_s` seconds without use (0: never), with nobody's help.
+    Raises ConfigError over EC2's limit of 16 KB.
     """
     seconds, text = moment(expires_at)
     rendered = render(
@@ -23,6 +24,7 @@ def user_data(*, host_key: KeyPair, expires_at: datetime) -> str:
         host_public=json.dumps(host_key.public),
         expires_s=seconds,
         expires=text,
+        idle_s=idle_s,
     )
     if len(rendered.encode()) >= USER_DATA_LIMIT:
         raise ConfigError("the user data is over 16 KB", "EC2 takes no more")

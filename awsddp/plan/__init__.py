@@ -12,7 +12,7 @@ from awsddp import compat
 from awsddp.compat import GpuType
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
-from awsddp.plan.converge import Convergence, Standing, converge
+from awsddp.plan.converge import LEAST_TERM_S, Convergence, Standing, budget_lasts_s, converge
 from awsddp.plan.document import document
 from awsddp.plan.network import ssh_cidrs
 from awsddp.plan.offers import Candidate, candidates, choices, offers, on_demand, zones
@@ -33,6 +33,7 @@ from awsddp.plan.records import (
     utc,
 )
 from awsddp.plan.requests import requests, resolve, resolve_request, ssh_permission
+from awsddp.report import duration
 from awsddp.spec import ClusterSpec, seconds
 
 __all__ = [
@@ -152,8 +153,15 @@ def _plan(spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int
         ),
         experimental=spec.capacity.experimental,
     )
-    _check_money(spec, plan)
-    warnings = (*candidate.warnings, *_warnings(facts, plan), *routes, *network.check_group(spec, facts))
+    _check_price(spec, plan)
+    plan, limited = _within_budget(spec, plan)
+    warnings = (
+        *candidate.warnings,
+        *limited,
+        *_warnings(facts, plan),
+        *routes,
+        *network.check_group(spec, facts),
+    )
     return replace(plan, requests=requests(plan, spec, facts, tags=_user_tags(spec)), warnings=warnings)
 
 
@@ -183,20 +191,40 @@ def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[st
     )
 
 
-def _check_money(spec: ClusterSpec, plan: LaunchPlan) -> None:
-    """Refuse a plan that costs more than was allowed. Raises ConfigError."""
-    limits = (
-        ("cluster.max_price_usd", spec.cluster.max_price_usd, plan.price_usd_per_hour, "an hour"),
-        ("cluster.budget_usd", spec.cluster.budget_usd, plan.price_until_expiry_usd, "until it expires"),
-    )
-    for key, limit, price, span in limits:
-        if limit is not None and (price is None or price > limit):
-            cost = f"${price:,.2f}" if price is not None else "an unknown amount"
-            raise ConfigError(
-                f"{key}: {plan.nodes} x {plan.instance_type} cost {cost} {span}, ${limit:,.2f} is allowed",
-                f"price: {plan.price.source} {plan.price.date}".strip(),
-                "try fewer --nodes, a shorter --expires, or another --instance-type",
-            )
+def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
+    """Refuse a plan whose price per hour is over the limit. Raises ConfigError."""
+    limit, price = spec.cluster.max_price_usd, plan.price_usd_per_hour
+    if limit is not None and (price is None or price > limit):
+        cost = f"${price:,.2f}" if price is not None else "an unknown amount"
+        raise ConfigError(
+            f"cluster.max_price_usd: {plan.nodes} x {plan.instance_type} cost {cost} an hour, "
+            f"${limit:,.2f} is allowed",
+            f"price: {plan.price.source} {plan.price.date}".strip(),
+            "try fewer --nodes, or another --instance-type",
+        )
+
+
+def _within_budget(spec: ClusterSpec, plan: LaunchPlan) -> tuple[LaunchPlan, list[str]]:
+    """Return the plan with the expiry that the budget allows, and a warning where that is an earlier one.
+
+    Raises ConfigError for a budget that does not last `LEAST_TERM_S`, or where no price is known.
+    """
+    budget, price = spec.cluster.budget_usd, plan.price_usd_per_hour
+    if budget is None:
+        return plan, []
+    lasts_s = budget_lasts_s(budget, price)
+    if lasts_s < LEAST_TERM_S:
+        cost = f"${price:,.2f}" if price is not None else "an unknown amount"
+        raise ConfigError(
+            f"cluster.budget_usd: {plan.nodes} x {plan.instance_type} cost {cost} an hour, ${budget:,.2f} "
+            f"is allowed in all",
+            f"that does not last {duration(LEAST_TERM_S)}",
+            "try fewer --nodes, a larger --budget, or another --instance-type",
+        )
+    if lasts_s >= plan.expires_s:
+        return plan, []
+    text = f"the budget of ${budget:,.2f} lasts {duration(lasts_s)}: the nodes end themselves then"
+    return replace(plan, expires_s=int(lasts_s)), [text]
 
 
 def _check_image(image: Image, kind: GpuType) -> None:
@@ -294,6 +322,11 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
         told.append(f"{kind.name} has no GPU")
     if kind.bare_metal:
         told.append(f"{kind.name} is bare metal: it takes 10 to 20 minutes to boot")
+    if facts.credentials_s is not None and facts.credentials_s < plan.expires_s:
+        told.append(
+            f"the AWS credentials end in {duration(max(facts.credentials_s, 0))}, before the nodes do: "
+            "log in again by then, for fetch and down; the nodes end by themselves all the same"
+        )
     if plan.market == "spot":
         told.append(
             "spot nodes cannot stop: AWS may take one away at two minutes' notice, and expiry ends them"

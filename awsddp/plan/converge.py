@@ -9,6 +9,7 @@ from typing import Literal
 
 from awsddp import compat
 from awsddp.cluster import Cluster, Node
+from awsddp.errors import ConfigError
 from awsddp.plan.network import ssh_cidrs
 from awsddp.plan.offers import wanted_gpus
 from awsddp.plan.records import Step, utc
@@ -18,13 +19,16 @@ from awsddp.spec import ClusterSpec, seconds
 _LAST = datetime.max.replace(tzinfo=UTC)
 # An expiry that was said twice within a minute is said once.
 _SAME_S = 60.0
+LEAST_TERM_S = 300.0
+"""The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
     """What exists: the cluster by its tags, and what this machine remembers that it was last asked to be.
 
-    `image` is the image as it was asked for. `impaired` holds the instances that fail AWS's own checks,
+    `image` is the image as it was asked for. `spent_usd` is what it has cost, `price_usd_per_hour` what all
+    `nodes` cost (None: not known). `impaired` holds the instances that fail AWS's own checks,
     `others` the clusters of the same name and owner, which another machine made.
     """
 
@@ -33,6 +37,8 @@ class Standing:
     instance_type: str
     expires: datetime
     image: str | None = None
+    spent_usd: float | None = 0.0
+    price_usd_per_hour: float | None = None
     impaired: frozenset[str] = frozenset()
     others: tuple[Cluster, ...] = ()
 
@@ -69,7 +75,7 @@ def converge(
     """Return how the cluster becomes what `spec` asks for; what nobody asked for stays as it is.
 
     `image_id` is what the spec's image is today, `callers` are this machine's addresses as CIDRs.
-    Raises ConfigError where `network.ssh_cidr` or `cluster.gpus` mean nothing.
+    Raises ConfigError where `network.ssh_cidr` or `cluster.gpus` mean nothing, or the budget is spent.
     """
     want = spec.cluster.nodes if "cluster.nodes" in spec.given else standing.nodes
     kept: dict[int, Node] = {}
@@ -86,7 +92,9 @@ def converge(
     nodes = tuple(kept.values())
     starts = [node for node in nodes if node.state in ("stopped", "stopping")]
     missing = tuple(sorted(set(range(want)) - set(kept)))
-    expires = _expiry(spec, standing, now, anew=bool(starts) or not nodes)
+    expires = _within_budget(
+        spec, standing, now, want, _expiry(spec, standing, now, anew=bool(starts) or not nodes)
+    )
     late = tuple(node.instance_id for node in nodes if node.expires != expires)
     cidrs = _cidrs(spec, standing.cluster.ssh_cidrs, callers)
     steps = [
@@ -181,6 +189,34 @@ def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, anew: bool)
         wanted = max(wanted, standing.cluster.created + term)
     near = abs((wanted - standing.expires).total_seconds()) <= _SAME_S
     return standing.expires if near else wanted
+
+
+def budget_lasts_s(budget_usd: float, price_usd_per_hour: float | None) -> float:
+    """Return the seconds that a budget lasts at a price per hour; 0 where no price is known."""
+    if price_usd_per_hour == 0:
+        return float("inf")
+    return max(0.0, budget_usd / price_usd_per_hour * 3600) if price_usd_per_hour is not None else 0.0
+
+
+def _within_budget(
+    spec: ClusterSpec, standing: Standing, now: datetime, nodes: int, expires: datetime
+) -> datetime:
+    """Return the expiry, or the moment at which the budget of all `nodes` is spent, which is earlier."""
+    budget = spec.cluster.budget_usd
+    if budget is None:
+        return expires
+    each = None if standing.price_usd_per_hour is None else standing.price_usd_per_hour / standing.nodes
+    left_s = budget_lasts_s(budget - (standing.spent_usd or 0.0), each and each * nodes)
+    if left_s < LEAST_TERM_S:
+        raise ConfigError(
+            f"cluster.budget_usd: ${budget:,.2f} is spent, or does not last {LEAST_TERM_S / 60:.0f} minutes",
+            f"the cluster has cost ${standing.spent_usd or 0.0:,.2f}",
+            "a larger --budget, fewer --nodes; or awsddp down",
+        )
+    spent = now + timedelta(seconds=int(min(left_s, 1e9)))
+    if spent >= expires:
+        return expires
+    return standing.expires if abs((spent - standing.expires).total_seconds()) <= _SAME_S else spent
 
 
 def _cidrs(

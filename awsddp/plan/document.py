@@ -1,4 +1,4 @@
-"""A plan as the JSON document of design.md."""
+"""The `plan` document (docs/commands.md, "JSON")."""
 
 from dataclasses import asdict
 from typing import Any

@@ -89,7 +89,7 @@ class Facts:
     its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
     CIDRs; `public_key` is the public half of `access.key`, "" where it is not told. `prices` are on-demand
     prices of a machine an hour as the Pricing API told them on `price_date`, `spot_prices` those of a zone
-    now.
+    now. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no end).
     """
 
     region: str
@@ -108,6 +108,8 @@ class Facts:
     group: Group | None = None
     public_key: str = ""
     reservation: Reservation | None = None
+    host: str = ""
+    credentials_s: float | None = None
 
 
 @dataclass(frozen=True)

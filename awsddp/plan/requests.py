@@ -52,6 +52,7 @@ def requests(
         "awsddp:id": {"$ref": "cluster_id"},
         "awsddp:owner": plan.owner,
         "awsddp:created": {"$now": 0},
+        **({"awsddp:host": facts.host} if facts.host else {}),
         **tags,
     }
     made = []

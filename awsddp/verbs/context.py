@@ -48,14 +48,35 @@ class Context:
         self.on_event(Event(rest, who))
 
 
-def aws_of(ctx: Context, target: Target, *, trail: Path | None = None) -> "Aws":
+def aws_of(ctx: Context, target: Target, *, trail: Path | None = None, login: "Aws | None" = None) -> "Aws":
     """Return the gateway to a target, whose calls are written down with the cluster, or in another folder.
 
-    Raises ConfigError.
+    With `login` it uses that gateway's credentials. Raises ConfigError.
     """
     from awsddp.aws.session import Aws
 
-    return Aws(target, on_call=Trail(trail or ctx.folder.path))
+    return Aws(target, on_call=Trail(trail or ctx.folder.path), login=login)
+
+
+def owner_of(aws: "Aws", record: Record | None) -> str:
+    """Return the owner of a cluster: that of its record, who may have logged in otherwise, else the caller.
+
+    A cloud that brings its own keys knows its caller for as long as it lives. Raises CloudError, ConfigError.
+    """
+    if record is None or record.target.access_key_id is not None:
+        return aws.identity().user_id
+    return record.owner
+
+
+def check_account(ctx: Context, aws: "Aws", record: Record) -> None:
+    """Raise ConfigError where the credentials are of another account than the cluster's."""
+    account = aws.identity().account
+    if record.account not in ("", account):
+        raise ConfigError(
+            f"cluster {ctx.spec.name} belongs to AWS account {record.account}",
+            f"these credentials are of account {account}; nothing was changed or forgotten",
+            "use credentials of the cluster's account: awsddp --profile NAME ...",
+        )
 
 
 def facts_of(aws: "Aws", spec: ClusterSpec, target: Target) -> "Facts":
@@ -192,16 +213,24 @@ def _near(
 
 
 def _look(
-    ctx: Context, record: Record | None, target: Target, looked: tuple[str, ...], *, whole: bool = True
+    ctx: Context,
+    record: Record | None,
+    target: Target,
+    looked: tuple[str, ...],
+    *,
+    whole: bool = True,
+    login: "Aws | None" = None,
 ) -> Found:
     from awsddp.aws.clusters import find_clusters, glance
 
-    aws = aws_of(ctx, target)
+    aws = aws_of(ctx, target, login=login)
     owner = record.owner if record else aws.identity().user_id
     clusters = () if whole or record is None else glance(aws, ctx.spec.name, owner)
     clusters = clusters or find_clusters(aws, ctx.spec.name, owner)
     known = (one for one in clusters if record is not None and one.id == record.id)
     mine = next(known, clusters[0] if clusters else None)
+    if record is not None and (mine is None or mine.id != record.id):
+        check_account(ctx, aws, record)
     others = tuple(one for one in clusters if one is not mine)
     return Found(aws=aws, target=target, cluster=mine, record=record, looked=looked, others=others)
 
@@ -218,7 +247,8 @@ def _everywhere(ctx: Context, nearest: Found) -> Found:
     looked = (*nearest.looked, *others)
     with ThreadPoolExecutor(max_workers=16) as pool:
         answers = pool.map(
-            lambda name: _look(ctx, None, replace(nearest.target, region=name), looked), others
+            lambda name: _look(ctx, None, replace(nearest.target, region=name), looked, login=nearest.aws),
+            others,
         )
         return next((answer for answer in answers if answer.cluster), replace(nearest, looked=looked))
 

@@ -12,6 +12,7 @@ from awsddp.report import money, node_name
 from awsddp.spec import remembered
 from awsddp.state import Record
 from awsddp.verbs.context import Context, facts_of
+from awsddp.verbs.costs import bill_of
 from awsddp.verbs.launching import carry_out
 from awsddp.verbs.node_jobs import jobs_on
 from awsddp.verbs.nodes import JUMP, Ready, connect
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Confirm = Callable[[LaunchPlan | str], None]
 
 # What holds from now on without a launch.
-_REACH = (JUMP, "network.ssh_cidr", "access.user")
+_REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.idle", "cluster.budget_usd")
 _LOST = "what only the disks of ended nodes hold is lost; results come home first"
 
 
@@ -37,12 +38,15 @@ def changes(
     from awsddp.aws.instances import impaired
 
     mine = next((one for one in clusters if one.id == record.id), nowhere(ctx, record))
+    bill = bill_of(ctx, record, mine)  # what ended meanwhile costs no more
     standing = Standing(
         cluster=mine,
         nodes=record.nodes,
         instance_type=record.instance_type,
         expires=record.expires,
         image=record.asked.get("cluster.image"),
+        spent_usd=bill.cost_usd if bill else None,
+        price_usd_per_hour=record.price_usd_per_hour,
         impaired=impaired(aws, mine.live),
         others=tuple(one for one in clusters if one.id != record.id and one.live),
     )
@@ -55,9 +59,14 @@ def nowhere(ctx: Context, record: Record) -> Cluster:
     return Cluster(name=ctx.spec.name, id=record.id, owner=record.owner, region=region, nodes=())
 
 
-def plan_of(ctx: Context, aws: "Aws", change: Convergence, target: Target) -> LaunchPlan:
-    """Return the plan that launches what is missing, with all the steps. Raises as `make_plan` does."""
+def plan_of(ctx: Context, aws: "Aws", record: Record, change: Convergence, target: Target) -> LaunchPlan:
+    """Return the plan that launches what is missing, with all the steps. Raises as `make_plan` does.
+
+    New nodes beside others belong to the same owner, whoever adds them.
+    """
     facts = facts_of(aws, change.spec, target)
+    if change.nodes:
+        facts = replace(facts, owner=record.owner)
     plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone)
     warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
     return replace(plan, steps=change.steps, warnings=warnings)
@@ -82,7 +91,7 @@ def carry_out_changes(
     change = changes(ctx, aws, record, clusters, facts, now=now)
     mine = next((one for one in clusters if one.id == record.id), None)
     _open_ssh(ctx, aws, mine, change)
-    plan = plan_of(ctx, aws, change, target) if change.numbers else None
+    plan = plan_of(ctx, aws, record, change, target) if change.numbers else None
     ending = _ending(mine, change)
     # A launch writes its own size down, once AWS is asked for it: one that is refused changes nothing.
     size = change.spec.cluster.nodes if plan is None else min(record.nodes, change.spec.cluster.nodes)
@@ -100,6 +109,8 @@ def carry_out_changes(
         confirm(plan or _told(ctx, after, change))
     if after != record:
         ctx.folder.write(after)
+    if after.expires != record.expires:
+        ctx.folder.note("extended", id=record.id, expires=after.expires)
     for step in change.steps:
         if step.do in ("end", "start"):
             ctx.say(str(step))
@@ -216,13 +227,7 @@ def _end(ctx: Context, aws: "Aws", record: Record, mine: Cluster, ending: Sequen
     now = ctx.folder.read() or record
     after = replace(now, prepared=tuple(one for one in now.prepared if one.instance_id not in gone))
     ctx.folder.write(after)
-    ctx.folder.note(
-        "resized",
-        id=record.id,
-        instances=sorted(gone),
-        nodes=record.nodes,
-        price_usd_per_hour=record.price_usd_per_hour,
-    )
+    ctx.folder.note("resized", id=record.id, instances=sorted(gone))
     return after
 
 
@@ -246,5 +251,5 @@ def _start(ctx: Context, aws: "Aws", record: Record, change: Convergence) -> Rec
     after = replace(record, prepared=tuple(one for one in record.prepared if one.instance_id not in keys))
     ctx.folder.write(after)
     start(aws, off)
-    ctx.folder.note("started", id=record.id, instances=sorted(keys))
+    ctx.folder.note("started", id=record.id, instances=sorted(keys), expires=record.expires)
     return after

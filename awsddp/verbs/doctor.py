@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def doctor(ctx: Context) -> dict[str, Any]:
-    """Return design.md's `doctor` document of what can be checked before a launch. Changes nothing.
+    """Return the `doctor` document of what can be checked before a launch. Changes nothing.
 
     Raises CloudError where AWS does not know the caller, ConfigError where there is no region.
     """

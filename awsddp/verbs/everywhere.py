@@ -22,11 +22,12 @@ class _Search:
     """What was found, and at which target."""
 
     target: Target
+    aws: "Aws"
     found: "Everywhere"
 
 
 def status_all(ctx: Context) -> list[dict[str, Any]]:
-    """Return design.md's `status` documents of every cluster in every region, others' and orphans too.
+    """Return the `status` documents of every cluster in every region, others' and orphans too.
 
     With --local those of the local cloud, with --region those of that region. Raises CloudError where AWS
     cannot be asked at all.
@@ -53,7 +54,8 @@ def down_orphans(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, A
         for orphan in orphans:
             target = replace(search.target, region=orphan.cluster.region)
             trail = ctx.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
-            ended = teardown(aws_of(ctx, target, trail=trail), orphan.cluster, on_event=ctx.say)
+            aws = aws_of(ctx, target, trail=trail, login=search.aws)
+            ended = teardown(aws, orphan.cluster, on_event=ctx.say)
             terminated += ended.terminated
             left += ended.leftovers
         if left:
@@ -76,12 +78,12 @@ def _searched(ctx: Context) -> Iterator[_Search]:
         regions = (aws.region,) if alone else enabled_regions(aws)
 
         def gateway(region: str) -> "Aws":
-            return aws if region == aws.region else aws_of(ctx, replace(target, region=region))
+            return aws if region == aws.region else aws_of(ctx, replace(target, region=region), login=aws)
 
         found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
         for text in found.unread:
             ctx.say(f"could not look: {text}")
-        yield _Search(target=target, found=found)
+        yield _Search(target=target, aws=aws, found=found)
 
 
 def _document(target: Target, holding: "Holding") -> dict[str, Any]:

@@ -19,7 +19,7 @@ OnOutput = Callable[[int, bytes, bool], None]
 def exec(
     ctx: Context, *, words: Sequence[str], node: int | None = None, stdin: bytes = b"", on_output: OnOutput
 ) -> dict[str, Any]:
-    """Run a command on all nodes (or `node`) and return design.md's `exec` document, whatever its exit codes.
+    """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
     Several words are a program and its arguments, one word is a line for the node's shell. `stdin` goes to
     every node. Raises NotFoundError or NodeError for nodes that are not there or are lost.

@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Cluster
-from awsddp.errors import AwsddpError, NodeError
+from awsddp.cluster import Cluster, Job, Node
+from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.report import money, node_name
 from awsddp.state import Record
 from awsddp.verbs.context import Context, Found
 from awsddp.verbs.node_jobs import cancel, choose_job, jobs_on
-from awsddp.verbs.nodes import Ready, connect, reach, ready
-from awsddp.verbs.results import bring_home, place_of, remember
+from awsddp.verbs.nodes import NoNodes, Ready, connect
+from awsddp.verbs.parts import choose, connected, part
+from awsddp.verbs.results import bring_home, place_of, remember, still_missing, whole_at_home
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Fetched
@@ -19,65 +20,111 @@ REACH_S = 60.0
 
 
 def fetch(ctx: Context, *, job: str | None = None, to: Path | None = None) -> dict[str, Any]:
-    """Bring the results of a job home (the last by default), and return design.md's `fetch` document.
+    """Bring the results of a job home (the last by default), and return the `fetch` document.
 
-    Raises NotFoundError for a job that nobody knows, NodeError for nodes out of reach.
+    What is at home already needs no node. What can be had comes home where a part is missing; then NodeError
+    is raised, with the document as its `result`. Raises NotFoundError for a job that nobody knows, NoNodes.
     """
-    with ready(ctx) as cluster, reach(ctx, cluster) as fleet:
-        chosen = choose_job(jobs_on(ctx, fleet), job)
-        came = bring_home(ctx, cluster, fleet, chosen, to=to)
-        remember(ctx, chosen)
-        return _document(came, job=chosen.job, home=to or place_of(ctx, chosen.job))
+    record = ctx.folder.read()
+    last = job or (record.jobs[-1].job if record is not None and record.jobs else None)
+    kept = whole_at_home(ctx, last) if last is not None else None
+    try:
+        with part(ctx) as cluster:
+            if to is None and kept is not None and job not in (None, *cluster.unfetched):
+                return _kept(ctx, kept)
+            with connected(ctx, cluster) as fleet:
+                chosen = choose(ctx, cluster, fleet, job)
+                came = bring_home(ctx, cluster, fleet, chosen, to=to)
+                remember(ctx, chosen)
+                lost = still_missing(ctx, cluster, fleet, chosen, to=to)
+    except (NotFoundError, NoNodes):
+        if kept is None or to is not None:
+            raise
+        return _kept(ctx, kept)
+    result = _document(came, job=chosen.job, home=to or place_of(ctx, chosen.job))
+    if lost:
+        why = "\n".join(lost.values())
+        if kept is not None and kept.job == chosen.job:
+            why += f"\nall of it is in {kept.home}/"
+        error = NodeError(f"a part of the results of {chosen.job} is missing", why, "awsddp status")
+        error.result = result
+        raise error
+    return result
+
+
+def _kept(ctx: Context, job: Job) -> dict[str, Any]:
+    ctx.say(f"the results of {job.job} are home")
+    return _document({}, job=job.job, home=place_of(ctx, job.job))
 
 
 def bring_home_all(ctx: Context, seen: Found, cluster: Cluster) -> None:
     """Before the nodes end: end what still runs on them, and fetch every job that is not home.
 
-    Raises NodeError, naming the jobs, the price and the ways out, where results cannot be brought home.
+    What can be had is fetched and released; a part that only a machine held which is gone is named. Raises
+    NodeError, naming the jobs, the price and the ways out, where results remain on nodes.
     """
-    owing = cluster.unfetched
+    owing = [node for node in cluster.live if node.unfetched]
     if not owing:
         return
     record = seen.record
-    running = [node for node in cluster.live if node.state == "running"]
     if record is None or not ctx.folder.key.exists():
-        raise _not_home(cluster, record, "this machine has no key to the nodes that hold them")
-    if off := [f"{node_name(node.node)} is {node.state}" for node in cluster.live if node not in running]:
-        raise _not_home(cluster, record, ", ".join(off))
+        raise _not_home(cluster, owing, record, "this machine has no key to the nodes that hold them")
+    running = [node for node in cluster.live if node.state == "running" and node.address]
+    left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in running}
     try:
-        with connect(ctx, record, running, deadline_s=REACH_S) as fleet:
-            whole = Ready(aws=seen.aws, record=record, nodes=tuple(running))
-            for name in owing:
-                _end_and_fetch(ctx, whole, fleet, name)
+        if running:
+            left |= _fetch_all(ctx, seen, cluster, record, running)
     except AwsddpError as error:
-        raise _not_home(cluster, record, str(error)) from error
+        raise _not_home(cluster, owing, record, str(error)) from error
+    if left:
+        raise _not_home(cluster, list(left), record, ", ".join(left.values()))
 
 
-def _not_home(cluster: Cluster, record: Record | None, why: str) -> NodeError:
+def _fetch_all(
+    ctx: Context, seen: Found, whole: Cluster, record: Record, running: list[Node]
+) -> dict[Node, str]:
+    """Fetch what the running nodes owe, and return those that could not be asked, and why."""
+    others = tuple(node for node in whole.live if node not in running)
+    cluster = Ready(aws=seen.aws, record=record, nodes=tuple(running), others=others)
+    with connect(ctx, record, running, deadline_s=REACH_S, partial=True) as fleet:
+        for job in jobs_on(ctx, fleet, partial=True):
+            if job.job in cluster.unfetched:
+                _end_and_fetch(ctx, cluster, fleet, job)
+        owing = [node for node in running if node.unfetched]
+        return {node: str(fleet.failures[node.node]) for node in owing if node.node in fleet.failures}
+
+
+def _end_and_fetch(ctx: Context, cluster: Ready, fleet: Any, job: Job) -> None:
+    if job.state == "running":
+        ctx.say(f"ending job {job.job}, which still runs: its ranks have {ctx.job.job.grace}")
+        cancel(ctx, fleet, job.job)
+        job = choose_job(jobs_on(ctx, fleet, partial=True), job.job)
+        if job.state == "running":
+            raise NodeError(f"job {job.job} does not end")
+    ctx.say(f"bringing the results of {job.job} home from {', '.join(map(node_name, fleet.nodes))}")
+    bring_home(ctx, cluster, fleet, job)
+    remember(ctx, job)
+    for text in still_missing(ctx, cluster, fleet, job).values():
+        ctx.say(text)
+
+
+def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: str) -> NodeError:
+    """Return the error that names the jobs that nodes owe, what it costs to keep them, and the ways out."""
+    stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
     ways = ["awsddp down --discard   # end the nodes, and lose what they hold"]
-    bill = "meanwhile the nodes cost money"
+    if stopped:
+        ways.insert(0, f"awsddp up   # start {', '.join(stopped)}; then awsddp down")
     if all(node.state == "stopped" for node in cluster.live):
-        ways.insert(0, "awsddp up   # start the nodes; then awsddp down")
         bill = "meanwhile only the disks cost"
-    elif not any(node.spot for node in cluster.live):
-        ways.append("awsddp stop   # or keep their disks")
-    if record is not None and record.price_usd_per_hour is not None and "nodes" in bill:
-        would = "would cost" if record.target.name == "local" else "cost"
-        bill = f"meanwhile the nodes {would} {money(record.price_usd_per_hour)} an hour"
-    message = f"the results of {', '.join(cluster.unfetched)} are not home"
-    return NodeError(message, f"{why}\n{bill}", "\n".join(ways))
-
-
-def _end_and_fetch(ctx: Context, cluster: Ready, fleet: Any, name: str) -> None:
-    jobs = [job for job in jobs_on(ctx, fleet) if job.job == name]
-    if not jobs:
-        return
-    if jobs[0].state == "running":
-        ctx.say(f"ending job {name}, which still runs: its ranks have {ctx.job.job.grace}")
-        cancel(ctx, fleet, name)
-        jobs = [job for job in jobs_on(ctx, fleet) if job.job == name]
-    ctx.say(f"bringing the results of {name} home from {', '.join(map(node_name, fleet.nodes))}")
-    bring_home(ctx, cluster, fleet, jobs[0])
+    else:
+        if not any(node.spot for node in cluster.live):
+            ways.append("awsddp stop   # or keep their disks")
+        bill = "meanwhile the nodes cost money"
+        if record is not None and record.price_usd_per_hour is not None:
+            would = "would cost" if record.target.name == "local" else "cost"
+            bill = f"meanwhile the nodes {would} {money(record.price_usd_per_hour)} an hour"
+    jobs = sorted({job for node in owing for job in node.unfetched})
+    return NodeError(f"the results of {', '.join(jobs)} are not home", f"{why}\n{bill}", "\n".join(ways))
 
 
 def _document(came: "dict[int, Fetched]", *, job: str, home: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from awsddp.errors import ConfigError, Interrupted
+from awsddp.errors import CloudError, ConfigError, Interrupted
 from awsddp.report import iso, money
 from awsddp.state import Record
 from awsddp.verbs.context import Context
@@ -10,18 +10,12 @@ from awsddp.verbs.context import Context
 
 def interruption(ctx: Context) -> Interrupted:
     """Return the error that an interrupted command ends with, from the cluster's folder alone."""
-    record: Record | None = None
-    with contextlib.suppress(ConfigError):
-        record = ctx.folder.read()
+    record = _record(ctx)
     if record is None:
         return Interrupted(
             "interrupted", f"this machine knows of nothing that runs for cluster {ctx.spec.name}"
         )
     running = [job.job for job in record.jobs if job.state == "running"]
-    machines = f"{record.nodes} x {record.instance_type}"
-    where = "in the local cloud, for nothing"
-    if record.target.name != "local":
-        where = f"in {record.target.region}, at {money(record.price_usd_per_hour)} an hour"
     why = [f"they end themselves at {iso(record.expires)}"]
     if running:
         why.append(f"job {running[-1]} goes on without this machine, unless it has ended")
@@ -29,4 +23,28 @@ def interruption(ctx: Context) -> Interrupted:
     if not record.prepared:
         ways.append("awsddp up   # go on")
     ways.append("awsddp down   # end them")
-    return Interrupted(f"interrupted: {machines} may run {where}", "\n".join(why), "\n".join(ways))
+    return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), "\n".join(ways))
+
+
+def what_runs_on(ctx: Context, error: CloudError) -> None:
+    """Add to an error what may still run and cost money, where AWS cannot be asked any more."""
+    record = _record(ctx)
+    if record is None:
+        return
+    ids = ", ".join(one.instance_id for one in record.prepared)
+    ids = f" ({ids})" if ids else ""
+    error.why += f"\n{_machines(record)}{ids}; they end themselves at {iso(record.expires)}"
+    error.next += "\nawsddp down   # then end them"
+
+
+def _record(ctx: Context) -> Record | None:
+    with contextlib.suppress(ConfigError):
+        return ctx.folder.read()
+    return None
+
+
+def _machines(record: Record) -> str:
+    machines = f"{record.nodes} x {record.instance_type} may run"
+    if record.target.name == "local":
+        return f"{machines} in the local cloud, for nothing"
+    return f"{machines} in {record.target.region}, at {money(record.price_usd_per_hour)} an hour"

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cluster import Node, Target
 from awsddp.errors import AwsddpError, CapacityError
 from awsddp.plan import Facts, LaunchPlan, make_plan, names
-from awsddp.spec import remembered
+from awsddp.spec import idle_seconds, remembered
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, aws_of, facts_of, own_key_file
+from awsddp.verbs.costs import rates
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 
 
-def plan_everywhere(ctx: Context, target: Target, facts: Facts) -> LaunchPlan:
+def plan_everywhere(ctx: Context, aws: "Aws", target: Target, facts: Facts) -> LaunchPlan:
     """Return the plan of the region that `facts` are of; what `capacity.regions` lists are alternatives.
 
     A region where the spec cannot be is told as a warning. Raises the first region's refusal where none can.
     """
     others = [region for region in ctx.spec.capacity.regions if region != facts.region]
     with ThreadPoolExecutor(max_workers=max(1, len(others))) as pool:
-        away = [pool.submit(_plan_in, ctx, target, region) for region in others]
+        away = [pool.submit(_plan_in, ctx, target, region, aws) for region in others]
         made: list[LaunchPlan] = []
         refusals: list[AwsddpError] = []
         here: Callable[[], LaunchPlan] = partial(make_plan, ctx.spec, facts)
@@ -48,12 +49,11 @@ def plan_everywhere(ctx: Context, target: Target, facts: Facts) -> LaunchPlan:
     return replace(first, warnings=warnings, alternatives=tuple(later))
 
 
-def _plan_in(ctx: Context, target: Target, region: str) -> LaunchPlan:
-
+def _plan_in(ctx: Context, target: Target, region: str, login: "Aws") -> LaunchPlan:
     capacity = ctx.spec.capacity
     zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
     spec = replace(ctx.spec, capacity=replace(capacity, zones=zones))
-    aws = aws_of(ctx, replace(target, region=region))
+    aws = aws_of(ctx, replace(target, region=region), login=login)
     return make_plan(spec, facts_of(aws, spec, target))
 
 
@@ -112,7 +112,7 @@ def _round(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tuple
     for one in (plan, *plan.alternatives):
         if one.region != aws.region:
             _take_away(ctx, aws, shared)
-            aws = aws_of(ctx, replace(shared.target, region=one.region))
+            aws = aws_of(ctx, replace(shared.target, region=one.region), login=aws)
         try:
             return _attempt(ctx, aws, one, shared)
         except CapacityError as error:
@@ -135,7 +135,13 @@ def _keys(ctx: Context, plan: LaunchPlan, now: datetime) -> dict[str, Any]:
     from awsddp.nodes.user_data import user_data
 
     host_key = make_key("awsddp throw-away host key")
-    data = user_data(host_key=host_key, expires_at=now + timedelta(seconds=plan.expires_s))
+    # A budget ends dearer alternatives earlier; each node is told its own expiry as it is prepared.
+    expires_s = min(one.expires_s for one in (plan, *plan.alternatives))
+    data = user_data(
+        host_key=host_key,
+        expires_at=now + timedelta(seconds=expires_s),
+        idle_s=idle_seconds(ctx.spec.cluster.idle),
+    )
     return {
         "host_key": host_key.public,
         "secrets": {"public_key": _login_key(ctx), "user_data": data},
@@ -146,7 +152,7 @@ def _attempt(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tup
     from awsddp.aws.access import ensure_access
     from awsddp.aws.instances import launch
 
-    record = _record(ctx, plan, shared)
+    record = _record(ctx, plan, shared, account=aws.identity().account)
     ctx.folder.write(record)
     given: dict[str, Any] = {"secrets": shared.secrets, "now": shared.now, "on_event": ctx.say}
     ids = names(plan.cluster, record.id)
@@ -164,7 +170,7 @@ def _attempt(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tup
         instance_type=record.instance_type,
         instances=[node.instance_id for node in nodes],
         nodes=record.nodes,
-        price_usd_per_hour=record.price_usd_per_hour,
+        **rates(record),
     )
     return ctx.folder.read() or record, nodes
 
@@ -180,7 +186,7 @@ def _take_away(ctx: Context, aws: "Aws", shared: _Launch) -> None:
     record = ctx.folder.read()
     if record is not None:
         ctx.folder.write(shared.before or replace(record, intent=None, asked={}))
-    found = find_clusters(aws, ctx.spec.name, aws.identity().user_id)
+    found = find_clusters(aws, ctx.spec.name, record.owner if record else aws.identity().user_id)
     for cluster in found:
         if cluster.id == shared.cluster_id and not cluster.live:
             for left in teardown(aws, cluster, on_event=ctx.say).leftovers:
@@ -197,11 +203,12 @@ def _nowhere(failures: list[AwsddpError]) -> AwsddpError:
     )
 
 
-def _record(ctx: Context, plan: LaunchPlan, shared: _Launch) -> Record:
+def _record(ctx: Context, plan: LaunchPlan, shared: _Launch, *, account: str) -> Record:
     before = shared.before
     return Record(
         id=shared.cluster_id,
         owner=plan.owner,
+        account=account,
         target=replace(shared.target, region=plan.region),
         created=shared.now,
         expires=shared.now + timedelta(seconds=plan.expires_s),
@@ -211,6 +218,7 @@ def _record(ctx: Context, plan: LaunchPlan, shared: _Launch) -> Record:
         pretended=plan.pretended,
         ssh_user=plan.ssh_user,
         price_usd_per_hour=plan.price_usd_per_hour,
+        disk_usd_per_hour=round(plan.price.disks / plan.nodes, 6),
         asked=remembered(ctx.spec),
         prepared=before.prepared if before else (),
         jobs=before.jobs if before else (),

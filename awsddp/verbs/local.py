@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.cluster import Target
-from awsddp.errors import LocalCloudError, NotFoundError
+from awsddp.errors import LocalCloudError, NotFoundError, UsageError
 from awsddp.local import control
 from awsddp.report import Event, OnEvent
 
@@ -67,7 +67,7 @@ def start(awsddp_home: Path, *, on_event: OnEvent, **choices: Any) -> dict[str, 
 
 
 def status(awsddp_home: Path) -> dict[str, Any] | None:
-    """Return the daemon's status (design.md, "JSON"), or None where there is none; a dead one is revived."""
+    """Return the daemon's status, or None where there is none; a dead one is revived."""
     with _existing(awsddp_home) as info:
         return control.status(info) if info else None
 
@@ -88,12 +88,25 @@ def faults(awsddp_home: Path) -> list[dict[str, Any]]:
 
 
 def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
-    """Make calls of the API go wrong (control.fault_add), and return the faults in force.
+    """Make calls of the API go wrong, or a node (control.fault_add), and return the faults in force.
 
     Raises UsageError, NotFoundError where no local cloud runs.
     """
     with _running(awsddp_home) as info:
         return control.fault_add(info, operation, effect, **choices)
+
+
+def instance_of(awsddp_home: Path, cluster: str, node: int) -> str:
+    """Return the id of a cluster's node. Raises NotFoundError where no local cloud runs, UsageError."""
+    with _running(awsddp_home) as info:
+        alive = [one for one in control.status(info)["instances"] if one["state"] != "terminated"]
+    nodes = {one["node"]: str(one["instance_id"]) for one in alive if one["cluster"] == cluster}
+    if node not in nodes:
+        known = ", ".join(f"node{number}" for number in sorted(nodes)) or "none"
+        raise UsageError(
+            f"the cluster {cluster} has no node{node}", f"its nodes are {known}", "awsddp status"
+        )
+    return nodes[node]
 
 
 def fault_clear(awsddp_home: Path, number: int | None = None) -> list[dict[str, Any]]:

@@ -4,24 +4,26 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp.cluster import Job
-from awsddp.errors import ConfigError, NodeError, NotFoundError, UsageError
-from awsddp.jobs import launchers, results
+from awsddp.errors import ConfigError, NotFoundError, UsageError
 from awsddp.jobs.logs import Merger
-from awsddp.report import Event, node_name
+from awsddp.report import node_name
 from awsddp.spec import seconds
 from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import choose_job, jobs_on
-from awsddp.verbs.nodes import reach, ready
-from awsddp.verbs.results import bring_home, job_result, place_of, remember
-
-if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
-
-SILENT_S = 12.0
-BACK_S = 60.0
+from awsddp.verbs.finishing import finish
+from awsddp.verbs.nodes import NoNodes
+from awsddp.verbs.parts import choose, connected, part
+from awsddp.verbs.results import (
+    job_at_home,
+    job_result,
+    place_of,
+    remember,
+    still_missing,
+    whole_at_home,
+)
+from awsddp.verbs.watching import Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,32 +79,47 @@ def logs(
     shown: Shown = EVERYTHING,
     on_lines: Callable[[bytes], None],
 ) -> dict[str, Any]:
-    """Show the lines of a job, and return it as design.md's `train` document.
+    """Show the lines of a job, and return it as the `train` document.
 
-    With `follow` to the job's end, and then bring its results home. A job whose nodes are gone is shown from
-    its folder at home. Raises NotFoundError where nobody knows the job, NodeError for nodes out of reach.
+    With `follow` to the job's end, and then bring its results home. A job that is at home needs no node, one
+    of which a part is missing is shown from those that can be asked. Raises NotFoundError where nobody knows
+    the job, NoNodes where no node can be asked, and what `finish` raises.
     """
     on_lines = shown.filtered(on_lines)
     since = None if shown.since is None else moment(shown.since, now=datetime.now()).timestamp()
+    if job is not None and (kept := whole_at_home(ctx, job)):
+        return _replay(ctx, kept, shown, since, on_lines)
     try:
-        with ready(ctx) as cluster, reach(ctx, cluster) as fleet:
-            chosen = choose_job(jobs_on(ctx, fleet), job)
+        with part(ctx) as cluster, connected(ctx, cluster) as fleet:
+            chosen = choose(ctx, cluster, fleet, job)
             remember(ctx, chosen)
             merger = merger_of(ctx, chosen, shown.of(chosen), since=since)
-            chosen = watch(ctx, fleet, chosen, on_lines=on_lines, merger=merger, to_the_end=follow)
+            chosen = Watch(
+                ctx, cluster, fleet, chosen, merger=merger, on_lines=on_lines, to_the_end=follow
+            ).run()
             if follow:
-                bring_home(ctx, cluster, fleet, chosen)
+                return finish(ctx, cluster, fleet, chosen)
+            for text in still_missing(ctx, cluster, fleet, chosen).values():
+                ctx.say(text)
             remember(ctx, chosen)
             return job_result(ctx, chosen)
-    except NotFoundError:
-        at_home = job_at_home(ctx, job)
-        if at_home is None:
+    except (NotFoundError, NoNodes) as error:
+        kept = job_at_home(ctx, job)
+        if kept is None:
             raise
-        merger = merger_of(ctx, at_home, shown.of(at_home), since=since)
-        for lines in merger.replay():
-            on_lines(lines)
-        on_lines(merger.finish())
-        return job_result(ctx, at_home)
+        ctx.say(f"{error.message}; job {kept.job} is shown from {place_of(ctx, kept.job)}")
+        return _replay(ctx, kept, shown, since, on_lines)
+
+
+def _replay(
+    ctx: Context, job: Job, shown: Shown, since: float | None, on_lines: Callable[[bytes], None]
+) -> dict[str, Any]:
+    """Show the lines of a job that are at home."""
+    merger = merger_of(ctx, job, shown.of(job), since=since)
+    for lines in merger.replay():
+        on_lines(lines)
+    on_lines(merger.finish())
+    return job_result(ctx, job)
 
 
 def moment(text: str, *, now: datetime) -> datetime:
@@ -138,64 +155,5 @@ def merger_of(
     return Merger(_nodes(job), folder=folder, job=job.job, shown=shown, since=since)
 
 
-def watch(
-    ctx: Context,
-    fleet: "Fleet",
-    job: Job,
-    *,
-    on_lines: Callable[[bytes], None],
-    merger: Merger | None = None,
-    to_the_end: bool = True,
-) -> Job:
-    """Show every line of a job, from the first byte, each once, and return the job as it is at the end.
-
-    A `merger` that has shown a part goes on where it was. A node that falls silent is
-    connected to again for a minute; then the job is what the others say of it.
-    """
-    merger = merger or merger_of(ctx, job)
-    used = {rank.node for rank in job.ranks} & fleet.endpoints.keys()
-
-    def on_data(node: int, data: bytes) -> bool:
-        lines = merger.feed(node, data) + merger.idle()
-        if lines:
-            on_lines(lines)
-        return merger.ended(node)
-
-    while True:
-        waiting = [node for node in sorted(used) if not merger.ended(node)]
-        requests = {
-            node: launchers.message(
-                launchers.follow_request(
-                    job.job, offsets=merger.attach(node), to_the_end=to_the_end, since=merger.since
-                )
-            )
-            for node in waiting
-        }
-        outcomes = fleet.converse(launchers.program(), requests, on_data, silent_after_s=SILENT_S)
-        lost = [node for node in waiting if not merger.ended(node)]
-        for node in lost:
-            outcome = outcomes[node]
-            why = str(outcome) if isinstance(outcome, NodeError) else outcome.tail()
-            ctx.on_event(Event(f"the stream ended: {why}; connecting again", node_name(node)))
-        if not lost:
-            break
-        fleet.reconnect(lost, deadline_s=BACK_S, partial=True)
-        used -= set(fleet.failures)
-    lines = merger.finish()
-    if lines:
-        on_lines(lines)
-    if not merger.documents:
-        raise NodeError(f"no node of job {job.job} can be reached", "", "awsddp status   # what still runs")
-    return results.job_document(merger.documents, results=ctx.job.job.results)
-
-
 def _nodes(job: Job) -> dict[int, int]:
     return {rank.rank: rank.node for rank in job.ranks}
-
-
-def job_at_home(ctx: Context, name: str | None) -> Job | None:
-    """Return a job whose results are at home: of this name, or the newest."""
-    folder = place_of(ctx, "x").parent
-    found = sorted(folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
-    named = [path for path in found if name is None or path.parent.name == name]
-    return results.decode(named[-1].read_bytes()) if named else None

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import MOST_BYTES, malformed
 from awsddp.cluster import Job
-from awsddp.errors import NotFoundError
+from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.jobs import launchers, results
 from awsddp.nodes.failures import split
 from awsddp.spec import seconds
 from awsddp.verbs.context import Context
 
 if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
+    from awsddp.nodes.transport import Fleet, Result
 
 ANSWER_S = 60.0
 
@@ -23,6 +23,19 @@ def ask(
     fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, dict[str, Any]]:
     """Send each node its request and return the answers, checked. Raises NodeError or what a node says."""
+    return _whole(_answers(fleet, requests, timeout_s))
+
+
+def _whole(answers: Mapping[int, dict[str, Any] | AwsddpError]) -> dict[int, dict[str, Any]]:
+    for answer in answers.values():
+        if isinstance(answer, AwsddpError) and not isinstance(answer, NodeError):
+            raise answer
+    return split(answers)
+
+
+def _answers(
+    fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], timeout_s: float
+) -> dict[int, dict[str, Any] | AwsddpError]:
     said = {node: bytearray() for node in requests}
 
     def on_data(node: int, data: bytes) -> bool:
@@ -32,23 +45,41 @@ def ask(
         return launchers.is_whole(said[node])
 
     messages = {node: launchers.message(request) for node, request in requests.items()}
-    ends = split(fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s))
-    return {
-        node: launchers.answer(bytes(said[node]), request=requests[node], node=node, stderr=end.stderr)
-        for node, end in ends.items()
-    }
+    ends = fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s)
+    return {node: _answer(node, requests[node], bytes(said[node]), end) for node, end in ends.items()}
+
+
+def _answer(
+    node: int, request: Mapping[str, Any], said: bytes, end: "Result | NodeError"
+) -> dict[str, Any] | AwsddpError:
+    if isinstance(end, NodeError):
+        return end
+    try:
+        return launchers.answer(said, request=request, node=node, stderr=end.stderr)
+    except AwsddpError as error:
+        return error
 
 
 def ask_all(fleet: "Fleet", request: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Send every connected node the same request."""
-    return ask(fleet, dict.fromkeys(fleet.nodes, request))
+    """Send every connected node that answers the same request."""
+    return ask(fleet, dict.fromkeys(answering(fleet), request))
 
 
-def cancel(ctx: Context, fleet: "Fleet", job: str, *, grace_s: float | None = None) -> None:
-    """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended."""
+def answering(fleet: "Fleet") -> list[int]:
+    """Return the nodes that are connected and have not failed to answer."""
+    return [node for node in fleet.nodes if node not in fleet.failures]
+
+
+def cancel(
+    ctx: Context, fleet: "Fleet", job: str, *, grace_s: float | None = None, launch: str | None = None
+) -> None:
+    """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended.
+
+    With `launch` only where the job is of that launch.
+    """
     grace = seconds(ctx.job.job.grace) if grace_s is None else grace_s
     knows = {node for node, told in ask_all(fleet, launchers.state_request()).items() if _knows(told, job)}
-    request = launchers.cancel_request(job, grace=grace)
+    request = launchers.cancel_request(job, grace=grace, launch=launch)
     ask(fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
 
 
@@ -56,14 +87,20 @@ def _knows(told: Mapping[str, Any], job: str) -> bool:
     return any(known["job"] == job for known in told["jobs"])
 
 
-def jobs_on(ctx: Context, fleet: "Fleet") -> tuple[Job, ...]:
+def jobs_on(ctx: Context, fleet: "Fleet", *, partial: bool = False) -> tuple[Job, ...]:
     """Return every job that the connected nodes know, oldest first.
 
-    A job that this machine does not remember is none of this cluster's where its name is taken at home: no
-    node may choose a folder of the user's.
+    With `partial` a node that does not answer joins the fleet's failures, unless none does. A job that this
+    machine does not remember is none of this cluster's where its name is taken at home: no node may choose a
+    folder of the user's.
     """
-    told = ask_all(fleet, launchers.state_request())
-    jobs = results.jobs({node: answer["jobs"] for node, answer in told.items()}, results=ctx.job.job.results)
+    answers = _answers(fleet, dict.fromkeys(answering(fleet), launchers.state_request()), ANSWER_S)
+    failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
+    if partial and len(failed) < len(answers):
+        fleet.failures.update(failed)
+        answers = {node: answer for node, answer in answers.items() if node not in failed}
+    told = {node: answer["jobs"] for node, answer in _whole(answers).items()}
+    jobs = results.jobs(told, results=ctx.job.job.results)
     record = ctx.folder.read()
     known = {job.job for job in record.jobs} if record else set()
     folder = Path(ctx.job.sync.workdir) / ctx.job.job.results

@@ -28,17 +28,28 @@ def import_beside(module: str) -> None:
     threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
 
 
+class NoNodes(NodeError):
+    """The cluster exists, and none of its nodes can be asked anything now."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ready:
     """A cluster whose nodes are prepared and, as AWS says, running. `nodes` are sorted by number.
 
-    `ahead` are the connections that were begun while AWS was asked.
+    `others` live as well and are not of use now. `ahead` are the connections that were begun while AWS was
+    asked.
     """
 
     aws: "Aws"
     record: Record
     nodes: tuple[Node, ...]
+    others: tuple[Node, ...] = ()
     ahead: "HeadStart | None" = None
+
+    @property
+    def unfetched(self) -> set[str]:
+        """The jobs whose results are not home, by the tags of the nodes."""
+        return {job for node in (*self.nodes, *self.others) for job in node.unfetched}
 
     def prepared(self, node: int) -> Prepared:
         """Return what was found on a node."""
@@ -48,12 +59,12 @@ class Ready:
 @contextlib.contextmanager
 def ready(ctx: Context) -> Iterator[Ready]:
     """Yield the cluster, ready to work. Raises NotFoundError, NodeError where it is not, CloudError."""
-    with _head_start(ctx) as ahead, found(ctx) as seen:
+    with head_start(ctx) as ahead, found(ctx) as seen:
         yield replace(ready_in(ctx, seen), ahead=ahead)
 
 
 @contextlib.contextmanager
-def _head_start(ctx: Context) -> "Iterator[HeadStart | None]":
+def head_start(ctx: Context) -> "Iterator[HeadStart | None]":
     """Begin to connect to the nodes where the folder last saw them, unless that is over a jump host.
 
     What AWS says decides what is used.

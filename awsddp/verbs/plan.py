@@ -24,9 +24,10 @@ def plan(ctx: Context) -> LaunchPlan:
         facts, clusters = read(ctx, aws, target)
         record = known(ctx, clusters)
         if record is None:
-            return plan_everywhere(ctx, target, facts)
+            return plan_everywhere(ctx, aws, target, facts)
         now = datetime.now(UTC).replace(microsecond=0)
-        return plan_of(ctx, aws, changes(ctx, aws, record, clusters, facts, now=now), target)
+        change = changes(ctx, aws, record, clusters, facts, now=now)
+        return plan_of(ctx, aws, record, change, target)
 
 
 def offers(ctx: Context) -> dict[str, Any]:

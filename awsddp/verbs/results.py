@@ -1,16 +1,20 @@
 """A job's results at home: fetched from its nodes, and what was written down there read again."""
 
+import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp import report
 from awsddp.cluster import Job
+from awsddp.errors import ConfigError
 from awsddp.jobs import results
 from awsddp.nodes.results import Fetched
 from awsddp.verbs.context import Context
 from awsddp.verbs.nodes import Ready
+from awsddp.verbs.parts import holders, missing
 from awsddp.verbs.selecting import select, unfetched
 
 if TYPE_CHECKING:
@@ -33,10 +37,12 @@ def bring_home(
 ) -> dict[int, Fetched]:
     """Fetch a job's results from its nodes, verified, and only then let the nodes forget that they owe them.
 
-    One client at a time does so. Over job.results_limit `ctx.agree` decides. Raises Unfetched where something
+    Of the nodes those that can be asked now: the job that is written down beside says what is missing. One
+    client at a time does so. Over job.results_limit `ctx.agree` decides. Raises Unfetched where something
     that the job made stays on the nodes, NodeError where a node does not send what it said, ConfigError where
     home has no room.
     """
+    job = replace(job, missing=tuple(still_missing(ctx, cluster, fleet, job, to=to)))
     with ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
         remember(ctx, job)
         return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
@@ -46,8 +52,9 @@ def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: 
     from awsddp.aws.poweroff import release
     from awsddp.nodes.sync import pull
 
-    used = sorted({rank.node for rank in job.ranks} & set(fleet.nodes))
+    used = holders(fleet, job)
     selected = select(ctx, fleet, job, used, target)
+    job = replace(job, missing=tuple(sorted({*job.missing, *(one.node for one in selected.owed)})))
     came = pull(
         selected.wanted,
         target,
@@ -57,9 +64,9 @@ def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: 
         on_event=ctx.on_event,
     )
     _draw(target)
-    if selected.excess or selected.unreadable:
+    if selected.owed:
         raise unfetched(job, selected)
-    if job.state != "running" and not fleet.failures:
+    if job.state != "running":
         with tagging(ctx):
             release(cluster.aws, [node for node in cluster.nodes if node.node in used], job.job)
     return came
@@ -94,17 +101,57 @@ def _data(rows: list[dict[str, Any]]) -> str | None:
 
 
 def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
-    """Return a job as the document of `train`, with the accuracy that its program wrote down."""
+    """Return a job as the document of `train`, with the accuracy that its program wrote down.
+
+    `fetched` tells whether its results are at home since it has ended.
+    """
     rows = metrics(target if target is not None else place_of(ctx, job.job))
-    found = {"accuracy": report.last_value(rows, "accuracy"), "data": _data(rows)}
+    found = {
+        "accuracy": report.last_value(rows, "accuracy"),
+        "data": _data(rows),
+        "fetched": ended_at_home(ctx, job.job) is not None,
+    }
     return report.job_document(job) | found
 
 
+def job_at_home(ctx: Context, name: str | None) -> Job | None:
+    """Return a job whose results are at home: of this name, or the newest."""
+    folder = place_of(ctx, "x").parent
+    found = sorted(folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
+    named = [path for path in found if name is None or path.parent.name == name]
+    return results.decode(named[-1].read_bytes()) if named else None
+
+
+def ended_at_home(ctx: Context, name: str) -> Job | None:
+    """Return the job of this name if its results came home after it had ended."""
+    with contextlib.suppress(ConfigError):  # what cannot be read is fetched again
+        job = job_at_home(ctx, name)
+        return job if job is not None and job.state != "running" else None
+    return None
+
+
+def whole_at_home(ctx: Context, name: str) -> Job | None:
+    """Return the job of this name if nothing of it is missing at home."""
+    job = ended_at_home(ctx, name)
+    return job if job is not None and not job.missing else None
+
+
+def still_missing(
+    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, to: Path | None = None
+) -> dict[int, str]:
+    """Return why parts of a job cannot be had now, by node, unless they are at home already."""
+    kept = whole_at_home(ctx, job.job) if to is None else None
+    return {} if kept is not None and kept.nodes == job.nodes else missing(cluster, fleet, job)
+
+
 def remember(ctx: Context, *jobs: Job) -> None:
-    """Keep jobs as last seen in the folder, for `status`."""
+    """Keep jobs as last seen in the folder, for `status`, and when those that run were seen."""
     record = ctx.folder.read()
     if record is not None:
         new = {job.job for job in jobs}
         others = tuple(one for one in record.jobs if one.job not in new)
         if (after := (*others, *jobs)) != record.jobs:
             ctx.folder.write(replace(record, jobs=after))
+        seen = {name: moment for name, moment in ctx.folder.seen().items() if name not in new}
+        now = datetime.now(UTC)
+        ctx.folder.write_seen(seen | {job.job: now for job in jobs if job.state == "running"})

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from awsddp.errors import AwsddpError, ConfigError, Interrupted, LetGo, NodeError, UsageError
+from awsddp.errors import AwsddpError, ConfigError, Interrupted, InUse, LetGo, NodeError, UsageError
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.down import down
+from awsddp.verbs.results import whole_at_home
 from awsddp.verbs.stop import stop
 from awsddp.verbs.train import check, train
 from awsddp.verbs.up import up
@@ -30,14 +31,15 @@ class RunResult:
         return self.train is not None and self.train["state"] == "succeeded"
 
     def document(self) -> dict[str, Any]:
-        """Return design.md's `run` document."""
+        """Return the `run` document."""
         return {"up": self.up, "train": self.train, "down": self.down, "seconds": self.seconds}
 
 
 def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) -> RunResult:
     """Bring a cluster up, run the job, bring its results home and end the cluster, on every way out.
 
-    Raises what `up` raises before anything was made, and NodeError or LeftoverError where the end fails.
+    Raises what `up` raises before anything was made, and InUse: a cluster on which another job runs is left
+    as it is. What fails later is the result's `error`.
     """
     check(ctx)
     result = RunResult()
@@ -45,14 +47,14 @@ def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) ->
     try:
         result.up = _timed(result, "up", lambda: up(ctx, confirm=confirm))
         result.train = _timed(result, "train", lambda: train(ctx, on_lines=shown))
-    except (ConfigError, UsageError) as error:
-        if result.up is None:
-            raise
-        result.error = error
+    except InUse:  # the cluster was there before, and another job runs on it
+        raise
     except Interrupted as error:
         result.error = error if result.up is None else Interrupted(f"{error.message}, nothing is left")
     except AwsddpError as error:
-        result.error = error
+        if result.up is None and isinstance(error, ConfigError | UsageError):
+            raise
+        result.train, result.error = error.result, error
     except KeyboardInterrupt as stop:
         ctx.say("interrupted: ending everything; Ctrl-C again leaves at once")
         result.error = Interrupted("interrupted: results are at home as far as they came, nothing is left")
@@ -61,7 +63,12 @@ def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) ->
     except Exception:  # a defect of ours must not leave a bill either
         _end(ctx)
         raise
-    result.down = _timed(result, "down", lambda: _end(ctx))
+    try:
+        result.down = _timed(result, "down", lambda: _end(ctx))
+    except AwsddpError as error:
+        result.error = error
+    if result.train is not None and result.down is not None and whole_at_home(ctx, result.train["job"]):
+        result.train["fetched"], result.error = True, None  # what `train` could not, `down` has
     return result
 
 

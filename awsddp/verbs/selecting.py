@@ -17,6 +17,7 @@ from awsddp.report import Event, amount, node_name, size_text
 from awsddp.spec import size_of
 from awsddp.verbs.context import Context
 from awsddp.verbs.node_jobs import ask
+from awsddp.verbs.parts import holders
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -46,6 +47,11 @@ class Selected:
     links: list[WantedLink]
     excess: list[Owed]
     unreadable: list[Owed]
+
+    @property
+    def owed(self) -> list[Owed]:
+        """Everything that a node still owes."""
+        return [*self.excess, *self.unreadable]
 
 
 class Unfetched(NodeError):
@@ -77,7 +83,7 @@ class Ephemeral(NodeError):
 def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
     """Raise Ephemeral where results of these jobs, which are not home, lie on instance store."""
     for job in jobs:
-        manifests = _manifests(ctx, fleet, job, sorted({rank.node for rank in job.ranks} & set(fleet.nodes)))
+        manifests = _manifests(ctx, fleet, job, holders(fleet, job))
         lost = [
             Owed(node, file.path, file.size, "empty after a stop")
             for node, one in manifests.items()
@@ -95,8 +101,7 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
 
 def unfetched(job: Job, selected: Selected) -> Unfetched:
     """Return the error that names what the nodes still owe, and how to get it or leave it."""
-    excess, unreadable = selected.excess, selected.unreadable
-    owed = [*excess, *unreadable]
+    excess, unreadable, owed = selected.excess, selected.unreadable, selected.owed
     fetch = f"awsddp fetch --job {job.job}"
     ways = ["awsddp exec 'sudo chown -R $USER ~/awsddp/work'   # then fetch again"] if unreadable else []
     if excess:

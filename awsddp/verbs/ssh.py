@@ -1,9 +1,12 @@
 """ssh: the words with which the system's ssh reaches a node: strict, with the cluster's key alone."""
 
+import posixpath
+import shlex
 from collections.abc import Sequence
 
 from awsddp.errors import NodeError
 from awsddp.report import node_name
+from awsddp.state import Record
 from awsddp.verbs.context import Context, found
 from awsddp.verbs.nodes import chosen_nodes, login_to, write_ssh_config
 
@@ -22,5 +25,13 @@ def ssh(ctx: Context, *, node: int = 0, words: Sequence[str] = (), tty: bool = F
                 f"{node_name(node)} does not run", f"it is {chosen.state}", "awsddp up   # start it"
             )
         write_ssh_config(ctx, record, [one for one in nodes if one.address])
-        words = [*(["-t"] if tty and words else []), node_name(node), *(["--", *words] if words else [])]
+        words = [*(["-t"] if tty and words else []), node_name(node), *_command(record, node, words)]
         return ["ssh", "-F", str(ctx.folder.ssh_config), *words]
+
+
+def _command(record: Record, node: int, words: Sequence[str]) -> list[str]:
+    """Return the command as the node's shell gets it: with the PATH that a login shell has there."""
+    python = next((one.python for one in record.prepared if one.node == node), None)
+    if not words or python is None:
+        return ["--", *words] if words else []
+    return ["--", f'export PATH={shlex.quote(posixpath.dirname(python))}:"$PATH";', *words]

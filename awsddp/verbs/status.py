@@ -7,10 +7,11 @@ from awsddp import report
 from awsddp.cluster import Cluster, Target
 from awsddp.state import Record
 from awsddp.verbs.context import NOWHERE, Context, found
+from awsddp.verbs.costs import bill_of
 
 
 def status(ctx: Context) -> dict[str, Any]:
-    """Return the cluster as design.md's `status` document; a cluster that is nowhere is "absent".
+    """Return the cluster as the `status` document; a cluster that is nowhere is "absent".
 
     Raises CloudError where AWS cannot be asked.
     """
@@ -32,7 +33,7 @@ def cluster_document(
     nodes = cluster.live if cluster else ()
     prepared = {found.instance_id: found for found in record.prepared} if record else {}
     place = target or (record.target if record else Target())
-    price = record.price_usd_per_hour if record else None
+    bill = bill_of(ctx, record, cluster)
     state = report.cluster_state(
         cluster,
         prepared=frozenset(prepared) if record else None,
@@ -54,12 +55,24 @@ def cluster_document(
             )
             for node in nodes
         ],
-        "jobs": [report.job_document(job) for job in record.jobs] if record else [],
-        "price_usd_per_hour": price,
-        "cost_usd": cost_of(record, cluster),
+        "jobs": _jobs(ctx, record, cluster) if record else [],
+        "price_usd_per_hour": bill.price_usd_per_hour if bill else None,
+        "cost_usd": bill.cost_usd if bill else None,
+        "budget_usd": record.asked.get("cluster.budget_usd") if record else None,
         "expires": report.iso(expires),
+        "idle": record.idle or None if record and nodes else None,
         "looked": list(looked),
     }
+
+
+def _jobs(ctx: Context, record: Record, cluster: Cluster | None) -> list[dict[str, Any]]:
+    """Return the jobs as they were when a node was last asked about them."""
+    owed, seen = cluster.unfetched if cluster else [], ctx.folder.seen()
+    return [
+        report.job_document(job)
+        | {"last_seen": report.iso(seen.get(job.job)), "fetched": job.job not in owed}
+        for job in record.jobs
+    ]
 
 
 def _launching(record: Record | None, cluster: Cluster | None) -> bool:
@@ -69,11 +82,3 @@ def _launching(record: Record | None, cluster: Cluster | None) -> bool:
     from awsddp.aws.waits import VISIBLE_S
 
     return cluster is not None or datetime.now(UTC) - record.created < timedelta(seconds=VISIBLE_S)
-
-
-def cost_of(record: Record | None, cluster: Cluster | None) -> float | None:
-    """Return what the cluster's nodes have cost until now by their list price; None where it is unknown."""
-    nodes = cluster.live if cluster else ()
-    if record is None or record.price_usd_per_hour is None:
-        return None
-    return report.cost_usd(nodes, record.price_usd_per_hour / record.nodes, datetime.now(UTC))

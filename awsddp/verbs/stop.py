@@ -17,7 +17,7 @@ REACH_S = 30.0
 
 
 def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
-    """Stop the cluster's machines and return it as design.md's `status` document.
+    """Stop the cluster's machines and return it as the `status` document.
 
     A job that still runs is ended first, with its grace; results stay on the disks. `confirm` is asked before
     anything stops and raises to refuse. Raises NotFoundError, ConfigError for spot nodes, which cannot be
@@ -41,7 +41,7 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
                 on_event=lambda key, state: ctx.on_event(Event(f"{key} {state}", names.get(key))),
             )
             if seen.record is not None:
-                ctx.folder.note("stopped", id=cluster.id)
+                ctx.folder.note("stopped", id=cluster.id, instances=sorted(names))
         after = find_cluster(seen.aws, ctx.spec.name, cluster.owner)
         return cluster_document(ctx, ctx.folder.read(), after, target=seen.target, looked=seen.looked)
 
@@ -72,13 +72,13 @@ def _end_jobs(ctx: Context, seen: Found, cluster: Cluster) -> None:
         return
     try:
         with connect(ctx, seen.record, reachable, deadline_s=REACH_S, partial=True) as fleet:
-            known = jobs_on(ctx, fleet)
+            known = jobs_on(ctx, fleet, partial=True)
             refuse_ephemeral(ctx, fleet, [job for job in known if job.job in cluster.unfetched])
             for job in known:
                 if job.state == "running":
                     ctx.say(f"ending job {job.job}, which still runs: its ranks have {ctx.job.job.grace}")
                     cancel(ctx, fleet, job.job)
-            remember(ctx, *jobs_on(ctx, fleet))
+            remember(ctx, *jobs_on(ctx, fleet, partial=True))
     except Ephemeral:
         raise
     except AwsddpError as error:

@@ -1,5 +1,6 @@
 """sync: the working folder, to every node. What a node made itself stays."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from awsddp.report import Event
 from awsddp.resources import train_folder
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import reach, ready
+from awsddp.verbs.node_jobs import jobs_on
+from awsddp.verbs.nodes import Ready, reach, ready
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Listing, Sent
@@ -18,11 +20,12 @@ BUNDLED = "train"
 """The folder of the bundled programs on a node, beside the synced one."""
 
 
-def sync(ctx: Context, *, dry_run: bool = False) -> dict[str, Any]:
-    """Send the working folder, and return what went as design.md's `sync` document.
+def sync(ctx: Context, *, dry_run: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
+    """Send the working folder, and return what went as the `sync` document.
 
-    With `dry_run` nothing is sent: every node would get what is listed. Raises ConfigError for a folder that
-    cannot be meant, NodeError for nodes that did not take it.
+    With `dry_run` nothing is sent: every node would get what is listed. `confirm` is asked where a job runs,
+    whose code would change, and raises to refuse. Raises ConfigError for a folder that cannot be meant,
+    NodeError for nodes that did not take it.
     """
     listing = listed(ctx)
     with ready(ctx) as cluster:
@@ -32,8 +35,18 @@ def sync(ctx: Context, *, dry_run: bool = False) -> dict[str, Any]:
                 for node in cluster.nodes
             ]
             return {"nodes": nodes, "job": None, "home": None, "files": [e.path for e in listing.entries]}
-        with ctx.folder.lock("sync", wait_s=60), reach(ctx, cluster) as fleet:
-            return document(send(ctx, fleet, listing))
+        with reach(ctx, cluster) as fleet:
+            for job in _running(ctx, cluster, fleet):
+                confirm(f"Job {job} runs on the nodes: its files change while it reads them.")
+            with ctx.folder.lock("sync", wait_s=60):
+                return document(send(ctx, fleet, listing))
+
+
+def _running(ctx: Context, cluster: Ready, fleet: "Fleet") -> list[str]:
+    """Return the jobs that run. Nodes without an unfetched job, as their tags tell, need not be asked."""
+    if not any(node.unfetched for node in cluster.nodes):
+        return []
+    return [job.job for job in jobs_on(ctx, fleet) if job.state == "running"]
 
 
 def listed(ctx: Context) -> "Listing":
@@ -69,6 +82,6 @@ def send(ctx: Context, fleet: "Fleet", listing: "Listing", *, bundled: bool = Fa
 
 
 def document(sent: "dict[int, Sent]") -> dict[str, Any]:
-    """Return what was sent as design.md's `sync` document."""
+    """Return what was sent as the `sync` document."""
     nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(sent.items())]
     return {"nodes": nodes, "job": None, "home": None}

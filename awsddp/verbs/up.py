@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
+from awsddp.nodes import rsync
 from awsddp.plan import Facts, LaunchPlan, refuse_untried
-from awsddp.spec import overlaid
+from awsddp.spec import idle_seconds, overlaid
 from awsddp.state import Record
-from awsddp.verbs.context import Context, aws_of, facts_of, target_for
+from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, target_for
 from awsddp.verbs.converging import Confirm, carry_out_changes, nowhere
 from awsddp.verbs.launching import carry_out, plan_everywhere
 from awsddp.verbs.nodes import connect, import_beside, reach_jump, write_ssh_config
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
-    """Bring the cluster up, or what exists of it to what is asked for, and return design.md's `up` document.
+    """Bring the cluster up, or what exists of it to what is asked for, and return the `up` document.
 
     `confirm` is called with the plan before anything is launched, with a sentence before machines are only
     started or ended, and raises to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
@@ -39,6 +40,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
             if isinstance(what, LaunchPlan):
                 refuse_untried(what)
             if hosts:
+                rsync.program()  # before anything costs money
                 reach_jump(ctx)
             confirm(what)
 
@@ -60,7 +62,10 @@ def read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, tuple[Cluster
     from awsddp.aws.clusters import find_clusters
 
     def look() -> tuple[Cluster, ...]:
-        owner = aws.identity().user_id
+        record = ctx.folder.read()
+        owner = owner_of(aws, record)
+        if record is not None:
+            check_account(ctx, aws, record)
         import_beside("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
         return find_clusters(aws, ctx.spec.name, owner)
 
@@ -107,7 +112,7 @@ def _nodes(
     record = known(ctx, clusters)
     if record is not None:
         return carry_out_changes(ctx, aws, record, clusters, facts, target, confirm)
-    plan = plan_everywhere(ctx, target, facts)
+    plan = plan_everywhere(ctx, aws, target, facts)
     confirm(plan)
     record = ctx.folder.read()
     for left in clusters:
@@ -172,7 +177,8 @@ def _prepare(
         on_event=ctx.say_of_node,
     )
     late = [node for node in nodes if node.expires != record.expires]
-    if not late and {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}:
+    known = {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}
+    if known and not late and record.idle == ctx.spec.cluster.idle:
         write_ssh_config(ctx, record, nodes)
         return record
     accept_host_keys(ctx, record, nodes)
@@ -185,6 +191,8 @@ def _prepare(
                 nodes,
                 known_hosts=ctx.folder.known_hosts,
                 expires_at=record.expires,
+                idle_s=idle_seconds(ctx.spec.cluster.idle),
+                gpus=0 if record.pretended else record.gpus_per_node,
                 on_event=ctx.on_event,
             )
     else:
@@ -192,7 +200,7 @@ def _prepare(
     if late:
         poweroff(aws, [node for node in late if not node.unfetched and not node.spot], "terminate")
         tag_expiry(aws, late, record.expires)
-    record = replace(record, prepared=prepared, intent=None)
+    record = replace(record, prepared=prepared, intent=None, idle=ctx.spec.cluster.idle)
     ctx.folder.write(record)
     ctx.folder.note("ready", id=record.id)
     return record

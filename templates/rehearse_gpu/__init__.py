@@ -65,6 +65,7 @@ def _patch(torch):
     )
     from rehearse_gpu import devices, groups, tensors
 
+    devices.answer_device()
     devices.answer_cuda(torch.cuda)
     devices.answer_accelerator(torch.accelerator)
     tensors.keep_places()

@@ -9,6 +9,7 @@ import torch
 
 from rehearse_gpu import GPUS, cannot
 
+NCCL = (2, 29, 7)  # what comes with torch 2.13
 _here = threading.local()
 
 
@@ -51,6 +52,32 @@ def set_device(device):
     number = index(device)
     if number is not None:
         _here.device = number
+
+
+class _Kind(type):
+    """What stands for torch.device: here a bare number is a GPU's."""
+
+    made = torch.device
+
+    def __call__(cls, *args, **named):
+        first = named["device"] if "device" in named else next(iter(args), None)
+        if isinstance(first, int) and not isinstance(first, bool):
+            return cls.made("cuda", first)
+        return cls.made(*args, **named)
+
+    def __instancecheck__(cls, thing):
+        return isinstance(thing, cls.made)
+
+    def __eq__(cls, other):  # tables of torch's that were made earlier hold the true one
+        return other is cls or other is cls.made
+
+    def __hash__(cls):
+        return hash(cls.made)
+
+
+def answer_device():
+    """Have `torch.device(1)` be the second GPU, as where torch finds an accelerator."""
+    torch.device = _Kind("device", (), {"__module__": "torch"})
 
 
 class Device:
@@ -177,6 +204,7 @@ def answer_cuda(cuda):
         setattr(cuda, name, value)
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(cuda.nvtx, name, lambda *args, **named: None)
+    cuda.nccl.version = lambda: NCCL
     cuda.profiler.start = cuda.profiler.stop = lambda: None
     cuda.random.__dict__.update({name: answers[name] for name in answers if hasattr(cuda.random, name)})
 

@@ -7,7 +7,8 @@ import zlib
 
 import torch
 
-from rehearse_gpu.devices import index, visible
+from rehearse_gpu import interfaces
+from rehearse_gpu.devices import NCCL, index, visible
 from rehearse_gpu.tensors import place_of, places
 
 
@@ -36,11 +37,12 @@ def answer_nccl(distributed):
         return group
 
     def meet(tensor, group):
-        """As NCCL does when its ranks first meet, refuse two of them on one GPU."""
+        """As NCCL does when its ranks first meet, refuse a wrong interface, and two of them on one GPU."""
         group = group or core._get_default_group()
         if "nccl" not in backends(group) or group in met:
             return
         met.add(group)
+        _find_interface(distributed)
         host = f"{socket.gethostname()} {os.environ.get('GROUP_RANK')}"
         own = torch.tensor([zlib.crc32(host.encode()), visible()[place_of(tensor)]])
         everybody = [torch.empty_like(own) for _ in range(core.get_world_size(group))]
@@ -92,6 +94,19 @@ def answer_nccl(distributed):
     distributed.barrier = barrier
     distributed.get_backend = lambda group=None: backends(group) or core.get_backend(group)
     _answer_ddp(torch.nn.parallel.DistributedDataParallel, meet)
+
+
+def _find_interface(distributed):
+    """NCCL_SOCKET_IFNAME is find or fail; one letter is as good as none."""
+    pattern = os.environ.get("NCCL_SOCKET_IFNAME", "")
+    if len(pattern) > 1 and not interfaces.chosen(pattern):
+        there = " ".join(name for _, name in socket.if_nameindex())
+        raise distributed.DistBackendError(
+            f"NCCL error: invalid usage, NCCL version {'.'.join(map(str, NCCL))}\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+            "Last error:\nBootstrap : no socket interface found\n"
+            f"NCCL_SOCKET_IFNAME is {pattern}; this node has {there}"
+        )
 
 
 def _answer_ddp(kind, meet):

@@ -204,6 +204,24 @@ def keep_places():
 
     torch.Generator = Generator
     Tensor.record_stream = lambda self, stream: None
+    _move_modules()
+
+
+def _move_modules():
+    """Module.to, too, knows a GPU by its bare number, by `device=` and by a tensor that is on it."""
+    parse = torch._C._nn._parse_to
+
+    def parse_to(*args, **named):
+        asked = [named.pop(name) for name in ("device", "tensor") if name in named] + list(args)
+        if asked and isinstance(asked[0], Tensor):
+            place = place_of(asked[0])
+        else:
+            place = index(asked[0]) if asked else None
+            asked[:1] = asked[:1] if place is None else ["cpu"]
+        device, *others = parse(*asked, **named)
+        return (device if place is None else torch.device("cuda", place), *others)
+
+    torch._C._nn._parse_to = parse_to
 
 
 def _keep_in_copies():

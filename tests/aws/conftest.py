@@ -3,10 +3,12 @@
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.loaders import Loader
+from machine import Machine, On
 from moto.ec2.models.vpcs import VPCBackend
 from moto.moto_api._internal.models import moto_api_backend
 from moto_cloud import NOW, Cloud, Launcher, Server
@@ -14,7 +16,7 @@ from werkzeug.serving import make_server
 
 from awsddp import compat
 from awsddp.aws.session import Aws
-from awsddp.aws.waits import Clock
+from awsddp.aws.waits import CLOCK, Clock
 from awsddp.local.emulator import route_out
 
 
@@ -80,3 +82,22 @@ def clock() -> Clock:
 @pytest.fixture
 def launcher(aws: Aws, clock: Clock) -> Launcher:
     return Launcher(aws, clock)
+
+
+@pytest.fixture
+def on(tmp_path: Path, aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    cloud.add_image(
+        "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+        parameter=compat.DLAMI_PARAMETERS[0],
+        tags={"awsddp:gpus": "pretended", "awsddp:hosts": "none"},
+    )
+    passed = [0.0]
+    before = CLOCK.monotonic, CLOCK.sleep
+    object.__setattr__(CLOCK, "monotonic", lambda: passed[0])
+    object.__setattr__(CLOCK, "sleep", lambda seconds: passed.__setitem__(0, passed[0] + seconds))
+    yield lambda name: Machine(tmp_path / name, aws, cloud)
+    object.__setattr__(CLOCK, "monotonic", before[0])
+    object.__setattr__(CLOCK, "sleep", before[1])

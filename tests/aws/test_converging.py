@@ -1,89 +1,22 @@
 """`up` on a cluster that exists: it becomes what is asked for, by the calls that this takes and no others."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from machine import On
 from moto_cloud import Cloud
 
-from awsddp import compat
 from awsddp.aws.clusters import describe, find_cluster, find_clusters, tagged, tags_of
 from awsddp.aws.session import Aws
-from awsddp.aws.waits import CLOCK
 from awsddp.cluster import Cluster
 from awsddp.errors import CapacityError, ConfigError
 from awsddp.plan import LaunchPlan
 from awsddp.report import cluster_state
-from awsddp.spec import load
-from awsddp.state import Folder
-from awsddp.verbs.context import Context
+from awsddp.verbs.costs import costs
 from awsddp.verbs.down import down
 from awsddp.verbs.plan import plan
 from awsddp.verbs.up import up
-
-
-class Machine:
-    """`awsddp` on one machine, in an account where nothing boots."""
-
-    def __init__(self, home: Path, aws: Aws, cloud: Cloud) -> None:
-        self.home, self.aws, self.cloud = home, aws, cloud
-        self.folder = Folder(home, "demo")
-        self.said: list[str] = []
-        self.questions: list[LaunchPlan | str] = []
-
-    def context(self, **keys: Any) -> Context:
-        asked = {"cluster.region": "us-east-1"} | {
-            key.replace("__", "."): value for key, value in keys.items()
-        }
-        spec, job = load("demo", environ={}, overrides=asked)
-        return Context(
-            spec=spec,
-            job=job,
-            folder=self.folder,
-            on_event=lambda event: self.said.append(event.text),
-        )
-
-    def up(self, **keys: Any) -> dict[str, Any]:
-        self.questions.clear()
-        self.cloud.requests.clear()
-        return up(self.context(**keys), confirm=self.questions.append)
-
-    def first(self, **keys: Any) -> Cluster:
-        """Launch two nodes."""
-        given = {"cluster__nodes": 2, "cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
-        self.up(**(given | keys))
-        return self.cluster
-
-    @property
-    def cluster(self) -> Cluster:
-        found = find_cluster(self.aws, "demo", self.aws.identity().user_id)
-        assert found is not None
-        return found
-
-
-@pytest.fixture
-def on(
-    tmp_path: Path, aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], Machine]]:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    cloud.add_image(
-        "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
-        parameter=compat.DLAMI_PARAMETERS[0],
-        tags={"awsddp:gpus": "pretended", "awsddp:hosts": "none"},
-    )
-    passed = [0.0]
-    before = CLOCK.monotonic, CLOCK.sleep
-    object.__setattr__(CLOCK, "monotonic", lambda: passed[0])
-    object.__setattr__(CLOCK, "sleep", lambda seconds: passed.__setitem__(0, passed[0] + seconds))
-    yield lambda name: Machine(tmp_path / name, aws, cloud)
-    object.__setattr__(CLOCK, "monotonic", before[0])
-    object.__setattr__(CLOCK, "sleep", before[1])
-
-
-On = Callable[[str], Machine]
 
 
 def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: Cloud, aws: Aws) -> None:
@@ -345,3 +278,14 @@ def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: Aws) -> None
     assert set(ended["terminated"]) == {other, *(node.instance_id for node in mine.live)}
     assert asked[0].count("will be terminated") == 2
     assert find_clusters(aws, "demo", mine.owner) == ()
+
+
+def test_the_bill_of_a_cluster_that_was_ended_is_closed(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    [running] = costs(laptop.context())["clusters"]
+    assert running["to"] is None
+    down(laptop.context(), confirm=lambda what: None)
+    [ended] = costs(laptop.context())["clusters"]
+    assert (ended["id"], ended["nodes"]) == (running["id"], 2)
+    assert ended["to"] is not None

@@ -74,6 +74,15 @@ def test_images_are_found_by_id_name_and_parameter(aws: Aws, cloud: Cloud) -> No
     assert facts.image.ssh_user == "ec2-user"
 
 
+def test_of_the_images_of_a_name_the_newest_torch_is_taken_before_the_newest_date(
+    aws: Aws, cloud: Cloud
+) -> None:
+    name = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu 24.04) {}"
+    new = cloud.add_image(name.format("2.13", "20260901"))
+    cloud.add_image(name.format("2.9", "20261101"))
+    assert gather(aws, spec(image=name.format("*", "*")), caller_address="10.77.0.1").image.id == new
+
+
 @pytest.mark.parametrize("asked", ["ami-0123456789abcdef0", "No Such Image*", "/no/such/parameter"])
 def test_an_image_that_is_not_there_names_the_key(aws: Aws, asked: str) -> None:
     with pytest.raises(ConfigError) as caught:

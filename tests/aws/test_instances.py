@@ -10,6 +10,7 @@ from botocore.handlers import base64_encode_user_data
 from botocore.serialize import create_serializer
 from moto_cloud import IDS, NOW, SECRETS, Cloud, Launcher, plan_for, without_zones
 
+from awsddp.aws import instances
 from awsddp.aws.clusters import describe, find_cluster, find_clusters, tags_of
 from awsddp.aws.instances import appear, resume, wait_running
 from awsddp.aws.session import Aws
@@ -223,6 +224,23 @@ def test_one_describe_waits_for_all_nodes(aws: Aws, cloud: Cloud, launcher: Laun
     assert len(nodes) == 8
     assert all(node.address for node in nodes)
     assert len(cloud.sent("DescribeInstances")) == before + 1
+
+
+def test_a_node_that_runs_without_an_address_yet_is_waited_for(
+    aws: Aws, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher(plan_for(aws))
+    answers = []
+
+    def late(*asked: Any) -> list[dict[str, Any]]:
+        hidden = ("PrivateIpAddress", "PublicIpAddress") if not answers else ()
+        answers.append([{key: item[key] for key in item if key not in hidden} for item in describe(*asked)])
+        return answers[-1]
+
+    monkeypatch.setattr(instances, "describe", late)
+    nodes = wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append, clock=clock)
+    assert all(node.address for node in nodes)
+    assert len(answers) == 2
 
 
 def test_a_node_that_ends_while_it_starts_is_named_with_the_reason(

@@ -41,7 +41,7 @@ class Launches:
 
     def plan(self, ctx: Context) -> LaunchPlan:
         facts = gather(self.aws, ctx.spec, caller_address="10.77.0.1", target="local")
-        return plan_everywhere(ctx, self.cloud.target, facts)
+        return plan_everywhere(ctx, self.aws, self.cloud.target, facts)
 
     def __call__(self, **keys: Any) -> tuple[Record, tuple[Node, ...]]:
         ctx = self.context(**keys)

@@ -4,6 +4,7 @@ import pytest
 from moto_cloud import Cloud, Launcher, plan_for
 
 from awsddp.aws.clusters import find_cluster
+from awsddp.aws.power import stop
 from awsddp.aws.poweroff import keep_on_poweroff, release
 from awsddp.aws.session import Aws
 from awsddp.cluster import Node
@@ -60,3 +61,15 @@ def test_release_passes_over_nodes_that_are_gone(aws: Aws, launcher: Launcher) -
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None
     assert [node.unfetched for node in cluster.live] == [()]
+
+
+def test_nodes_that_are_stopped_are_not_ended_by_a_poweroff_on_the_way(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    nodes = launcher(plan_for(aws))
+    cloud.requests.clear()
+    stop(aws, nodes, on_event=lambda key, state: None, clock=launcher.clock)
+    sent = [name for name, _ in cloud.requests]
+    last = len(sent) - 1 - sent[::-1].index("ModifyInstanceAttribute")
+    assert last < sent.index("StopInstances")
+    assert state(aws) == {("stop", ())}

@@ -1,5 +1,6 @@
 """The end: everything that carries our id, nothing else, and the truth about what stays."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -47,6 +48,19 @@ def test_nothing_of_ours_is_left_and_everything_of_others_is(
     assert other.id == "ffffffff"
     assert len(other.live) == 2
     assert len(other.leftovers) == 3
+
+
+def test_what_another_owner_made_under_the_same_id_survives(
+    aws: Aws, launcher: Launcher, clock: Clock
+) -> None:
+    nodes = launcher(plan_for(aws))
+    copied = copy.deepcopy(launcher.intents[0]["parameters"]) | {"ClientToken": "another"}
+    for pair in [pair for part in copied["TagSpecifications"] for pair in part["Tags"]]:
+        pair["Value"] = "AIDAOTHER" if pair["Key"] == "awsddp:owner" else pair["Value"]
+    theirs = [one["InstanceId"] for one in aws.call("RunInstances", copied)["Instances"]]
+    assert sorted(end(aws, clock).terminated) == sorted(node.instance_id for node in nodes)
+    found = describe(aws, [{"Name": "instance-id", "Values": theirs}])
+    assert [one["State"]["Name"] for one in found] == ["running"] * len(theirs)
 
 
 def test_a_second_end_finds_nothing_to_do(aws: Aws, launcher: Launcher, clock: Clock) -> None:

@@ -1,39 +1,28 @@
-"""docs/commands.md is what `--help` says: rewritten by `python -m tests.cli.test_commands_page`."""
+"""docs/commands.md shows what `--help` says: rewritten by `python -m tests.cli.test_commands_page`."""
 
+import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+from awsddp import errors
 from awsddp.cli.main import VERBS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
-GROUPS = {"local": ("start", "status", "stop", "fault")}
-
-HEAD = """\
-# Commands
-
-What `awsddp VERB --help` says, a verb a section. Rewritten from the program itself
-(`python -m tests.cli.test_commands_page`), and a test holds the two together.
-
-Completion of words in the shell, for a line in its startup file:
-
-```
-bash   eval "$(_AWSDDP_COMPLETE=bash_source awsddp)"
-zsh    eval "$(_AWSDDP_COMPLETE=zsh_source awsddp)"
-fish   _AWSDDP_COMPLETE=fish_source awsddp | source
-```
-
-Ctrl-C leaves in good order: `train` ends its job and brings home what it made, `run` ends everything, any
-other verb leaves at once; each says what still costs money and which command ends it. A second Ctrl-C leaves
-at once.
-A closed terminal, SIGTERM, and a reader that goes away (`| head`) leave the job of `train` running.
-"""
+GROUPS = {
+    ("local",): ("start", "status", "stop", "fault"),
+    ("local", "fault"): ("add", "list", "clear"),
+}
 
 
+@functools.cache
 def page() -> str:
-    sections = [HEAD, _section()]
+    """Return the page with its sections made anew; what stands before them stays."""
+    sections = [PAGE.read_text().partition("\n## awsddp\n")[0], _section()]
     sections += [_section(verb) for verb in VERBS]
+    sections += [_section(*group, verb) for group, verbs in GROUPS.items() for verb in verbs]
     return "\n".join(sections)
 
 
@@ -51,6 +40,12 @@ def _section(*words: str) -> str:
 
 def test_the_page_of_commands_is_what_help_says() -> None:
     assert PAGE.read_text() == page(), "run: python -m tests.cli.test_commands_page"
+
+
+def test_the_page_names_every_exit_code() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    codes = {kind.exit_code for kind in kinds if issubclass(kind, errors.AwsddpError)}
+    assert codes <= {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
 
 
 def test_no_help_page_shows_more_than_16_options() -> None:

@@ -23,11 +23,11 @@ def owing(records: Lab) -> Lab:
     return records
 
 
-def answered(lab: Lab, *answers: str) -> tuple[int, str]:
+def answered(lab: Lab, *answers: str, words: tuple[str, ...] = ("down",)) -> tuple[int, str]:
     """Start `awsddp down` on a terminal and answer its questions; return its exit code and what it showed."""
     ours, theirs = pty.openpty()
     client = subprocess.Popen(
-        [sys.executable, "-m", "awsddp", "down"],
+        [sys.executable, "-m", "awsddp", *words],
         cwd=lab.project,
         env=lab.environ,
         stdin=theirs,
@@ -54,6 +54,8 @@ def test_results_out_of_reach_are_lost_only_when_a_person_says_so(owing: Lab) ->
     assert refused["next"].splitlines()[0].startswith("awsddp up ")
     assert "awsddp down --discard" in refused["next"]
 
+    code, shown = answered(owing, words=("down", "-y"))  # -y answers questions; it loses nothing
+    assert (code, "[y/N]" in shown) == (6, False)
     code, shown = answered(owing, "n")
     assert (code, "nothing was ended" in shown) == (130, True)
     code, shown = answered(owing, "y", "n")
@@ -69,8 +71,8 @@ def test_another_machine_has_no_key_to_results_and_says_what_they_cost(owing: La
     owing.environ, before = owing.environ | {"AWSDDP_HOME": str(owing.root / "other")}, owing.environ
     owing.environ["AWSDDP_LOCAL"] = str(owing.home)
     try:
-        refused = owing.json("down", "--local", "-y", code=6)["error"]
+        refused = owing.json("down", "--local", "-y", "-c", "default", code=6)["error"]
         assert "no key" in refused["why"]
-        assert owing.run("down", "--local", "-y", "--discard").returncode == 0
+        assert owing.run("down", "--local", "-y", "-c", "default", "--discard").returncode == 0
     finally:
         owing.environ = before

@@ -10,7 +10,7 @@ import json, os, sys
 with open(os.path.join(sys.argv[1], "environment%s.json" % os.environ["RANK"]), "w") as stream:
     json.dump(dict(os.environ), stream)
 """
-# design.md, "The command line": what a rank gets beside torchrun's own.
+# What a rank gets beside torchrun's own.
 OURS = {
     "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME",

@@ -24,7 +24,7 @@ def right(lab: Lab, *, state: str = "ready") -> None:
     """`status` sees both nodes and `down` ends them."""
     seen = lab.json("status", "--local")
     assert (seen["state"], len(seen["nodes"])) == (state, 2)
-    ended = lab.json("down", "--local", "-y")
+    ended = lab.json("down", "--local", "-y", "-c", "default")
     assert (len(ended["terminated"]), ended["leftovers"]) == (2, [])
     assert lab.json("status", "--local")["state"] == "absent"
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.cli.conftest import Lab
 from tests.cli.traces import traces
+from tests.seed import SEED
 
-SEED = 20261121
 MOMENTS = 30 if os.environ.get("AWSDDP_FULL") else 10
 RACES = 50 if os.environ.get("AWSDDP_FULL") else 18
 UP = ("up", "--local", "--nodes", "2", "-y")

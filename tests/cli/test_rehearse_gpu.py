@@ -13,7 +13,9 @@ from awsddp.local import rehearsal
 from tests.cli.conftest import Lab
 
 ANSWERS = """
-import copy, io, json, threading, torch
+import copy, io, json, os, pickle, threading, torch
+import torch.distributed as dist
+from rehearse_gpu import interfaces
 cuda, found = torch.cuda, {}
 
 def refused(call):
@@ -59,6 +61,44 @@ thread.join()
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)), pin_memory=True)
 found["pinned"] = [str(batch.device) for batch, in loader][:1]
 cuda.manual_seed_all(1)
+
+def of(module):
+    return sorted({str(one.device) for one in module.parameters()})
+
+layer = lambda: torch.nn.Linear(2, 2)
+found["module.to"] = [
+    of(layer().to(1)), of(layer().to(device=1)), of(layer().to(torch.device(1))), of(layer().to("cuda:1")),
+    of(layer().to(torch.device("cuda", 1))), of(layer().to(device=torch.device(1), dtype=torch.float64)),
+    of(layer().to(1, torch.float16, non_blocking=True)), of(layer().to(torch.ones(1).to(1))),
+    of(layer().to_empty(device=1)),
+]
+found["module stays"] = [of(layer().to(1).to(torch.half)), of(layer().to(1).to("cpu")), of(layer().to())]
+moved = host.to(1), host.to(device=1), host.to(torch.device(1)), host.to(1, torch.half)
+found["tensor.to"] = [str(one.device) for one in moved]
+with torch.device(1):
+    found["with"] = [str(torch.ones(2).device), of(layer())]
+one = torch.device(1)
+found["device"] = [str(one), isinstance(one, torch.device), pickle.loads(pickle.dumps(one)) == one]
+found["too many to"] = [refused(lambda: layer().to(2)), refused(lambda: host.to(2))]
+found["nccl"] = cuda.nccl.version() > (2, 10)
+file.seek(0)
+other = copy.deepcopy(model)
+other.load_state_dict(torch.load(file, map_location={"cuda:0": "cuda:1"}, weights_only=True))
+found["mapped"] = of(other)
+
+def together(pattern):
+    os.environ["NCCL_SOCKET_IFNAME"] = pattern
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_gather([torch.ones(2).to(1)], torch.ones(3).to(1))
+    finally:
+        dist.destroy_process_group()
+
+found["a failed collective"] = refused(lambda: together("lo"))
+found["no such interface"] = refused(lambda: together("ens3"))
+interfaces._with_address = lambda: ["lo", "ens5", "ens50", "docker0"]
+patterns = "ens5", "=ens5", "ens3,docker", "=ens,eth0", "^lo,docker", "^=ens5", "=ens5:4000,lo", "^"
+found["interfaces"] = {pattern: interfaces.chosen(pattern) for pattern in patterns}
 found["too many"] = [refused(lambda: cuda.set_device(2)), refused(lambda: torch.zeros(2, device="cuda:7"))]
 found["to numpy"] = refused(x.numpy)
 found["no graphs"] = refused(cuda.CUDAGraph)
@@ -75,7 +115,7 @@ from torch.nn.parallel import DistributedDataParallel
 local_rank = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(local_rank)
 dist.init_process_group(backend="nccl")
-model = DistributedDataParallel(torch.nn.Linear(4, 2).cuda(), device_ids=[local_rank])
+model = DistributedDataParallel(torch.nn.Linear(4, 2).to(local_rank), device_ids=[local_rank])
 model(torch.randn(8, 4)).square().mean().backward()  # it moves its input itself
 total = torch.ones(1, device=torch.device("cuda", local_rank)) * dist.get_rank()
 dist.all_reduce(total, op=dist.ReduceOp.AVG)
@@ -87,6 +127,61 @@ for call in (lambda: dist.all_reduce(torch.ones(1)), lambda: torch.cuda.set_devi
         print("refused:", str(error).splitlines()[0])
 dist.barrier(device_ids=[local_rank])
 dist.destroy_process_group()
+"""
+
+TUTORIAL = """
+import os, sys, tempfile
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Net(nn.Module):
+    def __init__(self, first, last):
+        super().__init__()
+        self.first, self.last = first, last
+        self.net1, self.net2 = nn.Linear(10, 10).to(first), nn.Linear(10, 5).to(last)
+
+    def forward(self, x):
+        return self.net2(torch.relu(self.net1(x.to(self.first))).to(self.last))
+
+def begin(rank, world_size):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+    accelerator = torch.accelerator.current_accelerator()
+    dist.init_process_group(
+        dist.get_default_backend_for_device(accelerator), rank=rank, world_size=world_size
+    )
+
+def step(model, rank):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    nn.MSELoss()(model(torch.randn(20, 10)), torch.randn(20, 5).to(rank)).backward()
+    optimizer.step()
+
+def basic(rank, world_size):
+    begin(rank, world_size)
+    model = DDP(Net(rank, rank).to(rank), device_ids=[rank])
+    step(model, rank)
+    file = tempfile.gettempdir() + f"/model.{os.environ['RANK']}"
+    if rank == 0:
+        torch.save(model.state_dict(), file)
+    dist.barrier()
+    where = {"cuda:%d" % 0: "cuda:%d" % rank}
+    model.load_state_dict(torch.load(file, map_location=where, weights_only=True))
+    step(model, rank)
+    dist.destroy_process_group()
+    print("basic", rank)
+
+def model_parallel(rank, world_size):
+    begin(rank, world_size)
+    step(DDP(Net(rank * 2, rank * 2 + 1)), rank * 2 + 1)
+    dist.destroy_process_group()
+    print("model parallel", rank)
+
+if __name__ == "__main__":
+    gpus = torch.accelerator.device_count()
+    mp.spawn(basic, args=(gpus,), nprocs=gpus, join=True)
+    mp.spawn(model_parallel, args=(gpus // 2,), nprocs=gpus // 2, join=True)
 """
 
 BOTH_ON_ONE = """
@@ -138,8 +233,43 @@ def test_tensors_remember_where_they_would_be(answers: dict[str, Any]) -> None:
     assert (answers["default"], answers["thread"], answers["pinned"]) == ("cuda:0", "cuda:0", ["cpu"])
 
 
+def test_a_bare_number_is_a_gpu_wherever_torch_takes_one(answers: dict[str, Any]) -> None:
+    assert answers["module.to"] == [["cuda:1"]] * 9
+    assert answers["module stays"] == [["cuda:1"], ["cpu"], ["cpu"]]
+    assert answers["tensor.to"] == ["cuda:1"] * 4
+    assert answers["with"] == ["cuda:1", ["cuda:1"]]
+    assert answers["device"] == ["cuda:1", True, True]
+    assert answers["mapped"] == ["cuda:1"]
+
+
+def test_a_collective_that_fails_ends_in_torchs_own_error(answers: dict[str, Any]) -> None:
+    assert answers["nccl"] is True
+    assert answers["a failed collective"].startswith("RuntimeError: ProcessGroupGloo::allgather: invalid")
+
+
+def test_an_interface_that_the_node_does_not_have_is_refused_in_nccls_words(answers: dict[str, Any]) -> None:
+    refused = answers["no such interface"]
+    assert refused.startswith("DistBackendError: NCCL error: invalid usage")
+    assert "Bootstrap : no socket interface found\nNCCL_SOCKET_IFNAME is ens3; this node has " in refused
+
+
+def test_interfaces_are_named_by_nccls_rules(answers: dict[str, Any]) -> None:
+    assert answers["interfaces"] == {
+        "ens5": ["ens5", "ens50"],
+        "=ens5": ["ens5"],
+        "ens3,docker": ["docker0"],
+        "=ens,eth0": [],
+        "^lo,docker": ["ens5", "ens50"],
+        "^=ens5": ["lo", "ens50", "docker0"],
+        "=ens5:4000,lo": ["lo", "ens5"],
+        "^": [],
+    }
+
+
 def test_what_a_true_node_refuses_is_refused_in_its_words(answers: dict[str, Any]) -> None:
-    assert all("CUDA error: invalid device ordinal" in text for text in answers["too many"])
+    assert all(
+        "CUDA error: invalid device ordinal" in text for text in answers["too many"] + answers["too many to"]
+    )
     assert "this node would have 2 GPUs" in answers["too many"][0]
     assert "Expected all tensors to be on the same device" in answers["mixed"]
     assert "can't convert cuda:0 device type tensor to numpy" in answers["to numpy"]
@@ -199,6 +329,18 @@ def test_a_rank_a_gpu_is_the_default_and_the_bundled_program_trains(rehearsed: L
     assert len(result["ranks"]) == 8
     log = (rehearsed.project / result["home"] / "logs" / "rank5.log").read_text()
     assert "rank 5 of 8 on cuda:1" in log
+
+
+@pytest.mark.prove
+def test_a_program_in_the_style_of_torchs_tutorial_runs_unchanged(rehearsed: Lab) -> None:
+    rehearsed.script("tutorial.py", TUTORIAL)
+    shown = rehearsed.run("train", "tutorial.py", "--nproc-per-node", "1")
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    for node in range(2):
+        said = sorted(line.partition("] ")[2] for line in lines if f"@ node{node}]" in line)
+        ranks = [*(f"basic {rank}" for rank in range(4)), *(f"model parallel {rank}" for rank in range(2))]
+        assert [line for line in said if not line.startswith("rehearsal:")] == ranks
 
 
 @pytest.mark.prove

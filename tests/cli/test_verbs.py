@@ -56,6 +56,16 @@ def test_exec_takes_words_as_they_are_and_answers_with_each_exit_code(cluster: L
     assert cluster.run("exec", "--node", "7", "true").returncode == 7
 
 
+def test_ranks_exec_and_ssh_find_the_same_programs(cluster: Lab) -> None:
+    cluster.script("which.py", "import shutil\nprint(shutil.which('torchrun'), shutil.which('python'))\n")
+    cluster.run("train", "which.py", "--world-size", "1", "--name", "which")
+    place = b"/opt/pytorch/bin/torchrun /opt/pytorch/bin/python\n"
+    assert (cluster.project / "runs/which/logs/rank0.log").read_bytes() == place
+    ask = "echo $(command -v torchrun) $(command -v python)"
+    for words in (["ssh", "--", ask], ["ssh", "--", f"bash -lc '{ask}'"], ["exec", "--node", "0", ask]):
+        assert cluster.run(*words).stdout.removeprefix("[node0] ").encode() == place
+
+
 def test_ssh_is_a_terminal_where_there_is_one_and_gives_the_exit_code_back(cluster: Lab) -> None:
     plain = cluster.run("ssh", "--node", "1", "--", "cat; test -t 0; exit 5", stdin="through")
     assert (plain.returncode, plain.stdout) == (5, "through")
@@ -100,6 +110,14 @@ def test_a_cancelled_job_has_time_to_save_and_its_results_come_home(cluster: Lab
     while "waiting" not in cluster.run("logs", name, "--rank", "1").stdout:
         time.sleep(0.1)
     assert [job["state"] for job in cluster.json("jobs") if job["job"] == name] == ["running"]  # type: ignore[index]
+    refused = cluster.json("train", "patient.py", "--detach", code=3)["error"]
+    assert (f"job {name} runs on node0, node1", f"awsddp cancel {name}") == (
+        refused["message"],
+        refused["next"].splitlines()[1].partition("   #")[0],
+    )
+    unanswered = cluster.run("sync")
+    assert (unanswered.returncode, f"Job {name} runs" in unanswered.stderr) == (2, True)
+    assert cluster.run("sync", "-y").returncode == 0
     assert cluster.json("cancel")["state"] == "cancelled"
     assert cluster.run("cancel").returncode == 7
     assert cluster.json("cancel", name)["state"] == "cancelled"

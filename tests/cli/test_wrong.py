@@ -123,7 +123,7 @@ def test_a_second_cluster_of_the_name_elsewhere_is_refused(cluster: Lab) -> None
 def test_without_a_cluster_the_way_to_one_is_named(lab: Lab) -> None:
     lab.script("x.py", "print(1)")
     said = refused(lab, "train", "x.py", "--local", code=7)
-    assert "awsddp up" in said
+    assert "awsddp --local up" in said
 
 
 def test_the_error_is_a_document_with_json(lab: Lab) -> None:

@@ -67,8 +67,11 @@ class Fleet:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
 
-    def start(self, node: int, request: dict[str, Any]) -> subprocess.Popen[bytes]:
-        """Send a request, as SSH would, and return at once."""
+    def start(
+        self, node: int, *requests: dict[str, Any] | bytes, close: bool = True
+    ) -> subprocess.Popen[bytes]:
+        """Send requests, as SSH would, and return at once; the connection ends, or stays."""
+        messages = [one if isinstance(one, bytes) else launchers.message(one) for one in requests]
         argv, stdin = launchers.program()
         process = subprocess.Popen(
             [NODE_PYTHON, *argv[1:]],
@@ -80,9 +83,11 @@ class Fleet:
             start_new_session=True,
         )
         assert process.stdin is not None
-        process.stdin.write(stdin + launchers.message(request))
-        process.stdin.close()
-        process.stdin = None
+        process.stdin.write(stdin + b"".join(messages))
+        process.stdin.flush()
+        if close:
+            process.stdin.close()
+            process.stdin = None
         return process
 
     def ask(self, node: int, request: dict[str, Any]) -> dict[str, Any]:

@@ -98,6 +98,17 @@ def test_cancel_is_no_failure_whatever_the_ranks_then_say() -> None:
     assert coordinator.orders[1] == {"do": "stop", "grace": 30.0}
 
 
+def test_rank_that_ends_at_once_leaves_the_others_their_grace() -> None:
+    coordinator = joined()
+    coordinator.hear(1, {"is": "stop", "state": "interrupted", "grace": 30.0, "cause": {"node": 1}}, now=2)
+    coordinator.hear(1, exit_of(3, -15, "stopped"), now=3)
+    coordinator.lose(1, "it closed the connection")
+    assert coordinator.orders == [GO, {"do": "stop", "grace": 30.0}]
+    coordinator.hear(0, {"is": "gone", "stuck": []}, now=9)
+    assert coordinator.document()["state"] == "interrupted"
+    assert coordinator.document()["cause"] == {"node": 1}
+
+
 def test_cancel_before_all_are_here_does_not_wait_for_them() -> None:
     coordinator = Coordinator(REQUEST, now=0)
     coordinator.hear(0, {"is": "here"}, now=1)
@@ -125,6 +136,23 @@ def test_timeout_counts_from_the_start_of_the_ranks() -> None:
     coordinator.tick(now=12)
     assert coordinator.orders == [GO, {"do": "stop", "grace": 30.0}]
     assert named(coordinator) is None
+
+
+def test_rank_that_left_with_0_is_named_first_when_the_others_time_out() -> None:
+    coordinator = joined(timeout=20.0)
+    coordinator.hear(1, exit_of(2, 0), now=9)
+    coordinator.tick(now=21)
+    cause = coordinator.document()["cause"]
+    assert cause["explanation"].startswith("Rank 2 had ended with exit code 0 12 s before; ")
+    assert cause["explanation"].endswith(" The job ran for longer than its timeout of 20 s.")
+
+
+def test_rank_that_failed_by_itself_is_the_cause_and_not_a_node_that_is_lost_later() -> None:
+    coordinator = joined()
+    coordinator.hear(0, exit_of(0, 1), now=2)
+    coordinator.lose(1, "nothing was heard of it for 300 s")
+    coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
+    assert named(coordinator) == 0
 
 
 def test_process_that_cannot_be_ended_is_named() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.jobs.supervisor.diagnose import exception, explain, is_echo, last_lines, read_tail
+from awsddp.jobs.supervisor.diagnose import exception, explain, full_disk, is_echo, last_lines, read_tail
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n'
 
@@ -81,3 +81,7 @@ def test_tail_of_a_log_that_is_not_there_says_so(tmp_path: Path) -> None:
     assert "cannot be read" in read_tail(tmp_path / "no.log")
     (tmp_path / "junk.log").write_bytes(b"\xff" * 100_000)
     assert len(read_tail(tmp_path / "junk.log")) == 64 * 1024
+
+
+def test_disk_with_room_is_not_named(tmp_path: Path) -> None:
+    assert full_disk(tmp_path, tmp_path / "nowhere") == ""

@@ -1,8 +1,8 @@
 """What a node is told, before anything is sent."""
 
 import ast
+import bz2
 import json
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
+from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
 from awsddp.jobs import launchers
 from awsddp.jobs.supervisor.wire import MAGIC
 from awsddp.spec import JobSection, JobSpec
@@ -37,10 +37,14 @@ def test_program_that_is_sent_is_small() -> None:
 def test_program_that_is_sent_is_whole_and_in_order() -> None:
     _, stdin = launchers.program()
     length, _, rest = stdin.partition(b"\n")
-    sent = [name.rpartition(".")[2] for name, _ in json.loads(zlib.decompress(rest[: int(length)]))]
+    modules = json.loads(bz2.decompress(rest[: int(length)]))
+    sent = [name.rpartition(".")[2] for name, _ in modules]
     assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem != "__init__")
+    texts = [text for _, text in modules]
     for place, name in enumerate(sent):
-        tree = ast.parse((SUPERVISOR / f"{name}.py").read_text())
+        source = (SUPERVISOR / f"{name}.py").read_text()
+        assert texts[place].count("\n") == source.count("\n"), "a traceback is to name the right line"
+        tree = ast.parse(source)
         needs = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         ours = [need.rpartition(".")[2] for need in needs if need.startswith("awsddp")]
         assert set(ours) <= set(sent[:place])
@@ -106,6 +110,7 @@ def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") 
         (b"bash: python3: command not found", NodeError),
         (MAGIC + b'{"half', NodeError),
         (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "usage"}}', UsageError),
+        (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "busy"}}', InUse),
         (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "notfound"}}', NotFoundError),
         (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "job"}}', JobError),
     ],
@@ -126,8 +131,15 @@ def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
         1: {"used": [2], "taken": [29430]},
     }
     assert launchers.choose_slot(answers, first=0) == 3
-    with pytest.raises(JobError, match="no free ports"):
-        launchers.choose_slot({0: {"used": [], "taken": [5000]}}, first=0, master_port=5000)
+    every = [port + 10 * slot for port in (29400, 29401) for slot in range(64)]
+    with pytest.raises(ConfigError, match="node0 has no free ports"):
+        launchers.choose_slot({0: {"used": [], "taken": every}}, first=0)
+
+
+@pytest.mark.parametrize("taken", [5000, 5001])
+def test_port_that_the_user_chose_and_another_holds_is_named(taken: int) -> None:
+    with pytest.raises(ConfigError, match=f"job.master_port: port {taken} is taken on node0"):
+        launchers.choose_slot({0: {"used": [], "taken": [taken]}}, first=0, master_port=5000)
 
 
 def test_spec_reaches_the_request_in_seconds(fleet: "Fleet") -> None:

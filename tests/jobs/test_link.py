@@ -22,18 +22,17 @@ def turn(*links: Link) -> list[dict[str, object]]:
     return heard
 
 
-def test_what_was_said_before_the_proof_arrives_after_it() -> None:
+def test_both_sides_prove_themselves_and_then_talk() -> None:
     server, client = pair()
-    client.send({"is": "here"})
-    assert turn(server, client) == [{"is": "here"}]
+    assert turn(server, client) == []
     assert (server.proved, client.proved, server.node) == (True, True, 1)
     server.send({"do": "go"})
-    assert turn(client) == [{"do": "go"}]
+    client.send({"is": "here"})
+    assert turn(client, server) == [{"do": "go"}, {"is": "here"}]
 
 
 def test_other_secret_is_refused() -> None:
     server, client = pair("s", "t")
-    client.send({"is": "here"})
     with pytest.raises(LinkLost, match="secret"):
         turn(server, client)
     assert not server.proved

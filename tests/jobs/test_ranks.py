@@ -97,6 +97,12 @@ def test_users_variables_win_over_all_but_the_ranks_identity() -> None:
     assert (found["GLOO_SOCKET_IFNAME"], found["AWSDDP_RUN_DIR"]) == ("ens5", "/job/run")
 
 
+def test_group_rank_counts_the_nodes_of_the_job_not_of_the_cluster() -> None:
+    last = layout([2, 5], gpus=0)[-1]
+    found = environment(last, meeting=MEETING, nic="ens5", folder="/job", variables={})
+    assert (last.node, found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == (5, "1", "2")
+
+
 def test_one_process_of_a_node_keeps_all_threads() -> None:
     assert "OMP_NUM_THREADS" not in defaults(1)
     assert defaults(2)["OMP_NUM_THREADS"] == "1"

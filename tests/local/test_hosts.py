@@ -6,6 +6,7 @@ import shlex
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,76 @@ def test_the_group_decides_what_peers_reach(pair: Pair) -> None:
         server.wait()
 
 
+@pytest.fixture
+def whole(pair: Pair) -> Iterator[None]:
+    """What a test breaks is healed after it."""
+    yield
+    control.fault_clear(pair.cloud.info)
+
+
+def greets(pair: Pair, number: int, *, within_s: float = 0.5) -> bool:
+    """Whether the node's sshd answers a caller with its first words."""
+    with suppress(OSError), socket.create_connection((pair.address(number), 22), timeout=within_s) as asking:
+        return asking.recv(4) == b"SSH-"
+    return False
+
+
+def test_a_cut_node_is_not_reached_and_its_connections_live_on_once_it_heals(pair: Pair, whole: None) -> None:
+    count = "for number in $(seq 20); do echo $number; sleep 0.1; done"
+    counting = subprocess.Popen(pair.ssh(1, count), stdout=subprocess.PIPE, text=True)
+    assert counting.stdout is not None
+    assert counting.stdout.readline() == "1\n"
+    control.fault_add(pair.cloud.info, pair.ids[1], "cut", for_s=1.5)
+    assert not greets(pair, 1)
+    assert greets(pair, 0)
+    until(lambda: greets(pair, 1))
+    assert control.status(pair.cloud.info)["faults"] == []
+    assert counting.communicate(timeout=30)[0].split() == [str(number) for number in range(2, 21)]
+
+
+def test_one_way_lets_in_what_comes_and_nothing_out(pair: Pair, whole: None) -> None:
+    ec2 = pair.cloud.client("ec2")
+    ec2.authorize_security_group_ingress(**pair.inside)
+    hear = "import socket; ear = socket.socket(type=socket.SOCK_DGRAM); ear.bind(('', 4000)); "
+    hear += "ear.settimeout(20); print('ready', flush=True); print(ear.recv(9).decode())"
+    hearing = subprocess.Popen(
+        pair.ssh(1, f"python3 -c {shlex.quote(hear)}"), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert hearing.stdout is not None
+        assert hearing.stdout.readline() == "ready\n"
+        control.fault_add(pair.cloud.info, pair.ids[1], "one-way")
+        assert not greets(pair, 1)
+        pair.run(0, f"bash -c 'echo heard > /dev/udp/{pair.address(1)}/4000'")
+        control.fault_clear(pair.cloud.info)
+        assert hearing.communicate(timeout=30)[0].strip() == "heard"
+    finally:
+        ec2.revoke_security_group_ingress(**pair.inside)
+
+
+def test_a_frozen_node_says_nothing_until_it_thaws_though_the_daemon_is_killed(
+    pair: Pair, whole: None
+) -> None:
+    control.fault_add(pair.cloud.info, pair.ids[1], "frozen")
+    assert not greets(pair, 1)
+    pair.cloud.kill()
+    assert not greets(pair, 1)
+    assert pair.cloud.instances(pair.ids[1])[0]["State"]["Name"] == "running"
+    control.fault_clear(pair.cloud.info)
+    assert greets(pair, 1, within_s=5)
+
+
+def test_a_full_disk_takes_nothing_until_it_heals(pair: Pair, whole: None) -> None:
+    write = "echo more 2>&1 > more || true; cat more"
+    control.fault_add(pair.cloud.info, pair.ids[0], "full-disk")
+    assert "more" not in pair.run(0, write).split("\n")
+    assert pair.run(0, "df --output=avail / | tail -1").strip() == "0"
+    disk = Place(pair.cloud.home).nodes / pair.ids[0] / "disk.img"
+    assert disk.stat().st_blocks * 512 < 2**30, "it fills the machine's own disk"
+    control.fault_clear(pair.cloud.info)
+    assert pair.run(0, write) == "more\n"
+
+
 def test_a_shared_folder_is_seen_by_nodes_that_boot_later_read_only(cloud: Cloud, pair: Pair) -> None:
     shared = pair.folder / "wheels with space"
     shared.mkdir()
@@ -362,7 +433,7 @@ def test_a_process_group_forms_between_two_nodes_of_a_group_that_lets_itself_in(
 
 def test_units_of_the_user_data_start_again_after_a_reboot(pair: Pair) -> None:
     boots = pair.run(0, "cat /var/log/boots")
-    pair.cloud.client("ec2").reboot_instances(InstanceIds=pair.ids[:1])
+    assert control.fault_add(pair.cloud.info, pair.ids[0], "reboot") == []
     until(lambda: pair.reaches("grep -c boot /var/log/boots") and pair.run(0, "cat /var/log/boots") > boots)
     assert pair.run(0, "cat /var/log/boots") == boots + "boot\n"
 

@@ -16,8 +16,8 @@ from awsddp.errors import LocalCloudError
 from awsddp.local import control
 from awsddp.local.place import Place
 from tests.local.conftest import Cloud, left_over, needs_root
+from tests.seed import SEED
 
-SEED = 20261121
 WHOLE = bool(os.environ.get("AWSDDP_FULL"))
 GONE = ("shutting-down", "terminated")
 

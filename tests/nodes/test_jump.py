@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.nodes import hostkeys
+from awsddp.nodes import connection, hostkeys
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import KeyPair, make_key
-from awsddp.nodes.jump import Jump, JumpFailure
+from awsddp.nodes.jump import Jump, JumpFailure, dial
 from awsddp.nodes.sync import files_to_send, push, ssh_config
 from awsddp.spec import jump_host, load
 from tests.nodes.ssh_hosts import Host, Lab, make_host, wait_until
@@ -226,14 +227,25 @@ def test_a_node_that_the_jump_host_cannot_reach_is_told_with_its_reason(
     assert "network.ssh_cidr" in failure.next
 
 
-def test_a_node_must_show_its_own_host_key_over_a_jump_host_too(lab: MakeLab, bastion: Bastion) -> None:
+def test_a_node_must_show_its_own_host_key_over_a_jump_host_too(
+    lab: MakeLab, bastion: Bastion, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = lab(1)
     hostkeys.settle(one.known_hosts, {one.hosts[0].endpoint.instance_id: make_key("another").public})
+    carriers: list[subprocess.Popen[bytes]] = []
+
+    def kept(*asked: Any) -> Any:
+        line, carrier = dial(*asked)
+        carriers.append(carrier)
+        return line, carrier
+
+    monkeypatch.setattr(connection, "dial", kept)
     with (
         pytest.raises(NodesFailed, match="a host key that is not its own"),
         one.fleet(jump=bastion.jump, deadline_s=3600),
     ):
         pass
+    assert [carrier.returncode is None for carrier in carriers] == [False], "its program runs on"
 
 
 def test_a_jump_host_that_was_away_is_connected_to_again(lab: MakeLab, bastion: Bastion) -> None:

@@ -1,4 +1,5 @@
 import ast
+import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -211,6 +212,88 @@ def test_a_boot_without_an_end_is_not_waited_for_forever(lab_with_torch: MakeLab
     said: list[Event] = []
     ready(one, deadline_s=0.5, on_event=said.append)
     assert "the boot has no end after 0.5 s" in said[-1].text
+
+
+# Each question takes a word of the list: how many GPUs torch finds, or the number of CUDA's error.
+CUDA = """
+from pathlib import Path
+words = Path({words!r}).read_text().split()
+Path({words!r}).write_text(" ".join(words[1:]))
+def is_available():
+    return words[0] not in ("0", "802")
+def device_count():
+    return int(words[0])
+def init():
+    if words[0] == "802":
+        raise RuntimeError("cudaGetDeviceCount(): Error 802: system not yet initialized")
+    raise RuntimeError("No CUDA GPUs are available")
+"""
+SMI = "#!/bin/sh\n[ $1 = -L ] && echo 'GPU 0: NVIDIA A100' || echo 580.95.05\n"
+
+
+@pytest.fixture
+def lab_with_gpus(lab: MakeLab, environment: Path) -> Callable[..., Lab]:
+    """A host whose torch, when it is asked, finds what the words say."""
+
+    def make(words: str) -> Lab:
+        made = lab(1)
+        (host,) = made.hosts
+        shutil.copytree(environment, host.root / "opt/pytorch", symlinks=True)
+        (torch,) = (host.root / "opt/pytorch").glob("lib/*/site-packages/torch")
+        (host.root / "words").write_text(words)
+        (torch / "__init__.py").write_text("from . import cuda\n")
+        (torch / "cuda.py").write_text(CUDA.format(words=str(host.root / "words")))
+        host.script("nvidia-smi", SMI)
+        return made
+
+    return make
+
+
+def test_gpus_that_are_all_there_are_counted(lab_with_gpus: Callable[..., Lab]) -> None:
+    (found,) = ready(lab_with_gpus("4"), gpus=4)
+    assert (found.gpus, found.driver) == (4, "580.95.05")
+
+
+def test_gpus_are_counted_after_the_boot(lab_with_gpus: Callable[..., Lab]) -> None:
+    one = lab_with_gpus("0")
+    result = one.hosts[0].root / "run/cloud-init/result.json"
+    boot = f"echo 4 > {one.hosts[0].root}/words; mkdir -p {result.parent}; "
+    boot += f'echo "{{{{\\"v1\\": {{{{\\"errors\\": []}}}}}}}}" > {result}'
+    one.hosts[0].script("cloud-init", f"#!/bin/sh\n{boot}\n")
+    assert ready(one, gpus=4)[0].gpus == 4
+
+
+def test_cuda_that_is_not_ready_yet_is_waited_for(lab_with_gpus: Callable[..., Lab]) -> None:
+    assert ready(lab_with_gpus("802 8"), gpus=8)[0].gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "fabric", "said"),
+    [
+        ("3", None, "node0: torch finds 3 of its 8 GPUs"),
+        ("0", None, "torch.cuda: No CUDA GPUs are available"),
+        ("802 802 802", None, "torch.cuda: cudaGetDeviceCount(): Error 802: system not yet initialized"),
+        ("broken", None, "ValueError: invalid literal"),
+        ("802", "failed", "nvidia-fabricmanager: failed"),
+        ("0 0 0", "activating", "nvidia-fabricmanager: activating"),
+    ],
+)
+def test_too_few_gpus_are_told_with_what_the_driver_and_torch_say(
+    lab_with_gpus: Callable[..., Lab], words: str, fabric: str | None, said: str
+) -> None:
+    one = lab_with_gpus(words)
+    if fabric:
+        (one.hosts[0].root / "dev").mkdir()
+        (one.hosts[0].root / "dev/nvidia-nvswitch0").touch()
+        state = f"[ $2 = nvidia-fabricmanager ] && echo {fabric} || echo active"
+        one.hosts[0].script("systemctl", f"#!/bin/sh\n{state}\n")
+    with pytest.raises(NodesFailed) as caught:
+        ready(one, gpus=8, gpus_deadline_s=0.1)
+    text = str(caught.value)
+    assert said in text
+    assert "nvidia-smi -L: GPU 0: NVIDIA A100" in text
+    assert "awsddp up" in text
+    assert caught.value.exit_code == 6
 
 
 def test_a_talkative_login_shell_does_not_disturb(lab_with_torch: MakeLab) -> None:

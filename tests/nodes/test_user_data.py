@@ -52,19 +52,34 @@ class Machine:
         bin = root / "bin"
         bin.mkdir()
         (bin / "systemctl").write_text(f'#!/bin/sh\necho "$*" >> "{root}/calls"\n')
+        (bin / "curl").write_text("#!/bin/sh\nexit 22\n")
+        (bin / "ss").write_text(f'#!/bin/sh\ncat "{root}/connections"\n')
+        (bin / "journalctl").write_text(f'#!/bin/sh\ncat "{root}/journal"\n')
+        for empty in ("connections", "journal"):
+            (root / empty).touch()
         (bin / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.05\n")
         for program in bin.iterdir():
             program.chmod(0o755)
         self.environ = {"PATH": f"{bin}:{os.environ['PATH']}"}
         self.watchdog: subprocess.Popen[bytes] | None = None
 
-    def boot(self, expires_at: datetime) -> None:
-        [script] = yaml.safe_load(user_data(host_key=make_key("seed"), expires_at=expires_at))["bootcmd"]
-        script = script.replace("/etc/", f"{self.root}/etc/")
+    def boot(self, expires_at: datetime = EXPIRES, *, idle_s: int = 0) -> None:
+        text = user_data(host_key=make_key("seed"), expires_at=expires_at, idle_s=idle_s)
+        [script] = yaml.safe_load(text)["bootcmd"]
+        for folder in ("/etc/", "/run/", "/proc/"):
+            script = script.replace(folder, f"{self.root}{folder}")
         subprocess.run(["sh", "-eu", "-c", script], env=self.environ, check=True)
 
     def watch(self) -> None:
         self.watchdog = subprocess.Popen(["sh", self.root / "etc/awsddp/watchdog"], env=self.environ)
+
+    def job(self) -> subprocess.Popen[bytes]:
+        """Start what /proc takes for the supervisor of a job."""
+        process = subprocess.Popen(["/bin/sleep", "60"])
+        (self.root / f"proc/{process.pid}").mkdir(parents=True)
+        (self.root / "proc/1/comm").mkdir(parents=True)  # cannot be read: as of a process that just ends
+        (self.root / f"proc/{process.pid}/comm").write_text("awsddp-job\n")
+        return process
 
     def calls(self) -> list[str]:
         path = self.root / "calls"
@@ -87,8 +102,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 def test_the_boot_enables_and_starts_the_watchdog_and_stops_the_apt_timers(machine: Machine) -> None:
     machine.boot(EXPIRES)
     calls = machine.calls()
-    assert "enable awsddp-expiry.service" in calls
-    assert "start --no-block awsddp-expiry.service" in calls
+    assert "enable awsddp-expiry.service awsddp-jobs.service" in calls
+    assert "start --no-block awsddp-expiry.service awsddp-jobs.service" in calls
     assert calls[0].startswith("mask apt-daily.timer apt-daily-upgrade.timer")
     unit = (machine.root / "etc/systemd/system/awsddp-expiry.service").read_text()
     assert "WantedBy=multi-user.target" in unit
@@ -133,3 +148,143 @@ def test_without_a_readable_deadline_the_first_one_holds(machine: Machine, broke
         machine.expires.write_text(broken)
     machine.watch()
     wait_until(lambda: "poweroff" in machine.calls(), "poweroff")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "term_s", "asked"), [(110, 9999, True), (130, 9999, False), (50, 600, True), (50, 400, False)]
+)
+def test_jobs_are_asked_to_end_two_minutes_or_a_tenth_of_the_term_before_the_deadline(
+    machine: Machine, left_s: int, term_s: int, asked: bool
+) -> None:
+    job, reason = machine.job(), machine.root / "run/awsddp/shutdown"
+    now = int(time.time())
+    machine.boot(datetime.fromtimestamp(now + left_s, UTC))
+    os.utime(machine.expires, (now + left_s - term_s, now + left_s - term_s))
+    reason.write_text("" if asked else "expires\n")
+    machine.watch()
+    if asked:
+        assert job.wait(timeout=20) == -15
+        assert reason.read_text() == "expires\n"
+    else:
+        wait_until(lambda: not reason.exists(), "a look")
+        assert job.poll() is None
+    assert "poweroff" not in machine.calls()
+    job.kill()
+    job.wait()
+
+
+def test_job_is_asked_to_end_at_a_shutdown_and_waited_for(machine: Machine) -> None:
+    machine.boot(EXPIRES)
+    job = machine.job()
+    reason = machine.root / "run/awsddp/shutdown"
+    reason.write_text("expires\n")
+    os.utime(reason, (1, 1))  # the time was over, and was moved since
+    stop = subprocess.Popen(["sh", machine.root / "etc/awsddp/end-jobs"], env=machine.environ)
+    assert job.wait(timeout=20) == -15
+    assert stop.poll() is None
+    assert reason.read_text() == "poweroff\n"
+    shutil.rmtree(machine.root / "proc")
+    assert stop.wait(timeout=20) == 0
+
+
+class IdleMachine:
+    """A machine of a day's term whose uptime only the test moves."""
+
+    def __init__(self, machine: Machine, *, idle_s: int) -> None:
+        self.machine = machine
+        machine.boot(datetime.now(UTC) + timedelta(days=1), idle_s=idle_s)
+        self.uptime(10)
+
+    def uptime(self, seconds: float) -> None:
+        path = self.machine.root / "proc/uptime"
+        path.parent.mkdir(exist_ok=True)
+        path.with_name("next").write_text(f"{seconds:.2f} 99.99\n")
+        path.with_name("next").replace(path)
+
+    def used(self, seconds: int) -> None:
+        (self.machine.root / "run/awsddp/used").write_text(f"{seconds}\n")
+
+    def ended(self) -> bool:
+        """Tell whether one look of the watchdog at the machine powers it off."""
+        if self.machine.watchdog is None:
+            self.machine.watch()
+        marks = self.machine.root / "looks"
+        (self.machine.root / "bin/sleep").write_text(f'#!/bin/sh\necho >> "{marks}"\nexec /bin/sleep 0.05\n')
+        marks.unlink(missing_ok=True)
+        wait_until(lambda: marks.exists() and len(marks.read_text()) > 2, "two looks")
+        return "poweroff" in self.machine.calls()
+
+
+def test_a_machine_that_nobody_uses_ends_after_its_idle_time(machine: Machine) -> None:
+    node = IdleMachine(machine, idle_s=3600)
+    node.used(100)
+    node.uptime(3699)
+    assert not node.ended()
+    node.uptime(3700)
+    assert node.ended()
+
+
+def test_a_machine_that_nobody_has_used_yet_has_half_an_hour(machine: Machine) -> None:
+    node = IdleMachine(machine, idle_s=60)
+    node.uptime(700_000)  # of its host
+    assert not node.ended()
+    node.uptime(701_799)
+    assert not node.ended()
+    node.uptime(701_800)
+    assert node.ended()
+
+
+@pytest.mark.parametrize("use", ["job", "connection"])
+def test_a_job_and_a_connection_are_use_until_they_end(machine: Machine, use: str) -> None:
+    node = IdleMachine(machine, idle_s=60)
+    comm, connections = machine.root / "proc/4711/comm", machine.root / "connections"
+    if use == "job":
+        comm.parent.mkdir()
+        comm.write_text("awsddp-job\n")
+    else:
+        connections.write_text("0 0 10.0.0.5:22 203.0.113.7:50000\n")
+    node.used(10)
+    node.uptime(5000)
+    assert not node.ended()
+    connections.write_text("")
+    comm.unlink(missing_ok=True)
+    node.uptime(5059)
+    assert not node.ended()
+    node.uptime(5060)
+    assert node.ended()
+
+
+def test_a_login_between_two_looks_counts_from_its_own_time(machine: Machine) -> None:
+    node = IdleMachine(machine, idle_s=600)
+    (machine.root / "journal").write_text(
+        f"{time.time() - 100:.6f} node sshd[1]: Accepted publickey for ubuntu\n"
+        f"{time.time() - 90:.6f} node sshd[1]: Disconnected from user ubuntu\n"
+    )
+    node.used(10)
+    node.uptime(5000)
+    assert not node.ended()
+    assert 4898 <= int((machine.root / "run/awsddp/used").read_text()) <= 4900
+
+
+def test_a_watchdog_that_was_killed_goes_on_where_it_was(machine: Machine) -> None:
+    node = IdleMachine(machine, idle_s=60)
+    node.used(10)
+    node.uptime(69)
+    assert not node.ended()
+    assert machine.watchdog is not None
+    machine.watchdog.kill()
+    machine.watchdog.wait()
+    machine.watch()
+    node.uptime(70)
+    assert node.ended()
+
+
+@pytest.mark.parametrize("said", ["0", "never", ""])
+def test_idle_can_be_turned_off_or_changed_while_it_runs(machine: Machine, said: str) -> None:
+    node = IdleMachine(machine, idle_s=0)
+    node.used(10)
+    node.uptime(500_000)
+    (machine.root / "etc/awsddp/idle").write_text(f"{said}\n")
+    assert not node.ended()
+    (machine.root / "etc/awsddp/idle").write_text("3600\n")
+    assert node.ended()

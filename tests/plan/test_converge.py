@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from awsddp.cluster import Cluster, Node
+from awsddp.errors import ConfigError
 from awsddp.plan import Convergence, Standing, Step, converge
 from awsddp.spec import ClusterSpec, load
 
@@ -250,3 +251,22 @@ def test_a_longer_term_in_the_file_moves_the_expiry_and_a_shorter_one_does_not()
     for text, moved in (("48h", True), ("24h", False), ("1h", False)):
         spec, _ = load("demo", environ={"AWSDDP_CLUSTER_EXPIRES": text})
         assert bool(steps(spec, standing(*PAIR)).of("expire")) is moved, text
+
+
+def test_a_budget_ends_a_cluster_earlier_the_more_nodes_it_has() -> None:
+    exists = standing(*PAIR, spent_usd=40.0, price_usd_per_hour=40.0)
+    kept = steps(asked(cluster__budget_usd=100.0), exists)
+    assert kept.expires == NOW + timedelta(hours=1.5)
+    grown = steps(asked(cluster__budget_usd=100.0, cluster__nodes=4), exists)
+    assert grown.expires == NOW + timedelta(hours=0.75)
+    assert steps(asked(cluster__budget_usd=1000.0), exists).expires == EXPIRES
+    # What was computed a moment ago is not moved by seconds.
+    again = replace(exists, expires=kept.expires + timedelta(seconds=20))
+    assert steps(asked(cluster__budget_usd=100.0), again).expires == again.expires
+
+
+@pytest.mark.parametrize("price", [40.0, None])
+def test_a_budget_that_is_spent_is_refused(price: float | None) -> None:
+    exists = standing(*PAIR, spent_usd=99.0, price_usd_per_hour=price)
+    with pytest.raises(ConfigError, match=r"cluster\.budget_usd: \$100\.00 is spent"):
+        steps(asked(cluster__budget_usd=100.0), exists)

@@ -137,6 +137,12 @@ def test_zones_without_room_are_passed_over() -> None:
     assert [zone.name for zone in plan(replace(FACTS, subnets=full)).zones] == ["us-east-1c"]
 
 
+def test_a_subnet_with_exactly_enough_addresses_has_room() -> None:
+    subnets = tuple(replace(subnet, free_addresses=2) for subnet in FACTS.subnets)
+    made = plan(replace(FACTS, subnets=subnets), nodes=2)
+    assert [zone.name for zone in made.zones] == ["us-east-1b", "us-east-1c"]
+
+
 def test_pretended_gpus_are_told() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "pretended"})))
     assert made.pretended
@@ -270,7 +276,7 @@ REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6
             ConfigError,
             ("network.security_group", "vpc-1", "vpc-2"),
         ),
-        (FACTS, {"budget_usd": 100.0}, ConfigError, ("cluster.budget_usd", "$100.00", "--expires")),
+        (FACTS, {"budget_usd": 2.0}, ConfigError, ("cluster.budget_usd", "$2.00", "5 min", "--budget")),
         (FACTS, {"max_price_usd": 20.0}, ConfigError, ("cluster.max_price_usd", "$26.75", "--nodes")),
         (
             replace(FACTS, image=replace(DLAMI, ena=False)),
@@ -295,6 +301,16 @@ def test_what_cannot_be_is_refused_with_the_place_and_the_remedy(
         plan(facts, **asked)
     for text in told:
         assert text in str(caught.value)
+
+
+def test_a_budget_is_an_earlier_expiry() -> None:
+    whole, limited = plan(FACTS), plan(FACTS, budget_usd=100.0)
+    price = whole.price_usd_per_hour
+    assert price is not None
+    assert limited.expires_s == int(100 / price * 3600) < whole.expires_s
+    assert limited.price_until_expiry_usd == pytest.approx(100.0, abs=0.01)
+    assert any("the budget of $100.00 lasts 3 h 44 min" in text for text in limited.warnings)
+    assert plan(FACTS, budget_usd=10_000.0) == whole
 
 
 def test_a_v100_is_launched_with_an_image_of_ones_own() -> None:

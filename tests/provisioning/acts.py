@@ -3,9 +3,11 @@
 from typing import Any
 
 from awsddp.aws import poweroff
+from awsddp.errors import NodeError
 from awsddp.verbs import everywhere
 from awsddp.verbs.context import Context
 from awsddp.verbs.nodes import ready
+from awsddp.verbs.parts import part
 
 
 def trained(ctx: Context, **choices: object) -> dict[str, Any]:
@@ -16,9 +18,11 @@ def trained(ctx: Context, **choices: object) -> dict[str, Any]:
 
 
 def fetched(ctx: Context) -> dict[str, Any]:
-    """Do in AWS what `fetch` does there, once the results are home."""
-    with ready(ctx) as cluster:
+    """Do in AWS what `fetch` does there, once the results of the nodes that run are home."""
+    with part(ctx) as cluster:
         poweroff.release(cluster.aws, cluster.nodes, "train-1")
+        if any(node.unfetched for node in cluster.others):
+            raise NodeError("a part of the results is missing")
     return {}
 
 

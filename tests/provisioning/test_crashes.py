@@ -16,6 +16,7 @@ from awsddp.verbs.down import down
 from awsddp.verbs.status import status
 from awsddp.verbs.up import up
 from tests.provisioning.world import PHASES, Kill, Outcome, World, yes
+from tests.seed import SEED
 
 SOME = 12
 VERBS = {"up": up, "down": down}
@@ -80,7 +81,7 @@ def kills_of(world: World, verb: str, nodes: int) -> list[Kill]:
     kills = [Kill(*call, phase) for call in calls for phase in PHASES]
     if os.environ.get("AWSDDP_FULL"):
         return kills
-    return random.Random(f"{verb} {nodes}").sample(kills, SOME)
+    return random.Random(f"{SEED} {verb} {nodes}").sample(kills, SOME)
 
 
 @pytest.mark.parametrize("phase", PHASES)

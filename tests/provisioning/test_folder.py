@@ -10,8 +10,9 @@ from awsddp.verbs.down import down
 from awsddp.verbs.status import status
 from awsddp.verbs.up import up
 from tests.provisioning.world import World, yes
+from tests.seed import SEED
 
-SEED, SOME = 20261121, 12
+SOME = 12
 
 
 @pytest.mark.prove

@@ -34,9 +34,9 @@ from awsddp.verbs.stop import stop
 from awsddp.verbs.up import up
 from tests.provisioning.acts import fetched, status_all, trained
 from tests.provisioning.world import PHASES, Kill, Outcome, World, tags, yes
+from tests.seed import SEED
 
 WHOLE = bool(os.environ.get("AWSDDP_FULL"))
-SEED = int(os.environ.get("AWSDDP_SEED", "1"))
 LIMITS = settings(
     max_examples=250 if WHOLE else 18,
     stateful_step_count=16 if WHOLE else 10,

@@ -30,6 +30,7 @@ class Coordinator:
         self._absent = set(self._nodes)
         self._left = set(self._nodes)  # nodes on which something of the job may still be
         self._reports: dict[int, dict[str, Any]] = {}
+        self._zero_at: dict[int, float] = {}  # ranks that ended with 0, and when
         self._failures: list[dict[str, Any]] = []
         self._cause: dict[str, Any] | None = None
         self._lost: dict[str, Any] | None = None
@@ -52,12 +53,12 @@ class Coordinator:
             for rank, started in message["ranks"]:
                 self._reports.setdefault(rank, {"exit_code": None, "seconds": 0.0, "started": started})
         elif kind == "exit":
-            self._exit(node, message)
+            self._exit(node, message, now)
         elif kind == "gone":
             self._left.discard(node)
             self._stuck += [f"node{node}: process {pid}" for pid in message["stuck"]]
         elif kind == "stop":
-            self._stop(message["state"], None, message["grace"])
+            self._stop(message["state"], message.get("cause"), message["grace"])
 
     def lose(self, node: int, why: str) -> None:
         """Take in that the supervisor of `node` does not answer any more; without it the job has failed."""
@@ -66,7 +67,7 @@ class Coordinator:
         self._left.discard(node)
         explanation = f"node{node} was lost while the job ran: {why}."
         self._lost = self._lost or cause_of_node(self._request, node, explanation)
-        self._stop("failed", None, FAILED_GRACE)
+        self._fail()
 
     def tick(self, *, now: float) -> None:
         """Take in that time has passed."""
@@ -76,7 +77,8 @@ class Coordinator:
             self._stop("failed", cause_of_node(self._request, min(self._absent), why), FAILED_GRACE)
         if self._end_by is not None and now >= self._end_by and not self._stopping:
             why = f"The job ran for longer than its timeout of {self._request['timeout']:g} s."
-            self._stop("failed", cause_of_node(self._request, None, why), self._request["grace"])
+            cause = cause_of_node(self._request, None, self._early(now) + why)
+            self._stop("failed", cause, self._request["grace"])
 
     def document(self) -> dict[str, Any]:
         """Return the whole job as it is known now, in the keys that every node's document takes over."""
@@ -99,13 +101,21 @@ class Coordinator:
             self._end_by = now + self._request["timeout"]
         self.orders.append({"do": "go"})
 
-    def _exit(self, node: int, report: dict[str, Any]) -> None:
+    def _exit(self, node: int, report: dict[str, Any], now: float) -> None:
         self._reports[report["rank"]] = report
         if report["exit_code"] != 0:
-            self._failures.append({**report, "node": node})
-            self._stop("failed", None, FAILED_GRACE)
-        elif all(self._ended(rank) for rank, _, _ in self._request["layout"]):
+            explanation = self._early(now) + report["explanation"]
+            self._failures.append({**report, "node": node, "explanation": explanation})
+            self._fail()
+            return
+        self._zero_at[report["rank"]] = now
+        if all(self._ended(rank) for rank, _, _ in self._request["layout"]):
             self._stop(None, None, FAILED_GRACE)
+
+    def _fail(self) -> None:
+        """End the job; one that ends already keeps its grace, in which the other ranks may save."""
+        if not self._stopping:
+            self._stop("failed", None, FAILED_GRACE)
 
     def _ended(self, rank: int) -> bool:
         return self._reports.get(rank, {}).get("exit_code") is not None
@@ -137,16 +147,20 @@ class Coordinator:
             return self._lost
         code = first["exit_code"]
         return {
-            **cause_of_node(self._request, first["node"], self._early() + first["explanation"]),
+            **cause_of_node(self._request, first["node"], first["explanation"]),
             "rank": first["rank"],
             "exit_code": code,
             "signal": -code if code < 0 else None,
             "tail": first["tail"],
         }
 
-    def _early(self) -> str:
+    def _early(self, now: float) -> str:
         """Name the ranks that had ended with 0 before: what the others then say is often due to them."""
-        early = [str(rank) for rank, report in sorted(self._reports.items()) if report["exit_code"] == 0]
-        if not early:
+        if not self._zero_at:
             return ""
-        return f"Rank{'s'[: len(early) > 1]} {', '.join(early)} had already ended with exit code 0. "
+        ranks = ", ".join(map(str, sorted(self._zero_at)))
+        seconds = now - max(self._zero_at.values())
+        return (
+            f"Rank{'s'[: len(self._zero_at) > 1]} {ranks} had ended with exit code 0 {seconds:.0f} s before; "
+            "a rank that waits for another that has ended fails or hangs. "
+        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
 
 LINES = 20
 _BYTES = 64 * 1024
+_FULL_BYTES = 64 * 1024  # what is left of a disk on which writes fail
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _WIDTH = 2000  # of a line of the tail, in characters
 
@@ -88,6 +90,21 @@ def explain(exit_code: int, text: str, *, oom_kills: int) -> str:
     hint = _hint(raised or "\n".join(last_lines(text)))
     first = raised or _status(exit_code)
     return " ".join(part for part in (first if first.endswith(".") else first + ".", hint) if part)
+
+
+def full_disk(*paths: Path) -> str:
+    """Return a sentence that names the full file system among those of `paths`, "" where there is none."""
+    for path in paths:
+        try:
+            found = os.statvfs(str(path))
+        except OSError:
+            continue
+        no_files = found.f_files > 0 and found.f_favail == 0
+        if found.f_bavail * found.f_frsize < _FULL_BYTES or no_files:
+            mount = next(one for one in (path, *path.parents) if os.path.ismount(str(one)))
+            size = found.f_blocks * found.f_frsize / 1e9
+            return f"No {'files' if no_files else 'space'} left on {mount} ({size:.3g} GB)."
+    return ""
 
 
 def _killed(oom_kills: int) -> str:

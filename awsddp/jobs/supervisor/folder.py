@@ -6,6 +6,7 @@
                      cancel.json    how to end, written before the supervisor is signalled
                      snapshot.json  the synced folder as it was before the ranks started
                      logs/          rank3.log, written by the rank itself
+                     reserve        room for the last state.json on a full disk
                      times.jsonl    how long the logs were, and when
                      run/           AWSDDP_RUN_DIR
 """
@@ -45,6 +46,7 @@ class JobFolder:
         self.state = self.path / "state.json"
         self.cancel = self.path / "cancel.json"
         self.snapshot = self.path / "snapshot.json"
+        self.reserve = self.path / "reserve"
         self.times = self.path / "times.jsonl"
 
     def log(self, rank: int) -> Path:
@@ -83,6 +85,7 @@ class JobFolder:
         request = self.request()
         alive = self.held()  # asked first: what a supervisor that is gone has written does not change
         document = read_json(self.state) or initial(request)
+        document["nodes"] = request["nodes"]
         if document["state"] == "running" and not alive:
             document.update(state="interrupted", cause=_loss(request, document))
         for rank in document["ranks"]:

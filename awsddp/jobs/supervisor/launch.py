@@ -10,20 +10,37 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from awsddp.jobs.supervisor.claim import CLAIM
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, folders, jobs_folder, write_json
 from awsddp.jobs.supervisor.serve import guard
 from awsddp.jobs.supervisor.walk import snapshot
+
+_RESERVE_BYTES = 1 << 20
+
+_CLAIM_SECONDS = 10.0
 
 
 def launch(request: dict[str, Any]) -> dict[str, Any]:
     """Start the job's supervisor on this node, detached, and return its pid.
 
-    The job's folder appears whole or not at all. Raises CommandError: a port is taken, the script is missing,
-    the job exists already, the folder cannot be written.
+    The job's folder appears whole or not at all; the client's claim on the node ends. Raises CommandError:
+    another job runs, a port is taken, the script is missing, the job exists already, the folder cannot be
+    written.
     """
+    CLAIM.take(f"the launch of job {request['job']}", wait_s=_CLAIM_SECONDS)
+    try:
+        return _launch(request)
+    finally:
+        CLAIM.release()
+
+
+def _launch(request: dict[str, Any]) -> dict[str, Any]:
     folder = JobFolder(request["job"])
     if request["folder"] != str(folder.path):
         raise CommandError(f"the home of this node is {Path.home()}, not as it was probed", kind="node")
+    for other, runs in jobs().items():
+        if runs and other != folder.job:
+            raise CommandError(f"job {other} runs on this node", "a node runs one job at a time", kind="busy")
     _check(request)
     listener = _listen(request) if request["node"] == request["nodes"][0]["node"] else None
     try:
@@ -46,9 +63,14 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def slots(ports: list[int]) -> dict[str, Any]:
-    """Return the slots that running jobs of this node hold, and those of `ports` that are taken here."""
+    """Return the slots that jobs of this node hold, those of `ports` that are taken here, and its `jobs`."""
     used = [folder.request()["slot"] for folder in folders() if folder.held()]
-    return {"used": sorted(used), "taken": [port for port in ports if not _is_free(port)]}
+    return {"used": sorted(used), "taken": [port for port in ports if not _is_free(port)], "jobs": jobs()}
+
+
+def jobs() -> dict[str, bool]:
+    """Return every job of this node by name, and whether it runs. One that has ended may say farewell yet."""
+    return {folder.job: folder.held() and folder.document()["state"] == "running" for folder in folders()}
 
 
 def _check(request: dict[str, Any]) -> None:
@@ -104,6 +126,7 @@ def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
     for path in (folder.logs, folder.run, folder.path / "errors"):
         path.mkdir(mode=0o700)
     write_json(folder.path / "job.json", request)
+    folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
     folder.snapshot.write_text(json.dumps(snapshot(Path(request["workdir"]))), encoding="utf-8")
     return lock
 

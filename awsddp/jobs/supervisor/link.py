@@ -23,6 +23,10 @@ class LinkLost(Exception):
     """The other side is gone, or is not who it should be."""
 
 
+class LinkClosed(LinkLost):
+    """The other side has closed the connection, in order."""
+
+
 class Link:
     """One end of a connection. `node` is who the other side is: on the accepting side None until proved.
 
@@ -41,7 +45,6 @@ class Link:
         self._expected: str | None = None
         self._in = b""
         self._out = b""
-        self._held = b""  # said before the other side has proved itself
         if self._accepting:
             self._put({"challenge": self._challenge})
 
@@ -51,12 +54,9 @@ class Link:
         return bool(self._out)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Say `message` once the other side has proved itself and the socket takes it. Raises LinkLost."""
-        if self.proved:
-            self._put(message)
-            self.flush()
-        else:
-            self._held += _line(message)
+        """Send `message` to the other side, once it has proved itself. Raises LinkLost."""
+        self._put(message)
+        self.flush()
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it. Raises LinkLost."""
@@ -78,7 +78,7 @@ class Link:
         except OSError as error:
             raise LinkLost(str(error)) from error
         if not data:
-            raise LinkLost("it closed the connection")
+            raise LinkClosed("it closed the connection")
         *lines, self._in = (self._in + data).split(b"\n")
         for line in lines:
             message = _parse(line)
@@ -118,7 +118,6 @@ class Link:
 
     def _trust(self) -> None:
         self.proved = True
-        self._out, self._held = self._out + self._held, b""
         self.flush()
 
     def _proof(self, role: str, node: object, asked: str, answered: str) -> str:

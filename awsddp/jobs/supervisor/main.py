@@ -9,13 +9,16 @@ import sys
 import time
 from typing import Any, BinaryIO
 
+from awsddp.jobs.supervisor.claim import claim
 from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, write_json
 from awsddp.jobs.supervisor.follow import follow
 from awsddp.jobs.supervisor.launch import launch, slots
 from awsddp.jobs.supervisor.manifest import hashes, manifest
+from awsddp.jobs.supervisor.peers import report_lost
 from awsddp.jobs.supervisor.wire import MAGIC
 
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
+_LOST_SECONDS = 5.0
 
 
 def main(stdin: BinaryIO) -> int:
@@ -56,6 +59,8 @@ def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     kind = request["do"]
+    if kind == "claim":
+        return claim(request)
     if kind == "launch":
         return launch(request)
     if kind == "state":
@@ -68,14 +73,21 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if kind == "hashes":
         return hashes(request["paths"])
     if kind == "cancel":
-        return _cancel(JobFolder(request["job"]), request["grace"])
+        return _cancel(JobFolder(request["job"]), request["grace"], request["launch"])
+    if kind == "lost":
+        job = JobFolder(request["job"]).request()
+        return {"heard": report_lost(job, request["node"], request["why"], seconds=_LOST_SECONDS)}
     raise CommandError(f"the node does not know how to {kind}", kind="usage")
 
 
-def _cancel(folder: JobFolder, grace: float | None) -> dict[str, Any]:
-    """End a job that runs, and return its document when it has ended. One that has ended is left as it is."""
+def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[str, Any]:
+    """End a job that runs, and return its document when it has ended. One that has ended is left as it is.
+
+    So is one that was not launched by `launch`, where that is given.
+    """
     document = folder.document()
-    if document["state"] not in FINAL and "pid" in document:
+    mine = launch in (None, folder.request().get("launch"))
+    if mine and document["state"] not in FINAL and "pid" in document:
         seconds = folder.request()["grace"] if grace is None else grace
         write_json(folder.cancel, {"state": "cancelled", "grace": seconds})
         try:

@@ -7,6 +7,7 @@ also across setsid and a double fork, and is found by descent.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.diagnose import exception, explain, is_echo, last_lines, read_tail
+from awsddp.jobs.supervisor.diagnose import exception, explain, full_disk, is_echo, last_lines, read_tail
 from awsddp.jobs.supervisor.folder import JobFolder
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -33,6 +34,7 @@ class Process:
         self.started = time.time()
         self.since = time.monotonic()
         self.child: subprocess.Popen[bytes] | None = None  # kept: Popen reaps those that nobody holds itself
+        self.error = ""  # why it could not be started
         self.exit_code: int | None = None
         self.seconds = 0.0
 
@@ -73,22 +75,31 @@ class Ranks:
         path = self._folder.log(entry["rank"])
         process = Process(entry["rank"], path)
         parent = os.getpid()
-        log = os.open(str(path), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        log = -1
         try:
+            log = os.open(str(path), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
             process.child = subprocess.Popen(
                 entry["argv"],
                 cwd=self._request["workdir"],
-                env={**self._request["defaults"], **os.environ, **entry["environment"]},
+                env={
+                    **self._request["defaults"],
+                    **os.environ,
+                    "PATH": _path(entry["argv"][0]),
+                    **entry["environment"],
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509 (this process has one thread)
+                preexec_fn=lambda: _before_program(parent),  # noqa: PLW1509 (this process has one thread)
             )
         except (OSError, ValueError) as error:
-            os.write(log, f"awsddp could not start this rank: {error}\n".encode("utf-8", "replace"))
+            process.error = f"awsddp could not start this rank: {error}\n"
+            with contextlib.suppress(OSError):
+                os.write(log, process.error.encode("utf-8", "replace"))
         finally:
-            os.close(log)
+            if log >= 0:
+                os.close(log)
         return process
 
     def reap(self) -> list[dict[str, Any]]:
@@ -119,9 +130,11 @@ class Ranks:
             "started": process.started,
         }
         if code != 0:
-            text = read_tail(process.log)
+            text = process.error or read_tail(process.log)
             report["tail"] = last_lines(text)
-            report["explanation"] = explain(code, text, oom_kills=oom_kills() - self._oom_kills)
+            why = explain(code, text, oom_kills=oom_kills() - self._oom_kills)
+            full = full_disk(self._folder.path, Path(self._request["workdir"]), Path("/tmp"))
+            report["explanation"] = f"{why} {full}".rstrip()
             report["fault"] = self._fault(process, text)
         return report
 
@@ -217,8 +230,14 @@ def oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def _die_with(parent: int) -> None:
-    """In a rank, before its program: end with the supervisor, also where that gets kill -9."""
+def _path(python: str) -> str:
+    """Return the PATH of a rank: the programs of its Python's environment come first."""
+    return os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
+
+
+def _before_program(parent: int) -> None:
+    """In a rank: end with the supervisor, also where that gets kill -9, and not with the login (SIGHUP)."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,213 @@
+"""What a cluster costs, from its ledger: one account for `status`, `down` and `report --cost`. Pure.
+
+The ledger has a row for each change: "launched", "started", "stopped", "resized", "ended", "extended" (a new
+expiry), "fetched" (bytes that left AWS). `time` is when the row was written, `at` when it happened, where
+that is known better. Rows of an older awsddp have no rates of one node: theirs is the price of all, divided.
+
+EC2 bills by the second, at least 60 of them at each start; a stopped instance costs its disk alone:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from awsddp.cluster import Node
+from awsddp.report import iso
+
+LEAST_S = 60.0
+_ENDED = ("shutting-down", "terminated")
+
+
+@dataclass
+class _Meter:
+    """The account of one instance. Rates are US dollars per hour; `machine` None: not known."""
+
+    machine: float | None
+    disk: float
+    exists: datetime | None
+    runs: datetime | None
+    expires: datetime | None
+    hours: float = 0.0
+    usd: float = 0.0
+
+    def stop(self, at: datetime) -> None:
+        """The machine stops; its disk stays."""
+        if self.runs is not None:
+            hours = max(LEAST_S, (at - self.runs).total_seconds()) / 3600
+            self.hours += hours
+            self.usd += hours * (self.machine or 0.0)
+            self.runs = None
+
+    def end(self, at: datetime) -> None:
+        """The machine and its disk are gone."""
+        self.stop(at)
+        if self.exists is not None:
+            self.usd += max(0.0, (at - self.exists).total_seconds()) / 3600 * self.disk
+            self.exists = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """A cluster's account. `began` and `ended` are UTC; `ended` is None while anything of it exists.
+
+    `cost_usd` and `price_usd_per_hour` (of what runs or is kept now) are None where a price is not known.
+    """
+
+    id: str | None
+    target: str
+    region: str | None
+    instance_type: str
+    nodes: int
+    began: datetime
+    ended: datetime | None = None
+    hours: float = 0.0
+    cost_usd: float | None = 0.0
+    price_usd_per_hour: float | None = 0.0
+    running: frozenset[str] = frozenset()
+    stopped: frozenset[str] = frozenset()
+
+    def document(self) -> dict[str, Any]:
+        """Return the account as `report --cost` shows it."""
+        return {
+            "id": self.id,
+            "target": self.target,
+            "region": self.region,
+            "instance_type": self.instance_type,
+            "nodes": self.nodes,
+            "from": iso(self.began),
+            "to": iso(self.ended),
+            "hours": self.hours,
+            "price_usd_per_hour": self.price_usd_per_hour,
+            "cost_usd": self.cost_usd,
+        }
+
+
+@dataclass
+class _Account:
+    """The meters of all instances, by id, while the rows are read."""
+
+    first: dict[str, Any]
+    began: datetime
+    meters: dict[str, _Meter] = field(default_factory=dict)
+    egress_usd: float = 0.0
+    ended: datetime | None = None
+
+    def read(self, row: Mapping[str, Any], at: datetime) -> None:
+        named = row.get("instances") or row.get("terminated")
+        chosen = [self.meters[key] for key in named or self.meters if key in self.meters]
+        match row.get("event"):
+            case "launched":
+                self._launch(row, at)
+            case "started":
+                for meter in chosen:
+                    if meter.runs is None and meter.exists is not None:
+                        meter.runs, meter.expires = at, _moment(row.get("expires")) or meter.expires
+            case "stopped":
+                for meter in chosen:
+                    meter.stop(at)
+            case "resized":
+                for meter in chosen:
+                    meter.end(at)
+            case "ended":
+                for meter in self.meters.values():
+                    meter.end(at)
+                self.ended = at
+            case "extended":
+                for meter in self.meters.values():
+                    meter.expires = _moment(row.get("expires"))
+            case "fetched":
+                self.egress_usd += float(row.get("usd", 0.0))
+
+    def _launch(self, row: Mapping[str, Any], at: datetime) -> None:
+        instances = row.get("instances", ())
+        price, nodes = row.get("price_usd_per_hour"), row.get("nodes") or len(instances) or 1
+        machine = row.get("node_usd_per_hour", None if price is None else price / nodes)
+        self.first |= {key: row[key] for key in ("target", "region", "instance_type", "nodes") if key in row}
+        self.ended = None
+        for key in instances:
+            self.meters[key] = _Meter(
+                machine, row.get("disk_usd_per_hour", 0.0), at, at, _moment(row.get("expires"))
+            )
+
+
+def account(
+    rows: Iterable[Mapping[str, Any]], now: datetime, *, running: Collection[str] = ()
+) -> Bill | None:
+    """Return what a ledger says that its cluster cost until `now`; None where it never launched anything.
+
+    An instance that was last seen running, and that AWS does not name among those `running` now, is counted
+    until its expiry at the latest, when it ends itself.
+    """
+    made: _Account | None = None
+    for row in rows:
+        at = _when(row)
+        if made is None and row.get("event") == "launched":
+            made = _Account(first={"id": row.get("id")}, began=at)
+        if made is not None and row.get("id", made.first["id"]) == made.first["id"]:
+            made.read(row, at)
+    return None if made is None else _bill(made, now, running)
+
+
+def _bill(made: _Account, now: datetime, running: Collection[str]) -> Bill:
+    meters = made.meters
+    runs = frozenset(key for key, meter in meters.items() if meter.runs is not None)
+    exists = frozenset(key for key, meter in meters.items() if meter.exists is not None)
+    known = all(meter.machine is not None for meter in meters.values())
+    price = sum((m.machine or 0.0) if m.runs else 0.0 for m in meters.values())
+    price += sum(m.disk if m.exists else 0.0 for m in meters.values())
+    for key, meter in meters.items():
+        late = key not in running and meter.expires is not None and meter.expires < now
+        until = meter.expires if late and meter.expires is not None else now
+        meter.stop(max(until, meter.runs) if meter.runs else until)
+        meter.end(now if not late or key not in runs else until)
+    cost = sum(meter.usd for meter in meters.values()) + made.egress_usd
+    return Bill(
+        id=made.first["id"],
+        target=str(made.first.get("target", "aws")),
+        region=made.first.get("region"),
+        instance_type=str(made.first.get("instance_type", "")),
+        nodes=int(made.first.get("nodes", len(meters))),
+        began=made.began,
+        ended=made.ended,
+        hours=round(max((meter.hours for meter in meters.values()), default=0.0), 4),
+        cost_usd=round(cost, 2) if known else None,
+        price_usd_per_hour=round(price, 4) if known else None,
+        running=runs,
+        stopped=exists - runs,
+    )
+
+
+def unwritten(
+    bill: Bill | None, nodes: Iterable[Node], *, launched: Mapping[str, Any], now: datetime
+) -> list[dict[str, Any]]:
+    """Return the rows that the ledger lacks, by what AWS lists: launches, starts, stops and ends unseen here.
+
+    `launched` are the facts of a launch that was cut off before its row was written.
+    """
+    rows: list[dict[str, Any]] = []
+    known = (bill.running | bill.stopped) if bill else frozenset()
+    for node in nodes:
+        gone = node.state in _ENDED
+        at = node.changed or now
+        row = {"instances": [node.instance_id], "at": at.isoformat()}
+        if node.instance_id not in known:
+            if not gone:
+                began = (node.launched or now).isoformat()
+                rows.append({"event": "launched", **launched, **row, "at": began})
+        elif gone:
+            rows.append({"event": "resized", **row})
+        elif node.instance_id in (bill.running if bill else ()) and node.state in ("stopping", "stopped"):
+            rows.append({"event": "stopped", **row})
+        elif node.instance_id in (bill.stopped if bill else ()) and node.state == "running":
+            rows.append({"event": "started", **row, "at": (node.launched or now).isoformat()})
+    return rows
+
+
+def _when(row: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(str(row.get("at") or row["time"]))
+
+
+def _moment(text: Any) -> datetime | None:
+    return datetime.fromisoformat(text) if isinstance(text, str) else None

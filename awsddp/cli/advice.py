@@ -1,0 +1,38 @@
+"""The commands that a message recommends, with the global options that they need to mean this cluster."""
+
+import os
+import re
+import shlex
+
+from awsddp.cli.options import Globals
+from awsddp.cli.signals import WATCH
+from awsddp.errors import ConfigError
+from awsddp.state import Folder, home
+
+_VERBS = "plan|up|status|sync|train|run|jobs|logs|cancel|fetch|exec|ssh|stop|down|doctor|report"
+
+
+def named(text: str) -> str:
+    """Return `text` with `awsddp VERB` as `awsddp -c NAME --region ... VERB`, where that is needed."""
+    words = "".join(f"{word} " for word in (_needed(WATCH.options) if WATCH.options else ()))
+    return re.sub(rf"\bawsddp (?=(?:{_VERBS})\b)", lambda _: f"awsddp {words}", text)
+
+
+def _needed(options: Globals) -> list[str]:
+    """Return the options that are not defaults, and not remembered with the cluster."""
+    needed = []
+    if options.name != (os.environ.get("AWSDDP_CLUSTER") or "default"):
+        needed += ["-c", shlex.quote(options.name)]
+    if _is_remembered(options):
+        return needed
+    for name, value in (("--profile", options.profile), ("--region", options.region)):
+        needed += [name, shlex.quote(value)] if value else []
+    return [*needed, "--local"] if options.local else needed
+
+
+def _is_remembered(options: Globals) -> bool:
+    try:
+        record = Folder(home(), options.name).read()
+    except ConfigError:
+        return False
+    return record is not None and options.profile in (None, record.target.profile)

@@ -1,0 +1,292 @@
+"""The other supervisors of a job: links to them, made again when they break, and when one is given up.
+
+The first node accepts, the others connect. Only what proves that a supervisor has ended gives it up at once:
+a connection that is closed (not reset) while no other to that node is open, its guard's word, a port at which
+nobody listens any more. Everything else may be the network: it is waited for, `silent_s` long.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import selectors
+import socket
+import time
+from typing import Any
+
+from awsddp.jobs.supervisor.link import Link, LinkClosed, LinkLost
+from awsddp.jobs.supervisor.session import Session
+
+BEAT_SECONDS = 2.0
+_SILENT_SECONDS = 3 * BEAT_SECONDS
+"""How long beats may go unanswered before another link is tried: both directions must work for an answer."""
+_CONNECT_SECONDS = 1.0
+_REFUSED_SECONDS = 2.0
+_RETRY_SECONDS = 0.5
+
+
+class Peer:
+    """Another supervisor: the conversation with it, and the links that carry it. `link` is the newest."""
+
+    def __init__(self, node: int, *, now: float) -> None:
+        self.node = node
+        self.session = Session()
+        self.link: Link | None = None
+        self.heard_at = now
+        self.joined = False
+        self.lost = False
+
+
+class Peers:
+    """All other supervisors that this one talks to. `now` is in seconds of one monotonic clock throughout.
+
+    `heard` holds (node, message) and `lost` (node, reason), oldest first; the caller takes them away.
+    """
+
+    def __init__(
+        self,
+        request: dict[str, Any],
+        selector: selectors.BaseSelector,
+        listener: socket.socket | None,
+        *,
+        now: float,
+    ) -> None:
+        self._request = request
+        self._me: int = request["node"]
+        self._selector = selector
+        self._listener = listener
+        nodes = [entry["node"] for entry in request["nodes"]]
+        others = nodes[1:] if listener is not None else nodes[:1]
+        self._peers = {node: Peer(node, now=now) for node in others}
+        self._links: list[Link] = []
+        self._beat_at = now
+        self._now = now
+        self._attempt: Link | None = None
+        self._attempt_connected = False
+        self._attempt_until = now
+        self._refused_since: float | None = None
+        self.error = ""
+        self.heard: list[tuple[int, dict[str, Any]]] = []
+        self.lost: list[tuple[int, str]] = []
+        if listener is not None:
+            listener.setblocking(False)
+            selector.register(listener, selectors.EVENT_READ)
+
+    @property
+    def joined(self) -> bool:
+        """Whether all of them have been connected at least once."""
+        return all(peer.joined for peer in self._peers.values())
+
+    @property
+    def unread(self) -> bool:
+        """Whether one that is not given up has not acknowledged everything."""
+        return any(peer.session.pending and not peer.lost for peer in self._peers.values() if peer.joined)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send `message` to all of them, now or on the next link."""
+        for peer in self._peers.values():
+            frame = peer.session.send(message)
+            if peer.link is not None:
+                self._send(peer.link, frame)
+
+    def take(self, source: object, mask: int, now: float) -> None:
+        """Carry on what the selector reports of `source`."""
+        self._now = now
+        if source is self._listener:
+            self._accept()
+        for link in [link for link in self._links if link.socket is source]:
+            self._exchange(link, mask)
+
+    def tick(self, now: float) -> None:
+        """Take in that time has passed: beat, give up who is silent, connect where there is no answer."""
+        self._now = now
+        limit = self._request["silent_s"]
+        for peer in self._peers.values():
+            if peer.joined and now - peer.heard_at > limit:
+                self._lose(peer, f"nothing was heard of it for {limit:g} s")
+        if self._listener is None:
+            self._keep_up(self._first)
+
+    def stood_still(self, now: float) -> None:
+        """Take in that this process did not run for a while: nobody was silent."""
+        for peer in self._peers.values():
+            peer.heard_at = now
+
+    @property
+    def _first(self) -> Peer:
+        return next(iter(self._peers.values()))
+
+    def _keep_up(self, first: Peer) -> None:
+        """Beat to the first node, and connect to it anew when it does not answer."""
+        now = self._now
+        if first.link is not None and now >= self._beat_at:
+            self._beat_at = now + BEAT_SECONDS
+            self._send(first.link, {**first.session.acknowledge(), "beat": True})
+        answers = first.link is not None and now - first.heard_at <= _SILENT_SECONDS
+        if not (answers or first.lost) and now >= self._attempt_until:
+            self._connect(first)
+
+    def _connect(self, first: Peer) -> None:
+        if self._attempt is not None and not self._attempt_connected:
+            self.error = f"{self._place}: no answer"
+            self._close(self._attempt)
+        self._attempt_until = self._now + _CONNECT_SECONDS
+        sock = socket.socket()
+        sock.setblocking(False)
+        code = sock.connect_ex(_address(self._request))
+        if code not in (0, errno.EINPROGRESS):
+            sock.close()
+            self._failed(first, OSError(code, os.strerror(code)))
+            return
+        self._attempt = self._add(Link(sock, self._request["secret"], me=self._me, node=first.node))
+        self._attempt_connected = False
+
+    @property
+    def _place(self) -> str:
+        return "{}:{}".format(*_address(self._request))
+
+    def _failed(self, first: Peer, error: OSError) -> None:
+        """Take in that an attempt to connect failed; where nobody listens any more the supervisor is gone."""
+        now = self._now
+        self.error = f"{self._place}: {error}"
+        self._attempt_until = now + (_RETRY_SECONDS if first.joined else 0.0)
+        if error.errno != errno.ECONNREFUSED:
+            self._refused_since = None
+            return
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        if first.joined and now - self._refused_since >= _REFUSED_SECONDS:
+            self._lose(first, "its supervisor has ended")
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+            self._add(Link(sock, self._request["secret"], me=self._me))
+        except OSError:
+            return
+
+    def _add(self, link: Link) -> Link:
+        self._links.append(link)
+        self._selector.register(link.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        return link
+
+    def _exchange(self, link: Link, mask: int) -> None:
+        """Move what `link` has to give and to take."""
+        proved = link.proved
+        try:
+            if mask & selectors.EVENT_WRITE:
+                link.flush()
+            frames = link.receive() if mask & selectors.EVENT_READ else []
+        except LinkLost as lost:
+            self._broken(link, lost)
+            return
+        self._watch(link)
+        if link is self._attempt and not proved:
+            self._attempt_connected, self._attempt_until = True, self._now + _SILENT_SECONDS
+        peer = self._peers.get(link.node) if link.proved and link.node is not None else None
+        if peer is None:
+            return
+        if mask & selectors.EVENT_READ:
+            peer.heard_at = self._now
+        if not proved:
+            self._join(peer, link)
+        for frame in frames:
+            self._hear(peer, link, frame)
+
+    def _join(self, peer: Peer, link: Link) -> None:
+        """Carry the conversation on over a link that was just proved. Who connected closes the older ones."""
+        peer.link, peer.joined, self._refused_since = link, True, None
+        if self._listener is None:
+            for other in [other for other in self._links if other is not link]:
+                self._close(other)
+        for frame in peer.session.resend():
+            self._send(link, frame)
+
+    def _hear(self, peer: Peer, link: Link, frame: dict[str, Any]) -> None:
+        if "lost" in frame:
+            self._lose(peer, str(frame["lost"]))
+        message = peer.session.receive(frame)
+        if message is not None:
+            self.heard.append((peer.node, message))
+        if "number" in frame or "beat" in frame:
+            self._send(link, peer.session.acknowledge())
+
+    def _send(self, link: Link, frame: dict[str, Any]) -> None:
+        try:
+            link.send(frame)
+        except LinkLost as lost:
+            self._broken(link, lost)
+        else:
+            self._watch(link)
+
+    def _watch(self, link: Link) -> None:
+        if link in self._links:
+            self._selector.modify(
+                link.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
+            )
+
+    def _broken(self, link: Link, lost: LinkLost) -> None:
+        """Take in that a link is gone. Closed is its supervisor's end; reset may be the network's doing."""
+        self._close(link)
+        peer = self._peers.get(link.node) if link.node is not None else None
+        if peer is None:
+            return
+        if link is self._attempt and not link.proved:
+            cause = lost.__cause__
+            self._failed(peer, cause if isinstance(cause, OSError) else OSError(str(lost)))
+        others = [other for other in self._links if other.proved and other.node == peer.node]
+        if peer.link is link:
+            peer.link, self._attempt_until = (others[-1] if others else None), self._now
+        if link.proved and isinstance(lost, LinkClosed) and not others:
+            self._lose(peer, str(lost))
+
+    def _close(self, link: Link) -> None:
+        if link in self._links:
+            self._links.remove(link)
+            self._selector.unregister(link.socket)
+        link.close()
+
+    def _lose(self, peer: Peer, why: str) -> None:
+        if not peer.lost:
+            peer.lost = True
+            self.lost.append((peer.node, why))
+
+
+def report_lost(request: dict[str, Any], node: int, why: str, *, seconds: float) -> bool:
+    """Report to the first node's supervisor that the one of `node` has ended; return whether it heard.
+
+    Tries for `seconds`.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with socket.create_connection(_address(request), timeout=_CONNECT_SECONDS) as sock:
+                if _report(Link(sock, request["secret"], me=node, node=request["nodes"][0]["node"]), why):
+                    return True
+        except ConnectionRefusedError:  # it has ended, too
+            return False
+        except (OSError, LinkLost):
+            pass
+        time.sleep(_RETRY_SECONDS)
+    return False
+
+
+def _report(link: Link, why: str) -> bool:
+    """Send the report over a new link, and tell whether it was answered."""
+    end = time.monotonic() + _SILENT_SECONDS
+    sent = False
+    while time.monotonic() < end:
+        select.select([link.socket], [link.socket] if link.unsent else [], [], 1.0)
+        link.flush()
+        answered = link.receive()
+        if sent and answered:
+            return True
+        if link.proved and not sent:
+            sent = True
+            link.send({"lost": why, "received": 0, "beat": True})
+    return False
+
+
+def _address(request: dict[str, Any]) -> tuple[str, int]:
+    return request["nodes"][0]["private_ip"], request["link_port"]

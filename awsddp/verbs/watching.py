@@ -1,0 +1,160 @@
+"""Following a job: the stream of each node, connected again when it breaks, until all have ended."""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from awsddp.cluster import Job
+from awsddp.errors import AwsddpError, NodeError
+from awsddp.jobs import launchers, results
+from awsddp.jobs.logs import Merger
+from awsddp.report import Event, node_name
+from awsddp.spec import seconds
+from awsddp.verbs.context import Context
+from awsddp.verbs.node_jobs import ask
+from awsddp.verbs.nodes import Ready
+from awsddp.verbs.parts import holders
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
+
+SILENT_S = 12.0
+BEYOND_S = 60.0
+"""How much longer than `job.heartbeat_timeout` we try to connect: the supervisors notice a break later."""
+_CONNECT_S = 5.0
+_RETRY_S = 10.0  # between two tries while other nodes are followed
+_CHECK_S = 1.0
+_GONE = ("terminated", "stopped")
+
+
+class _Interruption(Exception):
+    """A node was lost, or it is time to connect to one again: the streams are left for a moment."""
+
+
+class Watch:
+    """A job that is followed to its end, over connections that may break at any time.
+
+    `merger` has what was received before; `to_the_end` as for `launchers.follow_request`.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        cluster: Ready,
+        fleet: "Fleet",
+        job: Job,
+        *,
+        merger: Merger,
+        on_lines: Callable[[bytes], None],
+        to_the_end: bool = True,
+    ) -> None:
+        self._ctx = ctx
+        self._cluster = cluster
+        self._fleet = fleet
+        self._job = job
+        self._merger = merger
+        self._on_lines = on_lines
+        self._to_the_end = to_the_end
+        self._patience_s = seconds(ctx.job.job.heartbeat_timeout) + BEYOND_S
+        self._followed = set(holders(fleet, job))
+        self._away: dict[int, float] = {}  # nodes without a connection, and since when
+
+    def run(self) -> Job:
+        """Show every line, from the first byte, each once, and return the job as it is at the end.
+
+        A node that falls silent is connected to again until its supervisors would give it up, or EC2 says
+        that it is gone; then the job is what the others say of it. Raises NodeError where nobody says.
+        """
+        while any(not self._merger.ended(node) for node in self._followed):
+            for node, why in self._stream().items():
+                self._away[node] = time.monotonic()
+                self._ctx.on_event(Event(f"the stream ended: {why}; connecting again", node_name(node)))
+            if self._away:
+                self._give_up_gone()
+                self._connect()
+        if lines := self._merger.finish():
+            self._on_lines(lines)
+        if not self._merger.documents:
+            raise NodeError(
+                f"no node of job {self._job.job} can be reached", "", "awsddp status   # what still runs"
+            )
+        return results.job_document(self._merger.documents, results=self._ctx.job.job.results)
+
+    def _stream(self) -> Mapping[int, str]:
+        """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
+        nodes = [node for node in self._followed if node not in self._away and not self._merger.ended(node)]
+        requests = {node: launchers.message(self._request(node)) for node in nodes}
+        now = time.monotonic()
+        until, check_at = now + _RETRY_S, now + _CHECK_S
+
+        def on_data(node: int, data: bytes) -> bool:
+            nonlocal check_at
+            if lines := self._merger.feed(node, data) + self._merger.idle():
+                self._on_lines(lines)
+            now = time.monotonic()
+            if now >= check_at:
+                check_at = now + _CHECK_S
+                if (self._away and now >= until) or self._lost(nodes):
+                    raise _Interruption
+            return self._merger.ended(node)
+
+        try:
+            outcomes = self._fleet.converse(launchers.program(), requests, on_data, silent_after_s=SILENT_S)
+        except _Interruption:
+            return {node: str(self._fleet.failures[node]) for node in self._lost(nodes)}
+        return {
+            node: str(end) if isinstance(end, NodeError) else end.tail()
+            for node, end in outcomes.items()
+            if not self._merger.ended(node)
+        }
+
+    def _request(self, node: int) -> dict[str, object]:
+        return launchers.follow_request(
+            self._job.job,
+            offsets=self._merger.attach(node),
+            to_the_end=self._to_the_end,
+            since=self._merger.since,
+        )
+
+    def _lost(self, nodes: Collection[int]) -> set[int]:
+        connected = set(self._fleet.nodes)
+        return {node for node in nodes if node not in connected and not self._merger.ended(node)}
+
+    def _connect(self) -> None:
+        """Connect to the nodes that are away, and give up those that were away for too long."""
+        if len(self._away) == len(self._followed):
+            time.sleep(_CHECK_S)  # nothing else sets the pace
+        self._fleet.reconnect(self._away, deadline_s=_CONNECT_S, partial=True)
+        for node, since in list(self._away.items()):
+            if node in self._fleet.nodes:
+                del self._away[node]
+                self._ctx.on_event(Event("connected again", node_name(node)))
+            elif time.monotonic() - since > self._patience_s:
+                self._give_up(node)
+
+    def _give_up(self, node: int) -> None:
+        del self._away[node]
+        self._followed.discard(node)
+
+    def _give_up_gone(self) -> None:
+        """Give up the nodes that EC2 says are gone, and tell the first node, which may wait for them."""
+        from awsddp.aws.clusters import describe, node_of, tagged
+
+        with contextlib.suppress(AwsddpError):
+            found = describe(self._cluster.aws, tagged("awsddp:id", self._cluster.record.id))
+            states = {instance["InstanceId"]: node_of(instance).state for instance in found}
+            ids = {node.node: node.instance_id for node in self._cluster.nodes}
+            for node in [node for node in self._away if states.get(ids[node]) in _GONE]:
+                self._give_up(node)
+                self._report(node, f"EC2 says that its instance is {states[ids[node]]}")
+
+    def _report(self, node: int, why: str) -> None:
+        first = self._job.ranks[0].node
+        if first in self._followed and first not in self._away and not self._merger.ended(first):
+            with contextlib.suppress(AwsddpError):
+                ask(
+                    self._fleet,
+                    {first: launchers.lost_request(self._job.job, node, why)},
+                    timeout_s=_CONNECT_S * 2,
+                )

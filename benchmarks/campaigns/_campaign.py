@@ -1,0 +1,76 @@
+"""What the campaigns share: a local cluster of real nodes, drawn runs, and a table that can be resumed."""
+
+import argparse
+import contextlib
+import json
+import random
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks._rehearsal import Rehearsal, rehearsal
+
+Row = dict[str, Any]
+
+
+@contextlib.contextmanager
+def cluster(nodes: int, scripts: dict[str, str]) -> Iterator[Rehearsal]:
+    """Yield a local cluster of so many nodes, and a project that holds `scripts`."""
+    with rehearsal() as lab:
+        for name, text in scripts.items():
+            (lab.project / name).write_text(text)
+        lab.run("up", "--local", "--nodes", str(nodes), "-y")
+        yield lab
+
+
+def arguments(description: str, runs: int) -> argparse.ArgumentParser:
+    """Return the options that every campaign has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--runs", type=int, default=runs)
+    parser.add_argument("--state", type=Path, help="a file that keeps the rows: a second start goes on")
+    return parser
+
+
+def campaign(asked: argparse.Namespace, run: Callable[[int, random.Random], Row]) -> int:
+    """Carry out the runs that `asked.state` does not hold yet, print each, and return how many failed."""
+    print(f"seed {asked.seed}", flush=True)
+    done = _read(asked.state, asked.seed)
+    for number in range(asked.runs):
+        if number not in done:
+            row = {"run": number, **run(number, random.Random(f"{asked.seed}/{number}"))}
+            done[number] = row
+            if asked.state is not None:
+                with asked.state.open("a") as file:
+                    file.write(json.dumps({"seed": asked.seed, **row}) + "\n")
+        print("  ".join(f"{key} {value}" for key, value in done[number].items()), flush=True)
+    failed = sum(not row["ok"] for row in done.values())
+    print(f"{len(done) - failed} of {len(done)} as they should be")
+    return failed
+
+
+def _read(state: Path | None, seed: int) -> dict[int, Row]:
+    if state is None or not state.exists():
+        return {}
+    rows = [json.loads(line) for line in state.read_text().splitlines()]
+    return {row["run"]: row for row in rows if row.pop("seed") == seed}
+
+
+def begin(lab: Rehearsal, name: str, script: str, *options: str) -> "subprocess.Popen[str]":
+    """Start a job and return the `train` that follows it, once every rank has written a line."""
+    follower = lab.started("train", script, "--name", name, "--json", *options)
+    logs = lab.project / "runs" / name / "logs"
+    deadline = time.monotonic() + 90
+    while len([log for log in logs.glob("rank*.log") if log.stat().st_size]) < 4:
+        if time.monotonic() > deadline or follower.poll() is not None:
+            raise RuntimeError(f"job {name} did not start: {follower.communicate()[0]}")
+        time.sleep(0.1)
+    return follower
+
+
+def instances(lab: Rehearsal) -> list[str]:
+    """Return the instance ids of the nodes, by number."""
+    return [node["instance_id"] for node in json.loads(lab.run("status", "--json"))["nodes"]]

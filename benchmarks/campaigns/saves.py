@@ -1,0 +1,108 @@
+"""A machine goes down while a job runs that needs 5 s to save: what it saves must come home whole.
+
+    python -m benchmarks.campaigns.saves [--seed N] [--runs N] [--state FILE]
+
+Needs root: two nodes of the local cloud. In turns: their time is over (`expires`), one is powered off or
+rebooted from inside, the cluster is stopped (`awsddp stop`), at a moment of the job that is drawn.
+"""
+
+import json
+import random
+import subprocess
+import sys
+import time
+
+from benchmarks._rehearsal import Rehearsal
+from benchmarks.campaigns._campaign import Row, arguments, begin, campaign, cluster
+
+SAVE_S = 5
+SCRIPT = f"""\
+import os, signal, sys, time
+def save(*_):
+    with open("saved" + os.environ["RANK"], "w") as file:
+        for part in range({SAVE_S * 10}):
+            print(part, file=file, flush=True)
+            time.sleep(0.1)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+while True:
+    print("step", flush=True)
+    time.sleep(0.5)
+"""
+SAVED = "".join(f"{part}\n" for part in range(SAVE_S * 10))
+KINDS = ("expiry", "poweroff", "reboot", "stop")
+_WORDS = {
+    "poweroff": "sudo systemctl poweroff --no-block",
+    "reboot": "sudo systemctl reboot --no-block",
+}
+
+
+def up(lab: Rehearsal, expires: str) -> None:
+    """Bring the cluster up. A node of the run before may go off in the middle of it: then once more."""
+    for left in (2, 1, 0):
+        try:
+            lab.run("up", "--nodes", "2", "-y", "--expires", expires)
+            return
+        except subprocess.CalledProcessError:
+            if not left:
+                raise
+            time.sleep(5)
+
+
+def boots(lab: Rehearsal) -> dict[str, str]:
+    """Return which boot each running instance is in; nothing while one is on its way down or up."""
+    try:
+        nodes = json.loads(lab.run("status", "--json"))["nodes"]
+        ids = {node["node"]: node["instance_id"] for node in nodes if node["state"] == "running"}
+        told = json.loads(lab.run("exec", "--json", "cat /proc/sys/kernel/random/boot_id")) if ids else {}
+        return {ids[node["node"]]: node["stdout"] for node in told.get("nodes", [])}
+    except subprocess.CalledProcessError:
+        return {}
+
+
+def saved(lab: Rehearsal, name: str) -> list[str]:
+    """Return what the ranks of a job have saved, as far as it is at home."""
+    return [path.read_text() for path in (lab.project / "runs" / name).glob("node*/saved*")]
+
+
+def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
+    """Carry out one save, and return what came of it."""
+    kind, node, name = KINDS[number % len(KINDS)], dice.randrange(2), f"save{number}"
+    up(lab, "100s" if kind == "expiry" else "1h")
+    before = boots(lab)
+    follower = begin(lab, name, "save.py", "--world-size", "4")
+    time.sleep(dice.uniform(0, 5))
+    if kind == "stop":
+        lab.run("stop", "-y")
+    elif kind in _WORDS:
+        lab.run("exec", "--node", str(node), "--", _WORDS[kind])
+    document = json.loads(follower.communicate(timeout=300)[0])
+    deadline = time.monotonic() + 60
+    while before.items() <= boots(lab).items() and time.monotonic() < deadline:
+        time.sleep(1)
+    fetched = "at once"
+    if len(saved(lab, name)) < 4:  # a node was off before its results were fetched: its disk is kept
+        fetched = "after up"
+        up(lab, "1h")
+        document = json.loads(lab.run("fetch", name, "--json"))
+    whole = [text == SAVED for text in saved(lab, name)]
+    cause = document["cause"]
+    return {
+        "kind": kind,
+        "state": document["state"],
+        "whole": sum(whole),
+        "home": fetched,
+        "cause": cause and cause["explanation"],
+        "ok": whole == [True] * 4 and document["state"] == ("cancelled" if kind == "stop" else "interrupted"),
+    }
+
+
+def main() -> int:
+    asked = arguments(str(__doc__).splitlines()[0], runs=20).parse_args()
+    with cluster(2, {"save.py": SCRIPT}) as lab:
+        return campaign(asked, lambda number, dice: run(lab, number, dice))
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

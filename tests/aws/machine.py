@@ -1,0 +1,58 @@
+"""awsddp on one machine: the real verbs in an account where nothing boots."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moto_cloud import Cloud
+
+from awsddp.aws.clusters import find_cluster
+from awsddp.aws.session import Aws
+from awsddp.cluster import Cluster
+from awsddp.plan import LaunchPlan
+from awsddp.spec import load
+from awsddp.state import Folder
+from awsddp.verbs.context import Context
+from awsddp.verbs.up import up
+
+
+class Machine:
+    """`awsddp` on one machine, in an account where nothing boots."""
+
+    def __init__(self, home: Path, aws: Aws, cloud: Cloud) -> None:
+        self.home, self.aws, self.cloud = home, aws, cloud
+        self.folder = Folder(home, "demo")
+        self.said: list[str] = []
+        self.questions: list[LaunchPlan | str] = []
+
+    def context(self, **keys: Any) -> Context:
+        asked = {"cluster.region": "us-east-1"} | {
+            key.replace("__", "."): value for key, value in keys.items()
+        }
+        spec, job = load("demo", environ={}, overrides=asked)
+        return Context(
+            spec=spec,
+            job=job,
+            folder=self.folder,
+            on_event=lambda event: self.said.append(event.text),
+        )
+
+    def up(self, **keys: Any) -> dict[str, Any]:
+        self.questions.clear()
+        self.cloud.requests.clear()
+        return up(self.context(**keys), confirm=self.questions.append)
+
+    def first(self, **keys: Any) -> Cluster:
+        """Launch two nodes."""
+        given = {"cluster__nodes": 2, "cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
+        self.up(**(given | keys))
+        return self.cluster
+
+    @property
+    def cluster(self) -> Cluster:
+        found = find_cluster(self.aws, "demo", self.aws.identity().user_id)
+        assert found is not None
+        return found
+
+
+On = Callable[[str], Machine]

@@ -1,0 +1,53 @@
+"""What a cluster costs is the same wherever it is shown, and never falls."""
+
+from machine import Machine, On
+
+from awsddp.verbs.costs import costs
+from awsddp.verbs.down import down
+from awsddp.verbs.status import status
+from awsddp.verbs.stop import stop
+
+MACHINE, ADDRESS, DISK = 1.006, 0.005, 200 * 0.08 / 730
+
+
+def reported(machine: Machine) -> tuple[float | None, float | None]:
+    (bill,) = costs(machine.context())["clusters"]
+    return bill["cost_usd"], bill["price_usd_per_hour"]
+
+
+def shown(machine: Machine) -> tuple[float | None, float | None]:
+    seen = status(machine.context())
+    return seen["cost_usd"], seen["price_usd_per_hour"]
+
+
+def test_status_down_and_report_agree(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    assert shown(laptop) == reported(laptop) == (0.03, round(2 * (MACHINE + ADDRESS + DISK), 4))
+    ended = down(laptop.context(), confirm=laptop.questions.append)
+    assert (ended["cost_usd"], 0.0) == reported(laptop)
+
+
+def test_what_was_ended_elsewhere_costs_no_more_and_nothing_is_taken_back(on: On) -> None:
+    laptop = on("laptop")
+    cluster = laptop.first()
+    before, _ = shown(laptop)
+    one, other = (node.instance_id for node in cluster.live)
+    laptop.aws.call("TerminateInstances", {"InstanceIds": [one]})
+    assert shown(laptop) == (before, round(MACHINE + ADDRESS + DISK, 4))
+    laptop.aws.call("TerminateInstances", {"InstanceIds": [other]})  # as a `down` that is then killed
+    assert shown(laptop) == reported(laptop) == (before, 0.0)
+
+
+def test_a_stopped_cluster_costs_its_disks(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    stopped = stop(laptop.context(), confirm=laptop.questions.append)
+    assert stopped["price_usd_per_hour"] == round(2 * DISK, 4)
+
+
+def test_a_launch_that_was_cut_off_before_its_row_is_counted(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    laptop.folder.ledger.unlink()
+    assert shown(laptop) == reported(laptop) == (0.03, round(2 * (MACHINE + ADDRESS + DISK), 4))

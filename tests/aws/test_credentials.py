@@ -1,0 +1,155 @@
+"""Who asks AWS: one owner at every command, one login for all regions."""
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.credentials import CredentialResolver
+
+from awsddp.aws import credentials, session
+from awsddp.aws.credentials import end_of, session_name, session_of
+from awsddp.aws.session import Aws
+from awsddp.cluster import Target
+from awsddp.errors import ConfigError
+
+KEYS = "[plain]\naws_access_key_id = AKIAEXAMPLE\naws_secret_access_key = secret\n"
+ROLE = "role_arn = arn:aws:iam::123456789012:role/gpu\nsource_profile = plain\n"
+
+
+@pytest.fixture
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Write an AWS configuration, the only one that this test has."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+    def write(config: str) -> None:
+        (tmp_path / "config").write_text(config, encoding="utf-8")
+        (tmp_path / "credentials").write_text(KEYS, encoding="utf-8")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+    return write
+
+
+class Sts:
+    """Answers AssumeRole as STS does, and counts."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+
+    def __call__(self, *_: Any, **__: Any) -> "Sts":
+        return self
+
+    def assume_role(self, **request: Any) -> dict[str, Any]:
+        self.requests.append(request)
+        return {
+            "Credentials": {
+                "AccessKeyId": "ASIAEXAMPLE",
+                "SecretAccessKey": "secret",
+                "SessionToken": "token",
+                "Expiration": (datetime.now(UTC) + timedelta(hours=1)).isoformat(),
+            },
+            "AssumedRoleUser": {"AssumedRoleId": f"AROA:{request['RoleSessionName']}", "Arn": "arn"},
+        }
+
+
+def assumed(profile: str, sts: Sts) -> dict[str, Any]:
+    """Return what STS is asked when a new process logs in with a profile."""
+    one = session_of(Target(region="us-east-1", profile=profile))
+    chain: CredentialResolver = one.get_component("credential_provider")
+    chain.get_provider("assume-role")._client_creator = sts
+    found = one.get_credentials()
+    assert found is not None
+    found.get_frozen_credentials()
+    return sts.requests[-1] if sts.requests else {}
+
+
+def test_a_role_without_a_session_name_has_the_same_name_in_each_process(
+    configured: Callable[[str], None], tmp_path: Path
+) -> None:
+    configured(f"[profile gpu]\n{ROLE}")
+    first = assumed("gpu", Sts())["RoleSessionName"]
+    for entry in (tmp_path / ".aws" / "cli" / "cache").iterdir():
+        entry.unlink()
+    assert assumed("gpu", Sts())["RoleSessionName"] == first == session_name()
+    assert re.fullmatch(r"[\w+=,.@-]{2,64}", first, flags=re.ASCII)
+
+
+def test_a_session_name_of_the_profile_stays(configured: Callable[[str], None]) -> None:
+    configured(f"[profile gpu]\n{ROLE}role_session_name = mine\n")
+    assert assumed("gpu", Sts())["RoleSessionName"] == "mine"
+
+
+def test_a_web_identity_of_the_environment_gets_the_name(
+    configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured("")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/nowhere/token")
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/ci")
+    one = session_of(Target(region="us-east-1"))
+    assert one.full_config["profiles"]["default"] == {"role_session_name": session_name()}
+
+
+def test_what_sts_gave_is_kept_where_the_aws_cli_keeps_it(
+    configured: Callable[[str], None], tmp_path: Path
+) -> None:
+    configured(f"[profile gpu]\n{ROLE}")
+    sts = Sts()
+    assumed("gpu", sts)
+    assumed("gpu", sts)
+    assert len(sts.requests) == 1
+    (kept,) = (tmp_path / ".aws" / "cli" / "cache").iterdir()
+    assert json.loads(kept.read_text())["Credentials"]["AccessKeyId"] == "ASIAEXAMPLE"
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_only_credentials_that_nobody_renews_have_an_end(
+    configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(f"[profile gpu]\n{ROLE}")
+    one = session_of(Target(region="us-east-1", profile="gpu"))
+    one.get_component("credential_provider").get_provider("assume-role")._client_creator = Sts()
+    one.get_credentials().get_frozen_credentials()
+    assert end_of(one) is None
+    ends = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ASIAEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", ends.isoformat())
+    assert end_of(session_of(Target(region="us-east-1"))) == ends
+
+
+def test_a_name_that_the_next_command_would_not_have_is_refused(
+    configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured("")
+    reply = {"UserId": "AROA:botocore-session-1795343", "Account": "123456789012", "Arn": "arn"}
+    aws = Aws(Target(region="us-east-1", access_key_id="AKIA", secret_access_key="secret"))
+    monkeypatch.setattr(aws, "call", lambda *_, **__: reply)
+    with pytest.raises(ConfigError, match="no stable name"):
+        aws.identity()
+
+
+def test_the_gateways_of_all_regions_share_one_login(
+    configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured("")
+    made = []
+
+    def counted(target: Target) -> Any:
+        made.append(target)
+        return credentials.session_of(target)
+
+    monkeypatch.setattr(session, "session_of", counted)
+    keys = {"access_key_id": "AKIA", "secret_access_key": "secret"}
+    first = Aws(Target(region="us-east-1", **keys))
+    others = [Aws(Target(region=name, **keys), login=first) for name in ("eu-west-1", "eu-north-1")]
+    for aws in (first, *others):
+        aws.credentials_end()
+    assert [target.region for target in made] == ["us-east-1"]
+    assert [aws.region for aws in others] == ["eu-west-1", "eu-north-1"]

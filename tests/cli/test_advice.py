@@ -1,0 +1,119 @@
+"""What a message tells to type means this cluster, and names what may still cost money."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from awsddp.aws.refusals import translate
+from awsddp.cli import failures
+from awsddp.cli.advice import named
+from awsddp.cli.options import Globals
+from awsddp.cli.signals import WATCH
+from awsddp.cluster import Prepared, Target
+from awsddp.errors import CloudError
+from awsddp.spec import load
+from awsddp.state import Folder, Record
+from awsddp.verbs.context import Context
+from tests.cli.conftest import Lab
+
+RECORD = Record(
+    id="0a1b2c3d",
+    owner="AIDAEXAMPLE",
+    target=Target(region="eu-west-1", profile="work"),
+    created=datetime(2026, 11, 22, tzinfo=UTC),
+    expires=datetime(2026, 11, 23, tzinfo=UTC),
+    instance_type="p4d.24xlarge",
+    nodes=2,
+    gpus_per_node=8,
+    pretended=False,
+    ssh_user="ubuntu",
+    price_usd_per_hour=65.54,
+    prepared=tuple(
+        Prepared(
+            node=n, instance_id=f"i-{n}", user="ubuntu", home="/home/ubuntu", python="python3", nic="ens5"
+        )
+        for n in range(2)
+    ),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    monkeypatch.setenv("AWSDDP_HOME", str(tmp_path))
+    monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
+    made = Folder(tmp_path, "second")
+    spec, job = load("second", environ={})
+    context = Context(spec=spec, job=job, folder=made, on_event=lambda _: None)
+    monkeypatch.setattr(WATCH, "context", context)
+    monkeypatch.setattr(WATCH, "json", False)
+    yield made
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (Globals(), "awsddp up   # go on"),
+        (Globals(cluster="second"), "awsddp -c second up   # go on"),
+        (
+            Globals(region="eu-west-1", profile="my own"),
+            "awsddp --profile 'my own' --region eu-west-1 up   # go on",
+        ),
+        (Globals(local=True), "awsddp --local up   # go on"),
+    ],
+)
+def test_a_command_carries_the_options_that_it_needs(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, options: Globals, said: str
+) -> None:
+    monkeypatch.setattr(WATCH, "options", options)
+    assert named("awsddp up   # go on") == said
+    assert named("awsddp -c other-name up") == "awsddp -c other-name up"
+
+
+def test_what_a_cluster_remembers_is_not_said_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.write(RECORD)
+    for profile, said in (("work", ""), ("other", " --profile other --region eu-west-1")):
+        options = Globals(cluster="second", region="eu-west-1", profile=profile)
+        monkeypatch.setattr(WATCH, "options", options)
+        assert named("awsddp down") == f"awsddp -c second{said} down"
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_credentials_that_ended_name_what_runs_on_and_how_to_end_it(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
+) -> None:
+    from botocore.exceptions import ClientError
+
+    folder.write(RECORD)
+    monkeypatch.setattr(WATCH, "json", json)
+    monkeypatch.setattr(WATCH, "options", Globals(cluster="second"))
+    reply = {"Error": {"Code": "ExpiredToken", "Message": "expired"}, "ResponseMetadata": {}}
+    error = translate(ClientError(reply, "DescribeInstances"), "DescribeInstances", where="eu-west-1")
+    assert failures.show(error) == 4
+    shown = "".join(capsys.readouterr())
+    assert "2 x p4d.24xlarge may run in eu-west-1, at $65.54 an hour (i-0, i-1)" in shown
+    assert "awsddp -c second down" in shown
+
+
+def test_a_refusal_that_no_login_helps_says_nothing_of_it(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.write(replace(RECORD))
+    failures.show(CloudError("AWS throttles"))
+    assert "may run" not in capsys.readouterr().err
+
+
+def test_a_machine_without_rsync_3_is_told_before_anything_is_launched(lab: Lab, tmp_path: Path) -> None:
+    old = tmp_path / "bin" / "rsync"
+    old.parent.mkdir()
+    old.write_text(
+        "#!/bin/sh\necho 'openrsync: protocol version 29'\necho 'rsync version 2.6.9 compatible'\n"
+    )
+    old.chmod(0o755)
+    lab.environ["PATH"] = f"{old.parent}:{lab.environ['PATH']}"
+    refused = lab.json("up", "--local", "--nodes", "1", "-y", code=3)["error"]
+    assert "openrsync" in refused["why"]
+    assert "brew install rsync" in refused["next"]
+    assert lab.json("status", "--local")["state"] == "absent"

@@ -1,0 +1,59 @@
+"""How the processes of a job are ended, and the supervisor's own clock."""
+
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.jobs.supervisor import processes, serve
+from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.processes import Ranks
+from awsddp.jobs.supervisor.serve import Supervisor
+from tests.jobs.conftest import until
+
+REQUEST: dict[str, Any] = {
+    "job": "job",
+    "node": 0,
+    "slot": 0,
+    "created": "",
+    "nodes": [{"node": node, "private_ip": "127.0.0.1", "instance_id": f"i-{node}"} for node in (0, 1)],
+    "layout": [(0, 0, 0), (1, 0, 1)],
+    "ranks": [],
+    "secret": "s",
+    "join_s": 60.0,
+    "silent_s": 5.0,
+    "timeout": None,
+    "grace": 30.0,
+}
+
+
+def test_later_stop_does_not_lengthen_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(processes, "descendants", lambda: [child.pid] if child.poll() is None else [])
+    ranks = Ranks(REQUEST, JobFolder("job", tmp_path))
+    ranks.stop(0)
+    ranks.stop(60)
+    until(ranks.gone, seconds=5)
+    assert child.returncode == -9  # at once: not asked first
+
+
+def test_supervisor_that_stood_still_itself_gives_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(serve.time, "monotonic", lambda: now)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        supervisor = Supervisor(REQUEST, JobFolder("job", tmp_path), listener)
+        lost: list[tuple[int, str]] = []
+        monkeypatch.setattr(supervisor._coordinator, "lose", lambda *said: lost.append(said))
+        supervisor._peers._peers[1].joined = True
+        now += 100
+        supervisor._exchange(0)
+        assert lost == []
+        for _ in range(3):
+            now += 3
+            supervisor._exchange(0)
+        assert lost == [(1, "nothing was heard of it for 5 s")]
+        supervisor._selector.close()

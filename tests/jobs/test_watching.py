@@ -1,0 +1,161 @@
+"""A job is followed over connections that break; the nodes and EC2 are stood in for."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from awsddp.cluster import Job, RankResult
+from awsddp.errors import NodeError
+from awsddp.jobs.logs import Merger
+from awsddp.jobs.supervisor.wire import HEADER, MAGIC
+from awsddp.spec import JobSection, JobSpec
+from awsddp.verbs import watching
+from awsddp.verbs.watching import Watch
+
+LINES = b"".join(b"line %d\n" % number for number in range(20))
+
+
+def document(node: int, state: str) -> dict[str, Any]:
+    ranks = [{"rank": rank, "local_rank": 0, "node": rank, "exit_code": 0, "seconds": 1.0} for rank in (0, 1)]
+    return {"job": "job", "state": state, "cause": None, "complete": node == 0, "ranks": ranks}
+
+
+class Nodes:
+    """Two nodes: each says a line a second, and ends after 20. `cuts`: the second at which one is lost."""
+
+    def __init__(self, cuts: dict[int, int], *, back_at: int) -> None:
+        self.now = 0
+        self.nodes: set[int] = {0, 1}
+        self.failures: dict[int, NodeError] = {}
+        self.reports: list[dict[str, Any]] = []
+        self._cuts = cuts
+        self._back_at = back_at
+
+    def converse(
+        self,
+        program: object,
+        messages: Mapping[int, bytes],
+        on_data: Callable[[int, bytes], bool],
+        *,
+        silent_after_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, NodeError]:
+        requests = {node: json.loads(said.partition(b"\n")[2]) for node, said in messages.items()}
+        if timeout_s is not None:
+            self.reports += requests.values()
+            on_data(0, MAGIC + b'{"heard": true}\n')
+            return {}
+        for node in requests:
+            on_data(node, MAGIC)
+        offsets = {node: request["offsets"][str(node)] for node, request in requests.items()}
+        lost: dict[int, NodeError] = {}
+        while offsets:
+            self.now += 1
+            for node in list(offsets):
+                if self._cuts.get(node) == self.now:
+                    self.nodes.discard(node)
+                    lost[node] = self.failures[node] = NodeError(f"node{node}: it does not answer")
+                    del offsets[node]
+                elif on_data(node, self._frames(node, offsets)):
+                    del offsets[node]
+        return lost
+
+    def _frames(self, node: int, offsets: dict[int, int]) -> bytes:
+        end = min(len(LINES), 8 * self.now)
+        payload = LINES[offsets[node] : end]
+        frame = HEADER.pack(b"L", node, offsets[node], len(payload)) + payload
+        offsets[node] = end
+        if end < len(LINES):
+            return frame
+        final = json.dumps(document(node, "succeeded")).encode()
+        return frame + HEADER.pack(b"E", 0, 0, len(final)) + final
+
+    def reconnect(self, nodes: Any, *, deadline_s: float, partial: bool) -> None:
+        self.now += 5
+        if self.now >= self._back_at:
+            self.nodes |= set(nodes)
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """What EC2 says of each instance."""
+    told = {"i-0": "running", "i-1": "running"}
+    monkeypatch.setattr(
+        "awsddp.aws.clusters.describe",
+        lambda *_: [
+            {"InstanceId": name, "InstanceType": "t", "State": {"Name": state}}
+            for name, state in told.items()
+        ],
+    )
+    yield told
+
+
+def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, bytes, list[str]]:
+    clock = SimpleNamespace(monotonic=lambda: float(nodes.now), sleep=lambda _: None)
+    monkeypatch.setattr(watching, "time", clock)
+    events: list[str] = []
+    shown = bytearray()
+    ranks = tuple(
+        RankResult(rank=rank, local_rank=0, node=rank, exit_code=None, seconds=0.0) for rank in (0, 1)
+    )
+    ctx = SimpleNamespace(
+        job=JobSpec(job=JobSection(heartbeat_timeout="1m")), on_event=lambda event: events.append(event.text)
+    )
+    cluster = SimpleNamespace(
+        aws=None,
+        record=SimpleNamespace(id="x"),
+        nodes=[SimpleNamespace(node=node, instance_id=f"i-{node}") for node in (0, 1)],
+    )
+    job = Job(job="job", state="running", cause=None, ranks=ranks, home="runs/job")
+    merger = Merger({0: 0, 1: 1}, folder=folder)
+    watch = Watch(ctx, cluster, nodes, job, merger=merger, on_lines=shown.extend)  # type: ignore[arg-type]
+    return watch.run(), bytes(shown), events
+
+
+def of_rank(rank: int, shown: bytes) -> bytes:
+    label = b"[rank %d @ node%d] " % (rank, rank)
+    return b"".join(
+        line.removeprefix(label) for line in shown.splitlines(keepends=True) if line.startswith(label)
+    )
+
+
+@pytest.mark.parametrize("cuts", [{1: 5}, {0: 5, 1: 5}])
+def test_lines_are_whole_after_a_break(
+    cuts: dict[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+) -> None:
+    job, shown, events = follow(Nodes(cuts, back_at=50), tmp_path, monkeypatch)
+    assert job.state == "succeeded"
+    assert [of_rank(rank, shown) for rank in (0, 1)] == [LINES, LINES]
+    assert len([event for event in events if "connecting again" in event]) == len(cuts)
+
+
+def test_node_comes_back_while_the_others_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+) -> None:
+    nodes = Nodes({1: 2}, back_at=3)
+    _, shown, _ = follow(nodes, tmp_path, monkeypatch)
+    assert shown.index(b"[rank 1 @ node1] line 9\n") < shown.index(b"[rank 0 @ node0] line 19\n")
+
+
+def test_node_is_given_up_after_the_heartbeat_timeout_and_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+) -> None:
+    nodes = Nodes({1: 3}, back_at=10_000)
+    job, shown, _ = follow(nodes, tmp_path, monkeypatch)
+    assert 120 < nodes.now < 140
+    assert (job.state, of_rank(0, shown)) == ("succeeded", LINES)
+
+
+def test_node_that_ec2_says_is_gone_is_given_up_at_once_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+) -> None:
+    states["i-1"] = "terminated"
+    nodes = Nodes({1: 3}, back_at=10_000)
+    follow(nodes, tmp_path, monkeypatch)
+    assert nodes.now < 60
+    assert [(one["do"], one["node"]) for one in nodes.reports] == [("lost", 1)]
+    assert "terminated" in nodes.reports[0]["why"]

@@ -1,0 +1,89 @@
+"""Faults of nodes: what is asked for, what is refused, and when they heal. What they do: test_hosts.py."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.errors import UsageError
+from awsddp.local import control, node_faults
+from awsddp.local.faults import Faults
+from tests.local.conftest import Cloud
+
+STATES = {"i-0a": "running", "i-0b": "stopped", "i-0c": "terminated"}
+
+
+def fault(instance_id: str, effect: str, **choices: Any) -> dict[str, Any]:
+    return {"operation": instance_id, "effect": effect, **choices}
+
+
+@pytest.mark.parametrize("effect", [*node_faults.LASTING, *node_faults.ONCE])
+def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
+    node_faults.check(fault("i-0a", effect), states=STATES, mode="nspawn")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "why"),
+    [
+        (
+            fault("i-0a", "lost"),
+            "lost is no fault of a node",
+            "cut, one-way, frozen, full-disk, reboot, power",
+        ),
+        (fault("i-0z", "cut"), "there is no instance i-0z", "the instances are i-0a, i-0b"),
+        (fault("i-0c", "cut"), "there is no instance i-0c", "the instances are i-0a, i-0b"),
+        (fault("i-0a", "cut", times=2), "--times is for faults of calls", "takes --for"),
+        (fault("i-0a", "reboot", for_s=3), "reboot happens once", ""),
+        (fault("i-0b", "poweroff"), "i-0b is stopped", "a node that runs"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_choices(asked: dict[str, Any], message: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        node_faults.check(asked, states=STATES, mode="nspawn")
+    assert caught.value.message == message
+    assert why in caught.value.why
+
+
+def test_records_have_no_node_that_could_break(records: Cloud) -> None:
+    (made,) = records.client("ec2").run_instances(**records.request())["Instances"]
+    with pytest.raises(UsageError, match="this local cloud runs in records mode"):
+        control.fault_add(records.info, made["InstanceId"], "frozen")
+    assert control.status(records.info)["faults"] == []
+
+
+def test_a_fault_heals_at_its_time_though_the_daemon_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Faults(tmp_path / "faults").act({"add": fault("i-0a", "cut", for_s=30)})
+    Faults(tmp_path / "faults").act({"add": fault("i-0a", "frozen")})
+    known = Faults(tmp_path / "faults")
+    assert known.of("i-0a") == {"cut", "frozen"}
+    assert known.of("i-0b") == frozenset()
+    assert 29 < known.next_s() <= 30
+    later = time.time() + 31
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert known.of("i-0a") == {"frozen"}
+    assert Faults(tmp_path / "faults").of("i-0a") == {"frozen"}
+
+
+def test_a_fault_of_calls_heals_at_its_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Faults(tmp_path / "faults")
+    known.act({"add": fault("DescribeInstances", "cut", for_s=30)})
+    assert known.strike("DescribeInstances", ()) is not None
+    later = time.time() + 31
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert known.strike("DescribeInstances", ()) is None
+
+
+def test_a_fault_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        Faults(tmp_path / "faults").act({"add": fault("i-0a", "cut", for_s=0)})
+
+
+def test_the_faults_of_a_terminated_node_go_with_it(tmp_path: Path) -> None:
+    known = Faults(tmp_path / "faults")
+    for name in ("i-0a", "i-0b", "RunInstances"):
+        known.act({"add": fault(name, "cut")})
+    known.forget_nodes({"i-0b"})
+    assert [one["operation"] for one in known.act({})] == ["i-0b", "RunInstances"]

@@ -1,0 +1,158 @@
+"""Bills that were worked out by hand, to the cent."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from awsddp.billing import account, unwritten
+from awsddp.cluster import Node
+
+DAY = datetime(2026, 11, 21, tzinfo=UTC)
+# Two nodes of $1.00 an hour running, and disks of $0.02 an hour each.
+RATES = {"node_usd_per_hour": 1.0, "disk_usd_per_hour": 0.02}
+
+
+def row(hour: float, event: str, **facts: Any) -> dict[str, Any]:
+    return {"time": (DAY + timedelta(hours=hour)).isoformat(), "event": event, "id": "0a1b2c3d", **facts}
+
+
+def launched(hour: float, *instances: str, nodes: int = 2, **facts: Any) -> dict[str, Any]:
+    return row(hour, "launched", instances=list(instances), nodes=nodes, **(RATES | facts))
+
+
+def at(hour: float) -> datetime:
+    return DAY + timedelta(hours=hour)
+
+
+def ended(hour: float, *instances: str, seen: float) -> dict[str, Any]:
+    return row(seen, "resized", instances=list(instances), at=at(hour).isoformat())
+
+
+def node(number: int, state: str, *, changed: float | None = None, began: float = 8) -> Node:
+    return Node(
+        node=number,
+        instance_id=f"i-{number}",
+        state=state,
+        instance_type="g6.xlarge",
+        zone="us-east-1a",
+        image_id="ami-1",
+        launched=at(began),
+        changed=None if changed is None else at(changed),
+    )
+
+
+FIRST = launched(8, "i-0", "i-1")
+SHORT = launched(8, "i-0", expires=at(10).isoformat())
+
+
+@pytest.mark.parametrize(
+    ("rows", "cost", "price"),
+    [
+        ([FIRST], 24.48, 2.04),
+        ([FIRST, row(10, "ended")], 4.08, 0.0),
+        ([FIRST, row(10, "stopped", instances=["i-0", "i-1"])], 4 + 0.48, 0.04),
+        ([FIRST, row(10, "stopped"), row(18, "started", instances=["i-0", "i-1"])], 8 + 0.48, 2.04),
+        ([FIRST, launched(10, "i-2", nodes=3), row(12, "ended")], 8.16 + 2.04, 0.0),
+        ([FIRST, ended(10, "i-1", seen=10), row(12, "ended")], 4.08 + 2.04, 0.0),
+        # i-1 was lost at 9 and replaced at 10.
+        (
+            [FIRST, ended(9, "i-1", seen=11), launched(10, "i-2")],
+            23.46,
+            2.04,
+        ),
+        # A `down` that was killed at 9, and a status at 12 that saw what it had ended.
+        (
+            [FIRST, ended(9, "i-0", "i-1", seen=12)],
+            2.04,
+            0.0,
+        ),
+        # The spot price of a replacement is its own.
+        (
+            [FIRST, ended(10, "i-1", seen=10), launched(10, "i-2", node_usd_per_hour=0.4)],
+            18.48,
+            1.44,
+        ),
+        ([FIRST, row(9, "fetched", usd=0.09)], 24.57, 2.04),
+        ([FIRST, row(8.001, "ended")], 0.03, 0.0),
+        ([launched(8, "i-0", expires=at(10).isoformat())], 2.04, 1.02),
+        (
+            [launched(8, "i-0", expires=at(10).isoformat()), row(9, "extended", expires=at(30).isoformat())],
+            12.24,
+            1.02,
+        ),
+        ([launched(8, "i-0", node_usd_per_hour=None)], None, None),
+        ([FIRST, row(9, "ended", id="another0")], 24.48, 2.04),
+    ],
+    ids=[
+        "runs",
+        "ended",
+        "stopped",
+        "started again",
+        "grown",
+        "shrunk",
+        "replaced",
+        "down was killed",
+        "another spot price",
+        "results fetched",
+        "a minute at least",
+        "past its expiry",
+        "kept longer",
+        "no price",
+        "another cluster's row",
+    ],
+)
+def test_a_bill_to_the_cent(rows: list[dict[str, Any]], cost: float | None, price: float | None) -> None:
+    bill = account(rows, at(20))
+    assert bill is not None
+    assert (bill.cost_usd, bill.price_usd_per_hour) == (
+        None if cost is None else pytest.approx(cost, abs=0.0051),
+        price,
+    )
+
+
+def test_a_ledger_without_rates_of_a_node_divides_the_price_of_all() -> None:
+    first = row(8, "launched", instances=["i-0", "i-1"], nodes=2, price_usd_per_hour=2.0)
+    bill = account([first, ended(10, "i-1", seen=10)], at(12))
+    assert bill is not None
+    assert (bill.hours, bill.cost_usd) == (4, 6.0)
+
+
+def test_without_a_launch_there_is_no_bill() -> None:
+    assert account([row(8, "stopped")], at(9)) is None
+
+
+def test_what_aws_says_runs_past_its_expiry_is_counted() -> None:
+    bill = account([launched(8, "i-0", expires=at(10).isoformat())], at(20), running={"i-0"})
+    assert bill is not None
+    assert bill.cost_usd == 12.24
+
+
+def test_a_bill_never_falls_whatever_ends_in_between() -> None:
+    rows = [launched(8, "i-0", "i-1", expires=at(30).isoformat())]
+    before = 0.0
+    seen = {9: "running", 10: "stopped", 11: "stopped", 12: "running", 13: "terminated", 14: "terminated"}
+    for hour, state in seen.items():
+        nodes = [node(0, "running"), node(1, state, changed=hour - 0.01, began=8 if hour < 12 else 11.5)]
+        bill = account(rows, at(hour))
+        for new in unwritten(bill, nodes, launched=RATES, now=at(hour)):
+            rows.append({**new, "time": at(hour).isoformat()})
+        bill = account(rows, at(hour), running={one.instance_id for one in nodes if one.state == "running"})
+        assert bill is not None
+        assert bill.cost_usd is not None
+        assert bill.cost_usd >= before
+        assert bill.price_usd_per_hour == {"running": 2.04, "stopped": 1.04, "terminated": 1.02}[state]
+        before = bill.cost_usd
+
+
+def test_what_the_ledger_lacks_is_written_once() -> None:
+    assert unwritten(None, [node(0, "terminated")], launched=RATES, now=at(9)) == []
+    first = unwritten(None, [node(0, "running")], launched=RATES, now=at(9))
+    assert [(one["event"], one["instances"], one["at"]) for one in first] == [
+        ("launched", ["i-0"], at(8).isoformat())
+    ]
+    rows = [{**one, "time": at(9).isoformat()} for one in first]
+    bill = account(rows, at(9))
+    assert unwritten(bill, [node(0, "running")], launched=RATES, now=at(9)) == []
+    (ended,) = unwritten(bill, [node(0, "shutting-down", changed=8.5)], launched=RATES, now=at(9))
+    assert (ended["event"], ended["at"]) == ("resized", at(8.5).isoformat())

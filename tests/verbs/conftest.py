@@ -1,0 +1,226 @@
+"""Verbs on nodes that are folders of this machine: the real programs, no SSH, and AWS a list of tags."""
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.aws import poweroff
+from awsddp.cluster import Cluster, Job, Node, Target
+from awsddp.errors import CloudError, NodeError
+from awsddp.jobs.ranks import layout
+from awsddp.nodes import rsync
+from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.sync import Endpoint
+from awsddp.nodes.transport import Result
+from awsddp.report import Event
+from awsddp.spec import load
+from awsddp.state import Folder, Record
+from awsddp.verbs import fetch, parts, starting, sync
+from awsddp.verbs.context import Context, Found
+from awsddp.verbs.nodes import Ready
+from tests.jobs.conftest import Fleet as Homes
+from tests.jobs.conftest import free_ports
+
+
+class Line:
+    """Stands in for the connections to the nodes: each request is answered by the node's own program.
+
+    Nodes that are `cut` are lost as they are asked anything, `mute` ones as they have launched a job.
+    """
+
+    def __init__(self, homes: Homes, nodes: tuple[Node, ...]) -> None:
+        self.homes = homes
+        self.nodes = tuple(node.node for node in nodes)
+        self.failures: dict[int, NodeError] = {}
+        self.endpoints = {
+            node.node: Endpoint(node=node.node, instance_id=node.instance_id, host="", port=22, user="u")
+            for node in nodes
+        }
+        self.cut: set[int] = set()
+        self.mute: set[int] = set()
+
+    def converse(
+        self, program: object, messages: Mapping[int, bytes], on_data: Callable[[int, bytes], bool], **_: Any
+    ) -> dict[int, Result | NodeError]:
+        """Answer as `Fleet.converse` does."""
+        outcomes: dict[int, Result | NodeError] = {}
+        for node in messages.keys() & self.cut:
+            outcomes[node] = self.failures[node] = NodeFailure(node, "lost", "the connection was lost")
+        self.nodes = tuple(node for node in self.nodes if node not in self.cut)
+        running = {
+            node: self.homes.start(node, data) for node, data in messages.items() if node not in outcomes
+        }
+        for node, process in running.items():
+            out, err = process.communicate(timeout=60)
+            if node in self.mute and b'"do": "launch"' in messages[node]:
+                self.nodes = tuple(one for one in self.nodes if one != node)
+                outcomes[node] = self.failures[node] = NodeFailure(node, "lost", "the reply was lost")
+                continue
+            whole = on_data(node, out)
+            outcomes[node] = Result(exit_code=0 if whole else 1, stdout=b"", stderr=err)
+        return outcomes
+
+    def reconnect(self, nodes: list[int], **_: Any) -> None:
+        """Nothing comes back."""
+
+    def __enter__(self) -> "Line":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class World:
+    """A cluster of nodes that are folders, seen from one machine. `tags` are those of unfetched jobs."""
+
+    def __init__(self, folder: Path, homes: Homes) -> None:
+        self.homes = homes
+        homes.workdirs = [home / "awsddp" / "work" for home in homes.homes]
+        for path in homes.workdirs:
+            path.mkdir(parents=True)
+        self.tags: dict[str, list[str]] = {}
+        self.said: list[str] = []
+        self.cut: set[int] = set()
+        self.lines = 0
+        self.away = False
+        self.nodes = tuple(replace(host.node, launched=datetime.now(UTC)) for host in homes.hosts)
+        self.project = folder / "project"
+        self.project.mkdir()
+        self.folder = Folder(folder / "home", "default")
+        self.folder.write(
+            Record(
+                id="0a1b2c3d",
+                owner="me",
+                target=Target(name="local"),
+                created=datetime.now(UTC),
+                expires=datetime.now(UTC) + timedelta(hours=1),
+                instance_type="p4d.24xlarge",
+                nodes=len(self.nodes),
+                gpus_per_node=8,
+                pretended=True,
+                ssh_user="ubuntu",
+                prepared=tuple(host.prepared for host in homes.hosts),
+            )
+        )
+
+    def ctx(self, **job: object) -> Context:
+        """A context whose job section is as given."""
+        overrides = {"sync.workdir": str(self.project), **{f"job.{key}": value for key, value in job.items()}}
+        spec, asked = load("default", overrides=overrides, environ={})
+        return Context(spec=spec, job=asked, folder=self.folder, on_event=self._hear)
+
+    def _hear(self, event: Event) -> None:
+        self.said.append(f"{event.who}: {event.text}" if event.who else event.text)
+
+    def line(self, *_: object, **__: object) -> Any:
+        """Fresh connections to all nodes that run; those to nodes that are `cut` break when they are used."""
+        self.lines += 1
+        line = Line(self.homes, tuple(node for node in self.nodes if node.state == "running"))
+        line.cut = set(self.cut)
+        return line
+
+    @property
+    def listed(self) -> tuple[Node, ...]:
+        """The nodes that live, as AWS lists them now."""
+        return tuple(
+            replace(node, unfetched=tuple(self.tags.get(node.instance_id, ()))) for node in self.nodes
+        )
+
+    @property
+    def record(self) -> Record:
+        """What this machine remembers."""
+        record = self.folder.read()
+        assert record is not None
+        return record
+
+    @property
+    def cluster(self) -> Ready:
+        """The cluster, ready to work."""
+        return Ready(aws=None, record=self.record, nodes=self.listed)  # type: ignore[arg-type]
+
+    @property
+    def seen(self) -> Found:
+        """The cluster as a search finds it."""
+        cluster = Cluster(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed)
+        target = self.record.target
+        return Found(aws=None, target=target, cluster=cluster, record=self.record, looked=())  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def found(self, ctx: Context, **_: object) -> Iterator[Found]:
+        """Search for the cluster."""
+        yield self.seen
+
+    def set_state(self, number: int, state: str) -> None:
+        """Stop or start a machine."""
+        self.nodes = tuple(replace(node, state=state) if node.node == number else node for node in self.nodes)
+
+    def replace_node(self, number: int) -> None:
+        """Lose a machine with all that it holds; another takes its number, as `up` makes it."""
+        home = self.homes.homes[number]
+        home.rename(home.with_name(f"{home.name}-gone"))
+        self.homes.workdirs[number].mkdir(parents=True)
+        self.tags.pop(self.nodes[number].instance_id, None)
+        self.nodes = tuple(
+            replace(node, instance_id="i-new") if node.node == number else node for node in self.nodes
+        )
+        prepared = tuple(
+            replace(one, instance_id="i-new") if one.node == number else one for one in self.record.prepared
+        )
+        self.folder.write(replace(self.record, prepared=prepared))
+
+    def keep(self, aws: object, nodes: list[Node], job: str) -> None:
+        for node in nodes:
+            self.tags.setdefault(node.instance_id, []).append(job)
+
+    def release(self, aws: object, nodes: list[Node], job: str) -> None:
+        if self.away:
+            raise CloudError("AWS cannot be reached", "", "try again")
+        for node in nodes:
+            tags = self.tags.get(node.instance_id, [])
+            self.tags[node.instance_id] = [other for other in tags if other != job]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Two nodes."""
+    homes = Homes(tmp_path / "nodes", 2)
+    made = World(tmp_path, homes)
+    made.folder.key.touch()
+    monkeypatch.setattr(poweroff, "keep_on_poweroff", made.keep)
+    monkeypatch.setattr(poweroff, "release", made.release)
+
+    def send(ctx: Context, fleet: object, listing: object, *, bundled: bool = False) -> None:
+        made.said.append("sent")
+        for name, workdir in itertools.product(made.project.glob("*.py"), homes.workdirs):
+            (workdir / name.name).write_text(name.read_text())
+
+    monkeypatch.setattr(sync, "send", send)
+
+    def transfer(words: list[str], names: list[str], **_: object) -> None:
+        for name in names:  # a node's files are this machine's
+            place = Path(words[-1]) / name.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(name, place)
+
+    monkeypatch.setattr(rsync, "transfer", transfer)
+    for module in (parts, fetch):
+        monkeypatch.setattr(module, "connect", made.line)
+    monkeypatch.setattr(parts, "found", made.found)
+    yield made
+    homes.end()
+
+
+def start(world: World, script: str, **job: Any) -> Job:
+    """Start a script of two ranks, one a node."""
+    (world.project / "w.py").write_text(script)
+    ranks = layout([0, 1], gpus=0, world_size=2)
+    job.setdefault("master_port", free_ports())
+    ctx = world.ctx(script="w.py", **job)
+    return starting.start(ctx, world.cluster, world.line(), ranks, None)  # type: ignore[arg-type]

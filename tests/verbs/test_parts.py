@@ -1,0 +1,187 @@
+"""A cluster of which a part is missing: what there is can be asked, and what is missing is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.cluster import Job
+from awsddp.errors import CloudError, NodeError
+from awsddp.verbs import parts
+from awsddp.verbs.context import Context
+from awsddp.verbs.fetch import bring_home_all, fetch
+from awsddp.verbs.finishing import finish
+from awsddp.verbs.jobs import jobs
+from awsddp.verbs.logs import logs, merger_of
+from awsddp.verbs.status import cluster_document
+from awsddp.verbs.watching import Watch
+from tests.verbs.conftest import World, start
+
+SAVES = """
+import os
+print("line of", os.environ["RANK"])
+open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write(os.environ["RANK"])
+"""
+LOST = "node1 (i-1) is gone; its part of job j is lost"
+
+
+@pytest.fixture
+def owed(world: World) -> World:
+    """A cluster that owes the results of job `j`, which has succeeded."""
+    start(world, SAVES, name="j")
+    world.homes.wait("j")
+    return world
+
+
+def at_home(world: World) -> list[str]:
+    home = world.project / "runs" / "j"
+    return sorted(path.parent.parent.name for path in home.rglob("saved.txt"))
+
+
+def lines(world: World, **options: Any) -> bytes:
+    shown: list[bytes] = []
+    logs(world.ctx(), job="j", follow=False, on_lines=shown.append, **options)
+    return b"".join(shown)
+
+
+def test_what_a_replaced_node_held_is_named_as_lost_and_the_rest_comes_home(owed: World) -> None:
+    owed.replace_node(1)
+    assert [job["job"] for job in jobs(owed.ctx())] == ["j"]
+    assert lines(owed) == b"[rank 0 @ node0] line of 0\n"
+    assert LOST in owed.said
+    for _ in range(2):
+        with pytest.raises(NodeError) as partly:
+            fetch(owed.ctx(), job="j")
+        assert (partly.value.exit_code, partly.value.why) == (6, LOST)
+        assert [node["node"] for node in partly.value.document()["nodes"]] == [0]  # type: ignore[attr-defined]
+    assert at_home(owed) == ["node0"]
+    assert owed.tags["i-0"] == []
+    assert json.loads((owed.project / "runs/j/job.json").read_text())["missing"] == [1]
+
+
+def test_down_fetches_what_there_is_and_ends_what_a_lost_node_cannot_hold_up(owed: World) -> None:
+    owed.replace_node(1)
+    found = owed.seen
+    assert found.cluster is not None
+    bring_home_all(owed.ctx(), found, found.cluster)
+    assert (at_home(owed), owed.tags["i-0"], LOST in owed.said) == (["node0"], [], True)
+
+
+def test_down_offers_up_for_the_node_that_is_stopped_and_releases_the_other(owed: World) -> None:
+    owed.set_state(1, "stopped")
+    found = owed.seen
+    assert found.cluster is not None
+    with pytest.raises(NodeError, match="the results of j are not home") as refused:
+        bring_home_all(owed.ctx(), found, found.cluster)
+    assert refused.value.why.startswith("node1 is stopped\nmeanwhile the nodes cost money")
+    ways = refused.value.next.splitlines()
+    assert ways[0] == "awsddp up   # start node1; then awsddp down"
+    assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
+
+
+def test_part_on_a_stopped_node_comes_home_once_it_runs(owed: World) -> None:
+    owed.set_state(1, "stopped")
+    with pytest.raises(NodeError, match="a part of the results of j is missing") as partly:
+        fetch(owed.ctx())
+    assert partly.value.why == "node1 (i-1) is stopped; it holds its part of job j"
+    assert owed.tags == {"i-0": [], "i-1": ["j"]}
+    owed.set_state(1, "running")
+    assert [node["node"] for node in fetch(owed.ctx())["nodes"]] == [0, 1]
+    assert (at_home(owed), owed.tags) == (["node0", "node1"], {"i-0": [], "i-1": []})
+
+
+def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
+    owed.cut = {1}
+    [job] = jobs(owed.ctx())
+    assert (job["job"], job["nodes"][1]["instance_id"]) == ("j", "i-1")
+    assert "node1 was not asked: node1: the connection was lost" in owed.said
+    with pytest.raises(NodeError):
+        fetch(owed.ctx(), job="j")
+    assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
+
+
+def test_what_is_at_home_needs_no_node(owed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch(owed.ctx(), job="j")
+    connections = owed.lines
+    assert fetch(owed.ctx(), job="j")["nodes"] == []
+    assert "the results of j are home" in owed.said
+    owed.set_state(0, "stopped")
+    owed.set_state(1, "stopped")
+    assert fetch(owed.ctx())["job"] == "j"
+    monkeypatch.delattr(parts, "found")
+    assert sorted(lines(owed).splitlines()) == [b"[rank %d @ node%d] line of %d" % (n, n, n) for n in (0, 1)]
+    assert owed.lines == connections
+
+
+def test_job_of_which_every_node_is_gone_is_named_as_lost(owed: World) -> None:
+    for node in (0, 1):
+        owed.replace_node(node)
+    with pytest.raises(NodeError, match="no node that can be asked knows job j") as lost:
+        fetch(owed.ctx(), job="j")
+    assert lost.value.why.splitlines() == [LOST.replace("1", "0"), LOST]
+
+
+def follow(world: World, ctx: Context) -> tuple[Any, Job]:
+    line = world.line()
+    job = world.record.jobs[-1]
+    watch = Watch(ctx, world.cluster, line, job, merger=merger_of(ctx, job), on_lines=lambda _: None)
+    return line, watch.run()
+
+
+def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
+    owed.away = True
+    ctx = owed.ctx()
+    line, job = follow(owed, ctx)
+    with pytest.raises(CloudError) as error:
+        finish(ctx, owed.cluster, line, job)
+    document = error.value.document()
+    assert list(document)[-1] == "error"
+    assert (document["job"], document["state"], document["fetched"]) == ("j", "succeeded", True)
+    assert document["error"]["exit_code"] == 4  # type: ignore[index]
+    assert error.value.message == (
+        "job j succeeded, its results are home, and on the nodes, too: AWS cannot be reached"
+    )
+    assert error.value.next == "awsddp fetch --job j   # again\ntry again"
+    assert [job.state for job in owed.record.jobs] == ["succeeded"]
+
+
+def test_part_that_is_home_is_not_lost_with_its_node(owed: World, tmp_path: Path) -> None:
+    owed.away = True
+    with pytest.raises(CloudError):
+        fetch(owed.ctx(), job="j")
+    owed.away = False
+    owed.replace_node(1)
+    assert (fetch(owed.ctx(), job="j")["job"], owed.tags["i-0"]) == ("j", [])
+    assert json.loads((owed.project / "runs/j/job.json").read_text())["missing"] == []
+    with pytest.raises(NodeError) as partly:
+        fetch(owed.ctx(), job="j", to=tmp_path / "elsewhere")
+    assert partly.value.why == f"{LOST}\nall of it is in runs/j/"
+
+
+def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed: World) -> None:
+    ctx = owed.ctx()
+    line, job = follow(owed, ctx)
+    owed.replace_node(1)
+    line.cut = {1}
+    line.failures[1] = NodeError("lost")
+    with pytest.raises(NodeError) as error:
+        finish(ctx, owed.cluster, line, job)
+    assert (error.value.exit_code, error.value.document()["state"]) == (6, "succeeded")
+    assert "job j succeeded, its results are" in error.value.message
+    assert error.value.why == LOST
+
+
+def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed: World) -> None:
+    def told() -> tuple[str, str | None, bool]:
+        [job] = cluster_document(owed.ctx(), owed.record, owed.seen.cluster)["jobs"]
+        return job["state"], job["last_seen"], job["fetched"]
+
+    state, seen, fetched = told()
+    assert (state, fetched) == ("running", False)
+    assert seen is not None
+    assert seen.endswith("Z")
+    jobs(owed.ctx())
+    assert told() == ("succeeded", None, False)
+    fetch(owed.ctx())
+    assert told() == ("succeeded", None, True)

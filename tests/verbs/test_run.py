@@ -1,0 +1,70 @@
+"""`run` when its parts fail: the job's verdict is kept, and nobody else's job is ended."""
+
+from typing import Any
+
+import pytest
+
+from awsddp.errors import AwsddpError, InUse, NodeError
+from awsddp.verbs import run as verb
+from awsddp.verbs.run import RunResult, run
+from tests.verbs.conftest import World
+
+DONE = {"job": "j", "state": "succeeded", "fetched": False}
+
+
+class Parts:
+    """Stands in for the verbs that `run` is made of; an error is raised, anything else returned."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **outcomes: Any) -> None:
+        self.called: list[str] = []
+        for name in ("check", "up", "train", "down", "stop"):
+            monkeypatch.setattr(verb, name, self._part(name, outcomes.get(name, {})))
+
+    def _part(self, name: str, outcome: Any) -> Any:
+        def part(*_: object, **__: object) -> Any:
+            self.called.append(name)
+            if isinstance(outcome, AwsddpError):
+                raise outcome
+            return outcome
+
+        return part
+
+
+def ran(world: World) -> RunResult:
+    return run(world.ctx(), confirm=lambda _: None, on_lines=lambda _: None)
+
+
+def partly() -> NodeError:
+    error = NodeError("job j succeeded, its results are not all home")
+    error.result = dict(DONE)
+    return error
+
+
+def test_results_that_come_home_in_the_end_leave_the_verdict_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Parts(monkeypatch, train=partly())
+    monkeypatch.setattr(verb, "whole_at_home", lambda ctx, name: name == "j")
+    result = ran(world)
+    assert (result.error, result.succeeded) == (None, True)
+    assert result.document()["train"] == {**DONE, "fetched": True}
+
+
+def test_verdict_is_told_where_the_nodes_keep_the_results(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts(monkeypatch, train=partly(), down=NodeError("the results of j are not home"))
+    result = ran(world)
+    assert parts.called == ["check", "up", "train", "down", "stop"]
+    assert (result.train, result.down) == (DONE, None)
+    assert result.error is not None
+    assert result.error.message == "the results of j are not home; the nodes were stopped"
+
+
+def test_cluster_on_which_another_job_runs_is_left_as_it_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts(monkeypatch, train=InUse("job other runs on node0"))
+    with pytest.raises(InUse):
+        ran(world)
+    assert parts.called == ["check", "up", "train"]

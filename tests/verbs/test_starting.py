@@ -1,0 +1,90 @@
+"""Starting a job: one a node, one client at a time, and a refused launch undoes only what it did itself."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from awsddp.errors import ConfigError, InUse, NodeError, UsageError
+from awsddp.verbs import starting
+from awsddp.verbs.node_jobs import cancel, jobs_on
+from tests.jobs.conftest import free_ports
+from tests.verbs.conftest import World, start
+
+SLEEPS = "import time; time.sleep(600)\n"
+
+
+def states(world: World) -> dict[str, str]:
+    return {job.job: job.state for job in jobs_on(world.ctx(), world.line())}
+
+
+def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: World) -> None:
+    first = start(world, SLEEPS)
+    assert re.fullmatch(r"w-\d{8}-\d{6}-[0-9a-f]{4}", first.job)
+    before = (list(world.said), dict(world.tags))
+    for settings in ({}, {"name": "other"}, {"name": first.job}):
+        with pytest.raises(InUse, match=rf"job {first.job} runs on node0, node1") as refused:
+            start(world, SLEEPS, **settings)
+        assert refused.value.exit_code == 3
+        assert f"awsddp cancel {first.job}" in refused.value.next
+        assert f"awsddp logs -f {first.job}" in refused.value.next
+    assert (world.said, world.tags) == before
+    assert states(world) == {first.job: "running"}
+    cancel(world.ctx(), world.line(), first.job, grace_s=0)
+    assert start(world, "").job != first.job
+
+
+def test_name_of_a_job_that_is_not_fetched_yet_is_refused_and_its_tag_stays(world: World) -> None:
+    start(world, SLEEPS, name="nm")
+    cancel(world.ctx(), world.line(), "nm", grace_s=0)
+    for name in ("nm", "gone"):
+        if name == "gone":  # its part was on a machine that has been replaced: only a tag tells of it
+            world.tags["i-1"].append("gone")
+        with pytest.raises(UsageError, match=f"there is a job {name} already"):
+            start(world, SLEEPS, name=name)
+    assert world.tags == {"i-0": ["nm"], "i-1": ["nm", "gone"]}
+
+
+def test_automatic_name_that_is_taken_is_drawn_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "_names", lambda spec: iter(("tagged", "at-home", "free")))
+    world.tags["i-0"] = ["tagged"]
+    (world.project / "runs" / "at-home").mkdir(parents=True)
+    assert start(world, "").job == "free"
+
+
+def test_taken_port_is_told_by_its_key_before_anything_is_sent(world: World) -> None:
+    import socket
+
+    port = free_ports()
+    with socket.socket() as other:
+        other.bind(("", port + 1))
+        other.listen()
+        with pytest.raises(ConfigError, match=f"job.master_port: port {port + 1} is taken on node0"):
+            start(world, SLEEPS, master_port=port)
+    assert (world.said, world.tags) == ([], {})
+
+
+def test_launch_that_one_node_refuses_leaves_neither_a_rank_nor_a_tag(world: World) -> None:
+    world.homes.hosts[1] = replace(
+        world.homes.hosts[1], prepared=replace(world.homes.hosts[1].prepared, python="/no/python")
+    )
+    record = world.folder.read()
+    assert record is not None
+    world.folder.write(replace(record, prepared=tuple(host.prepared for host in world.homes.hosts)))
+    world.tags["i-0"] = ["older"]
+    with pytest.raises(NodeError, match="/no/python cannot be run"):
+        start(world, SLEEPS, name="half")
+    assert world.tags == {"i-0": ["older"], "i-1": []}
+    assert states(world) == {"half": "cancelled"}
+
+
+def test_tags_stay_where_a_node_that_may_run_the_job_cannot_be_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    line.mute = {0}
+    monkeypatch.setattr(world, "line", lambda: line)
+    with pytest.raises(NodeError, match="the reply was lost"):
+        start(world, SLEEPS, name="lost")
+    assert world.homes.document(0, "lost")["state"] != "succeeded"
+    assert world.tags == {"i-0": ["lost"], "i-1": ["lost"]}
