@@ -44,6 +44,7 @@ _MODULES = (
     "serve",
     "follow",
     "walk",
+    "disks",
     "manifest",
     "launch",
     "main",

@@ -17,6 +17,7 @@ from awsddp.report import Event, amount, node_name, size_text
 from awsddp.spec import size_of
 from awsddp.verbs.context import Context
 from awsddp.verbs.node_jobs import ask
+from awsddp.verbs.parts import holders
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -75,12 +76,32 @@ def select(ctx: Context, fleet: "Fleet", job: Job, nodes: Sequence[int], target:
     )
 
 
+class Ephemeral(NodeError):
+    """Results lie where a stop loses them."""
+
+
+def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
+    """Raise Ephemeral where results of these jobs, which are not home, lie on instance store."""
+    for job in jobs:
+        manifests = _manifests(ctx, fleet, job, holders(fleet, job))
+        lost = [
+            Owed(node, file.path, file.size, "empty after a stop")
+            for node, one in manifests.items()
+            for file in one.files
+            if file.ephemeral
+        ]
+        if lost:
+            raise Ephemeral(
+                f"a stop would lose results of {job.job}, which lie on instance store",
+                _named(lost),
+                f"awsddp fetch --job {job.job}   # once it has ended; then stop\n"
+                "awsddp down   # bring results home, and end the nodes",
+            )
+
+
 def unfetched(job: Job, selected: Selected) -> Unfetched:
     """Return the error that names what the nodes still owe, and how to get it or leave it."""
     excess, unreadable, owed = selected.excess, selected.unreadable, selected.owed
-    lines = [f"{node_name(one.node)}: {one.path} ({size_text(one.size)}): {one.why}" for one in owed[:NAMED]]
-    if len(owed) > NAMED:
-        lines.append(f"and {len(owed) - NAMED} more")
     fetch = f"awsddp fetch --job {job.job}"
     ways = ["awsddp exec 'sudo chown -R $USER ~/awsddp/work'   # then fetch again"] if unreadable else []
     if excess:
@@ -91,9 +112,14 @@ def unfetched(job: Job, selected: Selected) -> Unfetched:
         ]
     return Unfetched(
         f"{amount(len(owed), sum(one.size for one in owed))} of the results of {job.job} are not home",
-        "\n".join(lines),
+        _named(owed),
         "\n".join([*ways, f"{fetch} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"]),
     )
+
+
+def _named(owed: Sequence[Owed]) -> str:
+    lines = [f"{node_name(one.node)}: {one.path} ({size_text(one.size)}): {one.why}" for one in owed[:NAMED]]
+    return "\n".join(lines + ([f"and {len(owed) - NAMED} more"] if len(owed) > NAMED else []))
 
 
 def _manifests(ctx: Context, fleet: "Fleet", job: Job, used: Sequence[int]) -> dict[int, Manifest]:

@@ -10,6 +10,7 @@ from awsddp.verbs.context import Context, Found, found
 from awsddp.verbs.node_jobs import cancel, jobs_on
 from awsddp.verbs.nodes import connect, living
 from awsddp.verbs.results import remember
+from awsddp.verbs.selecting import Ephemeral, refuse_ephemeral
 from awsddp.verbs.status import cluster_document
 
 REACH_S = 30.0
@@ -20,7 +21,7 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
 
     A job that still runs is ended first, with its grace; results stay on the disks. `confirm` is asked before
     anything stops and raises to refuse. Raises NotFoundError, ConfigError for spot nodes, which cannot be
-    stopped, CloudError, and NodeError for machines that do not stop.
+    stopped, CloudError, and NodeError for machines that do not stop and for results that a stop would lose.
     """
     from awsddp.aws.clusters import find_cluster
     from awsddp.aws.power import stop as stop_nodes
@@ -71,10 +72,14 @@ def _end_jobs(ctx: Context, seen: Found, cluster: Cluster) -> None:
         return
     try:
         with connect(ctx, seen.record, reachable, deadline_s=REACH_S, partial=True) as fleet:
-            for job in jobs_on(ctx, fleet, partial=True):
+            known = jobs_on(ctx, fleet, partial=True)
+            refuse_ephemeral(ctx, fleet, [job for job in known if job.job in cluster.unfetched])
+            for job in known:
                 if job.state == "running":
                     ctx.say(f"ending job {job.job}, which still runs: its ranks have {ctx.job.job.grace}")
                     cancel(ctx, fleet, job.job)
             remember(ctx, *jobs_on(ctx, fleet, partial=True))
+    except Ephemeral:
+        raise
     except AwsddpError as error:
         ctx.say(f"jobs could not be ended first: {error.message}")

@@ -16,6 +16,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from awsddp.jobs.supervisor.disks import is_ephemeral
 from awsddp.jobs.supervisor.folder import JobFolder
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 
@@ -29,9 +30,10 @@ def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
     """Return {"files", "links", "skipped", "excluded"}: the job's results here.
 
     A file has `path` (absolute, without links), `home` (where it belongs in the folder of results), `size`,
-    `limited` (it counts against job.results_limit), and where it is small `sha256` and `data` (base64, up to
-    `at_once` bytes in all; logs of ranks come without: who watched has them already). A link has `path`,
-    `home` and `target`, relative to the link's own folder. What is skipped has `path`, `size`, `why` and
+    `limited` (it counts against job.results_limit), `ephemeral` where a stop loses it, and where it is small
+    `sha256` and `data` (base64, up to `at_once` bytes in all; logs of ranks come without: who watched has
+    them). A link has `path`, `home` and `target`, relative to the link's own folder. What is skipped has
+    `path`, `size`, `why` and
     `owed`: the job made it, and it is not fetched. `excluded` counts what the request's `exclude` matches.
     """
     launched = folder.request()
@@ -82,6 +84,7 @@ class _Found:
         self._homes: dict[Path, str] = {}  # of every file and link that was taken in
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
+        self._ephemeral: dict[int, bool] = {}  # by device
         self._excluded = _Excluded([])
         self._room = LIST_BYTES
         self._beyond = [0, 0]
@@ -187,6 +190,10 @@ class _Found:
 
     def _add_file(self, path: Path, home: str, info: os.stat_result, limited: bool) -> None:
         line: dict[str, Any] = {"path": str(path), "home": home, "size": info.st_size, "limited": limited}
+        if info.st_dev not in self._ephemeral:
+            self._ephemeral[info.st_dev] = is_ephemeral(info.st_dev)
+        if self._ephemeral[info.st_dev]:
+            line["ephemeral"] = True
         if info.st_size <= self.hash_left:
             line.update(_hashed(path, self.data_left))
             self.hash_left -= line["size"]

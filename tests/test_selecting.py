@@ -1,0 +1,186 @@
+"""What is fetched of a job, what its nodes still owe, and that they are kept for it."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from awsddp.cluster import Job, RankResult
+from awsddp.report import Event
+from awsddp.spec import load
+from awsddp.state import Folder
+from awsddp.verbs import results, selecting
+from awsddp.verbs.context import Context
+from awsddp.verbs.selecting import Ephemeral, Unfetched
+
+RANKS = tuple(RankResult(rank=node, local_rank=0, node=node, exit_code=0, seconds=1.0) for node in (0, 1))
+JOB = Job(job="j", state="succeeded", cause=None, ranks=RANKS, home="runs/j")
+
+
+def file(name: str, size: int, **more: Any) -> dict[str, Any]:
+    """Return what a node says of a file of its work folder; its name begins with the node."""
+    node = name.partition("/")[0]
+    return {"path": f"/w/{name}", "home": f"{node}/{name}", "size": size, "limited": True, **more}
+
+
+@dataclass
+class Nodes:
+    """Two nodes, which answer with `files` and `skipped`, and whoever fetches from them."""
+
+    root: Path
+    files: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: {0: [], 1: []})
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    agrees: bool = False
+    questions: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    fetched: set[str] = field(default_factory=set)
+    released: list[str] = field(default_factory=list)
+    timeouts: list[float] = field(default_factory=list)
+
+    def ask(
+        self, fleet: Any, requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float
+    ) -> dict[int, dict[str, Any]]:
+        self.timeouts.append(timeout_s)
+        return {node: self._answer(node, request) for node, request in requests.items()}
+
+    def _answer(self, node: int, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["do"] == "manifest":
+            outputs = [f"/w/{output}" for output in request["outputs"]]
+            named = [{**one, "limited": one["path"] not in outputs} for one in self.files[node]]
+            excluded = {"files": 2 * bool(request["exclude"]), "size": 2_000_000}
+            return {"files": named, "skipped": self.skipped, "links": [], "excluded": excluded}
+        sizes = {one["path"]: one["size"] for one in self.files[node]}
+        return {
+            "hashes": [
+                {"why": "Permission denied"}
+                if "closed" in path
+                else {"size": sizes[path], "sha256": hashlib.sha256(path.encode()).hexdigest()}
+                for path in request["paths"]
+            ]
+        }
+
+    def pull(self, wanted: Mapping[int, Any], target: Path, **settings: Any) -> dict[int, Any]:
+        target.mkdir(parents=True, exist_ok=True)
+        self.fetched = {one.home for files in wanted.values() for one in files}
+        return {}
+
+    def bring_home(self, **keys: object) -> None:
+        overrides = {"sync.workdir": str(self.root), **{f"job.{key}": value for key, value in keys.items()}}
+        spec, job = load(environ={}, overrides=overrides)
+
+        def agree(question: str) -> bool:
+            self.questions.append(question)
+            return self.agrees
+
+        def on_event(event: Event) -> None:
+            self.told.append(event.text)
+
+        folder = Folder(self.root / "home", "default")
+        ctx = Context(spec=spec, job=job, folder=folder, on_event=on_event, agree=agree)
+        fleet: Any = SimpleNamespace(nodes=(0, 1), failures={}, endpoints={})
+        cluster: Any = SimpleNamespace(aws=None, nodes=())
+        results.bring_home(ctx, cluster, fleet, JOB)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """Nodes without results."""
+    made = Nodes(tmp_path)
+
+    def release(aws: Any, nodes: Any, job: str) -> None:
+        made.released.append(job)
+
+    monkeypatch.setattr(selecting, "ask", made.ask)
+    monkeypatch.setattr("awsddp.nodes.sync.pull", made.pull)
+    monkeypatch.setattr("awsddp.aws.poweroff.release", release)
+    return made
+
+
+def test_what_is_within_the_limit_comes_home_and_the_nodes_are_released(nodes: Nodes) -> None:
+    nodes.files = {0: [file("node0/a", 6)], 1: [file("node1/b", 4)]}
+    nodes.bring_home()
+    assert nodes.fetched == {"node0/node0/a", "node1/node1/b"}
+    assert (nodes.released, nodes.questions) == (["j"], [])
+
+
+def test_over_the_limit_the_largest_stay_are_named_and_keep_the_nodes(nodes: Nodes) -> None:
+    nodes.files = {0: [file("node0/big", 3_000_000)], 1: [file("node1/mid", 900_000), file("node1/low", 9)]}
+    with pytest.raises(Unfetched) as caught:
+        nodes.bring_home(results_limit="1MB")
+    assert nodes.fetched == {"node1/node1/mid", "node1/node1/low"}
+    assert nodes.released == []
+    assert caught.value.exit_code == 6
+    text = str(caught.value)
+    assert "node0: /w/node0/big (3.0 MB): over job.results_limit (1MB), the smaller files came first" in text
+    assert "awsddp fetch --job j --output PATH" in text
+    assert nodes.questions == [
+        "The results of j exceed job.results_limit (1MB) by 1 file, 3.0 MB.\nFetch all of it?"
+    ]
+
+
+def test_over_the_limit_everything_comes_home_where_that_is_agreed_to(nodes: Nodes) -> None:
+    nodes.files[0], nodes.agrees = [file("node0/big", 3_000_000)], True
+    nodes.bring_home(results_limit="1MB")
+    assert (nodes.fetched, nodes.released) == ({"node0/node0/big"}, ["j"])
+
+
+def test_what_an_output_names_and_what_is_at_home_knows_no_limit(nodes: Nodes) -> None:
+    nodes.files[0] = [file("node0/big", 3_000_000), file("node0/home", 2_000_000)]
+    place = nodes.root / "runs/j/node0/node0"
+    place.mkdir(parents=True)
+    (place / "home").write_bytes(bytes(2_000_000))
+    nodes.bring_home(results_limit="1MB", outputs=["node0/big"])
+    assert (nodes.fetched, nodes.questions) == ({"node0/node0/big", "node0/node0/home"}, [])
+
+
+def test_what_cannot_be_read_keeps_the_nodes(nodes: Nodes) -> None:
+    nodes.files[0] = [file("node0/closed", 5), file("node0/open", 5)]
+    with pytest.raises(Unfetched, match="1 file, 5 bytes of the results of j are not home") as caught:
+        nodes.bring_home()
+    assert "Permission denied" in str(caught.value)
+    assert (nodes.fetched, nodes.released) == ({"node0/node0/open"}, [])
+    nodes.files[0].clear()
+    nodes.skipped = [{"path": "/w/folder", "size": 0, "why": "Permission denied", "owed": True}]
+    with pytest.raises(Unfetched, match="2 files"):
+        nodes.bring_home()
+
+
+def test_what_nobody_owes_is_named_and_what_is_excluded_is_counted(nodes: Nodes) -> None:
+    nodes.skipped = [{"path": f"/w/{number}", "size": 0, "why": "a pipe"} for number in range(30)]
+    nodes.bring_home(exclude=["data/"])
+    assert nodes.told[0] == "4 files, 4.0 MB: matched by job.exclude, stays on the nodes"
+    assert nodes.told[1] == "not fetched: /w/0: a pipe"
+    assert (len(nodes.told), nodes.told[-1]) == (12, "not fetched: 50 more of the kind")
+    assert nodes.released == ["j"]
+
+
+def test_large_files_have_the_time_that_hashing_them_takes(nodes: Nodes) -> None:
+    nodes.files[0] = [file("node0/big", 10**12)]
+    nodes.agrees = True
+    nodes.bring_home()
+    assert nodes.timeouts[-1] > 10**12 / 125e6  # the slowest gp3
+
+
+def test_a_stop_that_would_lose_results_is_refused(nodes: Nodes) -> None:
+    nodes.files[1] = [file("node1/x", 5, ephemeral=True), file("node1/y", 5)]
+    spec, job = load(environ={})
+    folder = Folder(nodes.root, "default")
+    ctx = Context(spec=spec, job=job, folder=folder, on_event=lambda event: None)
+    fleet: Any = SimpleNamespace(nodes=(0, 1))
+    with pytest.raises(Ephemeral, match="results of j, which lie on instance store") as caught:
+        selecting.refuse_ephemeral(ctx, fleet, [JOB])
+    assert caught.value.why == "node1: /w/node1/x (5 bytes): empty after a stop"
+    nodes.files[1].clear()
+    selecting.refuse_ephemeral(ctx, fleet, [JOB])
+
+
+@pytest.mark.parametrize("text", ["20", "20 apples", "-1GB", "GB", "1e3GB", "NaNGB"])
+def test_a_limit_is_a_size(text: str) -> None:
+    from awsddp.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"job\.results_limit"):
+        load(environ={}, overrides={"job.results_limit": text})
