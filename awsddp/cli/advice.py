@@ -14,8 +14,13 @@ _VERBS = "plan|up|status|sync|train|run|jobs|logs|cancel|fetch|exec|ssh|stop|dow
 
 def named(text: str) -> str:
     """Return `text` with `awsddp VERB` as `awsddp -c NAME --region ... VERB`, where that is needed."""
-    words = "".join(f"{word} " for word in (_needed(WATCH.options) if WATCH.options else ()))
-    return re.sub(rf"\bawsddp (?=(?:{_VERBS})\b)", lambda _: f"awsddp {words}", text)
+    needed = _needed(WATCH.options) if WATCH.options else []
+
+    def filled(match: re.Match[str]) -> str:
+        given = match.string[match.end() :].partition("\n")[0].split()
+        return "".join(f"{word} " for word in ["awsddp", *needed] if word != "--local" or word not in given)
+
+    return re.sub(rf"\bawsddp (?=(?:{_VERBS})\b)", filled, text)
 
 
 def _needed(options: Globals) -> list[str]:

@@ -1,11 +1,13 @@
 """`awsddp fetch`: results home."""
 
+import contextlib
 from pathlib import Path
 
 import click
 
 from awsddp.cli import screen, session
 from awsddp.cli.options import Globals, Verb
+from awsddp.errors import Interrupted
 
 
 @click.command("fetch", cls=Verb)
@@ -17,14 +19,27 @@ from awsddp.cli.options import Globals, Verb
 def command(options: Globals, *, job: str | None, outputs: tuple[str, ...], to: Path | None) -> None:
     """Bring a job's results home: its logs, its run folder, new and changed files.
 
-    Where a node is gone or stopped the rest comes home, and what is missing is named (exit 6).
+    Where a node is gone or stopped the rest comes home, and what is missing is named (exit 6). A cluster that
+    stopped by itself with results is started, after a question, and ended afterwards, after another.
     """
-    from awsddp.cli.pages import sync_page
+    from awsddp.cli.pages import down_page, sync_page
+    from awsddp.cli.questions import down_question, launch_question
+    from awsddp.verbs.down import down
     from awsddp.verbs.fetch import fetch
 
     asked: dict[str, object] = {"job.outputs": list(outputs)} if outputs else {}
     with session.opened(options, asked) as (ctx, show):
         with screen.told_first(options, show, sync_page):
-            result = fetch(ctx, job=job, to=to)
+            confirm = launch_question(options, show, ctx.spec)
+            result = fetch(ctx, job=job, to=to, anew=bool(outputs), confirm=confirm)
         show.pause()
-        screen.document(result) if options.json else sync_page(result)
+        if not options.json:
+            sync_page(result)
+        if result.get("started"):
+            with contextlib.suppress(Interrupted):  # the answer was no: idle ends them
+                result["down"] = down(ctx, confirm=down_question(options, show))
+                show.pause()
+                if not options.json:
+                    down_page(result["down"])
+        if options.json:
+            screen.document(result)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cli.advice import named
 from awsddp.cli.tables import line, table
 from awsddp.compat import HOURS_PER_MONTH
-from awsddp.report import duration, money
+from awsddp.report import duration, money, node_name
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
@@ -77,6 +77,7 @@ def _cost(result: dict[str, Any]) -> str:
     if result["expires"]:
         left = datetime.fromisoformat(result["expires"]) - datetime.now(UTC)
         text += f"; ends itself in {duration(max(0.0, left.total_seconds()))}"
+        text += f", or after {result['idle']} idle" if result["idle"] not in (None, "off") else ""
     return text + named(". End it now: awsddp down")
 
 
@@ -111,9 +112,17 @@ def job_lines(result: dict[str, Any]) -> list[str]:
     if result.get("accuracy") is not None:
         data = f", {result['data']}" if result.get("data") else ""
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")
-    kept = f"on the nodes, until: awsddp fetch --job {result['job']}"
-    lines.append(f"  results: {result['home'] + '/' if result['fetched'] else kept}")
+    lines.append(f"  results: {_results(result)}")
     return lines
+
+
+def _results(result: dict[str, Any]) -> str:
+    fetch = f"awsddp fetch --job {result['job']}"
+    if result["fetched"]:
+        return f"{result['home']}/"
+    if result["missing"]:
+        return f"{result['home']}/, without a part of {', '.join(map(node_name, result['missing']))}: {fetch}"
+    return f"on the nodes, until: {fetch}"
 
 
 def jobs_page(result: list[dict[str, Any]]) -> None:
@@ -208,6 +217,12 @@ def run_page(result: "RunResult") -> None:
     table(("stage", "time"), [(stage, duration(seconds)) for stage, seconds in result.seconds.items()])
     if result.down:
         down_page(result.down)
+    elif result.up and result.error is None:
+        line(
+            f"The nodes end themselves {result.up['idle']} after the job, at the latest at "
+            f"{result.up['expires']}: stopped while they hold results, else terminated."
+        )
+        line(named("Fetch the results and end them: awsddp fetch. End everything now: awsddp down"))
 
 
 def local_page(result: dict[str, Any]) -> None:

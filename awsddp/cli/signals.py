@@ -60,6 +60,8 @@ class Watch:
     def _on_signal(self, number: int, _: Any) -> None:
         self._heard += 1
         if self._heard > 1:
+            if self.verb == "run" and number != signal.SIGINT:
+                return  # only a person, at a terminal, is let go while machines still run
             self._leave(number)
         if self.verb not in _FINISHING:
             timer = threading.Timer(PATIENCE_S, self._leave, [number])

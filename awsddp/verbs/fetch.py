@@ -8,10 +8,12 @@ from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.report import money, node_name
 from awsddp.state import Record
 from awsddp.verbs.context import Context, Found
+from awsddp.verbs.converging import Confirm
 from awsddp.verbs.node_jobs import cancel, choose_job, jobs_on
 from awsddp.verbs.nodes import NoNodes, Ready, connect
 from awsddp.verbs.parts import choose, connected, part
 from awsddp.verbs.results import bring_home, place_of, remember, still_missing, whole_at_home
+from awsddp.verbs.up import up
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Fetched
@@ -19,26 +21,47 @@ if TYPE_CHECKING:
 REACH_S = 60.0
 
 
-def fetch(ctx: Context, *, job: str | None = None, to: Path | None = None) -> dict[str, Any]:
+def fetch(
+    ctx: Context,
+    *,
+    job: str | None = None,
+    to: Path | None = None,
+    anew: bool = False,
+    confirm: Confirm,
+) -> dict[str, Any]:
     """Bring the results of a job home (the last by default), and return the `fetch` document.
 
-    What is at home already needs no node. What can be had comes home where a part is missing; then NodeError
-    is raised, with the document as its `result`. Raises NotFoundError for a job that nobody knows, NoNodes.
+    What is at home already needs no node, unless it is asked for `anew`. Nodes that stopped with results are
+    started, once `confirm` agreed (it raises to refuse); the document then has `started`. What can be had
+    comes home where a part is missing; then NodeError is raised, with the document as its `result`. Raises
+    NotFoundError for a job that nobody knows, NoNodes.
     """
+    anew = anew or to is not None
+    try:
+        return _fetch(ctx, job, to, anew)
+    except NoNodes as error:
+        if not error.stopped or job not in (None, *error.stopped):
+            raise
+    up(ctx, confirm=confirm)
+    return {**_fetch(ctx, job, to, anew), "started": True}
+
+
+def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[str, Any]:
     record = ctx.folder.read()
     last = job or (record.jobs[-1].job if record is not None and record.jobs else None)
     kept = whole_at_home(ctx, last) if last is not None else None
     try:
         with part(ctx) as cluster:
-            if to is None and kept is not None and job not in (None, *cluster.unfetched):
+            if not anew and kept is not None and job not in (None, *cluster.unfetched):
                 return _kept(ctx, kept)
             with connected(ctx, cluster) as fleet:
                 chosen = choose(ctx, cluster, fleet, job)
                 came = bring_home(ctx, cluster, fleet, chosen, to=to)
                 remember(ctx, chosen)
                 lost = still_missing(ctx, cluster, fleet, chosen, to=to)
-    except (NotFoundError, NoNodes):
-        if kept is None or to is not None:
+    except (NotFoundError, NoNodes) as none:
+        owed = isinstance(none, NoNodes) and job is None and none.stopped
+        if kept is None or anew or owed:
             raise
         return _kept(ctx, kept)
     result = _document(came, job=chosen.job, home=to or place_of(ctx, chosen.job))

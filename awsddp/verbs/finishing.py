@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def finish(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job) -> dict[str, Any]:
-    """Bring home the results of a job that was followed, and return it as design.md's `train` document.
+    """Bring home the results of a job that was followed, and return it as the `train` document.
 
     An error that keeps results away carries that document as its `result`. A job that did not succeed has
     a reason of its own to fail: what is missing of its results is said alone.

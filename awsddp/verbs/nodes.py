@@ -29,7 +29,9 @@ def import_beside(module: str) -> None:
 
 
 class NoNodes(NodeError):
-    """The cluster exists, and none of its nodes can be asked anything now."""
+    """The cluster exists, and none of its nodes can be asked anything now. `stopped` hold these jobs."""
+
+    stopped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,9 +39,12 @@ def part(ctx: Context) -> Iterator[Ready]:
         )
         if not nodes:
             states = ", ".join(f"{node_name(node.node)} is {node.state}" for node in living)
-            raise NoNodes(
+            error = NoNodes(
                 f"no node of cluster {ctx.spec.name} can be asked", states, "awsddp up   # start or finish it"
             )
+            if all(node.state in ("stopping", "stopped") for node in living):
+                error.stopped = tuple(sorted({job for node in living for job in node.unfetched}))
+            raise error
         others = tuple(node for node in living if node not in nodes)
         yield Ready(aws=seen.aws, record=record, nodes=nodes, others=others, ahead=ahead)
 

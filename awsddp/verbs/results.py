@@ -103,13 +103,16 @@ def _data(rows: list[dict[str, Any]]) -> str | None:
 def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
     """Return a job as the document of `train`, with the accuracy that its program wrote down.
 
-    `fetched` tells whether its results are at home since it has ended.
+    `fetched` tells whether all its results are at home since it has ended; else `missing` names the nodes
+    of those that are not, where some are.
     """
+    kept = ended_at_home(ctx, job.job)
     rows = metrics(target if target is not None else place_of(ctx, job.job))
     found = {
         "accuracy": report.last_value(rows, "accuracy"),
         "data": _data(rows),
-        "fetched": ended_at_home(ctx, job.job) is not None,
+        "fetched": kept is not None and not kept.missing,
+        "missing": list(kept.missing if kept is not None else job.missing),
     }
     return report.job_document(job) | found
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from awsddp.errors import AwsddpError, ConfigError, Interrupted, InUse, LetGo, NodeError, UsageError
@@ -13,6 +13,9 @@ from awsddp.verbs.results import whole_at_home
 from awsddp.verbs.stop import stop
 from awsddp.verbs.train import check, train
 from awsddp.verbs.up import up
+
+IDLE = "10m"
+"""The idle time of a run's nodes: nobody is going to log in to them."""
 
 
 @dataclass(kw_only=True)
@@ -35,18 +38,51 @@ class RunResult:
         return {"up": self.up, "train": self.train, "down": self.down, "seconds": self.seconds}
 
 
-def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) -> RunResult:
+def run(
+    ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool = False
+) -> RunResult:
     """Bring a cluster up, run the job, bring its results home and end the cluster, on every way out.
 
-    Raises what `up` raises before anything was made, and InUse: a cluster on which another job runs is left
-    as it is. What fails later is the result's `error`.
+    With `detach` the job is left to its nodes, which end themselves once nobody uses them. Raises what `up`
+    raises before anything was made, and InUse: a cluster on which another job runs is left as it is. What
+    fails later is the result's `error`.
     """
     check(ctx)
+    ctx = _with_idle(ctx)
     result = RunResult()
-    shown = _unheard(on_lines)
+    try:
+        _work(ctx, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
+        if not (detach and result.error is None):
+            _end(ctx, result)
+    except KeyboardInterrupt as stop:
+        ctx.say("interrupted: ending everything; Ctrl-C again leaves at once")
+        result.error = Interrupted("interrupted: results are at home as far as they came, nothing is left")
+        if isinstance(stop, LetGo):
+            result.error.exit_code = 128 + stop.number
+        _end(ctx, result)
+    if result.train is not None and result.down is not None and whole_at_home(ctx, result.train["job"]):
+        result.train["fetched"] = True
+        if not isinstance(result.error, Interrupted):
+            result.error = None  # what `train` could not, `down` has
+    return result
+
+
+def _with_idle(ctx: Context) -> Context:
+    """Return the context with the idle time of a run, where nobody chose another."""
+    spec = ctx.spec
+    if "cluster.idle" in spec.given:
+        return ctx
+    cluster = replace(spec.cluster, idle=IDLE)
+    return replace(ctx, spec=replace(spec, cluster=cluster, given=spec.given | {"cluster.idle"}))
+
+
+def _work(
+    ctx: Context, result: RunResult, *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool
+) -> None:
+    """Do what comes before the end; what fails once something was made is the result's error."""
     try:
         result.up = _timed(result, "up", lambda: up(ctx, confirm=confirm))
-        result.train = _timed(result, "train", lambda: train(ctx, on_lines=shown))
+        result.train = _timed(result, "train", lambda: train(ctx, on_lines=on_lines, detach=detach))
     except InUse:  # the cluster was there before, and another job runs on it
         raise
     except Interrupted as error:
@@ -55,29 +91,19 @@ def run(ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None]) ->
         if result.up is None and isinstance(error, ConfigError | UsageError):
             raise
         result.train, result.error = error.result, error
-    except KeyboardInterrupt as stop:
-        ctx.say("interrupted: ending everything; Ctrl-C again leaves at once")
-        result.error = Interrupted("interrupted: results are at home as far as they came, nothing is left")
-        if isinstance(stop, LetGo):
-            result.error.exit_code = 128 + stop.number
     except Exception:  # a defect of ours must not leave a bill either
-        _end(ctx)
+        _end(ctx, result)
         raise
-    try:
-        result.down = _timed(result, "down", lambda: _end(ctx))
-    except AwsddpError as error:
-        result.error = error
-    if result.train is not None and result.down is not None and whole_at_home(ctx, result.train["job"]):
-        result.train["fetched"], result.error = True, None  # what `train` could not, `down` has
-    return result
 
 
-def _end(ctx: Context) -> dict[str, Any]:
+def _end(ctx: Context, result: RunResult) -> None:
     """End the cluster; where its results cannot come home, stop the machines and say so."""
     try:
-        return down(ctx, confirm=lambda _: None)
+        result.down = _timed(result, "down", lambda: down(ctx, confirm=lambda _: None))
     except NodeError as error:
-        raise _stopped(ctx, error) from error
+        result.error = _stopped(ctx, error)
+    except AwsddpError as error:
+        result.error = error
 
 
 def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, begin, campaign, cluster, instances
 
-STEPS = 100
+STEPS = 60
 SECONDS = 0.2  # of a step
 SCRIPTS = {
     "lines.py": f"""\

@@ -26,6 +26,8 @@ def shown(capsys: pytest.CaptureFixture[str], **seen: object) -> str:
             "jobs": [job("running", fetched=False, **seen)],
             "price_usd_per_hour": 1.0,
             "cost_usd": 1.0,
+            "budget_usd": None,
+            "idle": None,
             "expires": None,
         }
     )
@@ -52,3 +54,5 @@ def test_results_are_told_where_they_are() -> None:
     kept = "  results: on the nodes, until: awsddp fetch --job j"
     assert job_lines(job("cancelled", fetched=False)) == ["Job j: cancelled", kept]
     assert job_lines(job("succeeded", fetched=True)) == ["Job j: succeeded", "  results: runs/j/"]
+    partly = "  results: runs/j/, without a part of node1: awsddp fetch --job j"
+    assert job_lines(job("failed", fetched=False, missing=[1])) == ["Job j: failed", partly]

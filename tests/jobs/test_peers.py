@@ -19,6 +19,7 @@ class Relay:
     """Carries connections from its address to the first node's. Names of `blocked` directions: up, down."""
 
     def __init__(self, host: str, target: tuple[str, int]) -> None:
+        self.host = host
         self._target = target
         self._listener = socket.create_server((host, target[1]))
         self._listener.setblocking(False)

@@ -148,6 +148,29 @@ def test_killed_supervisor_takes_its_ranks_with_it_and_the_job_fails(fleet: "Fle
     wait(lambda: fleet.processes() == [])
 
 
+def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet") -> None:
+    from tests.jobs.test_peers import Relay
+
+    requests = fleet.requests(SLEEP)
+    first = requests[0]["nodes"][0]["private_ip"]
+    relay = Relay(first.rpartition(".")[0] + ".99", (first, requests[0]["link_port"]))
+    far = [{**requests[1]["nodes"][0], "private_ip": relay.host}, requests[1]["nodes"][1]]
+
+    def pumped(condition: Any) -> Any:
+        relay.pump()
+        return condition()
+
+    for node, request in ((0, requests[0]), (1, {**requests[1], "nodes": far})):
+        fleet.ask(node, request)
+    wait(lambda: pumped(lambda: len(fleet.processes()) == 4))
+    os.kill(fleet.document(1)["pid"], signal.SIGKILL)
+    relay.reset()
+    wait(lambda: pumped(lambda: fleet.document(0)["state"] == "failed"))
+    said = fleet.document(0)["cause"]["explanation"]
+    assert said == "node1 was lost while the job ran: its supervisor was killed (signal 9)."
+    relay.close()
+
+
 def test_ranks_end_when_node_0_is_lost(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     wait(lambda: len(fleet.processes()) == 4)
@@ -290,6 +313,20 @@ def test_shutdown_is_named_by_what_the_node_says_of_it(tmp_path: Path) -> None:
     assert (asked["state"], asked["grace"]) == ("interrupted", 110.0)
     assert "its time was over" in asked["cause"]["explanation"]
     assert "SIGTERM" in shutdown(request, tmp_path / "none")["cause"]["explanation"]
+
+
+def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fleet: "Fleet") -> None:
+    fleet.launch(
+        "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
+    )
+    wait(fleet.up)
+    pid = fleet.document(1)["pid"]
+    os.kill(pid, signal.SIGTERM)
+    wait(lambda: fleet.document(1)["cause"])
+    os.kill(pid, signal.SIGKILL)
+    wait(lambda: fleet.document(1)["state"] == "interrupted")
+    assert "was shut down" in fleet.document(1)["cause"]["explanation"]
+    fleet.ask(0, launchers.cancel_request("job", grace=0))
 
 
 def test_restarted_node_says_interrupted(fleet: "Fleet") -> None:

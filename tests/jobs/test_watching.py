@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Job, RankResult
+from awsddp.cluster import Job, JobNode, RankResult
 from awsddp.errors import NodeError
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
@@ -21,7 +21,15 @@ LINES = b"".join(b"line %d\n" % number for number in range(20))
 
 def document(node: int, state: str) -> dict[str, Any]:
     ranks = [{"rank": rank, "local_rank": 0, "node": rank, "exit_code": 0, "seconds": 1.0} for rank in (0, 1)]
-    return {"job": "job", "state": state, "cause": None, "complete": node == 0, "ranks": ranks}
+    return {
+        "job": "job",
+        "node": node,
+        "state": state,
+        "cause": None,
+        "complete": node == 0,
+        "created": "2026-11-22T09:00:00+00:00",
+        "ranks": ranks,
+    }
 
 
 class Nodes:
@@ -30,6 +38,7 @@ class Nodes:
     def __init__(self, cuts: dict[int, int], *, back_at: int) -> None:
         self.now = 0
         self.nodes: set[int] = {0, 1}
+        self.endpoints = {node: SimpleNamespace(instance_id=f"i-{node}") for node in (0, 1)}
         self.failures: dict[int, NodeError] = {}
         self.reports: list[dict[str, Any]] = []
         self._cuts = cuts
@@ -110,7 +119,8 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
         record=SimpleNamespace(id="x"),
         nodes=[SimpleNamespace(node=node, instance_id=f"i-{node}") for node in (0, 1)],
     )
-    job = Job(job="job", state="running", cause=None, ranks=ranks, home="runs/job")
+    nodes_of = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
+    job = Job(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=nodes_of)
     merger = Merger({0: 0, 1: 1}, folder=folder)
     watch = Watch(ctx, cluster, nodes, job, merger=merger, on_lines=shown.extend)  # type: ignore[arg-type]
     return watch.run(), bytes(shown), events

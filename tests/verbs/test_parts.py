@@ -52,7 +52,7 @@ def test_what_a_replaced_node_held_is_named_as_lost_and_the_rest_comes_home(owed
     assert LOST in owed.said
     for _ in range(2):
         with pytest.raises(NodeError) as partly:
-            fetch(owed.ctx(), job="j")
+            fetch(owed.ctx(), job="j", confirm=print)
         assert (partly.value.exit_code, partly.value.why) == (6, LOST)
         assert [node["node"] for node in partly.value.document()["nodes"]] == [0]  # type: ignore[attr-defined]
     assert at_home(owed) == ["node0"]
@@ -83,11 +83,11 @@ def test_down_offers_up_for_the_node_that_is_stopped_and_releases_the_other(owed
 def test_part_on_a_stopped_node_comes_home_once_it_runs(owed: World) -> None:
     owed.set_state(1, "stopped")
     with pytest.raises(NodeError, match="a part of the results of j is missing") as partly:
-        fetch(owed.ctx())
+        fetch(owed.ctx(), confirm=print)
     assert partly.value.why == "node1 (i-1) is stopped; it holds its part of job j"
     assert owed.tags == {"i-0": [], "i-1": ["j"]}
     owed.set_state(1, "running")
-    assert [node["node"] for node in fetch(owed.ctx())["nodes"]] == [0, 1]
+    assert [node["node"] for node in fetch(owed.ctx(), confirm=print)["nodes"]] == [0, 1]
     assert (at_home(owed), owed.tags) == (["node0", "node1"], {"i-0": [], "i-1": []})
 
 
@@ -97,18 +97,18 @@ def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
     assert (job["job"], job["nodes"][1]["instance_id"]) == ("j", "i-1")
     assert "node1 was not asked: node1: the connection was lost" in owed.said
     with pytest.raises(NodeError):
-        fetch(owed.ctx(), job="j")
+        fetch(owed.ctx(), job="j", confirm=print)
     assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
 
 
 def test_what_is_at_home_needs_no_node(owed: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch(owed.ctx(), job="j")
+    fetch(owed.ctx(), job="j", confirm=print)
     connections = owed.lines
-    assert fetch(owed.ctx(), job="j")["nodes"] == []
+    assert fetch(owed.ctx(), job="j", confirm=print)["nodes"] == []
     assert "the results of j are home" in owed.said
     owed.set_state(0, "stopped")
     owed.set_state(1, "stopped")
-    assert fetch(owed.ctx())["job"] == "j"
+    assert fetch(owed.ctx(), confirm=print)["job"] == "j"
     monkeypatch.delattr(parts, "found")
     assert sorted(lines(owed).splitlines()) == [b"[rank %d @ node%d] line of %d" % (n, n, n) for n in (0, 1)]
     assert owed.lines == connections
@@ -118,7 +118,7 @@ def test_job_of_which_every_node_is_gone_is_named_as_lost(owed: World) -> None:
     for node in (0, 1):
         owed.replace_node(node)
     with pytest.raises(NodeError, match="no node that can be asked knows job j") as lost:
-        fetch(owed.ctx(), job="j")
+        fetch(owed.ctx(), job="j", confirm=print)
     assert lost.value.why.splitlines() == [LOST.replace("1", "0"), LOST]
 
 
@@ -149,13 +149,13 @@ def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
 def test_part_that_is_home_is_not_lost_with_its_node(owed: World, tmp_path: Path) -> None:
     owed.away = True
     with pytest.raises(CloudError):
-        fetch(owed.ctx(), job="j")
+        fetch(owed.ctx(), job="j", confirm=print)
     owed.away = False
     owed.replace_node(1)
-    assert (fetch(owed.ctx(), job="j")["job"], owed.tags["i-0"]) == ("j", [])
+    assert (fetch(owed.ctx(), job="j", confirm=print)["job"], owed.tags["i-0"]) == ("j", [])
     assert json.loads((owed.project / "runs/j/job.json").read_text())["missing"] == []
     with pytest.raises(NodeError) as partly:
-        fetch(owed.ctx(), job="j", to=tmp_path / "elsewhere")
+        fetch(owed.ctx(), job="j", to=tmp_path / "elsewhere", confirm=print)
     assert partly.value.why == f"{LOST}\nall of it is in runs/j/"
 
 
@@ -167,7 +167,9 @@ def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed:
     line.failures[1] = NodeError("lost")
     with pytest.raises(NodeError) as error:
         finish(ctx, owed.cluster, line, job)
-    assert (error.value.exit_code, error.value.document()["state"]) == (6, "succeeded")
+    document = error.value.document()
+    assert (error.value.exit_code, document["state"]) == (6, "succeeded")
+    assert (document["fetched"], document["missing"]) == (False, [1])
     assert "job j succeeded, its results are" in error.value.message
     assert error.value.why == LOST
 
@@ -183,5 +185,5 @@ def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed
     assert seen.endswith("Z")
     jobs(owed.ctx())
     assert told() == ("succeeded", None, False)
-    fetch(owed.ctx())
+    fetch(owed.ctx(), confirm=print)
     assert told() == ("succeeded", None, True)

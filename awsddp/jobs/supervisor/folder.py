@@ -87,7 +87,7 @@ class JobFolder:
         document = read_json(self.state) or initial(request)
         document["nodes"] = request["nodes"]
         if document["state"] == "running" and not alive:
-            document.update(state="interrupted", cause=_loss(request, document))
+            document.update(state="interrupted", cause=document["cause"] or _loss(request, document))
         for rank in document["ranks"]:
             if document["state"] == "running" and rank["exit_code"] is None and rank.get("started"):
                 rank["seconds"] = round(time.time() - rank["started"], 3)

@@ -108,11 +108,11 @@ class Supervisor:
 
     def _turn(self) -> None:
         """Wait for one thing to happen, or for the next look at the clock, and take it in."""
-        waiting = self._ranks.stopping or not self._peers.joined  # the first node opens its port just now
+        waiting = self._ranks.stopping or self._alone  # the first node opens its port at the same moment
         now = self._exchange(0.02 if waiting else 0.25)
         if self._asked != self._sent:
             self._ask_to_end()
-        if not self._peers.joined and self._coordinator is None and now >= self._join_by:
+        if self._alone and now >= self._join_by:
             self._abandon(f"node{self._first} could not be reached ({self._peers.error})")
         for report in self._ranks.reap():
             self._note()
@@ -121,6 +121,11 @@ class Supervisor:
         self._look_left()
         if self._coordinator is not None:
             self._coordinate(now)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether this node never had word from the first node: it is not the first, nor was it connected."""
+        return self._coordinator is None and not self._peers.joined
 
     def _exchange(self, patience_s: float) -> float:
         """Take in what comes within `patience_s`, and return the time."""
@@ -158,7 +163,7 @@ class Supervisor:
         self._own["cause"] = self._own["cause"] or asked.get("cause")
         self._write()
         self._ranks.stop(asked["grace"])
-        if not self._peers.joined and self._coordinator is None:
+        if self._alone:
             self._abandon("it was cancelled before it had started", state=asked["state"])
         self._say(asked)
 
