@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Job, RankResult
+from awsddp.cluster import Job, JobNode, RankResult
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder
@@ -18,7 +18,13 @@ from awsddp.verbs.context import Context
 from awsddp.verbs.selecting import Ephemeral, Unfetched
 
 RANKS = tuple(RankResult(rank=node, local_rank=0, node=node, exit_code=0, seconds=1.0) for node in (0, 1))
-JOB = Job(job="j", state="succeeded", cause=None, ranks=RANKS, home="runs/j")
+MACHINES = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
+JOB = Job(job="j", state="succeeded", cause=None, ranks=RANKS, home="runs/j", nodes=MACHINES)
+FLEET: Any = SimpleNamespace(
+    nodes=(0, 1),
+    failures={},
+    endpoints={one.node: SimpleNamespace(instance_id=one.instance_id) for one in MACHINES},
+)
 
 
 def file(name: str, size: int, **more: Any) -> dict[str, Any]:
@@ -81,9 +87,8 @@ class Nodes:
 
         folder = Folder(self.root / "home", "default")
         ctx = Context(spec=spec, job=job, folder=folder, on_event=on_event, agree=agree)
-        fleet: Any = SimpleNamespace(nodes=(0, 1), failures={}, endpoints={})
-        cluster: Any = SimpleNamespace(aws=None, nodes=())
-        results.bring_home(ctx, cluster, fleet, JOB)
+        cluster: Any = SimpleNamespace(aws=None, nodes=(), others=())
+        results.bring_home(ctx, cluster, FLEET, JOB)
 
 
 @pytest.fixture
@@ -170,12 +175,11 @@ def test_a_stop_that_would_lose_results_is_refused(nodes: Nodes) -> None:
     spec, job = load(environ={})
     folder = Folder(nodes.root, "default")
     ctx = Context(spec=spec, job=job, folder=folder, on_event=lambda event: None)
-    fleet: Any = SimpleNamespace(nodes=(0, 1))
     with pytest.raises(Ephemeral, match="results of j, which lie on instance store") as caught:
-        selecting.refuse_ephemeral(ctx, fleet, [JOB])
+        selecting.refuse_ephemeral(ctx, FLEET, [JOB])
     assert caught.value.why == "node1: /w/node1/x (5 bytes): empty after a stop"
     nodes.files[1].clear()
-    selecting.refuse_ephemeral(ctx, fleet, [JOB])
+    selecting.refuse_ephemeral(ctx, FLEET, [JOB])
 
 
 @pytest.mark.parametrize("text", ["20", "20 apples", "-1GB", "GB", "1e3GB", "NaNGB"])

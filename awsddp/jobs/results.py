@@ -22,8 +22,12 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     believed = min(documents.values(), key=_weight)
     own = {(node, rank["rank"]): rank for node, found in documents.items() for rank in found["ranks"]}
     ranks = [_rank(rank, own.get((rank["node"], rank["rank"]))) for rank in believed["ranks"]]
-    job = believed["job"]
-    return msgspec.convert({**believed, "ranks": ranks, "home": f"{results}/{job}"}, Job)
+    machines = {one["node"]: one for one in believed.get("nodes", ())}
+    for node, found in documents.items():  # each for itself: no node may leave another out
+        machines |= {one["node"]: one for one in found.get("nodes", ()) if one["node"] == node}
+    home = f"{results}/{believed['job']}"
+    nodes = [machines[node] for node in sorted(machines)]
+    return msgspec.convert({**believed, "ranks": ranks, "nodes": nodes, "home": home}, Job)
 
 
 def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str = "runs") -> tuple[Job, ...]:

@@ -118,7 +118,11 @@ def unfetched(job: Job, selected: Selected) -> Unfetched:
 
 
 def _named(owed: Sequence[Owed]) -> str:
-    lines = [f"{node_name(one.node)}: {one.path} ({size_text(one.size)}): {one.why}" for one in owed[:NAMED]]
+    sizes = [f" ({size_text(one.size)})" if one.size else "" for one in owed]  # 0: it is not known
+    lines = [
+        f"{node_name(one.node)}: {one.path}{size}: {one.why}"
+        for one, size in zip(owed[:NAMED], sizes, strict=False)
+    ]
     return "\n".join(lines + ([f"and {len(owed) - NAMED} more"] if len(owed) > NAMED else []))
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ _CONNECT_S = 5.0
 _RETRY_S = 10.0  # between two tries while other nodes are followed
 _CHECK_S = 1.0
 _GONE = ("terminated", "stopped")
+_FRUITLESS = 30  # streams in a row that a node may end before it has said anything
 
 
 class _Interruption(Exception):
@@ -59,6 +61,7 @@ class Watch:
         self._patience_s = seconds(ctx.job.job.heartbeat_timeout) + BEYOND_S
         self._followed = set(holders(fleet, job))
         self._away: dict[int, float] = {}  # nodes without a connection, and since when
+        self._fruitless = Counter[int]()
 
     def run(self) -> Job:
         """Show every line, from the first byte, each once, and return the job as it is at the end.
@@ -69,6 +72,7 @@ class Watch:
         while any(not self._merger.ended(node) for node in self._followed):
             for node, why in self._stream().items():
                 self._away[node] = time.monotonic()
+                self._fruitless[node] += 1
                 self._ctx.on_event(Event(f"the stream ended: {why}; connecting again", node_name(node)))
             if self._away:
                 self._give_up_gone()
@@ -90,6 +94,7 @@ class Watch:
 
         def on_data(node: int, data: bytes) -> bool:
             nonlocal check_at
+            del self._fruitless[node]
             if lines := self._merger.feed(node, data) + self._merger.idle():
                 self._on_lines(lines)
             now = time.monotonic()
@@ -127,7 +132,9 @@ class Watch:
             time.sleep(_CHECK_S)  # nothing else sets the pace
         self._fleet.reconnect(self._away, deadline_s=_CONNECT_S, partial=True)
         for node, since in list(self._away.items()):
-            if node in self._fleet.nodes:
+            if self._fruitless[node] > _FRUITLESS:
+                self._give_up(node)
+            elif node in self._fleet.nodes:
                 del self._away[node]
                 self._ctx.on_event(Event("connected again", node_name(node)))
             elif time.monotonic() - since > self._patience_s:

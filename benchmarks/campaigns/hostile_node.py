@@ -43,10 +43,11 @@ from awsddp.report import job_document
 from awsddp.spec import load
 from awsddp.state import Folder, Record
 from awsddp.verbs.context import Context
-from awsddp.verbs.logs import watch
+from awsddp.verbs.logs import merger_of
 from awsddp.verbs.node_jobs import choose_job, jobs_on
 from awsddp.verbs.nodes import Ready
 from awsddp.verbs.results import bring_home, job_result, remember
+from awsddp.verbs.watching import Watch
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 130}
 JOB = "job1"
@@ -117,6 +118,7 @@ class Drawn:
         self.chance = random.Random(seed)
         self.verb = self.chance.choice(("fetch", "fetch", "fetch", "jobs", "logs", "cancel", "prepare"))
         self.named = self.chance.random() < 0.5
+        self.patience = self.chance.choice((2, 10**6))  # after how many connections no more are taken
         self.attacked = set(self.chance.choices(STAGES, k=self.chance.choice((0, 1, 1, 1, 2))))
 
     def files(self, node: int) -> dict[str, bytes]:
@@ -341,7 +343,7 @@ class FakeFleet:
 
     def reconnect(self, nodes: Sequence[int], *, deadline_s: float = 30, partial: bool = False) -> None:
         self._reconnected += 1
-        if self._reconnected > 2:
+        if self._reconnected > self._drawn.patience:
             self.failures |= {node: NodeFailure(node, "lost", "it is gone") for node in nodes}
 
     def converse(
@@ -480,6 +482,9 @@ def _faked(drawn: Drawn) -> Iterator[None]:
     with (
         mock.patch.object(rsync, "transfer", transfer),
         mock.patch("awsddp.aws.poweroff.release"),
+        mock.patch("awsddp.aws.clusters.describe", return_value=[]),
+        mock.patch("awsddp.verbs.watching.BEYOND_S", -5.0),
+        mock.patch("awsddp.verbs.watching.time.sleep"),
         mock.patch.object(answers, "MOST_BYTES", 1 << 20),
         mock.patch("awsddp.verbs.node_jobs.MOST_BYTES", 1 << 20),
     ):
@@ -488,7 +493,9 @@ def _faked(drawn: Drawn) -> Iterator[None]:
 
 def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
     """Do what a verb does with the nodes, and return its exit code."""
-    spec, job_spec = load("default", environ={}, overrides={"sync.workdir": str(home.project)})
+    spec, job_spec = load(
+        "default", environ={}, overrides={"sync.workdir": str(home.project), "job.heartbeat_timeout": "5s"}
+    )
     screen = Screen(Globals())
     ctx = Context(spec=spec, job=job_spec, folder=home.folder, on_event=screen.event)
     record = home.folder.read()
@@ -515,7 +522,8 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
             cancel(ctx, fleet, job.job)
         if drawn.verb == "logs":
             remember(ctx, job)
-            job = watch(ctx, fleet, job, on_lines=screen.lines)
+            merger = merger_of(ctx, job)
+            job = Watch(ctx, cluster, fleet, job, merger=merger, on_lines=screen.lines).run()
         came = bring_home(ctx, cluster, fleet, job)
         sync_page({"nodes": [{"node": node, **vars(one)} for node, one in came.items()], "home": job.home})
         job_page(job_result(ctx, job))

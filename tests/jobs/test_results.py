@@ -70,3 +70,12 @@ def test_job_survives_its_file() -> None:
     assert job.home == "out/j"
     with pytest.raises(ConfigError):
         decode(encode(job)[:-20])
+
+
+def test_no_node_leaves_another_out_of_the_job() -> None:
+    machines = [{"node": node, "instance_id": f"i-{node}"} for node in (0, 1)]
+    honest = document(0, "running", [0, None], complete=True, nodes=machines)
+    lies = [{"node": 0, "instance_id": "i-gone"}, machines[1]]
+    for told in (lies, machines[1:], []):
+        job = job_document({0: honest, 1: document(1, "succeeded", [0, 0], complete=True, nodes=told)})
+        assert {(one.node, one.instance_id) for one in job.nodes} >= {(0, "i-0")}

@@ -169,3 +169,22 @@ def test_node_that_ec2_says_is_gone_is_given_up_at_once_and_reported(
     assert nodes.now < 60
     assert [(one["do"], one["node"]) for one in nodes.reports] == [("lost", 1)]
     assert "terminated" in nodes.reports[0]["why"]
+
+
+def test_node_whose_streams_bring_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+) -> None:
+    class Hostile(Nodes):
+        """Node 1 can always be connected to, and ends each stream at once."""
+
+        def converse(
+            self, program: object, messages: Any, on_data: Any, **limits: Any
+        ) -> dict[int, NodeError]:
+            honest = {node: said for node, said in messages.items() if node == 0}
+            ended = super().converse(program, honest, on_data, **limits) if honest else {}
+            return ended | {node: NodeError("node1: it ended") for node in messages if node == 1}
+
+    job, shown, events = follow(Hostile({}, back_at=0), tmp_path, monkeypatch)
+    assert job.state == "succeeded"
+    assert of_rank(0, shown) == LINES
+    assert len(events) < 100
