@@ -83,7 +83,8 @@ def _price_line(facts: dict[str, Any], expires_s: int) -> str:
     source = f"{facts['price_source']} {facts['price_date']}".strip()
     return (
         f"{money(facts['price_usd_per_hour'])} an hour ({parts}), "
-        f"{money(facts['price_until_expiry_usd'])} until it expires ({source})"
+        f"{money(facts['price_until_expiry_usd'])} until it expires ({source}); "
+        f"what is fetched {money(facts['egress_usd_per_gb'])} per GB"
     )
 
 

@@ -31,6 +31,7 @@ from awsddp.compat.releases import (
 )
 from awsddp.compat.types import (
     ADDRESS_USD_PER_HOUR,
+    EGRESS_USD_PER_GB,
     GPU_TYPES,
     HOURS_PER_MONTH,
     PRICE_DATE,
@@ -57,6 +58,7 @@ __all__ = [
     "DLAMI_NAMES",
     "DLAMI_OWNER",
     "DLAMI_PARAMETERS",
+    "EGRESS_USD_PER_GB",
     "GPU_TYPES",
     "HOURS_PER_MONTH",
     "PRICE_DATE",

@@ -15,6 +15,8 @@ PRICE_REGION = "us-east-1"
 # https://aws.amazon.com/ebs/pricing/ (gp3, us-east-1) and https://aws.amazon.com/vpc/pricing/ (public IPv4)
 DISK_USD_PER_GB_MONTH = 0.08
 ADDRESS_USD_PER_HOUR = 0.005
+# https://aws.amazon.com/ec2/pricing/on-demand/ (data transfer out to the internet, after 100 GB a month)
+EGRESS_USD_PER_GB = 0.09
 HOURS_PER_MONTH = 730
 
 

@@ -56,6 +56,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
         "price_date": price.date,
         "price_source": price.source,
         "price_until_expiry_usd": plan.price_until_expiry_usd,
+        "egress_usd_per_gb": compat.EGRESS_USD_PER_GB,
         "expires": {"$now": plan.expires_s},
         "warnings": list(plan.warnings),
         "alternatives": [_alternative(other) for other in plan.alternatives],

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from awsddp import billing
+from awsddp import billing, compat
 from awsddp.cluster import Cluster
 from awsddp.errors import ConfigError
 from awsddp.report import json_lines
@@ -31,6 +31,14 @@ def bill_of(ctx: Context, record: Record | None, cluster: Cluster | None) -> bil
         rows.append({"event": event, "time": now.isoformat(), "id": record.id, **row})
     running = {node.instance_id for node in nodes if node.state in ("pending", "running")}
     return billing.account(rows, now, running=running)
+
+
+def note_fetched(ctx: Context, record: Record, size: int) -> None:
+    """Write down what it costs that so many bytes left AWS, by the list price."""
+    if size:
+        usd = size / 1e9 * compat.EGRESS_USD_PER_GB
+        with contextlib.suppress(ConfigError):  # no result waits for its price
+            ctx.folder.note("fetched", id=record.id, bytes=size, usd=round(usd, 6))
 
 
 def rates(record: Record) -> dict[str, float | str | None]:

@@ -13,6 +13,7 @@ from awsddp.errors import ConfigError
 from awsddp.jobs import results
 from awsddp.nodes.results import Fetched
 from awsddp.verbs.context import Context
+from awsddp.verbs.costs import note_fetched
 from awsddp.verbs.nodes import Ready
 from awsddp.verbs.parts import holders, missing
 from awsddp.verbs.selecting import select, unfetched
@@ -63,6 +64,7 @@ def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: 
         also={"job.json": results.encode(job)},
         on_event=ctx.on_event,
     )
+    note_fetched(ctx, cluster.record, sum(one.bytes for one in came.values()))
     _draw(target)
     if selected.owed:
         raise unfetched(job, selected)

@@ -105,6 +105,36 @@ def test_run_interrupted_leaves_nothing_but_its_results(lab: Lab) -> None:
     assert traces(lab.home) == before
 
 
+STAGES = {"up": b"preparing", "train": b"step 9", "fetch": b"fetching", "down": b"ending i-"}
+"""The stages of `run`, and what is said in each."""
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+CASES = [(stage, number) for stage in STAGES for number in SIGNALS]
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -> None:
+    lab.script("steps.py", SAVES.replace("3000", "20"))
+    chosen = CASES if MOMENTS > 16 else random.Random(SEED).sample(CASES, 4)
+    for stage, number in chosen:
+        steps = "steps.py" if stage in ("fetch", "down") else "saves.py"
+        lab.script("saves.py", SAVES)
+        client = lab.start("run", steps, "--local", "--nodes", "2", "--world-size", "2", "-y")
+        stream = client.stdout if stage == "train" else client.stderr
+        assert stream is not None
+        while STAGES[stage] not in (said := stream.readline()):
+            assert said, (stage, number)
+        os.killpg(client.pid, number)
+        if number != signal.SIGINT:  # who stops a job in CI sends it again; only a person leaves at once
+            time.sleep(0.2)
+            os.killpg(client.pid, number)
+        code, _, err = ended(client)
+        assert (code, "nothing is left" in err) == (SIGNALS[number], True), (stage, number, err)
+        assert lab.json("status", "--local")["state"] == "absent", (stage, number)
+    lab.close()
+    assert traces(lab.home) == []
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
