@@ -1,6 +1,6 @@
 """A small carrying-out of user data, for hosts that have no cloud-init: what awsddp sends, and plain scripts.
 
-`/etc/...` in it means the host's own folder: the path is put before it wherever it stands.
+`/etc/...` and `/run/awsddp` in it mean folders of the host, whose path is put before them wherever they stand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 PATIENCE_S = 120.0
-ETC = re.compile(r"(?<![\w./-])/etc/")
+OWN = re.compile(r"(?<![\w./-])(/etc/|/run/awsddp\b)")
 
 
 def carry_out(
@@ -23,7 +23,7 @@ def carry_out(
 
     :param first: the instance's first boot; later ones run `bootcmd` alone.
     """
-    text = ETC.sub(f"{root}/etc/", user_data.decode(errors="replace"))
+    text = OWN.sub(lambda found: f"{root}{found[1]}", user_data.decode(errors="replace"))
     errors: list[str] = []
     if text.startswith("#cloud-config"):
         errors = _cloud_config(text, root, first, environ, console)

@@ -63,6 +63,7 @@ for unit; do
             fi ;;
         start | restart)
             command=$(sed -n 's/^ExecStart=//p' "$units/$unit") || exit 5
+            if grep -q '^Type=oneshot' "$units/$unit"; then continue; fi
             setsid sh -c "while :; do $command; sleep 1; done" </dev/null >>"$node/console.log" 2>&1 &
             echo $! > "$pid" ;;
         reload) kill -HUP "$(cat "$pid")" ;;
