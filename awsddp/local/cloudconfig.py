@@ -1,6 +1,6 @@
 """A small carrying-out of user data, for hosts that have no cloud-init: what awsddp sends, and plain scripts.
 
-`/etc/...` and `/run/awsddp` in it mean folders of the host, whose path is put before them wherever they stand.
+`/etc/...` and `/run/awsddp` in it mean the folders of a host, whose path is put before them everywhere.
 """
 
 from __future__ import annotations
