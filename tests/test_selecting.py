@@ -87,7 +87,7 @@ class Nodes:
 
         folder = Folder(self.root / "home", "default")
         ctx = Context(spec=spec, job=job, folder=folder, on_event=on_event, agree=agree)
-        cluster: Any = SimpleNamespace(aws=None, nodes=(), others=())
+        cluster: Any = SimpleNamespace(aws=None, nodes=(), others=(), record=SimpleNamespace(id="0a1b2c3d"))
         results.bring_home(ctx, cluster, FLEET, JOB)
 
 

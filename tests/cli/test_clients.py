@@ -18,9 +18,9 @@ open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write(os.environ["RANK"])
 """
 
 
-def second_machine(lab: Lab) -> Lab:
+def second_machine(lab: Lab, name: str = "other") -> Lab:
     """Another machine that holds a copy of the cluster's folder, and so its key."""
-    other = Lab(lab.root / "other")
+    other = Lab(lab.root / name)
     shutil.copytree(lab.home / "clusters", other.home / "clusters")
     other.environ["AWSDDP_LOCAL"] = str(lab.home)
     return other

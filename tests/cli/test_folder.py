@@ -63,6 +63,7 @@ def test_a_folder_that_is_read_only(records: Lab) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.prove
 def test_a_record_cut_off_at_any_byte(records: Lab) -> None:
     path = made(records) / "cluster.json"
     whole = path.read_bytes()

@@ -4,6 +4,8 @@ import json
 import signal
 import time
 
+import pytest
+
 from tests.cli.conftest import Lab
 from tests.cli.traces import traces
 
@@ -118,6 +120,7 @@ def test_a_failing_rank_is_named_and_the_others_end(cluster: Lab) -> None:
     assert max(seconds.values()) - seconds[2] < 3
 
 
+@pytest.mark.prove
 def test_a_rank_that_works_longer_than_the_rest_is_waited_for(cluster: Lab) -> None:
     cluster.script("late.py", LATE)
     shown = cluster.run("train", "late.py", "--world-size", "4")

@@ -162,6 +162,7 @@ pathlib.Path(os.environ["AWSDDP_RUN_DIR"], "saved.txt").write_text(os.environ["R
 """
 
 
+@pytest.mark.prove
 def test_a_cluster_grows_and_shrinks_and_old_and_new_nodes_train_together(cluster: Lab) -> None:
     before = [node["instance_id"] for node in cluster.json("status")["nodes"]]
     grown = cluster.json("up", "--nodes", "3", "-y")

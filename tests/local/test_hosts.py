@@ -419,6 +419,7 @@ def all_reduce(pair: Pair, *, patience_s: int) -> list[subprocess.CompletedProce
     ]
 
 
+@pytest.mark.prove
 def test_a_process_group_forms_between_two_nodes_of_a_group_that_lets_itself_in(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
     assert all(rank.returncode and not rank.stdout for rank in all_reduce(pair, patience_s=8))

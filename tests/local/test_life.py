@@ -43,6 +43,7 @@ def test_a_daemon_that_nobody_waits_for_ends_itself_and_leaves_nothing(tmp_path:
     until(lambda: left_over(tmp_path) == {})
 
 
+@pytest.mark.prove
 def test_it_stays_while_a_client_is_there_or_an_instance_lives(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, auto=True, mode="records", patience_s=0.0))
     try:

@@ -247,6 +247,7 @@ def operations() -> set[str]:
     return known & set(re.findall(r'"([A-Z][A-Za-z]+)"', code))
 
 
+@pytest.mark.prove
 def test_every_verb_passes_under_a_policy_of_which_nothing_can_be_left_out(world: World) -> None:
     driven = drive(world, {})
     check(driven)

@@ -18,6 +18,7 @@ def learnt(ranks: int, folder: Path) -> list[dict[str, float]]:
     return rows
 
 
+@pytest.mark.prove
 def test_digits_are_learnt_by_4_ranks_and_what_was_learnt_is_kept(tmp_path: Path) -> None:
     rows = learnt(4, tmp_path)
     assert [row["loss"] for row in rows if "loss" in row][-1] < 0.1

@@ -67,6 +67,7 @@ def check(recipe: str, data: Path, folder: Path, *, ranks: int, steps: list[int]
         assert same(last_state(folder / f"again{step}"), reference)
 
 
+@pytest.mark.prove
 def test_a_run_told_to_end_saves_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     check("digits", tmp_path, tmp_path, ranks=2, steps=[31])
 

@@ -77,6 +77,7 @@ def test_made_data_is_named_in_every_report(tmp_path: Path) -> None:
     assert (tmp_path / "weights.pth").exists()
 
 
+@pytest.mark.prove
 def test_spawned_ranks_take_the_same_steps_as_one_and_end_on_sigterm(tmp_path: Path) -> None:
     alone = losses(train(tmp_path / "one", "--epochs", "1"))[
         :-1

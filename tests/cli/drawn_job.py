@@ -1,0 +1,70 @@
+"""A job that makes what its seed draws. Nodes run it, and a test imports it to know what must come home."""
+
+import hashlib
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+KINDS = ("plain", "deep", "runs", "odd", "same", "link", "outside", "closed")
+
+
+def drawn(seed: int, node: int) -> dict[str, str]:
+    """Return what rank `node` makes: a path in the work folder, and what it is."""
+    draw = random.Random(f"{seed} {node}")
+    made = {f"always{node}.txt": "plain"}
+    for number in range(draw.randint(2, 6)):
+        kind = draw.choice(KINDS)
+        name = {
+            "deep": f"a/b {number}/c/deep.bin",
+            "runs": f"runs/exp{number}/events.out",
+            "odd": f"odd '{number}' \u00e4\n.txt",
+            "same": "same.bin",
+        }.get(kind, f"{kind}{number}")
+        made[name] = kind
+    return made
+
+
+def content(seed: int, node: int, path: str) -> bytes:
+    """Return the bytes of a file; "same.bin" is the same everywhere."""
+    word = f"{seed} {path}" if path == "same.bin" else f"{seed} {node} {path}"
+    return hashlib.sha256(word.encode()).digest() * (1 + len(path) * 50)
+
+
+def make(seed: int, node: int) -> None:
+    """Make it all in the current folder."""
+    for path, kind in drawn(seed, node).items():
+        place = Path(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)  # of a job before
+        if kind == "link":
+            place.symlink_to(f"always{node}.txt")
+        elif kind == "outside":
+            store = Path.home() / f"outside-{seed}-{place.name}"
+            store.write_bytes(content(seed, node, path))
+            place.symlink_to(store)
+        else:
+            place.write_bytes(content(seed, node, path))
+        if kind == "closed":
+            place.chmod(0)
+
+
+def main() -> None:
+    """Usage: drawn_job.py SEED RANK SECONDS; a TERM while it waits is answered by a save of 2 s."""
+    seed, rank, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+
+    def save(*_: object) -> None:
+        time.sleep(2)
+        Path(os.environ["AWSDDP_RUN_DIR"], "saved").write_text("in time")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    make(seed, rank)
+    os.write(1, b"made\n")
+    time.sleep(seconds)
+
+
+if __name__ == "__main__":
+    main()
