@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import subprocess
 import sys
 import time
 
@@ -36,9 +37,7 @@ class History:
         self.told.append(f"{act.__name__} with seed {seed}")
         act(f"job{number}", seed)
 
-    def train(
-        self, name: str, seed: int, *, seconds: float = 0, lab: Lab | None = None, more: tuple[str, ...] = ()
-    ):
+    def train(self, name: str, seed: int, *more: str, seconds: float = 0) -> subprocess.CompletedProcess[str]:
         """Start the job and return what its client said."""
         words = ("drawn_job.py", "--world-size", "2", "--name", name, *more)
         return self.lab.run("train", *words, "--", str(seed), "{rank}", str(seconds))
@@ -126,7 +125,7 @@ class History:
         if closed:
             assert code == 6, said
             assert all(path in said for path in closed), said
-            lab.run("exec", f"chmod -f u+r awsddp/work/{' awsddp/work/'.join(closed)} || true")
+            lab.run("exec", f"cd ~/awsddp/work && chmod -f u+rw {' '.join(closed)} || true")
             code = lab.run("fetch", "--job", name).returncode
         assert code == final, said
         self.check(name, seed, lab, nodes=nodes)

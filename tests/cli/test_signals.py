@@ -114,7 +114,8 @@ CASES = [(stage, number) for stage in STAGES for number in SIGNALS]
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -> None:
-    lab.script("steps.py", SAVES.replace("3000", "20"))
+    result = 'open(os.environ["AWSDDP_RUN_DIR"] + "/large", "wb").write(bytes(5_000_000))\n'
+    lab.script("steps.py", SAVES.replace("3000", "20") + result)  # large enough to be fetched by itself
     chosen = CASES if MOMENTS > 16 else random.Random(SEED).sample(CASES, 4)
     for stage, number in chosen:
         steps = "steps.py" if stage in ("fetch", "down") else "saves.py"

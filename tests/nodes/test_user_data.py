@@ -266,6 +266,15 @@ def test_a_login_between_two_looks_counts_from_its_own_time(machine: Machine) ->
     assert 4898 <= int((machine.root / "run/awsddp/used").read_text()) <= 4900
 
 
+def test_a_short_login_is_use_though_no_look_met_it(machine: Machine) -> None:
+    node = IdleMachine(machine, idle_s=60)
+    (machine.root / "journal").write_text(f"{time.time() - 50:.6f} node sshd[1]: Accepted publickey\n")
+    assert not node.ended()
+    node.uptime(90)
+    (machine.root / "journal").write_text("")
+    assert node.ended()
+
+
 def test_a_watchdog_that_was_killed_goes_on_where_it_was(machine: Machine) -> None:
     node = IdleMachine(machine, idle_s=60)
     node.used(10)
