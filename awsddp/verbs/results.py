@@ -16,7 +16,7 @@ from awsddp.verbs.context import Context
 from awsddp.verbs.costs import note_fetched
 from awsddp.verbs.nodes import Ready
 from awsddp.verbs.parts import holders, missing
-from awsddp.verbs.selecting import select, unfetched
+from awsddp.verbs.selecting import Unfetched, select, unfetched
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -43,10 +43,15 @@ def bring_home(
     that the job made stays on the nodes, NodeError where a node does not send what it said, ConfigError where
     home has no room.
     """
-    job = replace(job, missing=tuple(still_missing(ctx, cluster, fleet, job, to=to)))
+    lost = still_missing(ctx, cluster, fleet, job, to=to)
+    job = replace(job, missing=tuple(lost))
     with ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
         remember(ctx, job)
-        return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
+        try:
+            return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
+        except Unfetched as error:
+            error.why = "\n".join((error.why, *lost.values()))
+            raise
 
 
 def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: Path) -> dict[int, Fetched]:
