@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from awsddp.cluster import Node
+from awsddp.cluster import ENDED, Node
 from awsddp.report import iso
 
 LEAST_S = 60.0
-_ENDED = ("shutting-down", "terminated")
 
 
 @dataclass
@@ -126,10 +125,9 @@ class _Account:
         machine = row.get("node_usd_per_hour", None if price is None else price / nodes)
         self.first |= {key: row[key] for key in ("target", "region", "instance_type", "nodes") if key in row}
         self.ended = None
-        for key in instances:
-            self.meters[key] = _Meter(
-                machine, row.get("disk_usd_per_hour", 0.0), at, at, _moment(row.get("expires"))
-            )
+        disk, expires = row.get("disk_usd_per_hour", 0.0), _moment(row.get("expires"))
+        for key in instances:  # a `status` beside `up` may have written the row of the same launch before
+            self.meters.setdefault(key, _Meter(machine, disk, at, at, expires))
 
 
 def account(
@@ -189,7 +187,7 @@ def unwritten(
     rows: list[dict[str, Any]] = []
     known = (bill.running | bill.stopped) if bill else frozenset()
     for node in nodes:
-        gone = node.state in _ENDED
+        gone = node.state in ENDED
         at = node.changed or now
         row = {"instances": [node.instance_id], "at": at.isoformat()}
         if node.instance_id not in known:

@@ -10,6 +10,10 @@ ClusterState = Literal["absent", "launching", "preparing", "ready", "partial", "
 JobState = Literal["running", "succeeded", "failed", "cancelled", "interrupted"]
 
 
+ENDED = ("shutting-down", "terminated")
+"""EC2's states of an instance that is gone, or on its way there."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """Where the EC2 calls go and how a node is reached.
@@ -88,7 +92,7 @@ class Cluster:
     @property
     def live(self) -> tuple[Node, ...]:
         """The nodes that are not terminated and not on their way there."""
-        return tuple(node for node in self.nodes if node.state not in ("shutting-down", "terminated"))
+        return tuple(node for node in self.nodes if node.state not in ENDED)
 
     @property
     def unfetched(self) -> list[str]:

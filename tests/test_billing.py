@@ -118,6 +118,12 @@ def test_a_ledger_without_rates_of_a_node_divides_the_price_of_all() -> None:
     assert (bill.hours, bill.cost_usd) == (4, 6.0)
 
 
+def test_a_launch_that_two_commands_wrote_down_is_counted_once_from_its_earlier_row() -> None:
+    bill = account([FIRST, launched(9, "i-0", "i-1"), row(10, "ended")], at(20))
+    assert bill is not None
+    assert bill.cost_usd == 4.08
+
+
 def test_without_a_launch_there_is_no_bill() -> None:
     assert account([row(8, "stopped")], at(9)) is None
 

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from awsddp.aws.session import Aws
-from awsddp.cluster import Cluster, Node, read_numbers
+from awsddp.cluster import ENDED, Cluster, Node, read_numbers
 
-ENDED = ("shutting-down", "terminated")
 LEFT = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
 SOURCES = (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"), ("UserIdGroupPairs", "GroupId"))

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from awsddp import compat
-from awsddp.aws.clusters import ENDED, cluster_of, describe, tags_of
+from awsddp.aws.clusters import cluster_of, describe, tags_of
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import KINDS
-from awsddp.cluster import Cluster
+from awsddp.cluster import ENDED, Cluster
 
 _OURS = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
 

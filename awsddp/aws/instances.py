@@ -6,12 +6,12 @@ from typing import Any
 from uuid import uuid4
 
 from awsddp.aws.access import not_yet
-from awsddp.aws.clusters import ENDED, LEFT, describe, node_of, tagged, tags_of
+from awsddp.aws.clusters import LEFT, describe, node_of, tagged, tags_of
 from awsddp.aws.refusals import OutOfCapacity, Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import unlisted
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
-from awsddp.cluster import Node, read_numbers
+from awsddp.cluster import ENDED, Node, read_numbers
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
 from awsddp.plan import LaunchPlan, resolve_request, utc
 

@@ -6,13 +6,13 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from awsddp.aws.clusters import ENDED, describe
+from awsddp.aws.clusters import describe
 from awsddp.aws.poweroff import poweroff
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag, unlisted
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, patiently, poll
-from awsddp.cluster import Node
+from awsddp.cluster import ENDED, Node
 from awsddp.errors import NodeError
 from awsddp.plan import utc
 

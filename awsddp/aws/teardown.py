@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from awsddp.aws.clusters import ENDED, LEFT, describe, tagged
+from awsddp.aws.clusters import LEFT, describe, tagged
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag, unlisted
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, poll, transient
-from awsddp.cluster import Cluster, Node
+from awsddp.cluster import ENDED, Cluster, Node
 from awsddp.errors import LeftoverError
 from awsddp.plan import names
 

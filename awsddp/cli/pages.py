@@ -117,7 +117,7 @@ def job_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _results(result: dict[str, Any]) -> str:
-    fetch = f"awsddp fetch --job {result['job']}"
+    fetch = named(f"awsddp fetch --job {result['job']}")
     if result["fetched"]:
         return f"{result['home']}/"
     if result["missing"]:

@@ -24,7 +24,7 @@ def bill_of(ctx: Context, record: Record | None, cluster: Cluster | None) -> bil
     now = datetime.now(UTC)
     rows = _rows(ctx.folder.ledger)
     nodes = cluster.nodes if cluster is not None and cluster.id == record.id else ()
-    for row in billing.unwritten(billing.account(rows, now), nodes, launched=_launch(record), now=now):
+    for row in billing.unwritten(billing.account(rows, now), nodes, launched=launched(record), now=now):
         event = str(row.pop("event"))
         with contextlib.suppress(ConfigError):  # a full disk here hides no price
             ctx.folder.note(event, id=record.id, **row)
@@ -41,10 +41,14 @@ def note_fetched(ctx: Context, record: Record, size: int) -> None:
             ctx.folder.note("fetched", id=record.id, bytes=size, usd=round(usd, 6))
 
 
-def rates(record: Record) -> dict[str, float | str | None]:
-    """Return what one node of the cluster costs, and until when, as the ledger holds it."""
+def launched(record: Record) -> dict[str, Any]:
+    """Return what the ledger's row of a launch says of the cluster: its machines, rates of a node, expiry."""
     price, disk = record.price_usd_per_hour, record.disk_usd_per_hour
     return {
+        "target": record.target.name,
+        "region": record.target.region,
+        "instance_type": record.instance_type,
+        "nodes": record.nodes,
         "node_usd_per_hour": None if price is None else round(price / record.nodes - disk, 6),
         "disk_usd_per_hour": disk,
         "expires": record.expires.isoformat(),
@@ -68,16 +72,6 @@ def costs(ctx: Context) -> dict[str, Any]:
         "clusters": bills,
         "total_usd": _total(bills, "aws"),
         "would_have_cost_usd": _total(bills, "local"),
-    }
-
-
-def _launch(record: Record) -> dict[str, Any]:
-    return {
-        "target": record.target.name,
-        "region": record.target.region,
-        "instance_type": record.instance_type,
-        "nodes": record.nodes,
-        **rates(record),
     }
 
 

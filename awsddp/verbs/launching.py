@@ -15,7 +15,7 @@ from awsddp.plan import Facts, LaunchPlan, make_plan, names
 from awsddp.spec import idle_seconds, remembered
 from awsddp.state import Record, write_private
 from awsddp.verbs.context import Context, aws_of, facts_of, own_key_file
-from awsddp.verbs.costs import rates
+from awsddp.verbs.costs import launched
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -162,16 +162,8 @@ def _attempt(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tup
         ctx.folder.write(replace(record, intent={**intent, "host_key": shared.host_key}))
 
     nodes = launch(aws, plan, ids={**ids, "security_group": group}, write_intent=write_intent, **given)
-    ctx.folder.note(
-        "launched",
-        id=record.id,
-        target=record.target.name,
-        region=plan.region,
-        instance_type=record.instance_type,
-        instances=[node.instance_id for node in nodes],
-        nodes=record.nodes,
-        **rates(record),
-    )
+    made = [node.instance_id for node in nodes]
+    ctx.folder.note("launched", id=record.id, instances=made, **launched(record))
     return ctx.folder.read() or record, nodes
 
 
