@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 _PRICED = frozenset(
-    f"{section}.{key}"
-    for section, keys in {
-        "cluster": ("instance_type", "gpus", "max_price_usd", "budget_usd"),
-        "capacity": ("types", "reservation"),
-    }.items()
-    for key in keys
+    {
+        "cluster.instance_type",
+        "cluster.gpus",
+        "cluster.max_price_usd",
+        "cluster.budget_usd",
+        "capacity.types",
+        "capacity.reservation",
+    }
 )
 """Keys that choose what is paid for, or limit it."""
 

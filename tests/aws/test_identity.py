@@ -9,6 +9,9 @@ from machine import Machine, On
 
 from awsddp.aws.clusters import describe, tagged, tags_of
 from awsddp.aws.session import Aws
+from awsddp.cli.options import Globals
+from awsddp.cli.questions import launch_question
+from awsddp.cli.screen import Screen
 from awsddp.errors import ConfigError, UsageError
 from awsddp.verbs.down import down
 from awsddp.verbs.status import status
@@ -104,3 +107,20 @@ def test_the_plan_says_when_credentials_end_before_the_nodes_do(
     (launched,) = laptop.questions
     assert not isinstance(launched, str)
     assert any("credentials end in 3 h 0 min" in text for text in launched.warnings) == told
+
+
+@pytest.mark.parametrize("key", ["instance_type", "gpus", "max_price_usd", "budget_usd", None])
+def test_yes_answers_questions_and_chooses_no_price(on: On, key: str | None) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    (plan,) = laptop.questions
+    values = {"instance_type": "g5.xlarge", "gpus": "A10G:1", "max_price_usd": 5.0, "budget_usd": 100.0}
+    spec = laptop.context(**({f"cluster__{key}": values[key]} if key else {})).spec
+    options = Globals(yes=True, quiet=True)
+    ask = launch_question(options, Screen(options), spec)
+    if key is not None:
+        ask(plan)
+        return
+    with pytest.raises(UsageError, match=r"-y does not choose a price: 2 x g5\.xlarge cost") as refused:
+        ask(plan)
+    assert "--budget USD" in refused.value.next
