@@ -1,5 +1,6 @@
 """Who asks AWS: the login of a target, with a name that is the same at every command."""
 
+import contextlib
 import getpass
 import os
 import re
@@ -20,6 +21,14 @@ _UNSTABLE = re.compile(r":botocore-session-\d+$")
 # https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
 CACHE = Path("~/.aws/cli/cache")
 _CACHED = ("assume-role", "assume-role-with-web-identity")
+
+
+class _Cache(JSONFileCache):
+    """The AWS CLI's cache, where this user can write; a login that cannot be kept is good all the same."""
+
+    def __setitem__(self, key: str, value: object) -> None:
+        with contextlib.suppress(OSError):
+            super().__setitem__(key, value)
 
 
 def session_of(target: Target) -> botocore.session.Session:
@@ -82,6 +91,6 @@ def _name_roles(session: botocore.session.Session) -> None:
 
 def _keep_credentials(session: botocore.session.Session) -> None:
     chain = session.get_component("credential_provider")
-    cache = JSONFileCache(str(CACHE.expanduser()))
+    cache = _Cache(str(CACHE.expanduser()))
     for name in _CACHED:
         chain.get_provider(name).cache = cache

@@ -109,6 +109,14 @@ def test_what_sts_gave_is_kept_where_the_aws_cli_keeps_it(
     assert kept.stat().st_mode & 0o077 == 0
 
 
+def test_a_login_that_cannot_be_kept_is_good_all_the_same(
+    configured: Callable[[str], None], tmp_path: Path
+) -> None:
+    configured(f"[profile gpu]\n{ROLE}")
+    (tmp_path / ".aws").write_text("no folder, as where the home is read-only")
+    assert assumed("gpu", Sts())["RoleSessionName"] == session_name()
+
+
 def test_only_credentials_that_nobody_renews_have_an_end(
     configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
