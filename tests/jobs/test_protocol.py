@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
-from awsddp.jobs import launchers
+from awsddp.jobs import protocol
 from awsddp.jobs.supervisor.wire import MAGIC
 from awsddp.spec import JobSection, JobSpec
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
 
-SUPERVISOR = Path(launchers.__file__).parent / "supervisor"
+SUPERVISOR = Path(protocol.__file__).parent / "supervisor"
 
 
 def test_command_is_the_same_for_every_request() -> None:
-    argv, _ = launchers.program()
+    argv, _ = protocol.program()
     assert argv[:3] == ["python3", "-I", "-c"]
     assert "$" not in "".join(argv)
-    message = launchers.message({"do": "state", "job": "$(touch canary)"})
+    message = protocol.message({"do": "state", "job": "$(touch canary)"})
     assert message == b'41\n{"do": "state", "job": "$(touch canary)"}'
 
 
 def test_program_that_is_sent_is_small() -> None:
-    _, stdin = launchers.program()
+    _, stdin = protocol.program()
     assert len(stdin) < 14 * 1460, "it is to fit the first window of a TCP connection"
 
 
 def test_program_that_is_sent_is_whole_and_in_order() -> None:
-    _, stdin = launchers.program()
+    _, stdin = protocol.program()
     length, _, rest = stdin.partition(b"\n")
     modules = json.loads(bz2.decompress(rest[: int(length)]))
     sent = [name.rpartition(".")[2] for name, _ in modules]
@@ -93,7 +93,7 @@ def test_module_and_option_like_names_are_no_options_of_python(fleet: "Fleet") -
 def test_job_without_a_script_is_refused(fleet: "Fleet") -> None:
     fleet.requests("main.py")
     with pytest.raises(UsageError, match="no script"):
-        launchers.launch_requests(JobSpec(), job="job", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)
+        protocol.launch_requests(JobSpec(), job="job", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)
 
 
 def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") -> None:
@@ -117,12 +117,12 @@ def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") 
 )
 def test_answer_that_is_none_becomes_an_error_of_its_kind(said: bytes, error: type[Exception]) -> None:
     with pytest.raises(error, match="node4"):
-        launchers.answer(said, request=launchers.state_request(), node=4, stderr=b"sh: no")
+        protocol.answer(said, request=protocol.state_request(), node=4, stderr=b"sh: no")
 
 
 def test_answer_is_found_behind_the_words_of_a_login_script() -> None:
     said = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
-    assert launchers.answer(said, request=launchers.state_request(), node=0) == {"jobs": []}
+    assert protocol.answer(said, request=protocol.state_request(), node=0) == {"jobs": []}
 
 
 def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
@@ -130,20 +130,20 @@ def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
         0: {"used": [0], "taken": [29411]},
         1: {"used": [2], "taken": [29430]},
     }
-    assert launchers.choose_slot(answers, first=0) == 3
+    assert protocol.choose_slot(answers, first=0) == 3
     every = [port + 10 * slot for port in (29400, 29401) for slot in range(64)]
     with pytest.raises(ConfigError, match="node0 has no free ports"):
-        launchers.choose_slot({0: {"used": [], "taken": every}}, first=0)
+        protocol.choose_slot({0: {"used": [], "taken": every}}, first=0)
 
 
 @pytest.mark.parametrize("taken", [5000, 5001])
 def test_port_that_the_user_chose_and_another_holds_is_named(taken: int) -> None:
     with pytest.raises(ConfigError, match=f"job.master_port: port {taken} is taken on node0"):
-        launchers.choose_slot({0: {"used": [], "taken": [taken]}}, first=0, master_port=5000)
+        protocol.choose_slot({0: {"used": [], "taken": [taken]}}, first=0, master_port=5000)
 
 
 def test_spec_reaches_the_request_in_seconds(fleet: "Fleet") -> None:
     fleet.requests("main.py")
     spec = JobSpec(job=JobSection(script="x.py", timeout="90m", grace="1m", outputs=("out",)))
-    request = launchers.launch_requests(spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)[1]
+    request = protocol.launch_requests(spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)[1]
     assert (request["timeout"], request["grace"], request["outputs"]) == (5400.0, 60.0, ["out"])
