@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cluster import Job, JobNode, RankResult
 from awsddp.errors import AwsddpError, InUse, UsageError
 from awsddp.jobs import protocol
-from awsddp.jobs.ranks import Rank
+from awsddp.jobs.ranks import Host, Rank
 from awsddp.report import node_name
 from awsddp.spec import JobSpec
 from awsddp.verbs import sync
@@ -169,11 +169,11 @@ def _spec(ctx: Context, cluster: Ready) -> JobSpec:
     return replace(ctx.job, job=replace(ctx.job.job, script=script, module=False))
 
 
-def _hosts(cluster: Ready, used: set[int]) -> list[protocol.Host]:
+def _hosts(cluster: Ready, used: set[int]) -> list[Host]:
     from awsddp.nodes.sync import PLACE, WORK
 
     return [
-        protocol.Host(
+        Host(
             node=node,
             prepared=cluster.prepared(node.node),
             workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{WORK}",

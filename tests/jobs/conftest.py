@@ -16,8 +16,7 @@ import pytest
 from awsddp.cluster import Job, Node, Prepared
 from awsddp.jobs import protocol
 from awsddp.jobs.logs import Merger
-from awsddp.jobs.protocol import Host
-from awsddp.jobs.ranks import Rank, layout
+from awsddp.jobs.ranks import Host, Rank, layout
 from awsddp.jobs.results import job_document
 from awsddp.jobs.supervisor.folder import JobFolder
 from awsddp.spec import JobSection, JobSpec

@@ -56,7 +56,7 @@ class Node:
         for path in (self.folder.logs, self.folder.run):
             path.mkdir(parents=True)
         self.folder.log(5).write_text("log")
-        request = {"node": 2, "workdir": str(self.work), "ranks": [{"rank": 5}], "outputs": list(outputs)}
+        request = {"node": 2, "workdir": str(self.work), "layout": [[5, 0, 2]], "outputs": list(outputs)}
         (self.folder.path / "job.json").write_text(json.dumps(request))
         self.begin()
 

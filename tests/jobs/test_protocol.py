@@ -68,12 +68,12 @@ def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(path: Path) ->
 
 def test_requests_differ_only_in_what_is_the_nodes_own(fleet: "Fleet") -> None:
     requests = fleet.requests("main.py", args=("{rank}", "{local_rank}"))
-    own = {"node", "folder", "workdir", "ranks"}
+    own = {"node", "folder", "workdir", "processes"}
     common = [{key: value for key, value in requests[node].items() if key not in own} for node in (0, 1)]
     assert common[0] == common[1]
-    assert [entry["argv"][1:] for entry in requests[1]["ranks"]] == [
-        ["main.py", "2", "0"],
-        ["main.py", "3", "1"],
+    assert [entry["argv"][1:] for entry in requests[1]["processes"]] == [
+        ("main.py", "2", "0"),
+        ("main.py", "3", "1"),
     ]
     assert requests[1]["link_port"] == requests[1]["master_port"] + 1
     assert len(requests[0]["secret"]) == 64
@@ -86,8 +86,8 @@ def test_ports_follow_the_slot_unless_the_user_chose(fleet: "Fleet") -> None:
 
 
 def test_module_and_option_like_names_are_no_options_of_python(fleet: "Fleet") -> None:
-    assert fleet.requests("pkg.train", module=True)[0]["ranks"][0]["argv"][1:] == ["-m", "pkg.train"]
-    assert fleet.requests("-c.py")[0]["ranks"][0]["argv"][1:] == ["./-c.py"]
+    assert fleet.requests("pkg.train", module=True)[0]["processes"][0]["argv"][1:] == ("-m", "pkg.train")
+    assert fleet.requests("-c.py")[0]["processes"][0]["argv"][1:] == ("./-c.py",)
 
 
 def test_job_without_a_script_is_refused(fleet: "Fleet") -> None:

@@ -376,7 +376,7 @@ def test_launch_says_what_is_wrong_and_leaves_nothing(fleet: "Fleet") -> None:
         with pytest.raises(JobError, match=r"port \d+ .* is taken"):
             fleet.ask(0, request)
     with pytest.raises(NodeError, match="cannot be run"):
-        fleet.ask(0, {**request, "ranks": [{**request["ranks"][0], "argv": ["/no/python"]}]})
+        fleet.ask(0, {**request, "processes": [{**request["processes"][0], "argv": ["/no/python"]}]})
     with pytest.raises(NotFoundError, match="no job other"):
         fleet.ask(0, protocol.cancel_request("other"))
     with pytest.raises(UsageError, match="no name of a job"):

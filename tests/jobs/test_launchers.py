@@ -1,0 +1,71 @@
+"""A launcher is one function: the supervisor needs no rank to be a process."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from awsddp.errors import ConfigError
+from awsddp.jobs import launchers
+from awsddp.jobs.logs import Merger
+from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous
+from awsddp.spec import JobSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.jobs.conftest import Fleet
+
+AGENT = """
+import os, subprocess, sys
+first, count, logs, script = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+print('agent of', count, 'ranks', flush=True)
+def start(rank):
+    log = open(f'{logs}/rank{rank}.log', 'wb')
+    return subprocess.Popen([sys.executable, script], stdout=log, env={**os.environ, 'RANK': str(rank)})
+sys.exit(max(child.wait() for child in [start(first + number) for number in range(count)]))
+"""
+
+
+def one_agent_per_node(
+    spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
+) -> tuple[Process, ...]:
+    """Return one process for all ranks of a node, which write their own logs."""
+    first, count = str(ranks[0].rank), str(len(ranks))
+    logs, script = f"{host.folder(rendezvous.job)}/logs", str(spec.job.script)
+    argv = (sys.executable, "-c", AGENT, first, count, logs, script)
+    log = f"launcher{host.node.node}.log"
+    return (
+        Process(ranks=tuple(one.rank for one in ranks), argv=argv, environment={}, log=log, script=script),
+    )
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(launchers.LAUNCHERS, "agent", one_agent_per_node)
+
+
+@pytest.mark.usefixtures("agents")
+def test_one_process_per_node_runs_several_ranks_with_a_log_each(fleet: "Fleet", tmp_path: "Path") -> None:
+    job = fleet.run("import os\nprint('rank', os.environ['RANK'])\n", launcher="agent")
+    assert (job.state, [rank.exit_code for rank in job.ranks]) == ("succeeded", [0, 0, 0, 0])
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path / "logs")
+    assert b"[rank 3 @ node1] rank 3\n" in fleet.follow(merger, 0) + fleet.follow(merger, 1)
+    assert (fleet.folder(1) / "logs" / "launcher1.log").read_bytes() == b"agent of 2 ranks\n"
+
+
+@pytest.mark.usefixtures("agents")
+def test_exit_code_of_the_process_is_that_of_its_ranks(fleet: "Fleet") -> None:
+    job = fleet.run("import os, sys\nsys.exit(3 * (os.environ['RANK'] == '2'))\n", launcher="agent")
+    assert job.state == "failed"
+    assert job.cause is not None
+    assert (job.cause.rank, job.cause.exit_code, job.cause.tail) == (2, 3, ("agent of 2 ranks",))
+    assert [rank.exit_code for rank in job.ranks[2:]] == [3, 3]
+    assert fleet.processes() == []
+
+
+def test_unknown_launcher_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"job\.launcher: no launcher 'mpi'") as caught:
+        launchers.launcher("mpi")
+    assert caught.value.next == "use ssh"
