@@ -27,7 +27,7 @@ def digits_net(classes: int = 10) -> nn.Module:
 
 
 def resnet18(classes: int = 10) -> nn.Module:
-    """Return torchvision's ResNet-18 (https://arxiv.org/abs/1512.03385), not trained. Raises MissingPackage."""
+    """Return torchvision's ResNet-18 (https://arxiv.org/abs/1512.03385). Raises MissingPackage."""
     network: nn.Module = _torchvision_models().resnet18(num_classes=classes)
     return network
 

@@ -1,4 +1,4 @@
-"""/opt/pytorch of the nodes: a Python with torch and torchvision, installed once into a cache, bound read-only.
+"""/opt/pytorch of the nodes: a Python with torch and torchvision, made once in a cache and bound read-only.
 
 Deep Learning AMIs have theirs at /opt/pytorch. The Python below it may lie in a home that a node does not
 show (pyenv, uv), so it is bound at /opt/python, and the environment points there.
