@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Job, JobNode, RankResult
 from awsddp.errors import AwsddpError, InUse, UsageError
-from awsddp.jobs import launchers
-from awsddp.jobs.ranks import Rank
+from awsddp.jobs import protocol
+from awsddp.jobs.ranks import Host, Rank
 from awsddp.report import node_name
 from awsddp.spec import JobSpec
 from awsddp.verbs import sync
@@ -74,18 +74,18 @@ def _requests(
     The claim, on the cluster's first node, holds until that node launches or the connection ends.
     """
     owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
-    claim = launchers.claim_request(owner, wait_s=CLAIM_S)
+    claim = protocol.claim_request(owner, wait_s=CLAIM_S)
     ask(fleet, {min(fleet.nodes): claim}, timeout_s=CLAIM_S + ANSWER_S)
     used = sorted({rank.node for rank in ranks})
     port = ctx.job.job.master_port
-    answers = ask(fleet, dict.fromkeys(used, launchers.slots_request(port)))
+    answers = ask(fleet, dict.fromkeys(used, protocol.slots_request(port)))
     refuse_in_use(answers)
-    return launchers.launch_requests(
+    return protocol.launch_requests(
         _spec(ctx, cluster),
         job=_free_name(ctx, cluster, answers),
         ranks=ranks,
         hosts=_hosts(cluster, set(used)),
-        slot=launchers.choose_slot(answers, first=ranks[0].node, master_port=port),
+        slot=protocol.choose_slot(answers, first=ranks[0].node, master_port=port),
     )
 
 
@@ -169,11 +169,11 @@ def _spec(ctx: Context, cluster: Ready) -> JobSpec:
     return replace(ctx.job, job=replace(ctx.job.job, script=script, module=False))
 
 
-def _hosts(cluster: Ready, used: set[int]) -> list[launchers.Host]:
+def _hosts(cluster: Ready, used: set[int]) -> list[Host]:
     from awsddp.nodes.sync import PLACE, WORK
 
     return [
-        launchers.Host(
+        Host(
             node=node,
             prepared=cluster.prepared(node.node),
             workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{WORK}",
