@@ -13,7 +13,7 @@ PACKAGE = ROOT / "awsddp"
 
 _BASE = {"errors"}
 _RECORDS = {"answers", "spec", "cluster", "resources"} | _BASE
-_PURE = {"plan", "report", "compat", "billing"} | _RECORDS
+_PURE = {"plan", "report", "compat", "billing", "parallel"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
 LADDER = {
     "errors": _BASE,
@@ -25,6 +25,7 @@ LADDER = {
     "plan": _PURE,
     "report": _PURE,
     "billing": _PURE,
+    "parallel": _BASE,
     "state": _PURE,
     "aws": _MIDDLE | {"aws"},
     "nodes": _MIDDLE | {"nodes"},
