@@ -147,6 +147,7 @@ class JobSection:
     args: tuple[str, ...] = ()
     world_size: int | None = None
     nproc_per_node: int | None = None
+    launcher: str = "ssh"
     module: bool = False
     name: str | None = None
     outputs: tuple[str, ...] = ()

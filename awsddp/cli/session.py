@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from awsddp.cli.options import Globals
-from awsddp.cli.questions import on_the_way
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
@@ -142,7 +141,7 @@ def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator
             folder=Folder(home(), options.name),
             on_event=screen.event,
             local=options.local,
-            agree=on_the_way(options, screen),
+            agree=screen.agree,
         )
         WATCH.context = ctx
         yield ctx, screen

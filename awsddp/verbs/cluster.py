@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Cluster, Job, Node, Prepared, Target
 from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
-from awsddp.jobs import launchers, results
+from awsddp.jobs import protocol, results
 from awsddp.nodes.failures import NodesFailed
 from awsddp.parallel import each
 from awsddp.report import node_name
@@ -345,7 +345,7 @@ class ClusterHandle:
         this machine does not remember is none of this cluster's where its name is taken in the results
         folder: no node may choose a folder of the user's.
         """
-        request = launchers.state_request()
+        request = protocol.state_request()
         answers = answers_of(self.fleet, dict.fromkeys(answering(self.fleet), request))
         failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
         if partial and len(failed) < len(answers):
@@ -379,9 +379,9 @@ class ClusterHandle:
         With `launch` only where the job is of that launch.
         """
         grace = seconds(self.ctx.job.job.grace) if grace_s is None else grace_s
-        states = self.ask_all(launchers.state_request())
+        states = self.ask_all(protocol.state_request())
         knows = {node for node, state in states.items() if any(one["job"] == job for one in state["jobs"])}
-        request = launchers.cancel_request(job, grace=grace, launch=launch)
+        request = protocol.cancel_request(job, grace=grace, launch=launch)
         ask(self.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
 
     def end_job(self, job: Job) -> Job:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.answers import MOST_BYTES, malformed
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
-from awsddp.jobs import launchers
+from awsddp.jobs import protocol
 from awsddp.nodes.failures import split
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def answers_of(
         output[node] += data
         if len(output[node]) > MOST_BYTES:
             raise malformed(node, f"over {MOST_BYTES >> 20} MB")
-        return launchers.is_whole(output[node])
+        return protocol.is_whole(output[node])
 
-    messages = {node: launchers.message(request) for node, request in requests.items()}
-    ends = fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s)
+    messages = {node: protocol.message(request) for node, request in requests.items()}
+    ends = fleet.converse(protocol.program(), messages, on_data, timeout_s=timeout_s)
     return {node: _answer(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
 
 
@@ -55,7 +55,7 @@ def _answer(
     if isinstance(end, NodeError):
         return end
     try:
-        return launchers.answer(output, request=request, node=node, stderr=end.stderr)
+        return protocol.answer(output, request=request, node=node, stderr=end.stderr)
     except AwsddpError as error:
         return error
 

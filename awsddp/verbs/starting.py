@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Job, JobNode, Node, RankResult
 from awsddp.errors import AwsddpError, InUse, UsageError
-from awsddp.jobs import launchers
-from awsddp.jobs.ranks import Rank
+from awsddp.jobs import protocol
+from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both
 from awsddp.report import node_name
 from awsddp.spec import JobSpec
@@ -73,17 +73,17 @@ def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict
     """
     fleet, port = cluster.fleet, cluster.ctx.job.job.master_port
     owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
-    claim = launchers.claim_request(owner, wait_s=CLAIM_S)
+    claim = protocol.claim_request(owner, wait_s=CLAIM_S)
     ask(fleet, {min(fleet.nodes): claim}, timeout_s=CLAIM_S + ANSWER_S)
     used = sorted({rank.node for rank in ranks})
-    answers = ask(fleet, dict.fromkeys(used, launchers.slots_request(port)))
+    answers = ask(fleet, dict.fromkeys(used, protocol.slots_request(port)))
     refuse_in_use(answers)
-    return launchers.launch_requests(
+    return protocol.launch_requests(
         _spec(cluster),
         job=_free_name(cluster, answers),
         ranks=ranks,
         hosts=_hosts(cluster, used),
-        slot=launchers.choose_slot(answers, first=ranks[0].node, master_port=port),
+        slot=protocol.choose_slot(answers, first=ranks[0].node, master_port=port),
     )
 
 
@@ -149,11 +149,11 @@ def _spec(cluster: ClusterHandle) -> JobSpec:
     return replace(spec, job=replace(spec.job, script=script, module=False))
 
 
-def _hosts(cluster: ClusterHandle, used: Collection[int]) -> list[launchers.Host]:
+def _hosts(cluster: ClusterHandle, used: Collection[int]) -> list[Host]:
     from awsddp.nodes.sync import PLACE, WORK
 
     return [
-        launchers.Host(
+        Host(
             node=node,
             prepared=cluster.prepared(node.node),
             workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{WORK}",
