@@ -117,6 +117,9 @@ class _RankLine:
 class _Cause:
     rank: _Rank | None
     node: _Node | None
+    kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")] = "unknown"
+    retryable: bool = False
+    next: _Text = ""
     tail: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
     explanation: _Text = ""
     instance_id: _Word | None = None

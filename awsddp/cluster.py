@@ -122,15 +122,22 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a job failed: the first rank that did, and what it said last."""
+    """Why a job did not succeed: the first rank that failed, and the end of its log; or what ended it.
+
+    `kind` is one of jobs/supervisor/causes.py ("unknown": an older awsddp wrote it); `retryable`: the same
+    command may succeed without a change; `next` is what to do, "" for nothing that is known.
+    """
 
     rank: int | None
     node: int | None
+    kind: str = "unknown"
+    retryable: bool = False
     instance_id: str | None = None
     exit_code: int | None = None
     signal: int | None = None
     tail: tuple[str, ...] = ()
     explanation: str = ""
+    next: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,7 @@ def job_lines(result: dict[str, Any]) -> list[str]:
     if result["cause"]:
         lines.append(f"  cause: {_cause(result['cause'])}")
         lines += [f"  | {said}" for said in result["cause"]["tail"]]
+        lines += [named(f"  next: {result['cause']['next']}")] if result["cause"]["next"] else []
     if result.get("accuracy") is not None:
         data = f", {result['data']}" if result.get("data") else ""
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")

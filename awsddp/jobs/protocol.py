@@ -30,9 +30,10 @@ AT_ONCE_BYTES = 256 << 10
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
     "wire",
+    "diagnose",
+    "causes",
     "folder",
     "claim",
-    "diagnose",
     "processes",
     "link",
     "session",
