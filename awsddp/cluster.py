@@ -163,7 +163,9 @@ class JobNode:
 class Job:
     """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
 
-    `missing` are the nodes whose part of the results is not there.
+    `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
+    `dirty` whether its files differed (None: no repository); `started` and `ended` are when its first rank
+    started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is of its nodes.
     """
 
     job: str
@@ -173,6 +175,16 @@ class Job:
     home: str
     nodes: tuple[JobNode, ...] = ()
     missing: tuple[int, ...] = ()
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    commit: str | None = None
+    dirty: bool | None = None
+    launcher: str = "ssh"
+    world_size: int = 0
+    instance_type: str | None = None
+    price_usd_per_hour: float | None = None
+    started: str | None = None
+    ended: str | None = None
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

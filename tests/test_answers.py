@@ -18,6 +18,7 @@ DOCUMENT = {
     "complete": False,
     "created": "2026-01-01T00:00:00+00:00",
     "ranks": [RANK],
+    "facts": {"script": "x.py", "args": ["1"], "commit": None, "dirty": None, "price_usd_per_hour": 1.5},
 }
 CAUSE = {
     "rank": 0,
@@ -134,6 +135,8 @@ def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
         {"ranks": [{**RANK, "seconds": 1e300}]},
         {"cause": {**CAUSE, "tail": "x"}},
         {"cause": {**CAUSE, "kind": "Exit now"}},
+        {"facts": {"args": "x"}},
+        {"facts": {"price_usd_per_hour": -1}},
         {"cause": {**CAUSE, "retryable": 1}},
         {"cause": {**CAUSE, "tail": ["x"] * 2000}},
         {"cause": {**CAUSE, "explanation": "\ud800"}},

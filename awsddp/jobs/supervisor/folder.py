@@ -87,7 +87,7 @@ class JobFolder:
         request = self.request()
         alive = self.held()  # asked first: what a supervisor that is gone has written does not change
         document = read_json(self.state) or initial(request)
-        document["nodes"] = request["nodes"]
+        document["nodes"], document["facts"] = request["nodes"], request.get("facts", {})
         if document["state"] == "running" and not alive:
             document.update(state="interrupted", cause=document["cause"] or _loss(request, document))
         for rank in document["ranks"]:
