@@ -111,12 +111,16 @@ class _RankLine:
     node: _Node
     exit_code: _Exit | None
     seconds: _Seconds
+    started: _Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Cause:
     rank: _Rank | None
     node: _Node | None
+    kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")] = "unknown"
+    retryable: bool = False
+    next: _Text = ""
     tail: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
     explanation: _Text = ""
     instance_id: _Word | None = None
@@ -131,6 +135,19 @@ class _JobNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the nodes keep of a job's launch."""
+
+    script: _Text | None = None
+    args: Annotated[tuple[_Text, ...], Meta(max_length=100_000)] = ()
+    commit: _Word | None = None
+    dirty: bool | None = None
+    launcher: _Word = "ssh"
+    instance_type: _Word | None = None
+    price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Document:
     job: _Name
     node: _Node
@@ -140,6 +157,7 @@ class _Document:
     created: datetime
     ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
     nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
+    facts: Facts = Facts()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from awsddp.errors import ConfigError
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
+MAX_DURATION_S = 365 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -281,7 +282,10 @@ def seconds(text: str, *, place: str = "duration") -> float:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{place}: {text!r} is no duration", "", "write it as 30s, 90m, 24h or 7d")
-    return float(match[1]) * _SECONDS[match[2]]
+    found = float(match[1]) * _SECONDS[match[2]]
+    if found > MAX_DURATION_S:
+        raise ConfigError(f"{place}: {text[:40]!r} is out of range", "", "a duration of 365d or less")
+    return found
 
 
 def size_of(text: str, *, place: str = "job.results_limit") -> float:
@@ -298,7 +302,7 @@ def idle_seconds(text: str) -> int:
         return 0
     found = int(seconds(text, place="cluster.idle"))
     if found == 0:
-        raise ConfigError(f"cluster.idle: {text!r} is too short", "", 'a duration such as 30m, or "off"')
+        raise ConfigError(f"cluster.idle: {text!r} is too short", "", 'from 1s to 365d, or "off"')
     return found
 
 

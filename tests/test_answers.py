@@ -18,8 +18,17 @@ DOCUMENT = {
     "complete": False,
     "created": "2026-01-01T00:00:00+00:00",
     "ranks": [RANK],
+    "facts": {"script": "x.py", "args": ["1"], "commit": None, "dirty": None, "price_usd_per_hour": 1.5},
 }
-CAUSE = {"rank": 0, "node": 1, "exit_code": 1, "signal": None, "tail": ["x"], "explanation": "x"}
+CAUSE = {
+    "rank": 0,
+    "node": 1,
+    "exit_code": 1,
+    "signal": None,
+    "tail": ["x"],
+    "explanation": "x",
+    "kind": "exit",
+}
 FILE = {"path": "/w/x", "home": "node1/x", "size": 1, "sha256": "0" * 64}
 LINK = {"path": "/w/l", "home": "node1/a/l", "target": "../x"}
 SKIPPED = {"path": "/w/s", "size": 0, "why": "no", "owed": True}
@@ -125,6 +134,10 @@ def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
         {"ranks": [{**RANK, "exit_code": "0"}]},
         {"ranks": [{**RANK, "seconds": 1e300}]},
         {"cause": {**CAUSE, "tail": "x"}},
+        {"cause": {**CAUSE, "kind": "Exit now"}},
+        {"facts": {"args": "x"}},
+        {"facts": {"price_usd_per_hour": -1}},
+        {"cause": {**CAUSE, "retryable": 1}},
         {"cause": {**CAUSE, "tail": ["x"] * 2000}},
         {"cause": {**CAUSE, "explanation": "\ud800"}},
     ],

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "awsddp"
 
 _BASE = {"errors"}
 _RECORDS = {"answers", "spec", "cluster", "resources"} | _BASE
-_PURE = {"plan", "report", "compat", "billing"} | _RECORDS
+_PURE = {"plan", "report", "compat", "billing", "parallel"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
 LADDER = {
     "errors": _BASE,
@@ -26,6 +26,7 @@ LADDER = {
     "report": _PURE,
     "billing": _PURE,
     "documents": _PURE,
+    "parallel": _BASE,
     "state": _PURE,
     "aws": _MIDDLE | {"aws"},
     "nodes": _MIDDLE | {"nodes"},

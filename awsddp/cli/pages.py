@@ -111,6 +111,7 @@ def job_lines(result: dict[str, Any]) -> list[str]:
     if result["cause"]:
         lines.append(f"  cause: {_cause(result['cause'])}")
         lines += [f"  | {text}" for text in result["cause"]["tail"]]
+        lines += [named(f"  next: {result['cause']['next']}")] if result["cause"]["next"] else []
     if result.get("accuracy") is not None:
         data = f", {result['data']}" if result.get("data") else ""
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")

@@ -30,9 +30,10 @@ AT_ONCE_BYTES = 256 << 10
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
     "wire",
+    "diagnose",
+    "causes",
     "folder",
     "claim",
-    "diagnose",
     "processes",
     "link",
     "session",
@@ -118,12 +119,19 @@ def answer(stdout: bytes, *, request: Mapping[str, Any], node: int, stderr: byte
 
 
 def launch_requests(
-    spec: JobSpec, *, job: str, ranks: Sequence[Rank], hosts: Sequence[Host], slot: int
+    spec: JobSpec,
+    *,
+    job: str,
+    ranks: Sequence[Rank],
+    hosts: Sequence[Host],
+    slot: int,
+    facts: Mapping[str, Any] | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Return, by node, the request that launches its part of the job `job`.
 
-    `hosts` are the nodes that `ranks` (of `layout`) names, in any order. Raises UsageError for placeholders
-    that cannot be filled in, and where no script is named.
+    `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
+    keep of it and tell in its document: commit, dirty, instance_type, price_usd_per_hour. Raises UsageError
+    for invalid placeholders and without a script.
     """
     if not spec.job.script:
         raise UsageError("there is no script to run", "", "try: awsddp train SCRIPT")
@@ -143,6 +151,12 @@ def launch_requests(
             {"node": host.node.node, "private_ip": _private(host), "instance_id": host.node.instance_id}
             for host in used
         ],
+        "facts": {
+            "script": spec.job.script,
+            "args": spec.job.args,
+            "launcher": spec.job.launcher,
+            **(facts or {}),
+        },
         "layout": [(rank.rank, rank.local_rank, rank.node) for rank in ranks],
         "secret": secrets.token_hex(32),
         "master_port": port,

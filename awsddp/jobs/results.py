@@ -1,12 +1,16 @@
 """What a job came to: the documents of its nodes as one Job, and job.json at home."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from awsddp.answers import Facts
 from awsddp.cluster import Job
 from awsddp.errors import ConfigError, NotFoundError
+from awsddp.report import iso
 
 _BY_WEIGHT = ("running", "failed", "cancelled", "interrupted", "succeeded")
 
@@ -25,9 +29,16 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     machines = {one["node"]: one for one in believed.get("nodes", ())}
     for node, found in documents.items():  # each for itself: no node may leave another out
         machines |= {one["node"]: one for one in found.get("nodes", ()) if one["node"] == node}
-    home = f"{results}/{believed['job']}"
-    nodes = [machines[node] for node in sorted(machines)]
-    return msgspec.convert({**believed, "ranks": ranks, "nodes": nodes, "home": home}, Job)
+    document = {
+        **asdict(msgspec.convert(believed.get("facts", {}), Facts)),
+        **{key: believed[key] for key in ("job", "state", "cause")},
+        "ranks": ranks,
+        "nodes": [machines[node] for node in sorted(machines)],
+        "home": f"{results}/{believed['job']}",
+        "world_size": len(ranks),
+        **_times(believed["state"], ranks),
+    }
+    return msgspec.convert(document, Job)
 
 
 def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str = "runs") -> tuple[Job, ...]:
@@ -56,6 +67,20 @@ def decode(data: bytes) -> Job:
 def _weight(document: Mapping[str, Any]) -> tuple[bool, bool, int]:
     final = document["state"] != "running"
     return not document["complete"], not final, _BY_WEIGHT.index(document["state"])
+
+
+def _times(state: str, ranks: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
+    """Return when the first rank started and, at the end of the job, when the last one ended."""
+    begun = [rank for rank in ranks if rank.get("started")]
+    ended = [rank["started"] + rank["seconds"] for rank in begun if rank["exit_code"] is not None]
+    return {
+        "started": _utc(min(rank["started"] for rank in begun)) if begun else None,
+        "ended": _utc(max(ended)) if ended and state != "running" else None,
+    }
+
+
+def _utc(moment: float) -> str | None:
+    return iso(datetime.fromtimestamp(moment, UTC))
 
 
 def _rank(told: Mapping[str, Any], own: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -10,8 +10,7 @@ from awsddp import compat
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import names
 from awsddp.plan.policy import least_policy
-from awsddp.verbs.context import Context, aws_of, facts_of, target_for
-from awsddp.verbs.nodes import jump_of, reach_jump
+from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, reach_jump, target_for
 
 if TYPE_CHECKING:
     from awsddp.aws.preflight import Check

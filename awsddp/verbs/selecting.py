@@ -16,8 +16,7 @@ from awsddp.nodes.results import Wanted, WantedLink
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.spec import size_of
 from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import ask
-from awsddp.verbs.parts import holders
+from awsddp.verbs.requests import ask, holders
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet

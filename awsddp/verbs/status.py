@@ -6,8 +6,9 @@ from typing import Any
 from awsddp import report
 from awsddp.cluster import Cluster, Target
 from awsddp.state import Record
-from awsddp.verbs.context import NOWHERE, Context, found
-from awsddp.verbs.costs import bill_of
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.context import Context
+from awsddp.verbs.ledger import bill_of
 
 
 def status(ctx: Context) -> dict[str, Any]:
@@ -15,10 +16,10 @@ def status(ctx: Context) -> dict[str, Any]:
 
     Raises CloudError where AWS cannot be asked.
     """
-    with found(ctx, newer=True) as seen:
-        if seen is None:
-            return cluster_document(ctx, None, None, target=Target(name="local"), looked=NOWHERE)
-        return cluster_document(ctx, seen.record, seen.cluster, target=seen.target, looked=seen.looked)
+    with ClusterHandle.find(ctx, newer=True) as cluster:
+        return cluster_document(
+            ctx, cluster.known, cluster.listed, target=cluster.target, looked=cluster.searched
+        )
 
 
 def cluster_document(

@@ -25,7 +25,8 @@ def joined(**settings: Any) -> Coordinator:
 
 def exit_of(rank: int, code: int, fault: str = "own", said: str = "") -> dict[str, Any]:
     report = {"is": "exit", "rank": rank, "exit_code": code, "seconds": 1.0, "started": 5.0}
-    return {**report, "tail": [said], "explanation": said, "fault": fault}
+    cause = {"kind": "exit", "retryable": False, "explanation": said, "next": ""}
+    return {**report, "tail": [said], "cause": cause, "fault": fault}
 
 
 def gone(coordinator: Coordinator) -> None:

@@ -263,7 +263,7 @@ def test_cancel_gives_time_to_save(fleet: "Fleet") -> None:
     )
     wait(fleet.up)
     answer = fleet.ask(1, protocol.cancel_request("job", grace=20))
-    assert (answer["state"], answer["cause"]) == ("cancelled", None)
+    assert (answer["state"], answer["cause"]["kind"]) == ("cancelled", "cancelled")
     assert all(b"saved" in fleet.log(rank) for rank in range(4))
     assert fleet.wait().state == "cancelled"
     assert fleet.ask(0, protocol.cancel_request("job"))["state"] == "cancelled"

@@ -115,6 +115,8 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
         job=JobSpec(job=JobSection(heartbeat_timeout="1m")), on_event=lambda event: events.append(event.text)
     )
     cluster = SimpleNamespace(
+        ctx=ctx,
+        fleet=nodes,
         aws=None,
         record=SimpleNamespace(id="x"),
         nodes=[SimpleNamespace(node=node, instance_id=f"i-{node}") for node in (0, 1)],
@@ -122,7 +124,7 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     nodes_of = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
     job = Job(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=nodes_of)
     merger = Merger({0: 0, 1: 1}, folder=folder)
-    watch = Watch(ctx, cluster, nodes, job, merger=merger, on_lines=shown.extend)  # type: ignore[arg-type]
+    watch = Watch(cluster, job, merger=merger, on_lines=shown.extend)  # type: ignore[arg-type]
     return watch.run(), bytes(shown), events
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any, BinaryIO
 
+from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.claim import claim
 from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, write_json
 from awsddp.jobs.supervisor.follow import follow
@@ -89,7 +90,8 @@ def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[
     mine = launch in (None, folder.request().get("launch"))
     if mine and document["state"] not in FINAL and "pid" in document:
         seconds = folder.request()["grace"] if grace is None else grace
-        write_json(folder.cancel, {"state": "cancelled", "grace": seconds})
+        cause = cause_of_node(folder.request(), None, "cancelled")
+        write_json(folder.cancel, {"state": "cancelled", "grace": seconds, "cause": cause})
         try:
             os.kill(document["pid"], signal.SIGTERM)
         except ProcessLookupError:
