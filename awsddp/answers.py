@@ -319,12 +319,12 @@ def _loaded(said: bytes) -> dict[str, Any]:
         raise ValueError(f"over {MOST_BYTES >> 20} MB")
     answer = json.loads(said.decode("utf-8"), parse_constant=_no_number)
     if not isinstance(answer, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("not a JSON object")
     return answer
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _check_text(answer: Any, *, paths: bool = False) -> None:
@@ -367,14 +367,14 @@ def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
     if job is not None and document["job"] != job:
         raise ValueError(f"it speaks of job {document['job']!r}, not of {job!r}")
     if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
-        raise ValueError("one rank twice")
+        raise ValueError("a rank twice")
 
 
 def _check_path(path: str) -> None:
     """Refuse a path that may lead elsewhere, or that no file can have."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
-        raise ValueError(f"{path!r} is no path of a result")
+        raise ValueError(f"invalid result path {path!r}")
 
 
 def _check_home(home: str, node: int) -> None:

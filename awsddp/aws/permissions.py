@@ -69,10 +69,7 @@ def dry_run(
     needed = [name for name, what in LATER.items() if _makes(plan, what)]
     return (
         *answers,
-        *(
-            Permission(operation=name, answer="not asked", why=f"not before there is {LATER[name]}")
-            for name in needed
-        ),
+        *(Permission(operation=name, answer="not asked", why=f"needs {LATER[name]}") for name in needed),
     )
 
 

@@ -105,8 +105,8 @@ def job_lines(result: dict[str, Any]) -> list[str]:
         name = result["job"]
         return [
             *lines,
-            named(f"  follow: awsddp logs -f {name}"),
-            named(f"  cancel: awsddp cancel {name}"),
+            named(f"  follow it: awsddp logs -f {name}"),
+            named(f"  end it: awsddp cancel {name}"),
         ]
     if result["cause"]:
         lines.append(f"  cause: {_cause(result['cause'])}")

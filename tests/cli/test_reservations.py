@@ -74,7 +74,7 @@ def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, cri
             ("capacity.reservation", "has 2 free machines, and 3 are asked for", "--nodes 2"),
         ),
         ({}, ("--zone", "us-east-1a"), ("capacity.zones", "is in us-east-1b", "--zone us-east-1b")),
-        ({}, ("--spot",), ("capacity.reservation", "cannot be used by spot", "leave out --spot")),
+        ({}, ("--spot",), ("capacity.reservation", "cannot be used by spot", "omit --spot")),
         ({"InstancePlatform": "Windows"}, (), ("capacity.reservation", "is for Windows", "Linux/UNIX")),
     ],
     ids=["type", "gpus", "full", "zone", "spot", "platform"],

@@ -117,7 +117,7 @@ def test_a_home_folder_is_not_sent(cluster: Lab) -> None:
 
 def test_a_second_cluster_of_the_name_elsewhere_is_refused(cluster: Lab) -> None:
     said = refused(cluster, "--region", "eu-west-1", "up", "-y", code=3)
-    assert "lives in the local cloud" in said
+    assert "is in the local cloud" in said
 
 
 def test_without_a_cluster_the_way_to_one_is_named(lab: Lab) -> None:
@@ -162,4 +162,4 @@ def test_a_disk_without_room_for_the_output_is_said(lab: Lab) -> None:
             timeout=60,
         )
     assert shown.returncode == 3, shown.stderr
-    assert "error: the output cannot be written" in shown.stderr
+    assert "error: cannot write the output" in shown.stderr

@@ -176,7 +176,7 @@ def test_what_is_wrong_is_said_of_every_node(lab_with_torch: MakeLab) -> None:
         "4 of 5 nodes failed",
         "node0: no Python with torch",
         "node1: its expiry watchdog does not run",
-        "node2: it could not be prepared",
+        "node2: preparation failed",
         "no python",
         "node3: no network interface",
     ):
@@ -192,7 +192,7 @@ def test_cloud_init_that_complains_is_heard_but_ends_nothing(lab_with_torch: Mak
     )
     said: list[Event] = []
     ready(one, on_event=said.append)
-    assert "cloud-init complains: status: error - vendor data" in said[-1].text
+    assert "cloud-init reports: status: error - vendor data" in said[-1].text
 
 
 def test_cloud_inits_own_result_is_read(lab_with_torch: MakeLab) -> None:
@@ -203,7 +203,7 @@ def test_cloud_inits_own_result_is_read(lab_with_torch: MakeLab) -> None:
     result.write_text('{"v1": {"datasource": "DataSourceEc2", "errors": ["a", "b"]}}')
     said: list[Event] = []
     ready(one, on_event=said.append)
-    assert "cloud-init complains: a; b" in said[-1].text
+    assert "cloud-init reports: a; b" in said[-1].text
 
 
 def test_a_boot_without_an_end_is_not_waited_for_forever(lab_with_torch: MakeLab) -> None:

@@ -270,7 +270,7 @@ def failing(one: Host) -> Callable[[str], None]:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("echo 'rsync: command not found' >&2; exit 127", "it has no rsync"),
+        ("echo 'rsync: command not found' >&2; exit 127", "rsync is not installed"),
         ("echo 'rsync: write failed: No space left on device (28)' >&2; exit 11", "a disk is full"),
         ("kill -9 $PPID", "the transfer broke off"),
         ("echo oops >&2; exit 2", "exit"),

@@ -98,7 +98,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
         asked(),
         standing(*PAIR, impaired=frozenset({"i-1"})),
         (
-            Step(do="end", numbers=(1,), instances=("i-1",), why="it is impaired, AWS's checks say"),
+            Step(do="end", numbers=(1,), instances=("i-1",), why="AWS's status checks report it impaired"),
             Step(do="launch", numbers=(1,)),
         ),
     ),
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
                     do="end",
                     numbers=(number,),
                     instances=(f"i-{number}",),
-                    why="it is a g5.xlarge, g6.xlarge is asked for: it is built anew",
+                    why="it is a g5.xlarge, g6.xlarge is requested: it is rebuilt",
                 )
                 for number in (0, 1)
             ),

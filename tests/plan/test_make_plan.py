@@ -375,7 +375,7 @@ def test_the_document_tells_the_price_by_part_and_why() -> None:
     parts = made["price_parts"]
     assert made["price_usd_per_hour"] == pytest.approx(sum(parts.values()), abs=1e-4)
     assert made["price_until_expiry_usd"] == pytest.approx(made["price_usd_per_hour"] * 10, abs=0.01)
-    assert (made["why"], made["market"]) == ("asked for", "on-demand")
+    assert (made["why"], made["market"]) == ("requested", "on-demand")
     assert made["efa"] == {"count": 0, "most": 1, "why": "--efa asks for it"}
     assert (made["memory_gb"], made["network_gbit"], made["vcpus"]) == (768, "100", 192)
     assert (made["image"]["torch"], made["image"]["cuda"], made["image"]["driver"]) == ("2.12", "13.0", 595)

@@ -72,9 +72,9 @@ def test_down_fetches_what_there_is_and_ends_what_a_lost_node_cannot_hold_up(owe
 
 def test_down_offers_up_for_the_node_that_is_stopped_and_releases_the_other(owed: World) -> None:
     owed.set_state(1, "stopped")
-    with pytest.raises(NodeError, match="the results of j are not home") as refused:
+    with pytest.raises(NodeError, match="the results of j are not fetched") as refused:
         end(owed)
-    assert refused.value.why.startswith("node1 is stopped\nmeanwhile the nodes cost money")
+    assert refused.value.why.startswith("node1 is stopped\nuntil then the nodes cost money")
     ways = refused.value.next.splitlines()
     assert ways[0] == "awsddp up   # start node1; then awsddp down"
     assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
