@@ -77,7 +77,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
     "fewer: the highest go": (
         asked(cluster__nodes=1),
         standing(*PAIR),
-        (Step(do="end", numbers=(1,), instances=("i-1",), why="1 node asked for"),),
+        (Step(do="end", numbers=(1,), instances=("i-1",), why="1 node requested"),),
     ),
     "one was lost": (
         asked(),
@@ -118,7 +118,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
     "one that the cluster gave up": (
         asked(),
         standing(node(-1, instance_id="i-9"), *PAIR, size=2),
-        (Step(do="end", numbers=(-1,), instances=("i-9",), why="2 nodes asked for"),),
+        (Step(do="end", numbers=(-1,), instances=("i-9",), why="2 nodes requested"),),
     ),
     "another type": (
         asked(cluster__instance_type="g6.xlarge"),

@@ -93,7 +93,7 @@ def test_a_type_that_does_not_fit_the_quota_is_passed_over() -> None:
 def test_a_quota_that_cannot_be_read_is_a_warning() -> None:
     made = plan(replace(FACTS, quotas={}))
     assert made.instance_type == "g6.48xlarge"
-    assert any("quota not readable" in text and "384 vCPUs" in text for text in made.warnings)
+    assert any("quota unreadable" in text and "384 vCPUs" in text for text in made.warnings)
 
 
 def test_a_quota_that_is_too_small_is_refused_with_need_and_have() -> None:
@@ -146,14 +146,14 @@ def test_a_subnet_with_exactly_enough_addresses_has_room() -> None:
 def test_pretended_gpus_are_told() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "pretended"})))
     assert made.pretended
-    assert any("gloo on CPU" in text for text in made.warnings)
+    assert any("gloo on the CPU" in text for text in made.warnings)
 
 
 def test_rehearsed_gpus_are_told_with_the_ranks_that_a_job_has() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "rehearsed"})))
     assert made.pretended
     assert document(made)["rehearsed"]
-    assert any("nccl by gloo; a job has a rank for each, 16 in all" in text for text in made.warnings)
+    assert any("nccl as gloo; a job has a rank for each, 16 in total" in text for text in made.warnings)
 
 
 def test_two_ssh_blocks_are_two_rules() -> None:

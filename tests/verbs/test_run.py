@@ -58,7 +58,7 @@ def test_verdict_is_told_where_the_nodes_keep_the_results(
     assert parts.called == ["check", "up", "train", "down", "stop"]
     assert (result.train, result.down) == (DONE, None)
     assert result.error is not None
-    assert result.error.message == "the results of j are not home; the nodes were stopped"
+    assert result.error.message == "the results of j are not fetched; the nodes were stopped"
 
 
 def test_cluster_on_which_another_job_runs_is_left_as_it_is(
