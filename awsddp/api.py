@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from awsddp import spec
 from awsddp.cluster import Cause, JobState
@@ -35,9 +35,6 @@ from awsddp.verbs.status import status
 from awsddp.verbs.stop import stop
 from awsddp.verbs.train import train
 from awsddp.verbs.up import up
-
-if TYPE_CHECKING:
-    import fabric
 
 _SECTIONS: dict[str, Any] = {
     "cluster": spec.ClusterSection,
@@ -185,7 +182,7 @@ class Cluster:
         self.close()
         return down(self._context(), discard=discard, confirm=lambda question: None)
 
-    def fabric(self) -> "fabric.Group":
+    def fabric(self) -> Any:
         """Return a fabric.Group of the nodes, in order: the cluster's key, pinned host keys, jump host.
 
         Needs `awsddp[fabric]`. `close` ends its connections. Raises ConfigError, NotFoundError, NodeError.
