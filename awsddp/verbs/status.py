@@ -1,13 +1,21 @@
 """status: what there is, what it costs, and until when. The truth is in AWS, the jobs as last seen."""
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from awsddp import report
 from awsddp.cluster import Cluster, Target
+from awsddp.errors import AwsddpError
 from awsddp.state import Record
 from awsddp.verbs.context import NOWHERE, Context, found
 from awsddp.verbs.costs import bill_of
+from awsddp.verbs.node_jobs import jobs_on
+from awsddp.verbs.nodes import connect
+from awsddp.verbs.results import remember
+
+REACH_S = 5.0
+"""How long a node may take to be connected to before a running job is shown as last seen."""
 
 
 def status(ctx: Context) -> dict[str, Any]:
@@ -18,7 +26,23 @@ def status(ctx: Context) -> dict[str, Any]:
     with found(ctx, newer=True) as seen:
         if seen is None:
             return cluster_document(ctx, None, None, target=Target(name="local"), looked=NOWHERE)
-        return cluster_document(ctx, seen.record, seen.cluster, target=seen.target, looked=seen.looked)
+        record = _refreshed(ctx, seen.record, seen.cluster)
+        return cluster_document(ctx, record, seen.cluster, target=seen.target, looked=seen.looked)
+
+
+def _refreshed(ctx: Context, record: Record | None, cluster: Cluster | None) -> Record | None:
+    """Return the record with the progress of jobs that ran when last seen, if their nodes can be asked."""
+    if record is None or cluster is None or all(job.state != "running" for job in record.jobs):
+        return record
+    prepared = {one.instance_id for one in record.prepared}
+    nodes = [one for one in cluster.live if one.state == "running" and one.instance_id in prepared]
+    with (
+        contextlib.suppress(AwsddpError),
+        connect(ctx, record, nodes, deadline_s=REACH_S, partial=True) as fleet,
+    ):
+        remember(ctx, *jobs_on(ctx, fleet, partial=True))
+        return ctx.folder.read()
+    return record
 
 
 def cluster_document(
