@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ipaddress
+import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ from moto.ec2.models.subnets import Subnet
 from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses.instances import InstanceResponse
 from moto.ec2.utils import filter_dict_attribute_mapping
-from moto.iam.models import iam_backends
+from moto.iam.aws_managed_policies import aws_managed_policies_data
+from moto.iam.models import AWSManagedPolicy, iam_backends
 from moto.ssm.models import Parameter, ParameterDict, SimpleSystemManagerBackend
 from moto.sts.models import sts_backends
 
@@ -101,6 +103,16 @@ class Emulator:
             return role.secret_access_key if valid else None
         key = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].access_keys.get(access_key_id)
         return key.secret_access_key if key is not None and key.status == "Active" else None
+
+    def load_policy(self, arn: str) -> None:
+        """Make a policy of AWS's own known: moto would keep all of them or none."""
+        policies = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].managed_policies
+        name = arn.rpartition("/")[2]
+        if arn in policies or not arn.startswith("arn:aws:iam::aws:policy/"):
+            return
+        if found := json.loads(aws_managed_policies_data).get(name):
+            policy: Any = AWSManagedPolicy
+            policies[arn] = policy.from_data(name, DEFAULT_ACCOUNT_ID, "us-east-1", found)
 
     def forget_old(self, *, older_than_s: float = 3600) -> bool:
         """Drops terminated instances that EC2 would no longer list; true if there were any."""

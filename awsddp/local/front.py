@@ -258,6 +258,7 @@ class Front:
             raise Refusal("UnknownOperationException", f"The local cloud has no service {request.service}.")
         scope.check_action(request, mode=self._mode)
         if request.service != "ec2":
+            self._emulator.load_policy(request.parameters.get("PolicyArn", ""))
             return self._forward(request)
         backend = self._backend(request)
         refusals.check_ids(request)

@@ -244,7 +244,25 @@ def _with_subnets(request: Request, backend: Any) -> Request:
             raise Refusal("MissingInput", "No default subnet can take this instance type. Specify a subnet.")
         parameters[f"{stem}SubnetId"] = subnet
     parameters["MinCount"] = parameters.get("MaxCount", "1")  # moto launches MinCount
-    return replace(request, parameters=parameters)
+    image = backend.amis.get(parameters.get("ImageId"))
+    return replace(request, parameters=_with_disks(parameters, image))
+
+
+def _with_disks(parameters: Parameters, image: Any) -> Parameters:
+    """The launch with a size for the root volume, and without instance store, which EC2 ignores for NVMe.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/block-device-mapping-concepts.html
+    """
+    mappings = under(parameters, "BlockDeviceMapping.")
+    kept = {name: value for name, value in parameters.items() if not name.startswith("BlockDeviceMapping.")}
+    numbers = {name.split(".")[0] for name in mappings if ".Ebs." in name}
+    for place, number in enumerate(sorted(numbers, key=int), 1):
+        for name, value in under(mappings, f"{number}.").items():
+            kept[f"BlockDeviceMapping.{place}.{name}"] = value
+        size = str(image.ebs_snapshot.volume.size)
+        if f"{number}.Ebs.SnapshotId" not in mappings:
+            kept.setdefault(f"BlockDeviceMapping.{place}.Ebs.VolumeSize", size)
+    return kept
 
 
 def _kept(parameters: Parameters) -> Parameters:

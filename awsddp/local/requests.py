@@ -25,6 +25,9 @@ SCOPE = re.compile(
     r"SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})"
 )
 
+NOTHING_ELSE = re.compile(
+    rb"(doc/[0-9-]+/\">\s*<requestId>[^<]*</requestId>)(\s*</(?!Describe|Get)\w+Response>)"
+)
 SIGNED_FOR_S = 900  # a request is refused that was signed so long ago, or so long from now
 
 
@@ -264,11 +267,15 @@ def ec2_reply(request: Request, inside: str) -> Reply:
 
 
 def stamp(reply: Reply) -> Reply:
-    """Return moto's XML as EC2 sends it: the namespace with its trailing slash, a request id of its own."""
+    """Return moto's XML as EC2 sends it.
+
+    With the namespace's trailing slash, a request id of its own, and `return` where there is nothing else.
+    """
     status, headers, body = reply
     body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', body, count=1)
     request_id = str(uuid.uuid4()).encode()
-    return status, headers, re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
+    body = re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
+    return status, headers, NOTHING_ELSE.sub(rb"\1<return>true</return>\2", body)
 
 
 def refuse(refusal: Refusal, *, service: str, target: bool) -> Reply:
