@@ -14,9 +14,7 @@ from awsddp.state import Record
 from awsddp.verbs.context import Context, facts_of
 from awsddp.verbs.costs import bill_of
 from awsddp.verbs.launching import carry_out
-from awsddp.verbs.node_jobs import jobs_on
 from awsddp.verbs.nodes import JUMP, Ready, connect
-from awsddp.verbs.results import bring_home, remember
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -38,7 +36,7 @@ def changes(
     from awsddp.aws.instances import impaired
 
     mine = next((one for one in clusters if one.id == record.id), nowhere(ctx, record))
-    bill = bill_of(ctx, record, mine)  # what ended meanwhile costs no more
+    bill = bill_of(ctx, record, mine, aws)  # what ended meanwhile costs no more
     standing = Standing(
         cluster=mine,
         nodes=record.nodes,
@@ -160,6 +158,8 @@ def _owed(nodes: Sequence[Node]) -> list[str]:
 
 def _refuse_running(ctx: Context, record: Record, mine: Cluster | None, ending: Sequence[Node]) -> None:
     """Refuse to end nodes on which a job runs, or whose results nobody can fetch first."""
+    from awsddp.verbs.node_jobs import jobs_on
+
     owed = _owed(ending)
     if not owed or mine is None:
         return
@@ -208,6 +208,8 @@ def _end(ctx: Context, aws: "Aws", record: Record, mine: Cluster, ending: Sequen
     """Bring home what the nodes owe, end them, and forget them."""
     from awsddp.aws.teardown import end_nodes, give_up
     from awsddp.nodes import hostkeys
+    from awsddp.verbs.node_jobs import jobs_on
+    from awsddp.verbs.results import bring_home, remember
 
     owed = _owed(ending)
     if owed:

@@ -59,7 +59,7 @@ def down(
             except NodeError as error:
                 if not lose(error):
                     raise
-        bill_of(ctx, seen.record, clusters[0])
+        bill_of(ctx, seen.record, clusters[0], seen.aws)
         terminated = _end(ctx, seen.aws, clusters)
         bill = bill_of(ctx, seen.record, None)
         _forget(ctx, seen.record, cluster_id=clusters[0].id)

@@ -1,13 +1,16 @@
 """status: what there is, what it costs, and until when. The truth is in AWS, the jobs as last seen."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp import report
 from awsddp.cluster import Cluster, Target
 from awsddp.state import Record
 from awsddp.verbs.context import NOWHERE, Context, found
 from awsddp.verbs.costs import bill_of
+
+if TYPE_CHECKING:
+    from awsddp.aws.session import Aws
 
 
 def status(ctx: Context) -> dict[str, Any]:
@@ -18,13 +21,16 @@ def status(ctx: Context) -> dict[str, Any]:
     with found(ctx, newer=True) as seen:
         if seen is None:
             return cluster_document(ctx, None, None, target=Target(name="local"), looked=NOWHERE)
-        return cluster_document(ctx, seen.record, seen.cluster, target=seen.target, looked=seen.looked)
+        return cluster_document(
+            ctx, seen.record, seen.cluster, seen.aws, target=seen.target, looked=seen.looked
+        )
 
 
 def cluster_document(
     ctx: Context,
     record: Record | None,
     cluster: Cluster | None,
+    aws: "Aws | None" = None,
     *,
     target: Target | None = None,
     looked: tuple[str, ...] = (),
@@ -33,7 +39,7 @@ def cluster_document(
     nodes = cluster.live if cluster else ()
     prepared = {found.instance_id: found for found in record.prepared} if record else {}
     place = target or (record.target if record else Target())
-    bill = bill_of(ctx, record, cluster)
+    bill = bill_of(ctx, record, cluster, aws)
     state = report.cluster_state(
         cluster,
         prepared=frozenset(prepared) if record else None,

@@ -43,7 +43,9 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
             if seen.record is not None:
                 ctx.folder.note("stopped", id=cluster.id, instances=sorted(names))
         after = find_cluster(seen.aws, ctx.spec.name, cluster.owner)
-        return cluster_document(ctx, ctx.folder.read(), after, target=seen.target, looked=seen.looked)
+        return cluster_document(
+            ctx, ctx.folder.read(), after, seen.aws, target=seen.target, looked=seen.looked
+        )
 
 
 def _refuse_spot(cluster: Cluster) -> None:

@@ -48,7 +48,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         if record.target.region not in (None, aws.region):
             aws = aws_of(ctx, record.target)  # another region, that the spec lists
         record = _prepare(ctx, aws, record, nodes, hosts=hosts)
-        return cluster_document(ctx, record, _only(ctx, aws, record))
+        return cluster_document(ctx, record, _only(ctx, aws, record), aws)
 
 
 def as_before(ctx: Context) -> Context:

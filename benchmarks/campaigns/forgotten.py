@@ -59,7 +59,16 @@ class Forgotten:
     @property
     def words(self) -> tuple[str, ...]:
         """The options of `up` and `run`."""
-        return ("--local", "--nodes", "1", "-y", "--expires", f"{self.expires_s}s", "--idle", f"{self.idle_s}s")
+        return (
+            "--local",
+            "--nodes",
+            "1",
+            "-y",
+            "--expires",
+            f"{self.expires_s}s",
+            "--idle",
+            f"{self.idle_s}s",
+        )
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         """Start `awsddp` on this cluster; stderr comes with stdout."""
@@ -100,7 +109,7 @@ class Forgotten:
         """Start a job and return its client once a rank has started."""
         options = ("--world-size", "1", "--name", self.name)
         client = self.start("train", "job.py", *options, *words, "--", str(seconds), kind)
-        self.until(client, "--detach" in words and "follow it" or "started")
+        self.until(client, ("--detach" in words and "follow it") or "started")
         return client
 
     def look(self) -> None:
