@@ -305,7 +305,9 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
         told.append(f"unknown price for {kind.name}")
     elif plan.price.source.startswith("list") and facts.region != compat.PRICE_REGION:
         told.append(f"prices are list prices of {compat.PRICE_REGION}; those of {facts.region} may differ")
-    if image.rehearses:
+    if kind.gpus == 0:
+        told.append(f"{kind.name} has no GPU")
+    elif image.rehearses:
         told.append(
             f"GPUs are rehearsed: {kind.gpus} x {kind.gpu} per node run on the CPU, nccl as gloo; a job has "
             f"a rank for each, {kind.gpus * plan.nodes} in total, unless --world-size is smaller"
@@ -316,8 +318,6 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
         told.append(f"the release notes of {image.name} do not list {kind.family}")
     if image.deprecated:
         told.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may remove it")
-    if kind.gpus == 0:
-        told.append(f"{kind.name} has no GPU")
     if kind.bare_metal:
         told.append(f"{kind.name} is bare metal: it takes 10 to 20 minutes to boot")
     if facts.credentials_s is not None and facts.credentials_s < plan.expires_s:
