@@ -27,6 +27,7 @@ _Node = Annotated[int, Meta(ge=0, lt=10_000)]
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Exit = Annotated[int, Meta(ge=-255, le=255)]
 _Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
+_Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Remote = Annotated[str, Meta(pattern=r"^/", max_length=4096)]
@@ -148,6 +149,15 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Metrics:
+    rank: _Rank
+    step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None
+    loss: _Measure | None
+    steps_per_second: _Measure | None
+    fraction: Annotated[float, Meta(ge=0, le=1)] | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Document:
     job: _Name
     node: _Node
@@ -158,6 +168,7 @@ class _Document:
     ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
     nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
     facts: Facts = Facts()
+    metrics: Annotated[tuple[_Metrics, ...], Meta(max_length=100_000)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +378,10 @@ def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
     if job is not None and document["job"] != job:
         raise ValueError(f"it speaks of job {document['job']!r}, not of {job!r}")
     if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
-        raise ValueError("a rank twice")
+        raise ValueError("one rank twice")
+    own = {rank["rank"] for rank in document["ranks"] if rank["node"] == node}
+    if not {row["rank"] for row in document.get("metrics", ())} <= own:
+        raise ValueError("metrics of a rank that does not run there")
 
 
 def _check_path(path: str) -> None:

@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -36,23 +35,6 @@ FIRST_ATTEMPTS = 3
 _PRICING_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 _SECRET = ("UserData", "PublicKeyMaterial")
-
-
-def soon(work: Callable[Given, T], /, *given: Given.args, **more: Given.kwargs) -> Future[T]:
-    """Do a read of AWS beside others and return its answer to be.
-
-    On a thread that holds nobody up: where one answer settles a command the others are not waited for.
-    """
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(work(*given, **more))
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return answer
 
 
 @dataclass(frozen=True, kw_only=True)

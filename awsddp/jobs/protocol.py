@@ -46,6 +46,7 @@ _MODULES = (
     "walk",
     "disks",
     "manifest",
+    "metrics",
     "launch",
     "main",
 )

@@ -284,9 +284,7 @@ class ClusterHandle:
 
         with Fleet(
             self.write_ssh_config(nodes),
-            key=self.ctx.folder.key,
-            known_hosts=self.ctx.folder.known_hosts,
-            jump=jump_of(self.ctx, self.record),
+            **self.login(),
             deadline_s=deadline_s,
             partial=partial,
             ahead=self.preconnect,
@@ -303,6 +301,12 @@ class ClusterHandle:
                 raise NoNodes(error.message, error.why, error.next)
             yield fleet
 
+    def login(self) -> dict[str, Any]:
+        """Return what a login needs beside the address: key, known host keys, jump host."""
+        folder = self.ctx.folder
+        jump = jump_of(self.ctx, self.record)
+        return {"key": folder.key, "known_hosts": folder.known_hosts, "jump": jump}
+
     def write_ssh_config(self, nodes: Sequence[Node] | None = None) -> "tuple[Endpoint, ...]":
         """Write where the nodes are to the record and the ssh_config, if that changed, and return it."""
         from awsddp.nodes.sync import ssh_config
@@ -313,8 +317,7 @@ class ClusterHandle:
             raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
         addresses = {node.instance_id: str(node.address) for node in chosen}
         endpoints = _endpoints(self.record, {node.instance_id: node.node for node in chosen}, addresses)
-        jump = jump_of(self.ctx, self.record)
-        text = ssh_config(endpoints, folder.key, folder.known_hosts, jump=jump).encode()
+        text = ssh_config(endpoints, **self.login()).encode()
         if not folder.ssh_config.exists() or folder.ssh_config.read_bytes() != text:
             write_private(folder.ssh_config, text)
         if not addresses.items() <= self.record.addresses.items():

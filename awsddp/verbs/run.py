@@ -48,7 +48,7 @@ def run(
     fails later is the result's `error`.
     """
     check(ctx)
-    ctx = _with_idle(ctx)
+    ctx = with_idle(ctx)
     result = RunResult()
     try:
         _work(ctx, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
@@ -67,7 +67,7 @@ def run(
     return result
 
 
-def _with_idle(ctx: Context) -> Context:
+def with_idle(ctx: Context) -> Context:
     """Return the context with the idle time of a run, where nobody chose another."""
     spec = ctx.spec
     if "cluster.idle" in spec.explicit:
@@ -97,13 +97,21 @@ def _work(
 
 
 def _end(ctx: Context, result: RunResult) -> None:
-    """End the cluster; where its results cannot come home, stop the machines and say so."""
     try:
-        result.down = _timed(result, "down", lambda: down(ctx, confirm=lambda _: None))
-    except NodeError as error:
-        result.error = _stopped(ctx, error)
+        result.down = _timed(result, "down", lambda: down_or_stop(ctx))
     except AwsddpError as error:
         result.error = error
+
+
+def down_or_stop(ctx: Context) -> dict[str, Any]:
+    """End the cluster and return the `down` document; stop the nodes where results cannot be fetched.
+
+    Raises NodeError that says so, and what `down` raises.
+    """
+    try:
+        return down(ctx, confirm=lambda _: None)
+    except NodeError as error:
+        raise _stopped(ctx, error) from error
 
 
 def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
