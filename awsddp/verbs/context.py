@@ -117,7 +117,7 @@ def target_for(ctx: Context) -> Iterator[Target]:
         target: Target | None = None
         if wants_local:
             target = stack.enter_context(local.opened(ctx.home, ctx.on_event))
-            if target is not None and "cluster.region" in ctx.spec.said and asked.region != target.region:
+            if target is not None and "cluster.region" in ctx.spec.from_cli and asked.region != target.region:
                 raise ConfigError(
                     f"cluster.region: the local cloud is {target.region}, not {asked.region}",
                     "",
@@ -139,7 +139,7 @@ def target_for(ctx: Context) -> Iterator[Target]:
 
 def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
     """Return the jump host that is asked for now, else the one that the cluster was made with."""
-    asked = record.asked if record is not None and JUMP not in ctx.spec.given else {}
+    asked = record.asked if record is not None and JUMP not in ctx.spec.explicit else {}
     name = asked.get(JUMP, ctx.spec.network.jump)
     if not name:
         return None

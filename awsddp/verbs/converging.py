@@ -88,7 +88,7 @@ def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[N
         ssh_user=ctx.spec.access.user or record.ssh_user,
         asked=record.asked | {key: value for key, value in remembered(ctx.spec).items() if key in _REACH},
     )
-    if change.asked_about:
+    if change.needs_consent:
         _refuse_running(cluster, ending)
         _refuse_others(cluster, change)
         confirm(plan or _question(cluster, after, change))
