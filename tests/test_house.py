@@ -25,6 +25,7 @@ LADDER = {
     "plan": _PURE,
     "report": _PURE,
     "billing": _PURE,
+    "documents": _PURE,
     "parallel": _BASE,
     "state": _PURE,
     "aws": _MIDDLE | {"aws"},

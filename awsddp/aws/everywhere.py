@@ -104,7 +104,7 @@ def _holding(cluster: Cluster, items: list[dict[str, Any]], *, caller: str, now:
 
 
 def _price(cluster: Cluster, items: list[dict[str, Any]]) -> float | None:
-    """Return what running machines cost an hour by the list, and disks, which also cost while they stop."""
+    """Return what running machines cost per hour by the list, and disks, which also cost while they stop."""
     machines = 0.0
     for node in cluster.nodes:
         if node.state in (*ENDED, "stopped", "stopping"):

@@ -55,7 +55,7 @@ def dry_run(
     nothing is told of a launch into one's own. Raises CloudError where AWS cannot be asked at all.
     """
     asked = [request for request in plan.requests if request.operation not in LATER]
-    given = {**ids, "subnet": plan.zones[0].subnet, "client_token": ids["cluster_id"]}
+    given = {**ids, "subnet": plan.subnets[0].subnet, "client_token": ids["cluster_id"]}
 
     def ask(request: Request) -> Permission:
         known = _without_unmade(request)
@@ -68,10 +68,7 @@ def dry_run(
     needed = [name for name, what in LATER.items() if _makes(plan, what)]
     return (
         *answers,
-        *(
-            Permission(operation=name, answer="not asked", why=f"not before there is {LATER[name]}")
-            for name in needed
-        ),
+        *(Permission(operation=name, answer="not asked", why=f"needs {LATER[name]}") for name in needed),
     )
 
 

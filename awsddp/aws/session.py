@@ -171,9 +171,9 @@ class Aws:
             raise translate(error, "", where="") from error
         if not region:
             raise ConfigError(
-                "no AWS region is known",
+                "no AWS region configured",
                 "neither --region, nor cluster.region, nor the AWS configuration names one",
-                "name one: awsddp --region us-east-1 ...\nor try it for nothing: awsddp run --local",
+                "set one: awsddp --region us-east-1 ...\nor try without AWS: awsddp run --local",
             )
         if not _REGION.fullmatch(region):
             raise self._no_region(region)
@@ -188,7 +188,7 @@ class Aws:
     def _no_region(self, region: str, why: str = "") -> ConfigError:
         near = difflib.get_close_matches(region, self._regions(), n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else "name one such as us-east-1 or eu-central-1"
-        return ConfigError(f"cluster.region: {region!r} is no AWS region", why, f"--region: {hint}")
+        return ConfigError(f"cluster.region: unknown AWS region {region!r}", why, f"--region: {hint}")
 
     def _regions(self) -> list[str]:
         """Return the regions that this botocore knows, of all partitions."""

@@ -1,4 +1,4 @@
-"""jobs: what runs and what ran on the cluster, as its nodes know it; kept for `status`."""
+"""jobs: what runs and what ran on the cluster, as its nodes have it; kept for `status`."""
 
 from typing import Any
 

@@ -55,8 +55,8 @@ def run(
         if not (detach and result.error is None):
             _end(ctx, result)
     except KeyboardInterrupt as stop:
-        ctx.say("interrupted: ending everything; Ctrl-C again leaves at once")
-        result.error = Interrupted("interrupted: results are at home as far as they came, nothing is left")
+        ctx.say("interrupted: terminating everything; Ctrl-C again exits immediately")
+        result.error = Interrupted("interrupted: the results that could be fetched are here, nothing is left")
         if isinstance(stop, LetGo):
             result.error.exit_code = 128 + stop.number
         _end(ctx, result)
@@ -135,11 +135,11 @@ def _stopped(ctx: Context, error: NodeError) -> NodeError:
         stop(ctx, confirm=lambda _: None)
     except AwsddpError as second:
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
-        return NodeError(error.message, f"{why}\nthey still run and cost money", error.next)
+        return NodeError(error.message, f"{why}\nthey are still running and cost money", error.next)
     return NodeError(
         f"{error.message}; the nodes were stopped",
-        f"{error.why}\ntheir disks are kept, and cost a little, until you end them",
-        "awsddp up, then awsddp fetch   # once they can be reached\nawsddp down --discard   # end them",
+        f"{error.why}\ntheir disks are kept, and cost a little, until you terminate them",
+        "awsddp up, then awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them",
     )
 
 

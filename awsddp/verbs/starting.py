@@ -7,17 +7,19 @@ import secrets
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Job, JobNode, Node, RankResult
 from awsddp.errors import AwsddpError, InUse, UsageError
 from awsddp.jobs import protocol
+from awsddp.jobs.git import commit_of
 from awsddp.jobs.ranks import Host, Rank
-from awsddp.parallel import both
-from awsddp.report import node_name
+from awsddp.parallel import both, soon
+from awsddp.report import iso, node_name
 from awsddp.spec import JobSpec
+from awsddp.state import Record
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.requests import ANSWER_S, answering, ask
@@ -55,6 +57,9 @@ def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -
         job=name,
         state="running",
         cause=None,
+        world_size=len(ranks),
+        started=iso(datetime.now(UTC)),
+        **requests[ranks[0].node]["facts"],
         ranks=tuple(
             RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
             for one in ranks
@@ -71,7 +76,9 @@ def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict
 
     The claim, on the cluster's first node, holds until that node launches or the connection ends.
     """
-    fleet, port = cluster.fleet, cluster.ctx.job.job.master_port
+    ctx = cluster.ctx
+    fleet, port = cluster.fleet, ctx.job.job.master_port
+    commit = soon(commit_of, Path(ctx.job.sync.workdir), results=ctx.job.job.results)
     owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
     claim = protocol.claim_request(owner, wait_s=CLAIM_S)
     ask(fleet, {min(fleet.nodes): claim}, timeout_s=CLAIM_S + ANSWER_S)
@@ -84,7 +91,19 @@ def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict
         ranks=ranks,
         hosts=_hosts(cluster, used),
         slot=protocol.choose_slot(answers, first=ranks[0].node, master_port=port),
+        facts=_facts(cluster.record, len(used), *commit.result()),
     )
+
+
+def _facts(record: Record, used: int, commit: str | None, dirty: bool | None) -> dict[str, Any]:
+    """Return what the job's record says of its code, and of the `used` nodes."""
+    price = record.price_usd_per_hour
+    return {
+        "commit": commit,
+        "dirty": dirty,
+        "instance_type": record.instance_type,
+        "price_usd_per_hour": None if price is None else round(price / record.nodes * used, 6),
+    }
 
 
 def refuse_in_use(answers: Mapping[int, Mapping[str, Any]]) -> None:
@@ -106,9 +125,7 @@ def _free_name(cluster: ClusterHandle, answers: Mapping[int, Mapping[str, Any]])
     for name in _names(ctx.job):
         if name not in known | cluster.unfetched and not results_dir(ctx, name).exists():
             return name
-    raise UsageError(
-        f"there is a job {ctx.job.job.name} already", "its nodes know it", "choose another --name"
-    )
+    raise UsageError(f"job {ctx.job.job.name} already exists", "its nodes have it", "choose another --name")
 
 
 def _names(spec: JobSpec) -> Iterator[str]:
