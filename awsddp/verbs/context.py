@@ -45,11 +45,6 @@ class Context:
         """Tell one step of the verb itself."""
         self.on_event(Event(text))
 
-    def say_of_node(self, text: str) -> None:
-        """Tell what a node is at: "node0 i-0ab pending" is told of node0."""
-        who, _, rest = text.partition(" ")
-        self.on_event(Event(rest, who))
-
 
 def aws_of(ctx: Context, target: Target, *, trail: Path | None = None, login: "Aws | None" = None) -> "Aws":
     """Return the gateway to a target, whose calls are written down with the cluster, or in another folder.
