@@ -330,12 +330,12 @@ def _loaded(said: bytes) -> dict[str, Any]:
         raise ValueError(f"over {MOST_BYTES >> 20} MB")
     answer = json.loads(said.decode("utf-8"), parse_constant=_no_number)
     if not isinstance(answer, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return answer
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _check_text(answer: Any, *, paths: bool = False) -> None:
@@ -388,7 +388,7 @@ def _check_path(path: str) -> None:
     """Refuse a path that may lead elsewhere, or that no file can have."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
-        raise ValueError(f"{path!r} is no path of a result")
+        raise ValueError(f"{path!r} is not a valid path of a result")
 
 
 def _check_home(home: str, node: int) -> None:

@@ -135,7 +135,7 @@ def launch_requests(
     for invalid placeholders and without a script.
     """
     if not spec.job.script:
-        raise UsageError("there is no script to run", "", "try: awsddp train SCRIPT")
+        raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[rank.node] for rank in ranks if rank.local_rank == 0]
     port, link_port = _ports(slot, spec.job.master_port)

@@ -224,7 +224,7 @@ def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str) -> str
 
 def _unknown(found: str, text: str) -> UsageError:
     return UsageError(
-        f"{found} in {text!r} is no placeholder",
+        f"{found} in {text!r} is not a placeholder",
         f"placeholders are: {' '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
         "write a brace that is meant as such twice: {{ or }}",
     )

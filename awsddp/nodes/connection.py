@@ -94,11 +94,11 @@ def check_own_key(path: Path, *, name: str, public: str) -> None:
         mode = path.stat().st_mode
         key = paramiko.PKey.from_path(path)
     except FileNotFoundError as error:
-        raise ConfigError(f"{place} is no file", "", f"name the private half of {name}") from error
+        raise ConfigError(f"{place} not found", "", f"name the private half of {name}") from error
     except TypeError as error:  # this is how cryptography asks for one
         raise ConfigError(
             f"{place} is protected by a passphrase",
-            "nobody is there to type it while a job runs",
+            "there is no terminal to type it on while a job runs",
             f"ssh-keygen -p -N '' -f {file}   # on a copy for awsddp; or leave access.key out: each cluster "
             "then has a key of its own",
         ) from error
@@ -161,7 +161,10 @@ def _attempt(
     accepted = hostkeys.read(known_hosts).get(endpoint.instance_id, ())
     if not accepted:
         raise _failure(
-            endpoint, "host key", "its host key is not known here", f"nothing for it in {known_hosts}"
+            endpoint,
+            "host key",
+            "its host key is unknown on this machine",
+            f"nothing for it in {known_hosts}",
         )
     carrier: subprocess.Popen[bytes] | None = None
     if jump is None:
@@ -177,9 +180,7 @@ def _attempt(
         shown = _public(transport.get_remote_server_key())
         if shown not in accepted:
             transport.close()
-            raise _failure(
-                endpoint, "host key", "it shows a host key that is not its own", f"it showed: {shown}"
-            )
+            raise _failure(endpoint, "host key", "host key mismatch", f"it showed: {shown}")
         _log_in(endpoint, transport, key)
     except BaseException:
         line.close()
@@ -228,11 +229,11 @@ def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tu
         transport.start_client(timeout=transport.handshake_timeout)
         transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
-        raise _failure(endpoint, "host key", "it has no host key of the known kind", str(error)) from error
+        raise _failure(endpoint, "host key", "it has no host key of a known type", str(error)) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         transport.close()
         why = str(error) or "it hung up"
-        raise _failure(endpoint, "banner", "it is reached, but SSH does not begin", why) from error
+        raise _failure(endpoint, "banner", "SSH handshake failed", why) from error
 
 
 def _is_rsa(kind: str, kinds: set[str]) -> bool:
@@ -248,11 +249,9 @@ def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKe
         transport.close()
         if hung_up:  # as pam_nologin does while "System is booting up"
             raise _failure(
-                endpoint, "banner", "it ends the connection at the login", said or str(error)
+                endpoint, "banner", "it closed the connection at login", said or str(error)
             ) from error
-        raise _failure(
-            endpoint, "login", f"it refuses the login of {endpoint.user}", said or str(error)
-        ) from error
+        raise _failure(endpoint, "login", f"login refused for {endpoint.user}", said or str(error)) from error
 
 
 def _public(key: paramiko.PKey) -> str:

@@ -13,12 +13,12 @@ _NEXT: dict[Layer, str] = {
     "refused": "the machine answers, its sshd does not (yet): try awsddp up again in a minute",
     "banner": "the machine is overloaded or still booting: try again, or replace it: awsddp down, awsddp up",
     "host key": "somebody else may answer at this address. If in doubt: awsddp down, awsddp up",
-    "login": "use the machine and AWSDDP_HOME that made the cluster; mend access.user, if it is set, and "
-    "awsddp up; or make it anew: awsddp down, awsddp up",
+    "login": "use the machine and AWSDDP_HOME that made the cluster; if access.user is wrong, set it and run "
+    "awsddp up; else make it anew: awsddp down, awsddp up",
     "lost": "awsddp status shows whether the machine still runs",
     "silent": "awsddp status shows whether the machine still runs",
     "command": "try again: awsddp up; if it stays so: awsddp down, awsddp up",
-    "files": "mend what is named above and repeat the command",
+    "files": "fix what is named above and repeat the command",
 }
 
 

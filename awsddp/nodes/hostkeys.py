@@ -43,7 +43,7 @@ def bare(public: str) -> str:
     """Return a public key line without its comment: type and key. Raises ConfigError where it is none."""
     line = " ".join(public.split()[:2])
     if not _KEY.fullmatch(line):
-        raise ConfigError(f"{public!r} is no public key")
+        raise ConfigError(f"{public!r} is not a public key")
     return line
 
 

@@ -166,7 +166,7 @@ def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None
     elif not facts["nic"]:
         message, why = "no network interface carries its private address", f"{node.private_ip}"
     elif not facts["rsync"]:
-        message, why = "it has no rsync", "files travel by rsync"
+        message, why = "it has no rsync", "files are sent by rsync"
     else:
         return None
     return NodeFailure(

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure, split
-from awsddp.nodes.parallel import ignore, side_by_side
+from awsddp.nodes.parallel import ignore, run_on_nodes
 from awsddp.report import Event, OnEvent, amount, node_name
 
 _CHUNK = 2**20
@@ -81,7 +81,7 @@ def pull(
     _check_room(target, sum(one.size for one in to_come))
     try:
         whole.mkdir(parents=True)
-        outcomes = side_by_side(
+        outcomes = run_on_nodes(
             lambda node, tell, stop: _fetch(node, missing[node], part, ssh_config, tell, stop),
             wanted,
             on_event=on_event,
@@ -142,7 +142,9 @@ def _check(
     for name in homes:
         parts = name.split("/")
         if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-            raise ConfigError(f"{name!r} is no place for a result", "a node named it; nothing was fetched")
+            raise ConfigError(
+                f"{name!r} is not a valid path for a result", "a node named it; nothing was fetched"
+            )
     places: set[PurePosixPath] = set()
     for name in homes:
         if PurePosixPath(name) in places:
@@ -153,11 +155,11 @@ def _check(
         if link.target.startswith("/") or "\0" in link.target or f"{place}/".startswith("../"):
             raise ConfigError(f"the link {link.home!r} leads out of the results", "nothing was fetched")
         if link.target != os.path.normpath(link.target):
-            raise ConfigError(f"{link.target!r} is no target of a link", "nothing was fetched")
+            raise ConfigError(f"{link.target!r} is not a valid link target", "nothing was fetched")
     for files in wanted.values():
         for one in files:
             if not one.remote.startswith("/") or "\0" in one.remote or "/../" in f"{one.remote}/":
-                raise ConfigError(f"{one.remote!r} is no absolute path on a node", "nothing was fetched")
+                raise ConfigError(f"{one.remote!r} is not an absolute path", "nothing was fetched")
 
 
 def _check_room(target: Path, size: int) -> None:
@@ -214,7 +216,7 @@ def _fetch(
             raise NodeFailure(
                 node,
                 "files",
-                f"{one.remote} did not come home as the node described it",
+                f"{one.remote} differs from what the node described",
                 f"expected {one.size} bytes, sha256 {one.sha256}; {_found(path)}",
                 "awsddp fetch   # once nothing writes to it any more",
             )

@@ -26,23 +26,23 @@ def program() -> str:
     path = shutil.which("rsync")
     if path is None:
         raise ConfigError(
-            "there is no rsync on this machine",
-            "files travel by rsync",
+            "rsync is not installed on this machine",
+            "files are sent by rsync",
             "install it: sudo apt-get install rsync   # macOS: brew install rsync",
         )
     if shutil.which("ssh") is None:
         raise ConfigError(
-            "there is no ssh on this machine",
-            "files travel over it",
+            "ssh is not installed on this machine",
+            "files are sent over it",
             "install it: sudo apt-get install openssh-client",
         )
     said = subprocess.run(
         [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL
     ).stdout
     if not re.match(r"rsync\s+version v?[3-9]", said):
-        first = said.splitlines()[0] if said else "it says nothing of its version"
+        first = said.splitlines()[0] if said else "unknown version"
         raise ConfigError(
-            f"{path} is no rsync 3",
+            f"{path} is not rsync 3",
             first,
             "install rsync 3: sudo apt-get install rsync   # macOS: brew install rsync",
         )
@@ -119,7 +119,7 @@ def _failure(node: int, code: int, said: str) -> NodeFailure:
     if "No space left on device" in said:
         message = "a disk is full"
     elif code in _NETWORK:
-        message, layer = "the transfer broke off", "lost"
+        message, layer = "the transfer was interrupted", "lost"
     elif code == 23:
         message = "some files could not be transferred"
     else:

@@ -13,7 +13,7 @@ from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure, NodesFailed, split
 from awsddp.nodes.jump import Jump
 from awsddp.nodes.listing import Entry, Listing, files_to_send
-from awsddp.nodes.parallel import ignore, side_by_side
+from awsddp.nodes.parallel import ignore, run_on_nodes
 from awsddp.nodes.rendering import config_path, render
 from awsddp.nodes.results import Fetched, Wanted, WantedLink, pull
 from awsddp.nodes.transport import Endpoint, Fleet, Result
@@ -120,7 +120,7 @@ def push(
         tell(Event(f"synced: {size}", who=who, fraction=1.0))
         return sent
 
-    outcomes = side_by_side(carry, [node for node in changed if node not in failures], on_event=on_event)
+    outcomes = run_on_nodes(carry, [node for node in changed if node not in failures], on_event=on_event)
     return split({**outcomes, **failures})
 
 
@@ -211,7 +211,7 @@ def _script(*words: str) -> list[str]:
 
 
 def _refused(node: int, result: Result) -> NodeFailure:
-    return NodeFailure(node, "files", "its folders cannot be used", result.tail())
+    return NodeFailure(node, "files", "its folders are not usable", result.tail())
 
 
 def _record(entry: Entry) -> bytes:

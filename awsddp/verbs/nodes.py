@@ -16,8 +16,8 @@ from awsddp.verbs.settling import settled
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
-    from awsddp.nodes.ahead import HeadStart
     from awsddp.nodes.jump import Jump
+    from awsddp.nodes.preconnect import Preconnect
     from awsddp.nodes.transport import Endpoint, Fleet
 
 JUMP = "network.jump"
@@ -38,15 +38,15 @@ class NoNodes(NodeError):
 class Ready:
     """A cluster whose nodes are prepared and, as AWS says, running. `nodes` are sorted by number.
 
-    `others` live as well and are not of use now. `ahead` are the connections that were begun while AWS was
-    asked.
+    `others` live as well and are not of use now. `preconnect` holds connections that were opened while AWS
+    was asked.
     """
 
     aws: "Aws"
     record: Record
     nodes: tuple[Node, ...]
     others: tuple[Node, ...] = ()
-    ahead: "HeadStart | None" = None
+    preconnect: "Preconnect | None" = None
 
     @property
     def unfetched(self) -> set[str]:
@@ -61,29 +61,29 @@ class Ready:
 @contextlib.contextmanager
 def ready(ctx: Context) -> Iterator[Ready]:
     """Yield the cluster, ready to work. Raises NotFoundError, NodeError where it is not, CloudError."""
-    with head_start(ctx) as ahead, found(ctx) as seen:
-        yield replace(ready_in(ctx, seen), ahead=ahead)
+    with preconnected(ctx) as preconnect, found(ctx) as seen:
+        yield replace(ready_in(ctx, seen), preconnect=preconnect)
 
 
 @contextlib.contextmanager
-def head_start(ctx: Context) -> "Iterator[HeadStart | None]":
+def preconnected(ctx: Context) -> "Iterator[Preconnect | None]":
     """Begin to connect to the nodes where the folder last saw them, unless that is over a jump host.
 
     What AWS says decides what is used.
     """
-    from awsddp.nodes.ahead import HeadStart
+    from awsddp.nodes.preconnect import Preconnect
     from awsddp.nodes.sync import read_ssh_config
 
-    ahead = None
+    preconnect = None
     with contextlib.suppress(OSError, ValueError, ConfigError):
         if jump_of(ctx, ctx.folder.read()) is None:
             known = read_ssh_config(ctx.folder.ssh_config.read_text(encoding="utf-8"))
-            ahead = HeadStart(known, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
+            preconnect = Preconnect(known, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
     try:
-        yield ahead
+        yield preconnect
     finally:
-        if ahead is not None:
-            ahead.close()
+        if preconnect is not None:
+            preconnect.close()
 
 
 def ready_in(ctx: Context, seen: Found | None) -> Ready:
@@ -188,7 +188,7 @@ def connect(
     *,
     deadline_s: float = 60,
     partial: bool = False,
-    ahead: "HeadStart | None" = None,
+    preconnect: "Preconnect | None" = None,
 ) -> "Fleet":
     """Return the connections to the nodes, to be entered; the ssh_config for rsync is written beside."""
     from awsddp.nodes.transport import Fleet
@@ -201,14 +201,16 @@ def connect(
         jump=jump_of(ctx, record),
         deadline_s=deadline_s,
         partial=partial,
-        ahead=ahead,
+        preconnect=preconnect,
         on_event=ctx.on_event,
     )
 
 
 def reach(ctx: Context, cluster: Ready, nodes: Sequence[Node] | None = None) -> "Fleet":
     """Return the connections to all or some nodes of a cluster that is ready, to be entered."""
-    return connect(ctx, cluster.record, cluster.nodes if nodes is None else nodes, ahead=cluster.ahead)
+    return connect(
+        ctx, cluster.record, cluster.nodes if nodes is None else nodes, preconnect=cluster.preconnect
+    )
 
 
 def write_ssh_config(ctx: Context, record: Record, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":

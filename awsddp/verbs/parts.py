@@ -13,7 +13,7 @@ from awsddp.nodes.failures import NodesFailed
 from awsddp.report import node_name
 from awsddp.verbs.context import Context, found
 from awsddp.verbs.node_jobs import answering, choose_job, jobs_on
-from awsddp.verbs.nodes import NoNodes, Ready, connect, head_start, login_to
+from awsddp.verbs.nodes import NoNodes, Ready, connect, login_to, preconnected
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -28,7 +28,7 @@ def part(ctx: Context) -> Iterator[Ready]:
 
     Raises NotFoundError, CloudError, NoNodes where there is none.
     """
-    with head_start(ctx) as ahead, found(ctx) as seen:
+    with preconnected(ctx) as preconnect, found(ctx) as seen:
         record, living = login_to(ctx, seen)
         assert seen is not None
         prepared = {one.instance_id for one in record.prepared}
@@ -46,13 +46,15 @@ def part(ctx: Context) -> Iterator[Ready]:
                 error.stopped = tuple(sorted({job for node in living for job in node.unfetched}))
             raise error
         others = tuple(node for node in living if node not in nodes)
-        yield Ready(aws=seen.aws, record=record, nodes=nodes, others=others, ahead=ahead)
+        yield Ready(aws=seen.aws, record=record, nodes=nodes, others=others, preconnect=preconnect)
 
 
 @contextlib.contextmanager
 def connected(ctx: Context, cluster: Ready) -> "Iterator[Fleet]":
     """Connect to the nodes of a part, those that answer; say which do not. Raises NoNodes where none does."""
-    fleet = connect(ctx, cluster.record, cluster.nodes, deadline_s=REACH_S, partial=True, ahead=cluster.ahead)
+    fleet = connect(
+        ctx, cluster.record, cluster.nodes, deadline_s=REACH_S, partial=True, preconnect=cluster.preconnect
+    )
     with fleet:
         if not fleet.nodes:
             error = NodesFailed(fleet.failures, {}, len(cluster.nodes))

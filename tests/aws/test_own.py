@@ -81,7 +81,7 @@ def test_a_private_key_that_others_can_read_is_told(look: Look, own: Path) -> No
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "is no file"), ("ssh-ed25519 AAAA mine\n", "cannot be read"), ("\0", "cannot be read")],
+    [(None, "not found"), ("ssh-ed25519 AAAA mine\n", "cannot be read"), ("\0", "cannot be read")],
 )
 def test_what_is_no_private_key_is_told(look: Look, own: Path, content: str | None, why: str) -> None:
     own.unlink()

@@ -38,7 +38,7 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["train", "--name", "../x"], 2, "no job name"),
         (["train", "a.py", "b.py"], 2, "after --"),
         (["run", "nowhere.py", "--local", "-y"], 2, "there is no script nowhere.py"),
-        (["run", "--local", "-y", "--", "{rnak}"], 2, "{rnak} in '{rnak}' is no placeholder"),
+        (["run", "--local", "-y", "--", "{rnak}"], 2, "{rnak} in '{rnak}' is not a placeholder"),
         (["train", "--workdir", "nowhere"], 3, "nowhere"),
         (["logs", "--since", "yesterday"], 2, "--since yesterday"),
         (["logs", "--grep", "("], 2, "--grep ("),

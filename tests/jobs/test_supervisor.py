@@ -95,7 +95,7 @@ def test_rank_that_cannot_be_started_says_why(make_fleet: "Callable[[int], Fleet
     fleet = make_fleet(1)
     job = fleet.run("x\n", args=("x" * 200_000,))
     assert codes(job) == [127, 127]
-    assert b"could not start this rank: [Errno 7]" in fleet.log(0)
+    assert b"could not start this process: [Errno 7]" in fleet.log(0)
 
 
 def test_killed_rank_is_named_with_its_signal(fleet: "Fleet") -> None:
@@ -379,7 +379,7 @@ def test_launch_says_what_is_wrong_and_leaves_nothing(fleet: "Fleet") -> None:
         fleet.ask(0, {**request, "processes": [{**request["processes"][0], "argv": ["/no/python"]}]})
     with pytest.raises(NotFoundError, match="no job other"):
         fleet.ask(0, protocol.cancel_request("other"))
-    with pytest.raises(UsageError, match="no name of a job"):
+    with pytest.raises(UsageError, match="not a valid job name"):
         fleet.ask(0, protocol.state_request("../job"))
     assert not list((fleet.homes[0] / ".awsddp").glob("jobs/*"))
 

@@ -40,7 +40,7 @@ class JobFolder:
 
     def __init__(self, job: str, path: Path | None = None) -> None:
         if not NAME.fullmatch(job):
-            raise CommandError(f"{job!r} is no name of a job", kind="usage")
+            raise CommandError(f"{job!r} is not a valid job name", kind="usage")
         self.job = job
         self.path = path or jobs_folder() / job
         self.logs = self.path / "logs"

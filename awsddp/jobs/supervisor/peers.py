@@ -118,7 +118,7 @@ class Peers:
         return next(iter(self._peers.values()))
 
     def _keep_up(self, first: Peer) -> None:
-        """Beat to the first node, and connect to it anew when it does not answer."""
+        """Beat to the first node, and connect to it anew when it does not respond."""
         now = self._now
         if first.link is not None and now >= self._beat_at:
             self._beat_at = now + BEAT_SECONDS
