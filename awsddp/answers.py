@@ -330,7 +330,7 @@ def _loaded(said: bytes) -> dict[str, Any]:
         raise ValueError(f"over {MOST_BYTES >> 20} MB")
     answer = json.loads(said.decode("utf-8"), parse_constant=_no_number)
     if not isinstance(answer, dict):
-        raise ValueError("it is not a JSON object")
+        raise ValueError("not a JSON object")
     return answer
 
 
@@ -378,7 +378,7 @@ def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
     if job is not None and document["job"] != job:
         raise ValueError(f"it speaks of job {document['job']!r}, not of {job!r}")
     if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
-        raise ValueError("one rank twice")
+        raise ValueError("a rank twice")
     own = {rank["rank"] for rank in document["ranks"] if rank["node"] == node}
     if not {row["rank"] for row in document.get("metrics", ())} <= own:
         raise ValueError("metrics of a rank that does not run there")
@@ -388,7 +388,7 @@ def _check_path(path: str) -> None:
     """Refuse a path that may lead elsewhere, or that no file can have."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
-        raise ValueError(f"{path!r} is not a valid path of a result")
+        raise ValueError(f"invalid result path {path!r}")
 
 
 def _check_home(home: str, node: int) -> None:

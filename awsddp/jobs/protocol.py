@@ -257,7 +257,7 @@ def choose_slot(
         raise ConfigError(
             f"job.master_port: port {port} is taken on node{first}",
             f"a job needs two: {master_port}, and the one above for its supervisors",
-            "choose another, or leave job.master_port out",
+            "choose another, or omit job.master_port",
         )
     raise ConfigError(
         f"node{first} has no free ports for another job",

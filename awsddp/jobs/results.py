@@ -24,7 +24,7 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     others saw counts. A rank is as its own node says. Raises NotFoundError where there is no document.
     """
     if not documents:
-        raise NotFoundError("no node knows this job", "", "try: awsddp jobs")
+        raise NotFoundError("job not found on any node", "", "try: awsddp jobs")
     believed = min(documents.values(), key=_weight)
     own = {(node, rank["rank"]): rank for node, found in documents.items() for rank in found["ranks"]}
     ranks = [_rank(rank, own.get((rank["node"], rank["rank"]))) for rank in believed["ranks"]]

@@ -47,7 +47,7 @@ def _cloud_config(
     except yaml.YAMLError as error:
         return [f"Failed loading yaml blob: {error}"]
     if not isinstance(config, dict):
-        return ["the user data is no mapping"]
+        return ["the user data is not a mapping"]
     errors: list[str] = []
     if first:
         _host_keys(config.get("ssh_keys") or {}, root / "etc/ssh")

@@ -71,7 +71,7 @@ def start(
         raise LocalCloudError(
             f"the local cloud cannot use {place.folder}",
             why=str(error),
-            next="make room there, or set AWSDDP_HOME to another folder",
+            next="free disk space there, or set AWSDDP_HOME to another folder",
         ) from error
 
 
@@ -240,7 +240,7 @@ def _read_settings(place: Place) -> dict[str, Any]:
         version = settings.get("version", 1)
     except (ValueError, AttributeError) as error:
         raise LocalCloudError(
-            f"{place.settings} cannot be read",
+            f"cannot read {place.settings}",
             why=str(error),
             next="awsddp local stop (it ends all instances)",
         ) from error

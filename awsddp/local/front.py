@@ -207,7 +207,7 @@ class Front:
         try:
             return self._emulator.backend(request.region)
         except KeyError:
-            raise Refusal("AuthFailure", f"There is no region {request.region}") from None
+            raise Refusal("AuthFailure", f"Unknown region {request.region}") from None
 
     def _answer(self, request: Request, environ: dict[str, Any]) -> Reply:
         action = request.action

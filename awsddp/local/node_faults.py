@@ -42,11 +42,13 @@ def check(asked: Mapping[str, Any], *, states: Mapping[str, str], mode: str) -> 
     """
     instance_id, effect = asked["operation"], asked["effect"]
     if effect not in LASTING + ONCE:
-        raise UsageError(f"{effect} is no fault of a node", f"it is one of {', '.join(LASTING + ONCE)}", HELP)
+        raise UsageError(
+            f"invalid fault of a node: {effect}", f"it is one of {', '.join(LASTING + ONCE)}", HELP
+        )
     alive = [one for one, state in states.items() if state not in ("shutting-down", "terminated")]
     if instance_id not in alive:
-        known = ", ".join(alive) or "none: awsddp up --local makes some"
-        raise UsageError(f"there is no instance {instance_id}", f"the instances are {known}", HELP)
+        known = ", ".join(alive) or "none: run awsddp up --local"
+        raise UsageError(f"instance not found: {instance_id}", f"the instances are {known}", HELP)
     if given := sorted({"times", "seconds", "only"} & set(asked)):
         raise UsageError(f"--{given[0]} is for faults of calls", "a fault of a node takes --for", HELP)
     if effect in ONCE and "for_s" in asked:

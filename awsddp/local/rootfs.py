@@ -113,7 +113,7 @@ FILES = {
     "etc/hostname": "localhost\n",
     "etc/hosts": "127.0.0.1 localhost\n",
     "etc/machine-id": "",
-    "etc/motd": "A node of awsddp's local cloud. Its GPUs are pretended.\n",
+    "etc/motd": "A node of awsddp's local cloud. Its GPUs are simulated.\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
     "networks: files\nprotocols: files\nservices: files\n",
     "etc/resolv.conf": "",

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -29,19 +28,18 @@ __all__ = [
     "files_to_send",
     "pull",
     "push",
-    "read_ssh_config",
     "ssh_config",
 ]
 
 PLACE = "awsddp"  # where our folders are on a node, in the user's home
 WORK = "work"  # the synced one
 AT_ONCE_BYTES = 1 << 20
-"""How much a node gets over its open connection; a handshake and an rsync of their own cost more."""
+"""How much a node gets over its open connection, the rest goes by rsync.
+
+Both are needed. To two local nodes, on two busy cores: 1 kB in 0.6 s (rsync: 4.6 s), 1 MB in 0.5 s (2.8 s),
+64 MB in 6.2 s (7.7 s), but 256 MB in 21 s (11 s), as paramiko needs twice the CPU of ssh for each byte.
+"""
 _ASK_S = 120.0
-_HOST = re.compile(
-    r"^Host node(\d+)\n    HostName (\S+)\n    Port (\d+)\n    User (\S+)\n    HostKeyAlias (\S+)\n(?! )",
-    re.M,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +70,6 @@ def ssh_config(
     return render("ssh_config", hosts=hosts, key=config_path(key), known_hosts=config_path(known_hosts))
 
 
-def read_ssh_config(text: str) -> tuple[Endpoint, ...]:
-    """Return the nodes that an ssh_config of ours reaches, and how; what is not understood is left out."""
-    return tuple(
-        Endpoint(node=int(node), host=host, port=int(port), user=user, instance_id=instance_id)
-        for node, host, port, user, instance_id in _HOST.findall(text)
-    )
-
-
 def push(
     listing: Listing,
     fleet: Fleet,
@@ -104,7 +94,8 @@ def push(
         who, size = node_name(node), amount(sent.files, sent.bytes)
 
         def on_bytes(done: int) -> None:
-            tell(Event(f"sending {size}", who=who, fraction=min(1.0, done / max(1, sent.bytes))))
+            done_part = min(1.0, done / max(1, sent.bytes))
+            tell(Event(f"sending {size}", who=who, fraction=done_part, size=sent.bytes))
 
         if changed[node] and node not in complete:
             # Which files differ is known: rsync is not to find, by whole seconds, that they do not.

@@ -8,14 +8,12 @@ from awsddp import report
 from awsddp.cluster import Cluster, Target
 from awsddp.errors import AwsddpError
 from awsddp.state import Record
-from awsddp.verbs.context import NOWHERE, Context, found
-from awsddp.verbs.costs import bill_of
-from awsddp.verbs.node_jobs import jobs_on
-from awsddp.verbs.nodes import connect
-from awsddp.verbs.results import remember
+from awsddp.verbs.cluster import ClusterHandle, reachable
+from awsddp.verbs.context import Context
+from awsddp.verbs.ledger import bill_of
 
 REACH_S = 5.0
-"""How long a node may take to be connected to before a running job is shown as last seen."""
+"""How long connecting to a node may take before its jobs are shown as last seen."""
 
 
 def status(ctx: Context) -> dict[str, Any]:
@@ -23,26 +21,26 @@ def status(ctx: Context) -> dict[str, Any]:
 
     Raises CloudError where AWS cannot be asked.
     """
-    with found(ctx, newer=True) as seen:
-        if seen is None:
-            return cluster_document(ctx, None, None, target=Target(name="local"), looked=NOWHERE)
-        record = _refreshed(ctx, seen.record, seen.cluster)
-        return cluster_document(ctx, record, seen.cluster, target=seen.target, looked=seen.looked)
+    with ClusterHandle.find(ctx, newer=True) as cluster:
+        _refresh_jobs(cluster)
+        return cluster_document(
+            ctx, cluster.known, cluster.listed, target=cluster.target, looked=cluster.searched
+        )
 
 
-def _refreshed(ctx: Context, record: Record | None, cluster: Cluster | None) -> Record | None:
-    """Return the record with the progress of jobs that ran when last seen, if their nodes can be asked."""
-    if record is None or cluster is None or all(job.state != "running" for job in record.jobs):
-        return record
-    prepared = {one.instance_id for one in record.prepared}
-    nodes = [one for one in cluster.live if one.state == "running" and one.instance_id in prepared]
+def _refresh_jobs(cluster: ClusterHandle) -> None:
+    """Ask the nodes about jobs that ran when last seen; those that do not answer are shown as last seen."""
+    if cluster.own is None or all(job.state != "running" for job in cluster.record.jobs):
+        return
+    prepared = {one.instance_id for one in cluster.record.prepared}
+    nodes = [node for node in reachable(cluster.own.live) if node.instance_id in prepared]
     with (
         contextlib.suppress(AwsddpError),
-        connect(ctx, record, nodes, deadline_s=REACH_S, partial=True) as fleet,
+        cluster.connect(nodes, deadline_s=REACH_S, partial=True) as fleet,
     ):
-        remember(ctx, *jobs_on(ctx, fleet, partial=True))
-        return ctx.folder.read()
-    return record
+        if fleet.nodes:
+            cluster.ctx.folder.remember(*cluster.jobs(partial=True))
+            cluster.known = cluster.ctx.folder.read()
 
 
 def cluster_document(

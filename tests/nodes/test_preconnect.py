@@ -6,7 +6,6 @@ from dataclasses import replace
 from awsddp.nodes import hostkeys
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.preconnect import Preconnect
-from awsddp.nodes.sync import read_ssh_config
 from tests.nodes.ssh_hosts import Host, Lab, wait_until
 
 MakeLab = Callable[[int], Lab]
@@ -60,12 +59,3 @@ def test_a_host_with_another_key_gets_no_login_and_the_node_is_asked_anew(lab: M
     preconnect = Preconnect([elsewhere], key=two.key, known_hosts=two.known_hosts)
     assert preconnect.take(elsewhere) is None
     assert logins(here) == 0
-
-
-def test_where_a_node_was_last_seen_is_read_from_the_ssh_config(lab: MakeLab) -> None:
-    two = lab(2)
-    text = two.ssh_config.read_text()
-    assert read_ssh_config(text) == tuple(host.endpoint for host in two.hosts)
-    assert read_ssh_config(text.replace("    HostKeyAlias", "    ProxyJump a\n    HostKeyAlias")) == ()
-    for end in range(0, len(text), 7):
-        assert set(read_ssh_config(text[:end])) <= {host.endpoint for host in two.hosts}

@@ -53,7 +53,7 @@ def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
     except CommandError as error:
         answer = {"error": error.document}
     except OSError as error:
-        answer = {"error": {"message": f"request failed on the node: {error}", "why": "", "kind": "node"}}
+        answer = {"error": {"message": f"the node failed: {error}", "why": "", "kind": "node"}}
     out.write(json.dumps(answer).encode() + b"\n")
     out.flush()
     return "error" not in answer
@@ -79,7 +79,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if kind == "lost":
         job = JobFolder(request["job"]).request()
         return {"heard": report_lost(job, request["node"], request["why"], seconds=_LOST_SECONDS)}
-    raise CommandError(f"unknown request {kind!r}", kind="usage")
+    raise CommandError(f"unknown request {kind}", kind="usage")
 
 
 def _with_metrics(folder: JobFolder) -> dict[str, Any]:
