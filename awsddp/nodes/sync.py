@@ -1,4 +1,4 @@
-"""Files out to the nodes: only what differs, and never over what a node made by itself."""
+"""Send files to the nodes: only those that differ, and never over files that a node made."""
 
 import contextlib
 import os
@@ -31,8 +31,10 @@ __all__ = [
     "ssh_config",
 ]
 
-PLACE = "awsddp"  # where our folders are on a node, in the user's home
-WORK = "work"  # the synced one
+REMOTE_DIR = "awsddp"
+"""The folder of the synced folders, in the home folder of the node's user."""
+WORK = "work"
+"""The synced folder in it."""
 AT_ONCE_BYTES = 1 << 20
 """How much a node gets over its open connection, the rest goes by rsync.
 
@@ -44,7 +46,7 @@ _ASK_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What went over the wire for a node: files (links and empty folders counted) and their bytes."""
+    """What was sent to a node: files (links and empty folders counted) and their bytes."""
 
     files: int
     bytes: int
@@ -80,9 +82,9 @@ def push(
 ) -> dict[int, Sent]:
     """Make ~/awsddp/FOLDER on all connected nodes hold what `listing` names, all at once.
 
-    Each node says which paths differ from home; only those travel: a few small ones over the connection that
-    is open, the rest by rsync. A path that an earlier sync sent and that is gone at home is removed, unless
-    the node changed it; what a node made stays. Raises NodesFailed; the other nodes are complete then.
+    Each node reports which paths differ; only those are sent: up to AT_ONCE_BYTES over the open connection,
+    else by rsync. A path that an earlier sync sent and that no longer exists here is removed, unless the node
+    changed it; files that a node made stay. Raises NodesFailed; the other nodes are complete then.
     """
     failures: dict[int, NodeError] = {}
     changed, gone = _compare(listing, fleet, folder, failures)
@@ -101,7 +103,7 @@ def push(
             # Which files differ is known: rsync is not to find, by whole seconds, that they do not.
             options = ["-lpt", "--dirs", "--no-implied-dirs", "--ignore-times", "--modify-window=-1", "--"]
             rsync.transfer(
-                [*options, f"{os.fspath(listing.root)}/", f"{who}:{PLACE}/{folder}/"],
+                [*options, f"{os.fspath(listing.root)}/", f"{who}:{REMOTE_DIR}/{folder}/"],
                 [f"./{entry.path}" for entry in changed[node]],  # rsync drops names that begin with # or ;
                 node=node,
                 ssh_config=ssh_config,
@@ -118,9 +120,9 @@ def push(
 def _compare(
     listing: Listing, fleet: Fleet, folder: str, failures: dict[int, NodeError]
 ) -> tuple[dict[int, list[Entry]], dict[int, list[bytes]]]:
-    """Return, by node, the entries that differ there, and the paths sent earlier that are gone at home.
+    """Return, by node, the entries that differ there, and the paths sent earlier that no longer exist here.
 
-    What a node answers is no instruction: only what is listed is ever sent.
+    A node's answer is not trusted: only listed entries are sent.
     """
     entries = {os.fsencode(entry.path): entry for entry in listing.entries}
     records = b"".join(_record(entry) for entry in listing.entries)
@@ -138,7 +140,7 @@ def _compare(
 
 
 def _at_home(root: Path, path: bytes) -> bool:
-    """Whether home has what was sent: no folder in its place, nothing that a link on the way leads to."""
+    """Return whether the path still exists here: as no folder, and below no link."""
     whole = Path(root, os.fsdecode(path))
     is_folder = whole.is_dir() and not whole.is_symlink()
     return os.path.lexists(whole) and not is_folder and whole.parent.resolve() == whole.parent
@@ -160,9 +162,9 @@ def _remove(
 def _send_at_once(
     root: Path, fleet: Fleet, folder: str, changed: Mapping[int, list[Entry]]
 ) -> frozenset[int]:
-    """Send what differs where that is little, and return the nodes that have all of it now.
+    """Send small differences over the open connection, and return the nodes that have all of theirs now.
 
-    Where anything stands in the way nothing is said: rsync then tries, and tells.
+    A failure is silent: rsync is tried next, and reports it.
     """
     little = {
         node: tuple(entries)
@@ -182,7 +184,7 @@ def _send_at_once(
 
 
 def _packed(root: Path, entries: Iterable[Entry]) -> bytes:
-    """Return entries with what they hold; what has vanished meanwhile is left out. Raises OSError."""
+    """Return entries with their contents, without those that no longer exist. Raises OSError."""
     parts = []
     for entry in entries:
         with contextlib.suppress(FileNotFoundError):

@@ -18,7 +18,7 @@ from awsddp.report import OnEvent
 
 __all__ = ["Endpoint", "Fleet", "Request", "Result"]
 
-_LOOK_S = 0.25  # how often the deadlines are looked at while nothing comes
+_CHECK_S = 0.25  # between checks of the deadlines while no data arrives
 
 
 class Fleet:
@@ -53,7 +53,7 @@ class Fleet:
         self._on_event = on_event
         self._connections: dict[int, Connection] = {}
         self._wakeup = Wakeup()
-        self._programs: dict[int, RemoteCommand] = {}  # the program that each node is in conversation with
+        self._programs: dict[int, RemoteCommand] = {}  # that answer requests
 
     def __enter__(self) -> "Fleet":
         try:
@@ -80,9 +80,9 @@ class Fleet:
     def reconnect(
         self, nodes: Iterable[int] | None = None, *, deadline_s: float = 30, partial: bool = False
     ) -> None:
-        """Connect anew to some nodes (all), whether they are connected or not.
+        """Close and open the connections to some nodes (all).
 
-        Raises NodesFailed, JumpFailure where not even the jump host can be reached.
+        Raises NodesFailed, and JumpFailure if the jump host is unreachable.
         """
         key = load_key(self._key_file)
 
@@ -122,7 +122,7 @@ class Fleet:
             split(outcomes)
 
     def close(self) -> None:
-        """End all connections. What still runs on the nodes keeps running, unless it reads or writes here."""
+        """Close all connections. Commands on the nodes keep running, unless they read or write here."""
         for node in list(self._connections):
             self._drop(node)
 
@@ -249,14 +249,14 @@ class Fleet:
                         outcomes[node] = outcome
                         self._end(running.pop(node), outcome)
                 if not busy and running:
-                    wakeup.wait(_LOOK_S)
+                    wakeup.wait(_CHECK_S)
         finally:
             for command in running.values():
                 self._end(command, None)
         return {node: outcomes[node] for node in nodes}
 
     def _end(self, command: RemoteCommand, outcome: Result | NodeError | None) -> None:
-        """Leave an exchange. A node that was lost, or whose line is blocked, loses its connection."""
+        """Close a command; also the connection, if the node was lost or stdin is blocked."""
         node = command.connection.endpoint.node
         if isinstance(outcome, NodeError):
             self.failures[node] = outcome
