@@ -378,7 +378,7 @@ def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
     if job is not None and document["job"] != job:
         raise ValueError(f"it speaks of job {document['job']!r}, not of {job!r}")
     if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
-        raise ValueError("a rank twice")
+        raise ValueError("one rank twice")
     own = {rank["rank"] for rank in document["ranks"] if rank["node"] == node}
     if not {row["rank"] for row in document.get("metrics", ())} <= own:
         raise ValueError("metrics of a rank that does not run there")

@@ -11,7 +11,7 @@ from awsddp.cli.pages import jobs_page
 
 @click.command("jobs", cls=Verb)
 def command(options: Globals) -> None:
-    """List the cluster's jobs, as its nodes report them; -v also shows what they run and their progress."""
+    """List the cluster's jobs, as its nodes report them; -v: with what they run and each rank's progress."""
     from awsddp.verbs.jobs import jobs
 
     with session.opened(options) as (ctx, show):

@@ -24,7 +24,7 @@ from awsddp.local.place import Place
 REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
-VERSION = 2
+VERSION = 3
 """Of what a local cloud keeps and answers: raised when a client or a daemon of before could not read it."""
 KEPT = ("port", "block", "ssh_port", "access_key_id", "secret_access_key")
 

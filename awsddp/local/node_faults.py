@@ -21,6 +21,7 @@ from typing import Any
 
 from awsddp.errors import UsageError
 from awsddp.local import cgroups
+from awsddp.local.network import METADATA_ADDRESS
 
 LASTING = ("cut", "one-way", "frozen", "full-disk")
 ONCE = ("reboot", "poweroff")
@@ -71,9 +72,12 @@ def rules(effects: frozenset[str]) -> str:
     What passes is dropped, not refused: connections live on once it heals.
     """
     chains = ""
-    for hook, side in (("input", "iif"), ("output", "oif")):
+    for hook, side, peer in (("input", "iif", "saddr"), ("output", "oif", "daddr")):
         if "cut" in effects or (hook == "output" and "one-way" in effects):
-            chains += f" chain {hook} {{\n  type filter hook {hook} priority -10;\n  {side} != lo drop\n }}\n"
+            chains += (
+                f" chain {hook} {{\n  type filter hook {hook} priority -10;\n"
+                f"  ip {peer} {METADATA_ADDRESS} accept\n  {side} != lo drop\n }}\n"
+            )
     return f"table inet faults\ndelete table inet faults\ntable inet faults {{\n{chains}}}\n"
 
 
