@@ -119,8 +119,26 @@ class CapacitySection:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSection:
-    """[env]: the ranks' environment. `variables` are set for every rank."""
+    """[env]: the Python of the ranks. `variables` are set for every rank.
 
+    `kind` "image" installs what `file` names over the image's Python and keeps its torch; "venv" and "conda"
+    make one with `python` and `torch`. `setup` are commands that each node runs once, in the synced folder.
+    With `packages_from` "client" packages come from this machine (left out: where nodes have no internet).
+    `index_url`, `find_links`, `pre`, `channels`, `ca_bundle` and `proxy` say where packages are found.
+    """
+
+    kind: Literal["image", "venv", "conda"] = "image"
+    file: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    setup: tuple[str, ...] = ()
+    packages_from: Literal["node", "client"] | None = None
+    index_url: str | None = None
+    find_links: tuple[str, ...] = ()
+    pre: bool = False
+    channels: tuple[str, ...] = ()
+    ca_bundle: str | None = None
+    proxy: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
 
 

@@ -277,7 +277,7 @@ def _process(spec: JobSpec, rank: Rank, *, host: Host, meeting: Rendezvous) -> d
     return {
         "rank": rank.rank,
         "local_rank": rank.local_rank,
-        "argv": [host.prepared.python, *program, *args],
+        "argv": [host.prepared.ranks_python, *program, *args],
         "script": None if spec.job.module else file,
         "environment": variables,
     }
