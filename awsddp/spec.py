@@ -165,6 +165,7 @@ class JobSection:
     args: tuple[str, ...] = ()
     world_size: int | None = None
     nproc_per_node: int | None = None
+    launcher: str = "ssh"
     module: bool = False
     name: str | None = None
     outputs: tuple[str, ...] = ()
@@ -196,11 +197,12 @@ class ClusterSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """Everything that `train` was asked for."""
+    """Everything that `train` was asked for. `given` are the keys of [env] that somebody set, "env.file"."""
 
     env: EnvSection = EnvSection()
     sync: SyncSection = SyncSection()
     job: JobSection = JobSection()
+    given: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 _SECTIONS: dict[str, Any] = {
@@ -261,7 +263,12 @@ def load(
             given=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
             said=frozenset(overrides or ()),
         ),
-        JobSpec(env=sections["env"], sync=sections["sync"], job=sections["job"]),
+        JobSpec(
+            env=sections["env"],
+            sync=sections["sync"],
+            job=sections["job"],
+            given=frozenset(f"env.{key}" for key in values["env"]),
+        ),
     )
 
 
@@ -291,6 +298,22 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
         tags=tags | spec.tags,
         given=spec.given | {f"{name}.{key}" for name, keys in kept.items() for key in keys},
     )
+
+
+def remembered_environment(spec: JobSpec) -> dict[str, Any]:
+    """Return what somebody asked for of the nodes' environment, by key; variables belong to a job."""
+    keys = sorted(spec.given - {"env.variables"})
+    return {key: getattr(spec.env, key.removeprefix("env.")) for key in keys}
+
+
+def overlaid_environment(spec: JobSpec, asked: Mapping[str, Any]) -> JobSpec:
+    """Return the spec with the environment asked for before wherever nobody says anything else now."""
+    values: dict[str, Any] = {"env": {}}
+    for key, value in asked.items():
+        if key.startswith("env.") and key not in spec.given:
+            _put(values, {}, key, value, key)
+    given = spec.given | {f"env.{name}" for name in values["env"]}
+    return dataclasses.replace(spec, env=dataclasses.replace(spec.env, **values["env"]), given=given)
 
 
 def seconds(text: str, *, place: str = "duration") -> float:

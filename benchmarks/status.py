@@ -22,7 +22,7 @@ filters = [{"Name": "tag:awsddp:cluster", "Values": ["default"]}]
 reply = boto3.client("ec2").describe_instances(Filters=filters)
 print([i["State"]["Name"] for r in reply["Reservations"] for i in r["Instances"]])
 """
-REMOTE = ("-o", "network.ssh_cidr=10.0.0.0/8", "--region", "us-east-1")
+REMOTE = ("-o", "network.ssh_cidr=10.0.0.0/8", "-o", "cluster.max_price_usd=100", "--region", "us-east-1")
 
 
 def seconds(lab: Rehearsal, words: list[str], environ: dict[str, str]) -> float:

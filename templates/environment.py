@@ -2,9 +2,9 @@
 
 Reads one JSON object from stdin, and writes lines of JSON: {"at": text} as it goes on, the answer last.
 
-    {"do": "look" or "build", "stamp", "setup_stamp", "kind", "image": path of the image's python, "setup": [],
-     "lines": [], "constraints": [], "options": [], "torch": [], "conda", "channels": [], "python", "environ": {},
-     "ca", "wheels": whether packages were sent to ~/awsddp/wheels}
+    {"do": "look" or "build", "stamp", "setup_stamp", "kind", "image": path of the image's python, "python",
+     "setup": [], "lines": [], "constraints": [], "options": [], "torch": [], "conda", "channels": [],
+     "environ": {}, "ca", "wheels": whether packages were sent to ~/awsddp/wheels}
 
     {"ready": bool, "python": path, "facts": {}, "platform": {}}     the platform where it is not ready
     {"failed": what was being done, "said": its last lines}
@@ -30,6 +30,7 @@ WORK = HOME / "awsddp/work"
 WHEELS = HOME / "awsddp/wheels"
 LOCK_S = 1800
 TAIL = 40
+TELL_S = 2
 PATIENCE = ["--retries", "2", "--timeout", "20"]
 MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/Miniforge3-Linux-{}.sh"
 # Run by the image's python: what is there, so that the client can choose packages for it.
@@ -104,9 +105,9 @@ def tell(**what):
 
 
 def run(step, argv, env=None, cwd=None):
-    """Run a command, tell its lines as progress, and return what it said. Raises Failed."""
+    """Run a command, tell some of its lines as progress, and return what it said. Raises Failed."""
     tell(at=step)
-    said = []
+    said, told = [], time.monotonic()
     try:
         process = subprocess.Popen(
             [str(word) for word in argv],
@@ -117,28 +118,28 @@ def run(step, argv, env=None, cwd=None):
             cwd=cwd and str(cwd),
         )
     except OSError as error:
-        raise Failed(step, str(error))
+        raise Failed(step, str(error)) from error
     with process.stdout as stream:
         for line in stream:
             text = line.decode(errors="replace").rstrip()
             said.append(text)
-            if text.strip():
+            if text.strip() and time.monotonic() - told > TELL_S:
+                told = time.monotonic()
                 tell(at=step + ": " + text.strip()[:200])
     if process.wait() != 0:
         tail = said[-TAIL:] or ["no output"]
-        raise Failed(step, "\n".join([*tail, "exit code %d" % process.returncode]))
+        raise Failed(step, "\n".join([*tail, f"exit code {process.returncode}"]))
     return "\n".join(said)
 
 
 def ask(python, program):
     """Return what a python answers to a program above, its last line."""
-    done = subprocess.run(
-        [str(python), "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    done = subprocess.run([str(python), "-c", program], stdin=subprocess.DEVNULL, capture_output=True)
     try:
         return json.loads(done.stdout.decode().splitlines()[-1])
     except (ValueError, IndexError):
-        raise Failed("asking " + str(python), done.stderr.decode(errors="replace")[-2000:] or "no answer")
+        said = done.stderr.decode(errors="replace")[-2000:]
+        raise Failed("asking " + str(python), said or "no answer") from None
 
 
 def write(path, text):
@@ -161,6 +162,7 @@ def locked():
     """Wait until no other build runs on this node; the lock ends with this process."""
     PLACE.mkdir(parents=True, exist_ok=True)
     lock = (PLACE / "lock").open("w")
+    waiting = "waiting for another build on this node"
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
@@ -168,8 +170,8 @@ def locked():
             return lock
         except OSError:
             if time.monotonic() > deadline:
-                raise Failed("waiting for another build on this node", "it has no end after %d s" % LOCK_S)
-            tell(at="waiting for another build on this node")
+                raise Failed(waiting, f"it has no end after {LOCK_S} s") from None
+            tell(at=waiting)
             time.sleep(1)
 
 

@@ -60,20 +60,36 @@ _NEXT = {
 }
 
 
+_KINDS = {
+    code: kind
+    for kind, codes in (
+        ("quota", QUOTA),
+        ("throttled", THROTTLED),
+        ("permission", DENIED),
+        ("credentials", EXPIRED | UNKNOWN_KEYS | {"NoCredentialsError", "PartialCredentialsError"}),
+    )
+    for code in codes
+}
+
+
 class Refused(CloudError):
     """AWS answered no. `code` is its error code, `operation` the call."""
 
     def __init__(
         self, message: str, why: str, next: str, *, code: str, operation: str, needs_login: bool = False
     ) -> None:
-        super().__init__(message, why, next)
+        super().__init__(message, why, next, kind="credentials" if needs_login else _KINDS.get(code, ""))
         self.code = code
         self.operation = operation
         self.needs_login = needs_login
+        self.retryable = self.retryable or code in THROTTLED
 
 
 class Unanswered(Refused):
     """No answer that tells whether it took effect: a timeout, a cut connection, a failure inside AWS."""
+
+    kind = "unavailable"
+    retryable = True
 
 
 class OutOfCapacity(CapacityError):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cli.advice import named
-from awsddp.cli.tables import line, table
+from awsddp.cli.render import line, table
 from awsddp.compat import HOURS_PER_MONTH
 from awsddp.report import duration, money, node_name
 

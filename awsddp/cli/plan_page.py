@@ -3,7 +3,7 @@
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cli.tables import line, table
+from awsddp.cli.render import line, table
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
@@ -117,11 +117,11 @@ def offers_page(found: dict[str, Any]) -> None:
     )
 
 
-def checks_page(checks: list[dict[str, Any]]) -> None:
+def checks_page(report: dict[str, Any]) -> None:
     """Show checks: what was looked at, how it is, what was expected, and what helps."""
     told = {True: "ok", False: "FAILED", None: "-"}
     rows = []
-    for (kind, *found), alike in itertools.groupby(checks, key=_kind):
+    for (kind, *found), alike in itertools.groupby(report["checks"], key=_kind):
         names = [check["name"].removeprefix(f"{kind} ") for check in alike]
         rows.append((" ".join(filter(None, (kind, ", ".join(names)))), told[found[0]], *found[1:]))
     table(("check", "", "found", "to do"), rows)

@@ -8,13 +8,19 @@ from typing import Any
 import click
 
 from awsddp.cli.options import Globals
-from awsddp.cli.questions import on_the_way
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
 from awsddp.spec import FILE, load
 from awsddp.state import Folder, home
 from awsddp.verbs.context import Context
+
+_ENVIRONMENT = click.option(
+    "--env",
+    "file",
+    metavar="FILE",
+    help="What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
+)
 
 PLAN_OPTIONS = {
     "cluster.nodes": click.option("--nodes", type=int, metavar="N", help="How many nodes.  [default: 2]"),
@@ -63,6 +69,7 @@ PLAN_OPTIONS = {
     "cluster.expires": click.option(
         "--expires", metavar="TIME", help="The nodes end themselves after this: 90m, 24h, 7d.  [default: 24h]"
     ),
+    "env.file": _ENVIRONMENT,
 }
 
 JOB_OPTIONS = {
@@ -83,6 +90,7 @@ JOB_OPTIONS = {
         metavar="PATH",
         help="Bring this path home as well (repeatable).",
     ),
+    "env.file": _ENVIRONMENT,
     "env.variables": click.option(
         "--env-var",
         "variables",
@@ -101,9 +109,9 @@ def options_of(*groups: dict[str, Any]) -> Callable[[Any], Any]:
     """Give a command the options of the groups; their values are keys of awsddp.toml (`overrides`)."""
 
     def decorate(function: Any) -> Any:
-        for group in reversed(groups):
-            for option in reversed(group.values()):
-                function = option(function)
+        options = {key: option for group in groups for key, option in group.items()}
+        for option in reversed(options.values()):
+            function = option(function)
         return function
 
     return decorate
@@ -142,7 +150,7 @@ def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator
             folder=Folder(home(), options.name),
             on_event=screen.event,
             local=options.local,
-            agree=on_the_way(options, screen),
+            agree=screen.agree,
         )
         WATCH.context = ctx
         yield ctx, screen

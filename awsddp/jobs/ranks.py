@@ -1,9 +1,11 @@
 """The layout of a job: which rank runs where, with which environment and arguments. Pure."""
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from awsddp.cluster import Node, Prepared
 from awsddp.errors import UsageError
 
 CPU_RANKS_PER_NODE = 2
@@ -43,6 +45,35 @@ class Rendezvous:
     job: str
     master_addr: str
     master_port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute)."""
+
+    node: Node
+    prepared: Prepared
+    workdir: str
+
+    def folder(self, job: str) -> str:
+        """Return the job's folder on the node."""
+        return posixpath.join(self.prepared.home, ".awsddp", "jobs", job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process that the supervisor of a node starts in the synced folder.
+
+    `ranks` end when it ends, each with its exit code (-N: signal N). `log` is the file in logs/ that receives
+    its output: rank3.log where it is rank 3; else launcher0.log on node 0, and its ranks write their own
+    rank3.log. `environment` is added to the node's. `script` must exist on the node (None: do not check).
+    """
+
+    ranks: tuple[int, ...]
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: str
+    script: str | None = None
 
 
 def layout(
@@ -107,7 +138,7 @@ def _shape(available: int, default: int, world_size: int | None, each: int | Non
 def environment(
     rank: Rank,
     *,
-    meeting: Rendezvous,
+    rendezvous: Rendezvous,
     nic: str,
     folder: str,
     variables: Mapping[str, str],
@@ -136,11 +167,11 @@ def environment(
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank.rank),
         "ROLE_WORLD_SIZE": str(rank.world_size),
-        "MASTER_ADDR": meeting.master_addr,
-        "MASTER_PORT": str(meeting.master_port),
+        "MASTER_ADDR": rendezvous.master_addr,
+        "MASTER_PORT": str(rendezvous.master_port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": meeting.job,
+        "TORCHELASTIC_RUN_ID": rendezvous.job,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_ERROR_FILE": f"{folder}/errors/rank{rank.rank}.json",
@@ -156,7 +187,7 @@ def defaults(local_world_size: int) -> dict[str, str]:
     }
 
 
-def expand(text: str, rank: Rank, *, meeting: Rendezvous, folder: str) -> str:
+def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str) -> str:
     """Fill the placeholders of `text` in for `rank`; a doubled brace is a brace.
 
     Raises UsageError for an unknown placeholder, a lone brace, and {init_file} on several nodes, which share
@@ -169,8 +200,8 @@ def expand(text: str, rank: Rank, *, meeting: Rendezvous, folder: str) -> str:
         "local_world_size": rank.local_world_size,
         "node_rank": rank.node_rank,
         "nnodes": rank.nnodes,
-        "master_addr": meeting.master_addr,
-        "master_port": meeting.master_port,
+        "master_addr": rendezvous.master_addr,
+        "master_port": rendezvous.master_port,
         "init_file": f"{folder}/init",
     }
 

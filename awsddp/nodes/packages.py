@@ -63,7 +63,7 @@ class _Work:
         return self.plan.python or self.platform.version
 
     def fetch(self, on_event: OnEvent) -> None:
-        """Fill `wheels`. The image's packages stay as they are; where that cannot be, its torch alone does."""
+        """Fill `wheels`. The image's packages stay as they are; if that cannot be, its torch alone does."""
         said = self._download(every=True)
         if said and "ResolutionImpossible" in said:
             said = self._download(every=False)

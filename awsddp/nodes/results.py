@@ -193,7 +193,7 @@ def _fetch(
         text = f"fetching {amount(len(files), size)}"
 
         def on_bytes(done: int) -> None:
-            on_event(Event(text, who=who, fraction=min(1.0, done / max(1, size))))
+            on_event(Event(text, who=who, fraction=min(1.0, done / max(1, size)), size=size))
 
         on_bytes(0)
         # Neither links nor devices nor owners nor modes: what is left are files and their times.

@@ -256,6 +256,7 @@ def _over_quota(kinds: Iterable[GpuType], nodes: int, facts: Facts, market: Mark
         f"the vCPU quota of this account is too small for {nodes} nodes",
         "; ".join(told),
         "awsddp doctor --request-quota   # asks AWS for more; or fewer --nodes, a smaller --instance-type",
+        kind="quota",
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.answers import MOST_BYTES, malformed
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
-from awsddp.jobs import launchers, results
+from awsddp.jobs import protocol, results
 from awsddp.nodes.failures import split
 from awsddp.spec import seconds
 from awsddp.verbs.context import Context
@@ -42,10 +42,10 @@ def _answers(
         said[node] += data
         if len(said[node]) > MOST_BYTES:
             raise malformed(node, f"over {MOST_BYTES >> 20} MB")
-        return launchers.is_whole(said[node])
+        return protocol.is_whole(said[node])
 
-    messages = {node: launchers.message(request) for node, request in requests.items()}
-    ends = fleet.converse(launchers.program(), messages, on_data, timeout_s=timeout_s)
+    messages = {node: protocol.message(request) for node, request in requests.items()}
+    ends = fleet.converse(protocol.program(), messages, on_data, timeout_s=timeout_s)
     return {node: _answer(node, requests[node], bytes(said[node]), end) for node, end in ends.items()}
 
 
@@ -55,7 +55,7 @@ def _answer(
     if isinstance(end, NodeError):
         return end
     try:
-        return launchers.answer(said, request=request, node=node, stderr=end.stderr)
+        return protocol.answer(said, request=request, node=node, stderr=end.stderr)
     except AwsddpError as error:
         return error
 
@@ -78,8 +78,8 @@ def cancel(
     With `launch` only where the job is of that launch.
     """
     grace = seconds(ctx.job.job.grace) if grace_s is None else grace_s
-    knows = {node for node, told in ask_all(fleet, launchers.state_request()).items() if _knows(told, job)}
-    request = launchers.cancel_request(job, grace=grace, launch=launch)
+    knows = {node for node, told in ask_all(fleet, protocol.state_request()).items() if _knows(told, job)}
+    request = protocol.cancel_request(job, grace=grace, launch=launch)
     ask(fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
 
 
@@ -94,7 +94,7 @@ def jobs_on(ctx: Context, fleet: "Fleet", *, partial: bool = False) -> tuple[Job
     machine does not remember is none of this cluster's where its name is taken at home: no node may choose a
     folder of the user's.
     """
-    answers = _answers(fleet, dict.fromkeys(answering(fleet), launchers.state_request()), ANSWER_S)
+    answers = _answers(fleet, dict.fromkeys(answering(fleet), protocol.state_request()), ANSWER_S)
     failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
     if partial and len(failed) < len(answers):
         fleet.failures.update(failed)

@@ -10,7 +10,7 @@ from awsddp import answers
 from awsddp.answers import Manifest
 from awsddp.cluster import Job
 from awsddp.errors import NodeError
-from awsddp.jobs import launchers
+from awsddp.jobs import protocol
 from awsddp.jobs.selection import NodeFile, exclude_patterns, name_at_home, over_limit
 from awsddp.nodes.results import Wanted, WantedLink
 from awsddp.report import Event, amount, node_name, size_text
@@ -127,7 +127,7 @@ def _named(owed: Sequence[Owed]) -> str:
 
 
 def _manifests(ctx: Context, fleet: "Fleet", job: Job, used: Sequence[int]) -> dict[int, Manifest]:
-    request = launchers.manifest_request(
+    request = protocol.manifest_request(
         job.job, outputs=ctx.job.job.outputs, exclude=exclude_patterns(ctx.job.job.exclude)
     )
     ranks = {node: [rank.rank for rank in job.ranks if rank.node == node] for node in used}
@@ -166,7 +166,7 @@ def _hashed(
     """Return what is to be fetched, with its hashes; the nodes are asked for those that did not come yet."""
     unhashed = {node: [one for one in files if one.node == node and one.file.sha256 is None] for node in used}
     requests = {
-        node: launchers.hashes_request([one.file.path for one in some])
+        node: protocol.hashes_request([one.file.path for one in some])
         for node, some in unhashed.items()
         if some
     }

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Job, JobNode, RankResult
 from awsddp.errors import AwsddpError, InUse, UsageError
-from awsddp.jobs import launchers
-from awsddp.jobs.ranks import Rank
+from awsddp.jobs import protocol
+from awsddp.jobs.ranks import Host, Rank
 from awsddp.report import node_name
 from awsddp.spec import JobSpec
 from awsddp.verbs import sync
 from awsddp.verbs.context import Context
+from awsddp.verbs.environment import ensure_environment
 from awsddp.verbs.node_jobs import ANSWER_S, answering, ask, cancel
 from awsddp.verbs.nodes import Ready
 from awsddp.verbs.results import place_of, remember, tagging
@@ -41,7 +42,7 @@ def start(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...],
     NodeError.
     """
     with ctx.folder.lock("train", wait_s=CLAIM_S):
-        requests = _requests(ctx, cluster, fleet, ranks)
+        requests = _requests(ctx, cluster, fleet, ranks, listing)
         name = str(requests[ranks[0].node]["job"])
         with _undone(ctx, cluster, fleet, requests):
             _send(ctx, cluster, fleet, name, set(requests), listing)
@@ -67,25 +68,29 @@ def start(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...],
 
 
 def _requests(
-    ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...]
+    ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...], listing: "Listing"
 ) -> dict[int, dict[str, Any]]:
     """Return the launch requests by node, once the nodes have said that nothing is in the way.
 
     The claim, on the cluster's first node, holds until that node launches or the connection ends.
     """
     owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
-    claim = launchers.claim_request(owner, wait_s=CLAIM_S)
+    claim = protocol.claim_request(owner, wait_s=CLAIM_S)
     ask(fleet, {min(fleet.nodes): claim}, timeout_s=CLAIM_S + ANSWER_S)
     used = sorted({rank.node for rank in ranks})
     port = ctx.job.job.master_port
-    answers = ask(fleet, dict.fromkeys(used, launchers.slots_request(port)))
+    answers = ask(fleet, dict.fromkeys(used, protocol.slots_request(port)))
     refuse_in_use(answers)
-    return launchers.launch_requests(
+    job, record = ensure_environment(
+        ctx, cluster.record, fleet, send_files=lambda: sync.send(ctx, fleet, listing)
+    )
+    ctx, cluster = replace(ctx, job=job), replace(cluster, record=record)
+    return protocol.launch_requests(
         _spec(ctx, cluster),
         job=_free_name(ctx, cluster, answers),
         ranks=ranks,
         hosts=_hosts(cluster, set(used)),
-        slot=launchers.choose_slot(answers, first=ranks[0].node, master_port=port),
+        slot=protocol.choose_slot(answers, first=ranks[0].node, master_port=port),
     )
 
 
@@ -169,11 +174,11 @@ def _spec(ctx: Context, cluster: Ready) -> JobSpec:
     return replace(ctx.job, job=replace(ctx.job.job, script=script, module=False))
 
 
-def _hosts(cluster: Ready, used: set[int]) -> list[launchers.Host]:
+def _hosts(cluster: Ready, used: set[int]) -> list[Host]:
     from awsddp.nodes.sync import PLACE, WORK
 
     return [
-        launchers.Host(
+        Host(
             node=node,
             prepared=cluster.prepared(node.node),
             workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{WORK}",

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
+from awsddp.jobs.launchers import launcher
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout
 from awsddp.verbs import sync
 from awsddp.verbs.context import Context
+from awsddp.verbs.environment import check_environment
 from awsddp.verbs.finishing import finish
 from awsddp.verbs.logs import merger_of
 from awsddp.verbs.node_jobs import cancel
@@ -48,6 +50,8 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
 def check(ctx: Context) -> None:
     """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none."""
     asked = ctx.job.job
+    launcher(asked.launcher)
+    check_environment(ctx)
     _check_words(ctx, layout([0], gpus=0)[0])
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(
@@ -74,7 +78,7 @@ def check(ctx: Context) -> None:
 def _check_words(ctx: Context, rank: Rank) -> None:
     """Raise UsageError where a word of the job cannot be filled in for a rank like this."""
     for word in (ctx.job.job.script or "", *ctx.job.job.args):
-        expand(word, rank, meeting=Rendezvous(job="", master_addr="", master_port=0), folder="")
+        expand(word, rank, rendezvous=Rendezvous(job="", master_addr="", master_port=0), folder="")
 
 
 def _any_file(folder: Path, pattern: str) -> bool:

@@ -10,10 +10,11 @@ from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.plan import Facts, LaunchPlan, refuse_untried
-from awsddp.spec import idle_seconds, overlaid
+from awsddp.spec import idle_seconds, overlaid, overlaid_environment
 from awsddp.state import Record
 from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, target_for
 from awsddp.verbs.converging import Confirm, carry_out_changes, nowhere
+from awsddp.verbs.environment import check_environment, environment_of
 from awsddp.verbs.launching import carry_out, plan_everywhere
 from awsddp.verbs.nodes import connect, import_beside, reach_jump, write_ssh_config
 from awsddp.verbs.settling import settled
@@ -32,6 +33,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     """
     with ctx.folder.lock("up"), target_for(ctx) as target:
         ctx = as_before(ctx)
+        check_environment(ctx)
         aws = aws_of(ctx, target)
         facts, clusters = read(ctx, aws, target)
         hosts = facts.image.tags.get("awsddp:hosts") != "none"
@@ -48,13 +50,19 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         if record.target.region not in (None, aws.region):
             aws = aws_of(ctx, record.target)  # another region, that the spec lists
         record = _prepare(ctx, aws, record, nodes, hosts=hosts)
-        return cluster_document(ctx, record, _only(ctx, aws, record))
+        cluster = _only(ctx, aws, record)
+        if hosts and cluster is not None:
+            record = environment_of(ctx, record, cluster.live)
+        return cluster_document(ctx, record, cluster)
 
 
 def as_before(ctx: Context) -> Context:
     """Return the context with what was asked for before wherever nobody says anything else now."""
     record = ctx.folder.read()
-    return replace(ctx, spec=overlaid(ctx.spec, record.asked)) if record is not None else ctx
+    if record is None:
+        return ctx
+    job = overlaid_environment(ctx.job, record.asked)
+    return replace(ctx, spec=overlaid(ctx.spec, record.asked), job=job)
 
 
 def read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, tuple[Cluster, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
-from awsddp.jobs import launchers, results
+from awsddp.jobs import protocol, results
 from awsddp.jobs.logs import Merger
 from awsddp.report import Event, node_name
 from awsddp.spec import seconds
@@ -37,7 +37,7 @@ class _Interruption(Exception):
 class Watch:
     """A job that is followed to its end, over connections that may break at any time.
 
-    `merger` has what was received before; `to_the_end` as for `launchers.follow_request`.
+    `merger` has what was received before; `to_the_end` as for `protocol.follow_request`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Watch:
     def _stream(self) -> Mapping[int, str]:
         """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
         nodes = [node for node in self._followed if node not in self._away and not self._merger.ended(node)]
-        requests = {node: launchers.message(self._request(node)) for node in nodes}
+        requests = {node: protocol.message(self._request(node)) for node in nodes}
         now = time.monotonic()
         until, check_at = now + _RETRY_S, now + _CHECK_S
 
@@ -105,7 +105,7 @@ class Watch:
             return self._merger.ended(node)
 
         try:
-            outcomes = self._fleet.converse(launchers.program(), requests, on_data, silent_after_s=SILENT_S)
+            outcomes = self._fleet.converse(protocol.program(), requests, on_data, silent_after_s=SILENT_S)
         except _Interruption:
             return {node: str(self._fleet.failures[node]) for node in self._lost(nodes)}
         return {
@@ -115,7 +115,7 @@ class Watch:
         }
 
     def _request(self, node: int) -> dict[str, object]:
-        return launchers.follow_request(
+        return protocol.follow_request(
             self._job.job,
             offsets=self._merger.attach(node),
             to_the_end=self._to_the_end,
@@ -162,6 +162,6 @@ class Watch:
             with contextlib.suppress(AwsddpError):
                 ask(
                     self._fleet,
-                    {first: launchers.lost_request(self._job.job, node, why)},
+                    {first: protocol.lost_request(self._job.job, node, why)},
                     timeout_s=_CONNECT_S * 2,
                 )

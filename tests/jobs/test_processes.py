@@ -20,7 +20,7 @@ REQUEST: dict[str, Any] = {
     "created": "",
     "nodes": [{"node": node, "private_ip": "127.0.0.1", "instance_id": f"i-{node}"} for node in (0, 1)],
     "layout": [(0, 0, 0), (1, 0, 1)],
-    "ranks": [],
+    "processes": [],
     "secret": "s",
     "join_s": 60.0,
     "silent_s": 5.0,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
-from awsddp.jobs import launchers
+from awsddp.jobs import protocol
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.supervisor.shutdown import shutdown
 
@@ -262,11 +262,11 @@ def test_cancel_gives_time_to_save(fleet: "Fleet") -> None:
         "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
     wait(fleet.up)
-    answer = fleet.ask(1, launchers.cancel_request("job", grace=20))
+    answer = fleet.ask(1, protocol.cancel_request("job", grace=20))
     assert (answer["state"], answer["cause"]) == ("cancelled", None)
     assert all(b"saved" in fleet.log(rank) for rank in range(4))
     assert fleet.wait().state == "cancelled"
-    assert fleet.ask(0, launchers.cancel_request("job"))["state"] == "cancelled"
+    assert fleet.ask(0, protocol.cancel_request("job"))["state"] == "cancelled"
 
 
 def test_cancel_kills_after_the_grace(fleet: "Fleet") -> None:
@@ -274,7 +274,7 @@ def test_cancel_kills_after_the_grace(fleet: "Fleet") -> None:
         "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
     wait(fleet.up)
-    fleet.ask(0, launchers.cancel_request("job", grace=0.5))
+    fleet.ask(0, protocol.cancel_request("job", grace=0.5))
     job = fleet.wait()
     assert (job.state, codes(job)) == ("cancelled", [-9] * 4)
 
@@ -326,7 +326,7 @@ def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fl
     os.kill(pid, signal.SIGKILL)
     wait(lambda: fleet.document(1)["state"] == "interrupted")
     assert "was shut down" in fleet.document(1)["cause"]["explanation"]
-    fleet.ask(0, launchers.cancel_request("job", grace=0))
+    fleet.ask(0, protocol.cancel_request("job", grace=0))
 
 
 def test_restarted_node_says_interrupted(fleet: "Fleet") -> None:
@@ -376,11 +376,11 @@ def test_launch_says_what_is_wrong_and_leaves_nothing(fleet: "Fleet") -> None:
         with pytest.raises(JobError, match=r"port \d+ .* is taken"):
             fleet.ask(0, request)
     with pytest.raises(NodeError, match="cannot be run"):
-        fleet.ask(0, {**request, "ranks": [{**request["ranks"][0], "argv": ["/no/python"]}]})
+        fleet.ask(0, {**request, "processes": [{**request["processes"][0], "argv": ["/no/python"]}]})
     with pytest.raises(NotFoundError, match="no job other"):
-        fleet.ask(0, launchers.cancel_request("other"))
+        fleet.ask(0, protocol.cancel_request("other"))
     with pytest.raises(UsageError, match="no name of a job"):
-        fleet.ask(0, launchers.state_request("../job"))
+        fleet.ask(0, protocol.state_request("../job"))
     assert not list((fleet.homes[0] / ".awsddp").glob("jobs/*"))
 
 

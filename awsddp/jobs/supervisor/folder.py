@@ -148,6 +148,11 @@ def cause_of_node(request: dict[str, Any], node: int | None, explanation: str) -
     }
 
 
+def local_ranks(request: dict[str, Any]) -> list[int]:
+    """Return the ranks of this node."""
+    return [rank for rank, _, node in request["layout"] if node == request["node"]]
+
+
 def boot_id() -> str:
     """Return what tells this run of the kernel from the next."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

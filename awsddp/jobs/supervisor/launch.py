@@ -77,14 +77,13 @@ def _check(request: dict[str, Any]) -> None:
     workdir = Path(request["workdir"])
     if not workdir.is_dir():
         raise CommandError(f"{workdir} is not on this node", "the synced folder is missing", kind="node")
-    for entry in request["ranks"]:
-        python = entry["argv"][0]
-        if not os.access(python, os.X_OK):
-            raise CommandError(f"{python} cannot be run on this node", kind="node")
-        if entry["script"] is not None and not (workdir / entry["script"]).is_file():
-            raise CommandError(
-                f"there is no {entry['script']} on this node", f"rank {entry['rank']} runs it", kind="usage"
-            )
+    for process in request["processes"]:
+        program, script = process["argv"][0], process["script"]
+        if not os.access(program, os.X_OK):
+            raise CommandError(f"{program} cannot be run on this node", kind="node")
+        if script is not None and not (workdir / script).is_file():
+            why = f"rank {process['ranks'][0]} runs it"
+            raise CommandError(f"there is no {script} on this node", why, kind="usage")
 
 
 def _listen(request: dict[str, Any]) -> socket.socket:

@@ -190,7 +190,8 @@ class Supervisor:
         if kind == "go" and not self._ranks.stopping:
             self._ranks.start()
             self._note()
-            self._say({"is": "started", "ranks": [(p.rank, p.started) for p in self._ranks.processes]})
+            started = [(rank, one.started) for one in self._ranks.processes for rank in one.ranks]
+            self._say({"is": "started", "ranks": started})
         elif kind == "stop":
             self._ranks.stop(order["grace"])
         elif kind == "end":
@@ -199,7 +200,7 @@ class Supervisor:
     def _note(self) -> None:
         """Write down this node's own ranks; on the first node the whole job's document holds them."""
         if self._coordinator is None:
-            mine = {process.rank: process for process in self._ranks.processes}
+            mine = {rank: process for process in self._ranks.processes for rank in process.ranks}
             for rank in self._own["ranks"]:
                 if rank["rank"] in mine:
                     rank.update(mine[rank["rank"]].entry())

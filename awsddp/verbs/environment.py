@@ -1,0 +1,84 @@
+"""The environment of the ranks on all nodes: what [env] asks for now, else what `up` was asked for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from awsddp.cluster import Node
+from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
+from awsddp.spec import JobSpec, overlaid_environment, remembered_environment
+from awsddp.state import Record
+from awsddp.verbs import sync
+from awsddp.verbs.context import Context
+from awsddp.verbs.nodes import connect
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
+
+
+def check_environment(ctx: Context) -> None:
+    """Refuse, before anything costs money, an environment that cannot be meant. Raises ConfigError."""
+    make_environment_plan(ctx.job.env, internet=not ctx.local, driver=None)
+
+
+def environment_of(ctx: Context, record: Record, nodes: Sequence[Node]) -> Record:
+    """Make the environment that `up` is asked for on the nodes, and return the record that remembers it.
+
+    Raises ConfigError, NodeError.
+    """
+    asked = remembered_environment(ctx.job)
+    if not asked:
+        return record
+    record = replace(record, asked=record.asked | asked)
+    ctx.folder.write(record)
+    with connect(ctx, record, nodes) as fleet:
+        files = partial(_send_files, ctx, fleet)
+        return ensure_environment(ctx, record, fleet, send_files=files)[1]
+
+
+def _send_files(ctx: Context, fleet: "Fleet") -> None:
+    sync.send(ctx, fleet, sync.listed(ctx))
+
+
+def ensure_environment(
+    ctx: Context, record: Record, fleet: "Fleet", *, send_files: Callable[[], object]
+) -> tuple[JobSpec, Record]:
+    """Make the environment on all nodes; return the job with its variables, and the record that knows it.
+
+    Nothing is asked of the nodes where the image's Python is all that is wanted. Raises ConfigError,
+    NodeError.
+    """
+    job = overlaid_environment(ctx.job, record.asked)
+    drivers = {one.driver for one in record.prepared}
+    plan = make_environment_plan(
+        job.env, internet=record.target.name != "local", driver=drivers.pop() if len(drivers) == 1 else None
+    )
+    made: Mapping[int, str | None] = {}
+    if plan.has_packages or plan.setup:
+        from awsddp.nodes import environments
+
+        found = environments.ensure(
+            fleet,
+            plan,
+            pythons={one.node: one.python for one in record.prepared},
+            cache=ctx.home / "packages",
+            ssh_config=ctx.folder.ssh_config,
+            send_files=send_files,
+            on_event=ctx.on_event,
+        )
+        made = {node: one.python for node, one in found.items()} if plan.has_packages else {}
+    prepared = tuple(replace(one, environment=made.get(one.node)) for one in record.prepared)
+    if prepared != record.prepared:
+        record = replace(ctx.folder.read() or record, prepared=prepared)
+        ctx.folder.write(record)
+    return _with_variables(job, plan, record), record
+
+
+def _with_variables(job: JobSpec, plan: EnvironmentPlan, record: Record) -> JobSpec:
+    """Return the job whose ranks reach the internet as their packages did; the user's own variables win."""
+    variables = dict(plan.environ)
+    if plan.ca:
+        bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"
+        variables |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), bundle)
+    return replace(job, env=replace(job.env, variables=variables | job.env.variables))
