@@ -4,7 +4,7 @@ Reads one JSON object from stdin, and writes lines of JSON: {"at": text} as it g
 
     {"do": "look" or "build", "stamp", "setup_stamp", "kind", "image": path of the image's python, "python",
      "setup": [], "lines": [], "constraints": [], "options": [], "torch": [], "conda", "channels": [],
-     "environ": {}, "ca", "wheels": whether packages were sent to ~/awsddp/wheels}
+     "environ": {}, "ca", "offline": whether the client provides packages, "wheels": whether it sent any}
 
     {"ready": bool, "python": path, "facts": {}, "platform": {}}     the platform where it is not ready
     {"failed": what was being done, "said": its last lines}
@@ -125,7 +125,7 @@ def run(step, argv, env=None, cwd=None):
             said.append(text)
             if text.strip() and time.monotonic() - told > TELL_S:
                 told = time.monotonic()
-                tell(at=step + ": " + text.strip()[:200])
+                tell(at=step + ": " + text.partition(" (from ")[0].strip()[:200])
     if process.wait() != 0:
         tail = said[-TAIL:] or ["no output"]
         raise Failed(step, "\n".join([*tail, f"exit code {process.returncode}"]))
@@ -240,13 +240,29 @@ def uv(asked, env):
     return found or str(own)
 
 
+def interpreter(asked):
+    """Return what uv is to take as Python: where none can be fetched, one that is here. Raises Failed."""
+    if not asked["offline"]:
+        return asked["python"]
+    if not asked["python"]:
+        return asked["image"]
+    wanted = asked["python"].split(".")
+    named = shutil.which("python" + ".".join(wanted[:2]))
+    for path in (asked["image"], named):
+        if path and ask(path, PLATFORM)["version"].split(".")[: len(wanted)] == wanted:
+            return path
+    raise Failed(
+        "finding Python " + asked["python"], "No interpreter found, and packages come from the client"
+    )
+
+
 def venv(place, asked, env):
     """Make an environment of its own: uv, the asked-for Python, torch, then the packages."""
     program = uv(asked, env)
     python = place / "bin/python"
     if not python.exists():
-        words = ["venv", "--no-project", "--python", asked["python"], place]
-        run("making the environment, Python " + asked["python"], [program, *words], env=env)
+        words = ["venv", "--no-project", "--python", interpreter(asked), place]
+        run("making the environment", [program, *words], env=env)
     pip = [program, "pip", "install", "--no-progress", "--python", python]
     torch = [one for one in asked["torch"] if "==" in one]
     run("installing torch", [*pip, *(torch + offline(asked) if asked["wheels"] else asked["torch"])], env=env)
@@ -377,6 +393,8 @@ def main():
         if found:
             tell(ready=True, **found)
         else:
+            if asked["kind"] == "venv":
+                interpreter(asked)  # before packages are fetched and sent for it
             tell(ready=False, python=None, facts={}, platform=ask(asked["image"], PLATFORM))
     except Failed as failed:
         tell(failed=failed.args[0], said=failed.args[1])

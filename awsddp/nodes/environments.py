@@ -13,7 +13,7 @@ from awsddp.nodes.packages import collect
 from awsddp.nodes.parallel import ignore
 from awsddp.nodes.sync import files_to_send, push
 from awsddp.nodes.transport import Fleet, Request, Result
-from awsddp.plan.environment import EnvironmentPlan, compared, explain, image_constraints
+from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
 from awsddp.report import Event, OnEvent, node_name
 from awsddp.resources import template
 
@@ -66,7 +66,7 @@ def ensure(
         for node in missing:
             torch = found[node].facts.get("torch")
             on_event(Event(f"environment: {plan.name}, torch {torch}", who=node_name(node), fraction=1.0))
-    _refuse_unlike({node: one.facts for node, one in found.items()})
+    refuse_unlike({node: one.facts for node, one in found.items()})
     return found
 
 
@@ -145,6 +145,7 @@ def _request(plan: EnvironmentPlan, words: Mapping[str, Any]) -> Request:
         "setup": plan.setup,
         "environ": dict(plan.environ),
         "ca": plan.ca,
+        "offline": plan.packages_from == "client",
     }
     # By stdin: an index URL may hold a password, and everybody on a node may read a command line.
     return ["python3", "-I", "-c", template("environment.py")], json.dumps({**asked, **words}).encode()
@@ -169,14 +170,3 @@ def _outcome(
         )
     refusal = explain(found.said, name=plan.name)
     return NodeFailure(node, "command", f"{found.failed}: {refusal.message}", refusal.why, refusal.next)
-
-
-def _refuse_unlike(facts: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise NodeError where nodes differ in what a job needs alike."""
-    unlike = compared(facts)
-    if unlike:
-        raise NodeError(
-            "the nodes' environments differ",
-            "\n".join(unlike),
-            "use one image and one instance type: awsddp down, awsddp up",
-        )

@@ -1,5 +1,6 @@
 """Packages for nodes without internet: chosen and fetched here, for their Python, without what they have."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ _BUILDS = 20
 _NO_WHEEL = re.compile(r"No matching distribution found for ([^\s(;]+)")
 _OLDEST_GLIBC = 5
 _TIMEOUT_S = 1800
+_KEPT = 4
+"""How many sets of packages stay in the cache."""
 
 
 def collect(plan: EnvironmentPlan, platform: Platform, *, folder: Path, on_event: OnEvent) -> Path:
@@ -37,6 +40,9 @@ def collect(plan: EnvironmentPlan, platform: Platform, *, folder: Path, on_event
         work.fetch(on_event)
         shutil.rmtree(place, ignore_errors=True)
         (work.scratch / "wheels").rename(place)
+    by_age = sorted((one for one in folder.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime)
+    for old in by_age[:-_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
     return place
 
 
@@ -110,7 +116,11 @@ class _Work:
                     f"built here it is {wheel.name}, which only fits machines like this one",
                     "choose a version with a wheel, or build one on a node and put it into env.find_links",
                 )
-        return not said and bool(made)
+        if said and not _NO_WHEEL.search(said):
+            tail = "\n".join(said.strip().splitlines()[-10:])
+            advice = "choose a version with a wheel, or put one into a folder of env.find_links"
+            raise NodeError(f"{requirement} has no wheel, and could not be built here", tail, advice)
+        return not said
 
     def _pip(self, words: Iterable[str]) -> str:
         """Run pip; return "", or what it said of its failure."""
@@ -128,9 +138,12 @@ class _Work:
 
 
 def _pip_program() -> list[str]:
-    for python in (sys.executable, shutil.which("python3")):
-        if python and not subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode:
-            return [python, "-m", "pip"]
+    """Return how pip is started here: ours, else that of the python3 of the PATH. Raises ConfigError."""
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
+    other = shutil.which("python3")
+    if other and not subprocess.run([other, "-m", "pip", "--version"], capture_output=True).returncode:
+        return [other, "-m", "pip"]
     raise ConfigError(
         "there is no pip on this machine",
         "packages for nodes without internet are chosen and fetched here, by pip",

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from awsddp import compat
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, NodeError
 from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements
+from awsddp.report import node_name
 from awsddp.spec import EnvSection
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
 PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
-_LAST_CONDA_TORCH = "2.5.1"
-"""conda's own channels have no later torch: https://github.com/pytorch/pytorch/issues/138506"""
+_TORCH = "2.13"
+"""The newest release whose torchvision is confirmed (compat.RELEASES)."""
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
@@ -89,7 +90,7 @@ def make_environment_plan(env: EnvSection, *, internet: bool, driver: str | None
         options=(*asked.options, *_options(env)),
         conda=asked.conda,
         channels=env.channels,
-        python=env.python or (None if env.kind == "image" else _python(env)),
+        python=env.python or (None if env.kind == "image" or packages_from == "client" else _python(env)),
         torch=torch,
         setup=env.setup,
         environ=_environ(env),
@@ -109,21 +110,15 @@ def _refuse_for_image(env: EnvSection) -> None:
 
 
 def _python(env: EnvSection) -> str:
-    row = compat.release(_release(env))
+    row = compat.release(env.torch or _TORCH)
     return row.pythons[len(row.pythons) // 2] if row else "3.12"
-
-
-def _release(env: EnvSection) -> str:
-    if env.torch:
-        return env.torch
-    return _LAST_CONDA_TORCH if env.kind == "conda" else "2.13"
 
 
 def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[str, ...]:
     """Return what torch is installed as, and from which index: the newest CUDA that the driver runs."""
     if env.kind == "image" or asked.conda:
         return ()
-    row = compat.release(_release(env))
+    row = compat.release(env.torch or _TORCH)
     if row is None:
         newest = compat.RELEASES[0].torch
         raise ConfigError(f"env.torch: {env.torch!r} is no torch release", f"the newest known is {newest}")
@@ -226,6 +221,9 @@ def explain(said: str, *, name: str) -> Refusal:
             next="look at env.index_url, env.proxy and env.ca_bundle; where nodes have no internet: "
             "-o env.packages_from=client",
         )
+    if "No interpreter found" in said or "No download found for request" in said:
+        advice = "choose an env.python that exists; the image's own needs no other"
+        return Refusal(message="there is no such Python", why=tail, next=advice)
     if missing:
         versions = re.search(r"\(from versions: ([^)]*)\)", said)
         known = versions[1] if versions and versions[1] != "none" else ""
@@ -239,12 +237,18 @@ def explain(said: str, *, name: str) -> Refusal:
     )
 
 
-def compared(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the facts in which nodes differ, each with all nodes' values; () where they are alike."""
+def refuse_unlike(facts: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise NodeError where nodes differ, by number, in what a job needs alike."""
     names = dict.fromkeys(name for one in facts.values() for name in one)
-    return tuple(
+    unlike = [
         f"{name}: "
-        + ", ".join(f"node{node} {one.get(name) or 'none'}" for node, one in sorted(facts.items()))
+        + ", ".join(f"{node_name(node)} {one.get(name) or 'none'}" for node, one in sorted(facts.items()))
         for name in names
         if len({str(one.get(name)) for one in facts.values()}) > 1
-    )
+    ]
+    if unlike:
+        raise NodeError(
+            "the nodes differ, and a job needs them alike",
+            "\n".join(unlike),
+            "use one image and one instance type: awsddp down, awsddp up",
+        )

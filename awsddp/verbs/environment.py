@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from awsddp.cluster import Node
-from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
+from awsddp.plan.environment import EnvironmentPlan, make_environment_plan, refuse_unlike
 from awsddp.spec import JobSpec, overlaid_environment, remembered_environment
 from awsddp.state import Record
 from awsddp.verbs import sync
@@ -25,8 +25,14 @@ def check_environment(ctx: Context) -> None:
 def environment_of(ctx: Context, record: Record, nodes: Sequence[Node]) -> Record:
     """Make the environment that `up` is asked for on the nodes, and return the record that remembers it.
 
-    Raises ConfigError, NodeError.
+    Raises ConfigError, NodeError also where nodes differ in what a job needs alike.
     """
+    refuse_unlike(
+        {
+            one.node: {"torch": one.torch, "CUDA": one.cuda, "driver": one.driver, "GPUs": one.gpus}
+            for one in record.prepared
+        }
+    )
     asked = remembered_environment(ctx.job)
     if not asked:
         return record
