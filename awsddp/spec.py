@@ -24,6 +24,7 @@ from awsddp.errors import ConfigError
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
+MAX_DURATION_S = 365 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -232,8 +233,8 @@ def load(
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is no cluster name",
-            "a name is a small letter, then up to 30 small letters, digits and dashes",
+            f"invalid cluster name {name!r}",
+            "a name is a lower-case letter, then up to 30 lower-case letters, digits and dashes",
             "try: awsddp -c my-cluster ...",
         )
     document = _read(file) if file is not None and file.exists() else {}
@@ -320,15 +321,18 @@ def seconds(text: str, *, place: str = "duration") -> float:
     """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: {text!r} is no duration", "", "write it as 30s, 90m, 24h or 7d")
-    return float(match[1]) * _SECONDS[match[2]]
+        raise ConfigError(f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d")
+    found = float(match[1]) * _SECONDS[match[2]]
+    if found > MAX_DURATION_S:
+        raise ConfigError(f"{place}: {text[:40]!r} is out of range", "", "a duration of 365d or less")
+    return found
 
 
 def size_of(text: str, *, place: str = "job.results_limit") -> float:
     """Return the bytes of a size such as "500MB" or "20GB". Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: invalid size {text!r}", "", "write it as 500MB, 20GB or 1.5TB")
+        raise ConfigError(f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB")
     return float(match[1]) * _BYTES[match[2].upper()]
 
 
@@ -338,7 +342,7 @@ def idle_seconds(text: str) -> int:
         return 0
     found = int(seconds(text, place="cluster.idle"))
     if found == 0:
-        raise ConfigError(f"cluster.idle: {text!r} is too short", "", 'a duration such as 30m, or "off"')
+        raise ConfigError(f"cluster.idle: {text!r} is too short", "", 'from 1s to 365d, or "off"')
     return found
 
 
@@ -347,9 +351,9 @@ def jump_host(text: str) -> tuple[str, int | None]:
     match = _JUMP.fullmatch(text)
     if match is None or not 0 < int(match[4] or 22) < 65536:
         raise ConfigError(
-            f"network.jump: {text!r} is no jump host",
-            "it is one host; more hops are ProxyJump lines of your ~/.ssh/config",
-            "write it as user@host, user@host:2222, or a name of your ~/.ssh/config",
+            f"network.jump: invalid jump host {text!r}",
+            "only one host; configure more hops as ProxyJump in ~/.ssh/config",
+            "use user@host, user@host:2222, or a name of your ~/.ssh/config",
         )
     return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
 
@@ -358,7 +362,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{file} cannot be read", str(error), "mend the file, or move it away") from error
+        raise ConfigError(f"cannot read {file}", str(error), "fix the file, or move it away") from error
 
 
 def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -401,7 +405,7 @@ def _convert(value: object, hint: Any, place: str) -> Any:
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{place}: {value!r} does not fit", str(error), _form(hint)) from error
+        raise ConfigError(f"{place}: invalid value {value!r}", str(error), _form(hint)) from error
 
 
 def _takes_text(hint: Any) -> bool:
@@ -414,13 +418,13 @@ def _form(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return f"one of: {', '.join(typing.get_args(hint))}"
     if typing.get_origin(hint) is tuple:
-        return 'a list of texts, such as ["a", "b"]'
+        return 'a list of strings, such as ["a", "b"]'
     return f"expected: {getattr(hint, '__name__', str(hint))}"
 
 
 def _unknown(place: str, word: str, known: list[str]) -> ConfigError:
     near = difflib.get_close_matches(word, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return ConfigError(f"{place}: unknown key {word!r}", "", hint)
 
 

@@ -18,8 +18,17 @@ DOCUMENT = {
     "complete": False,
     "created": "2026-01-01T00:00:00+00:00",
     "ranks": [RANK],
+    "facts": {"script": "x.py", "args": ["1"], "commit": None, "dirty": None, "price_usd_per_hour": 1.5},
 }
-CAUSE = {"rank": 0, "node": 1, "exit_code": 1, "signal": None, "tail": ["x"], "explanation": "x"}
+CAUSE = {
+    "rank": 0,
+    "node": 1,
+    "exit_code": 1,
+    "signal": None,
+    "tail": ["x"],
+    "explanation": "x",
+    "kind": "exit",
+}
 FILE = {"path": "/w/x", "home": "node1/x", "size": 1, "sha256": "0" * 64}
 LINK = {"path": "/w/l", "home": "node1/a/l", "target": "../x"}
 SKIPPED = {"path": "/w/s", "size": 0, "why": "no", "owed": True}
@@ -88,8 +97,8 @@ def test_no_key_takes_any_value(request_: dict[str, Any], answer: dict[str, Any]
         (b"{", "Expecting"),
         (b"[]", "no JSON object"),
         (b"\xff{}", "utf-8"),
-        (b'{"used": [], "taken": [], "x": NaN}', "NaN is no number"),
-        (b'{"used": [], "taken": [], "x": -Infinity}', "-Infinity is no number"),
+        (b'{"used": [], "taken": [], "x": NaN}', "NaN is not a number"),
+        (b'{"used": [], "taken": [], "x": -Infinity}', "-Infinity is not a number"),
         (b"[" * 200_000, "recursion"),
         (b'{"used": [], "taken": [], "x": ' + b"9" * 5000 + b"}", "digits"),
         (b'{"used": [], "taken": [], "x": "\\ud800"}', "surrogates"),
@@ -125,6 +134,10 @@ def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
         {"ranks": [{**RANK, "exit_code": "0"}]},
         {"ranks": [{**RANK, "seconds": 1e300}]},
         {"cause": {**CAUSE, "tail": "x"}},
+        {"cause": {**CAUSE, "kind": "Exit now"}},
+        {"facts": {"args": "x"}},
+        {"facts": {"price_usd_per_hour": -1}},
+        {"cause": {**CAUSE, "retryable": 1}},
         {"cause": {**CAUSE, "tail": ["x"] * 2000}},
         {"cause": {**CAUSE, "explanation": "\ud800"}},
     ],

@@ -14,6 +14,7 @@ from awsddp.report import Event, duration, size_text
 
 Rows = Sequence[Sequence[Any]]
 _UNLIMITED = 100_000
+_GAP = 2
 
 
 def no_color() -> bool:
@@ -48,34 +49,37 @@ def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None) -> 
 
     Where the longest words do not fit side by side, each cell gets its own line.
     """
-    from rich.table import Table
-
     cells = [["" if cell is None else harmless.line(str(cell)) for cell in row] for row in rows]
-    side_by_side = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headings))
-    for heading, column in zip(headings, zip(*cells, strict=True), strict=True):
-        words = [word for cell in (heading, *column) for word in cell.split()]
-        side_by_side.add_column(heading, min_width=max(map(len, words), default=0))
-    lines = _lines(side_by_side, cells, columns)
-    if columns is None or max(map(len, lines), default=0) <= columns:
-        return lines
-    stacked = [
-        ["  " * (index > 0) + heading, cell]
-        for row in cells
-        for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
-        if cell
-    ]
-    return _lines(Table.grid(padding=(0, 2, 0, 0)), stacked, None)
+    words = [" ".join(column).split() for column in zip(headings, *cells, strict=True)]
+    least = [max(map(len, column), default=0) for column in words]
+    if columns is None:
+        return _rendered(cells, headings, least, _UNLIMITED)
+    if sum(least) + _GAP * (len(least) - 1) > columns:
+        stacked = [
+            ["  " * (index > 0) + heading, cell]
+            for row in cells
+            for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
+            if cell
+        ]
+        return _rendered(stacked, ("", ""), [0, 0], _UNLIMITED)
+    for target in range(columns, 0, -1):  # rich shrinks the widest column, also below its longest word
+        lines = _rendered(cells, headings, least, target)
+        if max(map(len, lines), default=0) <= columns:
+            break
+    return lines
 
 
-def _lines(table: Any, cells: list[list[str]], columns: int | None) -> list[str]:
+def _rendered(cells: list[list[str]], headings: Sequence[str], least: list[int], columns: int) -> list[str]:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=any(headings))
+    for heading, longest in zip(headings, least, strict=True):
+        table.add_column(heading, min_width=longest)
     for row in cells:
         table.add_row(*map(Text, row))
-    console = Console(
-        file=io.StringIO(), width=columns or _UNLIMITED, color_system=None, legacy_windows=False
-    )
+    console = Console(file=io.StringIO(), width=columns, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(table, crop=False)
     return [text.rstrip() for text in capture.get().splitlines()]

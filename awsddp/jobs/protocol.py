@@ -30,9 +30,10 @@ AT_ONCE_BYTES = 256 << 10
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
     "wire",
+    "diagnose",
+    "causes",
     "folder",
     "claim",
-    "diagnose",
     "processes",
     "link",
     "session",
@@ -45,6 +46,7 @@ _MODULES = (
     "walk",
     "disks",
     "manifest",
+    "metrics",
     "launch",
     "main",
 )
@@ -118,15 +120,22 @@ def answer(stdout: bytes, *, request: Mapping[str, Any], node: int, stderr: byte
 
 
 def launch_requests(
-    spec: JobSpec, *, job: str, ranks: Sequence[Rank], hosts: Sequence[Host], slot: int
+    spec: JobSpec,
+    *,
+    job: str,
+    ranks: Sequence[Rank],
+    hosts: Sequence[Host],
+    slot: int,
+    facts: Mapping[str, Any] | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Return, by node, the request that launches its part of the job `job`.
 
-    `hosts` are the nodes that `ranks` (of `layout`) names, in any order. Raises UsageError for placeholders
-    that cannot be filled in, and where no script is named.
+    `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
+    keep of it and tell in its document: commit, dirty, instance_type, price_usd_per_hour. Raises UsageError
+    for invalid placeholders and without a script.
     """
     if not spec.job.script:
-        raise UsageError("there is no script to run", "", "try: awsddp train SCRIPT")
+        raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[rank.node] for rank in ranks if rank.local_rank == 0]
     port, link_port = _ports(slot, spec.job.master_port)
@@ -143,6 +152,12 @@ def launch_requests(
             {"node": host.node.node, "private_ip": _private(host), "instance_id": host.node.instance_id}
             for host in used
         ],
+        "facts": {
+            "script": spec.job.script,
+            "args": spec.job.args,
+            "launcher": spec.job.launcher,
+            **(facts or {}),
+        },
         "layout": [(rank.rank, rank.local_rank, rank.node) for rank in ranks],
         "secret": secrets.token_hex(32),
         "master_port": port,
@@ -242,7 +257,7 @@ def choose_slot(
         raise ConfigError(
             f"job.master_port: port {port} is taken on node{first}",
             f"a job needs two: {master_port}, and the one above for its supervisors",
-            "choose another, or leave job.master_port out",
+            "choose another, or omit job.master_port",
         )
     raise ConfigError(
         f"node{first} has no free ports for another job",

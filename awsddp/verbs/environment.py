@@ -1,20 +1,14 @@
 """The environment of the ranks on all nodes: what [env] asks for now, else what `up` was asked for."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
-from awsddp.cluster import Node
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan, refuse_unlike
 from awsddp.spec import JobSpec, overlaid_environment, remembered_environment
 from awsddp.state import Record
 from awsddp.verbs import sync
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import connect
-
-if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
 
 
 def check_environment(ctx: Context) -> None:
@@ -22,39 +16,32 @@ def check_environment(ctx: Context) -> None:
     make_environment_plan(ctx.job.env, internet=not ctx.local, driver=None)
 
 
-def environment_of(ctx: Context, record: Record, nodes: Sequence[Node]) -> Record:
-    """Make the environment that `up` is asked for on the nodes, and return the record that remembers it.
+def environment_of(cluster: ClusterHandle) -> None:
+    """Make the environment that `up` is asked for on the nodes, and remember it for later jobs.
 
     Raises ConfigError, NodeError also where nodes differ in what a job needs alike.
     """
+    ctx, record = cluster.ctx, cluster.record
     refuse_unlike(
         {
             one.node: {"torch": one.torch, "CUDA": one.cuda, "driver": one.driver, "GPUs": one.gpus}
             for one in record.prepared
         }
     )
-    asked = remembered_environment(ctx.job)
-    if not asked:
-        return record
-    record = replace(record, asked=record.asked | asked)
-    ctx.folder.write(record)
-    with connect(ctx, record, nodes) as fleet:
-        files = partial(_send_files, ctx, fleet)
-        return ensure_environment(ctx, record, fleet, send_files=files)[1]
+    requested = remembered_environment(ctx.job)
+    if requested:
+        cluster.remember(asked=record.asked | requested)
+        with cluster.connect() as fleet:
+            ensure_environment(cluster, send_files=lambda: sync.send(ctx, fleet, sync.listed(ctx)))
 
 
-def _send_files(ctx: Context, fleet: "Fleet") -> None:
-    sync.send(ctx, fleet, sync.listed(ctx))
-
-
-def ensure_environment(
-    ctx: Context, record: Record, fleet: "Fleet", *, send_files: Callable[[], object]
-) -> tuple[JobSpec, Record]:
-    """Make the environment on all nodes; return the job with its variables, and the record that knows it.
+def ensure_environment(cluster: ClusterHandle, *, send_files: Callable[[], object]) -> JobSpec:
+    """Make the environment on the connected nodes, remember it, and return the job with its variables.
 
     Nothing is asked of the nodes where the image's Python is all that is wanted. Raises ConfigError,
     NodeError.
     """
+    ctx, record = cluster.ctx, cluster.record
     job = overlaid_environment(ctx.job, record.asked)
     drivers = {one.driver for one in record.prepared}
     plan = make_environment_plan(
@@ -65,7 +52,7 @@ def ensure_environment(
         from awsddp.nodes import environments
 
         found = environments.ensure(
-            fleet,
+            cluster.fleet,
             plan,
             pythons={one.node: one.python for one in record.prepared},
             cache=ctx.home / "packages",
@@ -76,9 +63,8 @@ def ensure_environment(
         made = {node: one.python for node, one in found.items()} if plan.has_packages else {}
     prepared = tuple(replace(one, environment=made.get(one.node)) for one in record.prepared)
     if prepared != record.prepared:
-        record = replace(ctx.folder.read() or record, prepared=prepared)
-        ctx.folder.write(record)
-    return _with_variables(job, plan, record), record
+        cluster.remember(prepared=prepared)
+    return _with_variables(job, plan, record)
 
 
 def _with_variables(job: JobSpec, plan: EnvironmentPlan, record: Record) -> JobSpec:

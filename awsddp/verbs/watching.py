@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
 
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
@@ -12,13 +11,8 @@ from awsddp.jobs import protocol, results
 from awsddp.jobs.logs import Merger
 from awsddp.report import Event, node_name
 from awsddp.spec import seconds
-from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import ask
-from awsddp.verbs.nodes import Ready
-from awsddp.verbs.parts import holders
-
-if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.requests import ask, holders
 
 SILENT_S = 12.0
 BEYOND_S = 60.0
@@ -42,15 +36,14 @@ class Watch:
 
     def __init__(
         self,
-        ctx: Context,
-        cluster: Ready,
-        fleet: "Fleet",
+        cluster: ClusterHandle,
         job: Job,
         *,
         merger: Merger,
         on_lines: Callable[[bytes], None],
         to_the_end: bool = True,
     ) -> None:
+        ctx, fleet = cluster.ctx, cluster.fleet
         self._ctx = ctx
         self._cluster = cluster
         self._fleet = fleet
@@ -73,7 +66,7 @@ class Watch:
             for node, why in self._stream().items():
                 self._away[node] = time.monotonic()
                 self._fruitless[node] += 1
-                self._ctx.on_event(Event(f"the stream ended: {why}; connecting again", node_name(node)))
+                self._ctx.on_event(Event(f"the stream ended: {why}; reconnecting", node_name(node)))
             if self._away:
                 self._give_up_gone()
                 self._connect()
@@ -81,7 +74,7 @@ class Watch:
             self._on_lines(lines)
         if not self._merger.documents:
             raise NodeError(
-                f"no node of job {self._job.job} can be reached", "", "awsddp status   # what still runs"
+                f"cannot reach any node of job {self._job.job}", "", "awsddp status   # what still runs"
             )
         return results.job_document(self._merger.documents, results=self._ctx.job.job.results)
 

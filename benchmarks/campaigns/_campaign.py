@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,26 @@ def arguments(description: str, runs: int) -> argparse.ArgumentParser:
     return parser
 
 
-def campaign(asked: argparse.Namespace, run: Callable[[int, random.Random], Row]) -> int:
+def campaign(
+    asked: argparse.Namespace, run: Callable[[int, random.Random], Row], *, parallel: int = 1
+) -> int:
     """Carry out the runs that `asked.state` does not hold yet, print each, and return how many failed."""
     print(f"seed {asked.seed}", flush=True)
     done = _read(asked.state, asked.seed)
-    for number in range(asked.runs):
-        if number not in done:
-            row = {"run": number, **run(number, random.Random(f"{asked.seed}/{number}"))}
-            done[number] = row
-            if asked.state is not None:
-                with asked.state.open("a") as file:
-                    file.write(json.dumps({"seed": asked.seed, **row}) + "\n")
-        print("  ".join(f"{key} {value}" for key, value in done[number].items()), flush=True)
+
+    def carry_out(number: int) -> Row:
+        if number in done:
+            return done[number]
+        row = {"run": number, **run(number, random.Random(f"{asked.seed}/{number}"))}
+        if asked.state is not None:
+            with asked.state.open("a") as file:
+                file.write(json.dumps({"seed": asked.seed, **row}) + "\n")
+        return row
+
+    with ThreadPoolExecutor(max_workers=parallel) as pool:
+        for row in pool.map(carry_out, range(asked.runs)):
+            done[row["run"]] = row
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     failed = sum(not row["ok"] for row in done.values())
     print(f"{len(done) - failed} of {len(done)} as they should be")
     return failed

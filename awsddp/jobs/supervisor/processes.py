@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.diagnose import exception, explain, full_disk, is_echo, last_lines, read_tail
+from awsddp.jobs.supervisor.causes import Evidence, explain
+from awsddp.jobs.supervisor.diagnose import exception, full_disk, last_lines, read_tail
 from awsddp.jobs.supervisor.folder import JobFolder
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -130,20 +131,20 @@ class Ranks:
         if code != 0:
             text = process.error or read_tail(process.log)
             report["tail"] = last_lines(text)
-            why = explain(code, text, oom_kills=oom_kills() - self._oom_kills)
+            cause = explain(Evidence(code, text, oom_kills=oom_kills() - self._oom_kills))
             full = full_disk(self._folder.path, Path(self._request["workdir"]), Path("/tmp"))
-            report["explanation"] = f"{why} {full}".rstrip()
-            report["fault"] = self._fault(process, text)
+            cause["explanation"] = f"{cause['explanation']} {full}".rstrip()
+            report.update(cause=cause, fault=self._fault(process, text, cause["kind"]))
         return report
 
-    def _fault(self, process: Process, text: str) -> str:
+    def _fault(self, process: Process, text: str, kind: str) -> str:
         """Return own, echo or stopped: whether a rank's end is its own doing, another's, or ours.
 
         A rank that is still taking itself down after an exception when we stop it has a reason of its own.
         """
         if self._stopped_at and not (exception(text) and _written(process.log) < self._stopped_at):
             return "stopped"
-        return "echo" if is_echo(text) else "own"
+        return "echo" if kind == "peer_lost" else "own"
 
     def stop(self, grace: float) -> None:
         """Ask the ranks to end; what is left after `grace` seconds is killed, with all that it started.
