@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Lab
 from tests.nodes.wheels import wheel
 
-pytestmark = pytest.mark.prove
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
 TRAINS = """
 import os, sys
