@@ -9,7 +9,7 @@ from awsddp.cli.options import Globals, Verb
 @click.command("status", cls=Verb)
 @click.option("--all", "all_", is_flag=True, help="Every cluster in every region, others' and orphans too.")
 def command(options: Globals, *, all_: bool) -> None:
-    """Nodes, addresses, jobs, price, cost and time left."""
+    """Nodes, addresses, jobs, price, cost and time left; with -v the idle time left on each node."""
     from awsddp.cli.everywhere_page import all_page
     from awsddp.cli.pages import cluster_page
     from awsddp.verbs.everywhere import status_all
@@ -21,6 +21,6 @@ def command(options: Globals, *, all_: bool) -> None:
             show.pause()
             screen.document(found) if options.json else all_page(found)
             return
-        result = status(ctx)
+        result = status(ctx, ask_nodes=options.verbose > 0)
         show.pause()
         screen.document(result) if options.json else cluster_page(result)

@@ -1,29 +1,64 @@
 """status: what there is, what it costs, and until when. The truth is in AWS, the jobs as last seen."""
 
+import contextlib
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from awsddp import report
-from awsddp.cluster import Cluster, Target
+from awsddp.cluster import Cluster, Node, Target
+from awsddp.errors import NodeError
 from awsddp.state import Record
 from awsddp.verbs.context import NOWHERE, Context, found
 from awsddp.verbs.costs import bill_of
+from awsddp.verbs.nodes import connect
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
 
 
-def status(ctx: Context) -> dict[str, Any]:
+_ASK_S = 5.0
+# Who only asks is no user of the node: the watchdog leaves out the port of this login.
+_READ_IDLE = (
+    'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
+)
+
+
+def status(ctx: Context, *, ask_nodes: bool = False) -> dict[str, Any]:
     """Return the cluster as the `status` document; a cluster that is nowhere is "absent".
 
-    Raises CloudError where AWS cannot be asked.
+    With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not answer
+    within seconds. Raises CloudError where AWS cannot be asked.
     """
     with found(ctx, newer=True) as seen:
         if seen is None:
             return cluster_document(ctx, None, None, target=Target(name="local"), looked=NOWHERE)
-        return cluster_document(
+        document = cluster_document(
             ctx, seen.record, seen.cluster, seen.aws, target=seen.target, looked=seen.looked
         )
+        if ask_nodes and seen.record is not None and seen.cluster is not None and ctx.folder.key.exists():
+            left = _idle_left(ctx, seen.record, seen.cluster.live)
+            document["nodes"] = [one | {"idle_left_s": left.get(one["node"])} for one in document["nodes"]]
+        return document
+
+
+def _idle_left(ctx: Context, record: Record, nodes: Sequence[Node]) -> dict[int, int]:
+    """Return the idle seconds that nodes have left, by number, without those that do not answer."""
+    known = {one.instance_id for one in record.prepared}
+    asked = [node for node in nodes if node.state == "running" and node.instance_id in known]
+    words: dict[int, bytes] = {node.node: b"" for node in asked}
+
+    def hear(node: int, data: bytes) -> None:
+        words[node] += data[:99]
+
+    with (
+        contextlib.suppress(NodeError),
+        connect(ctx, record, asked, deadline_s=_ASK_S, partial=True) as fleet,
+    ):
+        request = (("sh", "-c", _READ_IDLE), b"")
+        fleet.stream(dict.fromkeys(fleet.nodes, request), hear, silent_after_s=_ASK_S)
+    return {node: int(word) for node, word in words.items() if re.fullmatch(rb"\d{1,9}\n", word)}
 
 
 def cluster_document(
