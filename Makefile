@@ -1,6 +1,7 @@
 # Each target sets up what it lacks; a second run starts at once. `make help` lists them.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,8 +21,9 @@ $(VENV)/.ready: pyproject.toml tools/debian.sh
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing awsddp and its tools into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[local,dev]'
-	@echo "installing $(TORCH), the CPU build"
+	@echo "installing $(TORCH), the CPU build, and $(TORCHVISION), alone: its requirement names torch for CUDA"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 0 --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 0 --extra-index-url $(TORCH_INDEX) --no-deps '$(TORCHVISION)'
 	@touch $@
 
 demo: setup ## two local nodes, four ranks, a trained model, nothing left

@@ -27,6 +27,7 @@ _Node = Annotated[int, Meta(ge=0, lt=10_000)]
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Exit = Annotated[int, Meta(ge=-255, le=255)]
 _Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
+_Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Remote = Annotated[str, Meta(pattern=r"^/", max_length=4096)]
@@ -111,12 +112,16 @@ class _RankLine:
     node: _Node
     exit_code: _Exit | None
     seconds: _Seconds
+    started: _Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Cause:
     rank: _Rank | None
     node: _Node | None
+    kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")] = "unknown"
+    retryable: bool = False
+    next: _Text = ""
     tail: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
     explanation: _Text = ""
     instance_id: _Word | None = None
@@ -131,6 +136,28 @@ class _JobNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the nodes keep of a job's launch."""
+
+    script: _Text | None = None
+    args: Annotated[tuple[_Text, ...], Meta(max_length=100_000)] = ()
+    commit: _Word | None = None
+    dirty: bool | None = None
+    launcher: _Word = "ssh"
+    instance_type: _Word | None = None
+    price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Metrics:
+    rank: _Rank
+    step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None
+    loss: _Measure | None
+    steps_per_second: _Measure | None
+    fraction: Annotated[float, Meta(ge=0, le=1)] | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Document:
     job: _Name
     node: _Node
@@ -140,6 +167,8 @@ class _Document:
     created: datetime
     ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
     nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
+    facts: Facts = Facts()
+    metrics: Annotated[tuple[_Metrics, ...], Meta(max_length=100_000)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +298,7 @@ def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) ->
     try:
         found = msgspec.convert(dict(answer), Manifest)
         logs = {f"logs/rank{rank}.log" for rank in ranks}
-        logs |= {f"logs/times{node}.jsonl", f"logs/supervisor{node}.log"}
+        logs |= {f"logs/times{node}.jsonl", f"logs/supervisor{node}.log", f"logs/launcher{node}.log"}
         for file in found.files:
             _check_path(file.path[1:])
             if file.home not in logs:
@@ -301,12 +330,12 @@ def _loaded(said: bytes) -> dict[str, Any]:
         raise ValueError(f"over {MOST_BYTES >> 20} MB")
     answer = json.loads(said.decode("utf-8"), parse_constant=_no_number)
     if not isinstance(answer, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("not a JSON object")
     return answer
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _check_text(answer: Any, *, paths: bool = False) -> None:
@@ -350,13 +379,16 @@ def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
         raise ValueError(f"it speaks of job {document['job']!r}, not of {job!r}")
     if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
         raise ValueError("one rank twice")
+    own = {rank["rank"] for rank in document["ranks"] if rank["node"] == node}
+    if not {row["rank"] for row in document.get("metrics", ())} <= own:
+        raise ValueError("metrics of a rank that does not run there")
 
 
 def _check_path(path: str) -> None:
     """Refuse a path that may lead elsewhere, or that no file can have."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
-        raise ValueError(f"{path!r} is no path of a result")
+        raise ValueError(f"invalid result path {path!r}")
 
 
 def _check_home(home: str, node: int) -> None:

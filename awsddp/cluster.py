@@ -122,15 +122,22 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a job failed: the first rank that did, and what it said last."""
+    """Why a job did not succeed: the first rank that failed, and the end of its log; or what ended it.
+
+    `kind` is one of jobs/supervisor/causes.py ("unknown": an older awsddp wrote it); `retryable`: the same
+    command may succeed without a change; `next` is what to do, "" for nothing that is known.
+    """
 
     rank: int | None
     node: int | None
+    kind: str = "unknown"
+    retryable: bool = False
     instance_id: str | None = None
     exit_code: int | None = None
     signal: int | None = None
     tail: tuple[str, ...] = ()
     explanation: str = ""
+    next: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +152,17 @@ class RankResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankProgress:
+    """How far a rank is, from the rows that it wrote (docs/metrics.md); None: its rows do not tell."""
+
+    rank: int
+    step: int | None = None
+    loss: float | None = None
+    steps_per_second: float | None = None
+    fraction: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobNode:
     """A machine on which a job runs or ran, and the number that it had then."""
 
@@ -156,7 +174,10 @@ class JobNode:
 class Job:
     """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
 
-    `missing` are the nodes whose part of the results is not there.
+    `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
+    `dirty` whether its files differed (None: no repository); `started` and `ended` are when its first rank
+    started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is of its nodes. `progress`
+    holds the ranks that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best.
     """
 
     job: str
@@ -166,6 +187,18 @@ class Job:
     home: str
     nodes: tuple[JobNode, ...] = ()
     missing: tuple[int, ...] = ()
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    commit: str | None = None
+    dirty: bool | None = None
+    launcher: str = "ssh"
+    world_size: int = 0
+    instance_type: str | None = None
+    price_usd_per_hour: float | None = None
+    started: str | None = None
+    ended: str | None = None
+    progress: tuple[RankProgress, ...] = ()
+    slowest_rank: int | None = None
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

@@ -1,39 +1,39 @@
-"""What can go wrong, as the user is told it: what failed, why, and what to type next.
+"""Expected failures: what failed, why, and what to type next.
 
-Every error the product raises on purpose is an `AwsddpError`; its class decides the exit code
-(docs/commands.md). Nothing here knows of any other room.
+Every error that awsddp raises on purpose is an `AwsddpError`. Its class gives the exit code, the `kind` and
+whether it is `retryable`; docs/design.md lists them. This module imports no other module of awsddp.
 """
 
 from typing import Any
+
+SCHEMA = 1
+"""The version of every JSON document."""
 
 
 class AwsddpError(Exception):
     """An expected failure.
 
-    `message` says what failed, `why` the cause, `next` the next command to type. `exit_code` is the
-    documented process status of its kind, `result` the verb's document as far as it came.
+    `message` says what failed, `why` the cause, `next` the next command to type. `kind` is fixed per class or
+    given; `retryable` tells that the same command may succeed later although nothing was changed. `result`
+    is the verb's document as far as it came.
     """
 
     exit_code = 1
+    kind = "internal"
+    retryable = False
     result: dict[str, Any] | None = None
 
-    def __init__(self, message: str, why: str = "", next: str = "") -> None:
+    def __init__(self, message: str, why: str = "", next: str = "", *, kind: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.why = why
         self.next = next
+        self.kind = kind or self.kind
 
-    def document(self) -> dict[str, object]:
-        """Return the error as its JSON document, behind what the verb had to tell."""
-        return {
-            **(self.result or {}),
-            "error": {
-                "message": self.message,
-                "why": self.why,
-                "next": self.next,
-                "exit_code": self.exit_code,
-            },
-        }
+    def document(self) -> dict[str, Any]:
+        """Return the error as its JSON document, behind the verb's own document."""
+        keys = ("kind", "retryable", "message", "why", "next", "exit_code")
+        return {**(self.result or {}), "error": {key: getattr(self, key) for key in keys}}
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.message, self.why, self.next) if part)
@@ -43,66 +43,83 @@ class JobError(AwsddpError):
     """The job, or a command on a node, failed."""
 
     exit_code = 1
+    kind = "job_failed"
 
 
 class UsageError(AwsddpError):
-    """The words on the command line cannot be meant."""
+    """Invalid command-line usage."""
 
     exit_code = 2
+    kind = "usage"
 
 
 class ConfigError(AwsddpError):
-    """awsddp.toml, the environment or the local folder is wrong."""
+    """awsddp.toml, the environment or the local folder is invalid."""
 
     exit_code = 3
+    kind = "config"
 
 
 class InUse(ConfigError):
     """The nodes are in use: another job runs there, or another client is about to start one."""
 
+    kind = "in_use"
+    retryable = True
+
 
 class LocalCloudError(ConfigError):
     """The local cloud cannot be started or run on this machine."""
 
+    kind = "local_cloud"
+
 
 class CloudError(AwsddpError):
-    """AWS refused: credentials, permission, quota, or it did not answer.
+    """AWS refused a call or did not answer.
 
-    `needs_login`: it takes the credentials no more, and a person has to log in.
+    Its kind is `aws`, or more exactly `credentials`, `permission`, `quota`, `throttled` or `unavailable`.
+    `needs_login`: the credentials are no longer accepted, and a person has to log in.
     """
 
     exit_code = 4
+    kind = "aws"
     needs_login = False
 
 
 class CapacityError(AwsddpError):
-    """AWS has no such machines to give now, in any place that was allowed."""
+    """AWS has no such instances available, in any allowed place."""
 
     exit_code = 5
+    kind = "capacity"
+    retryable = True
 
 
 class NodeError(AwsddpError):
     """A node cannot be reached or prepared."""
 
     exit_code = 6
+    kind = "node"
 
 
 class NotFoundError(AwsddpError):
-    """Nothing goes by that name."""
+    """No object has that name."""
 
     exit_code = 7
+    kind = "not_found"
 
 
 class LeftoverError(AwsddpError):
-    """Something could not be ended, and may still cost money."""
+    """Something could not be terminated, and may still cost money."""
 
     exit_code = 8
+    kind = "leftover"
+    retryable = True
 
 
 class Interrupted(AwsddpError):
-    """The user asked to stop."""
+    """The user stopped the command."""
 
     exit_code = 130
+    kind = "interrupted"
 
 
 class LetGo(KeyboardInterrupt):

@@ -12,11 +12,15 @@ from awsddp.cluster import Cluster, ClusterState, Job, Node
 
 @dataclass(frozen=True)
 class Event:
-    """Progress of a verb: `who` ("node1", None for the verb itself) is at `text`, `fraction` done."""
+    """Progress of a verb: `who` ("node1", None for the verb itself) is at `text`.
+
+    `fraction` of it is done; where it is a transfer, of `size` bytes.
+    """
 
     text: str
     who: str | None = None
     fraction: float | None = None
+    size: int | None = None
 
 
 OnEvent = Callable[[Event], None]

@@ -7,14 +7,13 @@ synced before it is asked. After `down` the ledger and the calls move to `$AWSDD
 
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -76,9 +75,9 @@ def _written(path: Path) -> Iterator[None]:
 
 def _refused(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{path} cannot be written",
+        f"cannot write {path}",
         error.strerror or str(error),
-        "make room, or name another AWSDDP_HOME",
+        "free disk space, or set another AWSDDP_HOME",
     )
 
 
@@ -89,7 +88,8 @@ class Record:
     `account` is the AWS account that it is in ("" where an older awsddp wrote it), `created` the time of its
     last launch, `expires` the deadline that the nodes have or are about to be told, `nodes` and `asked` (keys
     of awsddp.toml and their values) what was last asked for. `price_usd_per_hour` is of all nodes together,
-    `disk_usd_per_hour` of the disk of one; `idle` is what the nodes were told; `jobs` are as last seen.
+    `disk_usd_per_hour` of the disk of one; `idle` is what the nodes were told; `addresses` go by
+    instance id; `jobs` are as last seen.
     """
 
     version: int = _VERSION
@@ -110,6 +110,7 @@ class Record:
     asked: dict[str, Any] = field(default_factory=dict)
     intent: dict[str, Any] | None = None
     prepared: tuple[Prepared, ...] = ()
+    addresses: dict[str, str] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
 
 
@@ -147,7 +148,7 @@ class Folder:
         Raises ConfigError where a newer awsddp wrote it; with `newer` that counts as lost, too.
         """
         try:
-            document = json.loads((self.path / "cluster.json").read_bytes())
+            document = msgspec.json.decode((self.path / "cluster.json").read_bytes())
             if document.get("version", 0) > _VERSION:
                 if newer:
                     return None
@@ -166,20 +167,27 @@ class Folder:
             self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
         )
 
+    def remember(self, *jobs: Job) -> None:
+        """Keep jobs as last seen, for `status`, and when those that run were seen. Raises ConfigError."""
+        record = self.read()
+        if record is None:
+            return
+        names = {job.job for job in jobs}
+        known = (*(one for one in record.jobs if one.job not in names), *jobs)
+        if known != record.jobs:
+            self.write(replace(record, jobs=known))
+        before, now = self.seen(), datetime.now(UTC)
+        seen = {name: moment for name, moment in before.items() if name not in names}
+        seen |= {job.job: now for job in jobs if job.state == "running"}
+        if seen != before:
+            write_private(self.path / "seen.json", msgspec.json.encode(seen))
+
     def seen(self) -> dict[str, datetime]:
         """Return when each job that ran when it was last seen was seen."""
         try:
             return msgspec.json.decode((self.path / "seen.json").read_bytes(), type=dict[str, datetime])
         except (OSError, ValueError):
             return {}
-
-    def write_seen(self, moments: dict[str, datetime]) -> None:
-        """Replace what `seen` returns, where it differs; beside the record, which only its holder may change.
-
-        Raises ConfigError where the disk refuses.
-        """
-        if moments != self.seen():
-            write_private(self.path / "seen.json", msgspec.json.encode(moments))
 
     def note(self, event: str, **facts: object) -> None:
         """Append a line to the ledger. Raises ConfigError where the disk refuses."""
@@ -203,9 +211,7 @@ class Folder:
         finally:
             shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():
-            raise ConfigError(
-                f"{self.path} cannot be removed", "", "remove it: it holds the key of what is gone"
-            )
+            raise ConfigError(f"cannot remove {self.path}", "", "remove it: it holds the key of what is gone")
 
     @contextlib.contextmanager
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[None]:
@@ -233,7 +239,7 @@ class Folder:
             stream.seek(0)
             stream.truncate()
             me = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": _now_text()}
-            stream.write(json.dumps(me))
+            stream.write(msgspec.json.encode(me).decode())
             stream.flush()
             try:
                 yield
@@ -254,7 +260,9 @@ def _holder(stream: Any) -> str | None:
     """Return who holds a lock; None in the moments in which its holder has not yet or no longer a name."""
     stream.seek(0)
     try:
-        return "`awsddp {verb}` on {host}, process {pid}, since {since}".format(**json.loads(stream.read()))
+        return "`awsddp {verb}` on {host}, process {pid}, since {since}".format(
+            **msgspec.json.decode(stream.read())
+        )
     except (ValueError, KeyError, TypeError):
         return None
 

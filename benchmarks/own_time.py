@@ -42,8 +42,10 @@ subprocess.run([sys.executable, "-c", "import torch"], check=True)
 print(time.time() - began)
 """
 DELAYS_S = (0.0, 0.1)
-PRICE = "cluster.max_price_usd=100"
-UP = ("--region", "us-east-1", "-o", "network.ssh_cidr=10.0.0.0/8", "-o", PRICE, "--nodes", "2", "-y", "-q")
+UP = (
+    *("--region", "us-east-1", "-o", "network.ssh_cidr=10.0.0.0/8", "-o", "cluster.max_price_usd=100"),
+    *("--nodes", "2", "-y", "-q"),
+)
 JOB = ("first.py", "--world-size", "2", "-q")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from awsddp import answers
 from awsddp.errors import NodeError
-from awsddp.jobs import launchers
+from awsddp.jobs import protocol
 
 RANK = {"rank": 0, "local_rank": 0, "node": 1, "exit_code": None, "seconds": 1.5, "started": None}
 DOCUMENT = {
@@ -18,8 +18,17 @@ DOCUMENT = {
     "complete": False,
     "created": "2026-01-01T00:00:00+00:00",
     "ranks": [RANK],
+    "facts": {"script": "x.py", "args": ["1"], "commit": None, "dirty": None, "price_usd_per_hour": 1.5},
 }
-CAUSE = {"rank": 0, "node": 1, "exit_code": 1, "signal": None, "tail": ["x"], "explanation": "x"}
+CAUSE = {
+    "rank": 0,
+    "node": 1,
+    "exit_code": 1,
+    "signal": None,
+    "tail": ["x"],
+    "explanation": "x",
+    "kind": "exit",
+}
 FILE = {"path": "/w/x", "home": "node1/x", "size": 1, "sha256": "0" * 64}
 LINK = {"path": "/w/l", "home": "node1/a/l", "target": "../x"}
 SKIPPED = {"path": "/w/s", "size": 0, "why": "no", "owed": True}
@@ -39,13 +48,13 @@ FACTS = {
     "complaint": "",
 }
 ANSWERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (launchers.state_request(), {"jobs": [DOCUMENT]}),
-    (launchers.state_request("j"), {"jobs": [DOCUMENT]}),
-    (launchers.cancel_request("j"), {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
-    (launchers.slots_request(), {"used": [0], "taken": [29400], "jobs": {"seq-1": True}}),
+    (protocol.state_request(), {"jobs": [DOCUMENT]}),
+    (protocol.state_request("j"), {"jobs": [DOCUMENT]}),
+    (protocol.cancel_request("j"), {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
+    (protocol.slots_request(), {"used": [0], "taken": [29400], "jobs": {"seq-1": True}}),
     ({"do": "launch", "job": "j"}, {"job": "j", "pid": 7}),
-    (launchers.manifest_request("j"), LIST),
-    (launchers.hashes_request(["/w/x"]), {"hashes": [{"size": 1, "sha256": "0" * 64}]}),
+    (protocol.manifest_request("j"), LIST),
+    (protocol.hashes_request(["/w/x"]), {"hashes": [{"size": 1, "sha256": "0" * 64}]}),
     ({"do": "inspect"}, FACTS),
     ({"do": "rekey"}, {}),
 ]
@@ -88,8 +97,8 @@ def test_no_key_takes_any_value(request_: dict[str, Any], answer: dict[str, Any]
         (b"{", "Expecting"),
         (b"[]", "no JSON object"),
         (b"\xff{}", "utf-8"),
-        (b'{"used": [], "taken": [], "x": NaN}', "NaN is no number"),
-        (b'{"used": [], "taken": [], "x": -Infinity}', "-Infinity is no number"),
+        (b'{"used": [], "taken": [], "x": NaN}', "NaN is not a number"),
+        (b'{"used": [], "taken": [], "x": -Infinity}', "-Infinity is not a number"),
         (b"[" * 200_000, "recursion"),
         (b'{"used": [], "taken": [], "x": ' + b"9" * 5000 + b"}", "digits"),
         (b'{"used": [], "taken": [], "x": "\\ud800"}', "surrogates"),
@@ -101,12 +110,12 @@ def test_no_key_takes_any_value(request_: dict[str, Any], answer: dict[str, Any]
     ],
 )
 def test_what_is_no_answer_is_refused(said: bytes, why: str) -> None:
-    assert why in refused(launchers.slots_request(), said)
+    assert why in refused(protocol.slots_request(), said)
 
 
 def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MOST_BYTES", 1 << 20)
-    assert refused(launchers.slots_request(), b" " * ((1 << 20) + 1)) == "over 1 MB"
+    assert refused(protocol.slots_request(), b" " * ((1 << 20) + 1)) == "over 1 MB"
 
 
 @pytest.mark.parametrize(
@@ -125,23 +134,27 @@ def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
         {"ranks": [{**RANK, "exit_code": "0"}]},
         {"ranks": [{**RANK, "seconds": 1e300}]},
         {"cause": {**CAUSE, "tail": "x"}},
+        {"cause": {**CAUSE, "kind": "Exit now"}},
+        {"facts": {"args": "x"}},
+        {"facts": {"price_usd_per_hour": -1}},
+        {"cause": {**CAUSE, "retryable": 1}},
         {"cause": {**CAUSE, "tail": ["x"] * 2000}},
         {"cause": {**CAUSE, "explanation": "\ud800"}},
     ],
 )
 def test_a_job_is_the_one_that_was_asked_for_and_has_the_types_of_one(change: dict[str, Any]) -> None:
-    refused(launchers.state_request("j"), {"jobs": [{**DOCUMENT, **change}]})
-    refused(launchers.cancel_request("j"), {**DOCUMENT, **change})
+    refused(protocol.state_request("j"), {"jobs": [{**DOCUMENT, **change}]})
+    refused(protocol.cancel_request("j"), {**DOCUMENT, **change})
 
 
 def test_a_name_of_a_job_is_a_name_where_all_jobs_are_asked_for() -> None:
     for name in ("../../victim/.ssh", "..", "", "a/b", "a\0", ".hidden", "x" * 200, "j\n"):
-        refused(launchers.state_request(), {"jobs": [{**DOCUMENT, "job": name}]})
-    assert "twice" in refused(launchers.state_request(), {"jobs": [DOCUMENT, DOCUMENT]})
+        refused(protocol.state_request(), {"jobs": [{**DOCUMENT, "job": name}]})
+    assert "twice" in refused(protocol.state_request(), {"jobs": [DOCUMENT, DOCUMENT]})
 
 
 def test_hashes_are_as_many_as_were_asked_for() -> None:
-    assert "0 hashes of 1 files" in refused(launchers.hashes_request(["/x"]), {"hashes": []})
+    assert "0 hashes of 1 files" in refused(protocol.hashes_request(["/x"]), {"hashes": []})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "awsddp"
 
 _BASE = {"errors"}
 _RECORDS = {"answers", "spec", "cluster", "resources"} | _BASE
-_PURE = {"plan", "report", "compat", "billing"} | _RECORDS
+_PURE = {"plan", "report", "compat", "billing", "parallel"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
 LADDER = {
     "errors": _BASE,
@@ -25,6 +25,8 @@ LADDER = {
     "plan": _PURE,
     "report": _PURE,
     "billing": _PURE,
+    "documents": _PURE,
+    "parallel": _BASE,
     "state": _PURE,
     "aws": _MIDDLE | {"aws"},
     "nodes": _MIDDLE | {"nodes"},
@@ -32,6 +34,7 @@ LADDER = {
     "local": _MIDDLE | {"local"},
     "verbs": _MIDDLE | {"aws", "nodes", "jobs", "verbs"},
     "cli": _MIDDLE | {"verbs", "cli"},
+    "api": _MIDDLE | {"verbs", "jobs", "nodes"},
 }
 OWNERS = {
     "boto3": {"aws"},

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Job, JobNode, RankResult
+from awsddp.cluster import Job, JobNode, RankResult, Target
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder
-from awsddp.verbs import results, selecting
+from awsddp.verbs import selecting
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.selecting import Ephemeral, Unfetched
 
@@ -87,8 +88,9 @@ class Nodes:
 
         folder = Folder(self.root / "home", "default")
         ctx = Context(spec=spec, job=job, folder=folder, on_event=on_event, agree=agree)
-        cluster: Any = SimpleNamespace(aws=None, nodes=(), others=(), record=SimpleNamespace(id="0a1b2c3d"))
-        results.bring_home(ctx, cluster, FLEET, JOB)
+        record: Any = SimpleNamespace(id="0a1b2c3d")
+        aws: Any = object()
+        ClusterHandle(ctx=ctx, target=Target(), gateway=aws, known=record, connections=FLEET).fetch(JOB)
 
 
 @pytest.fixture
@@ -144,7 +146,7 @@ def test_what_an_output_names_and_what_is_at_home_knows_no_limit(nodes: Nodes) -
 
 def test_what_cannot_be_read_keeps_the_nodes(nodes: Nodes) -> None:
     nodes.files[0] = [file("node0/closed", 5), file("node0/open", 5)]
-    with pytest.raises(Unfetched, match="1 file, 5 bytes of the results of j are not home") as caught:
+    with pytest.raises(Unfetched, match="1 file, 5 bytes of the results of j are not fetched") as caught:
         nodes.bring_home()
     assert "Permission denied" in str(caught.value)
     assert (nodes.fetched, nodes.released) == ({"node0/node0/open"}, [])

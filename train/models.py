@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def digits_net(classes: int = 10) -> nn.Module:
@@ -23,54 +26,31 @@ def digits_net(classes: int = 10) -> nn.Module:
     )
 
 
-class ResNet18(nn.Module):
-    """ResNet-18 (https://arxiv.org/abs/1512.03385): torchvision's, by its names and its initial weights."""
-
-    def __init__(self, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = nn.Sequential(Block(64, 64, 1), Block(64, 64, 1))
-        self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128, 1))
-        self.layer3 = nn.Sequential(Block(128, 256, 2), Block(256, 256, 1))
-        self.layer4 = nn.Sequential(Block(256, 512, 2), Block(512, 512, 1))
-        self.fc = nn.Linear(512, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, classes] of images [B, 3, H, W]."""
-        x = self.maxpool(torch.relu_(self.bn1(self.conv1(images))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        logits: Tensor = self.fc(x.mean((2, 3)))
-        return logits
+def resnet18(classes: int = 10) -> nn.Module:
+    """Return torchvision's ResNet-18 (https://arxiv.org/abs/1512.03385). Raises MissingPackage."""
+    network: nn.Module = _torchvision_models().resnet18(num_classes=classes)
+    return network
 
 
-class Block(nn.Module):
-    """Two 3 x 3 convolutions and a way around them."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = None
-        if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [B, outputs, H / stride, W / stride] of x [B, inputs, H, W]."""
-        around = x if self.downsample is None else self.downsample(x)
-        y = torch.relu_(self.bn1(self.conv1(x)))
-        return torch.relu_(self.bn2(self.conv2(y)) + around)
+class MissingPackage(Exception):
+    """A network needs a package that this Python does not have; the text says how to get it."""
 
 
-MODELS: dict[str, Callable[[int], nn.Module]] = {"digits-net": digits_net, "resnet18": ResNet18}
+def _torchvision_models() -> ModuleType:
+    try:
+        return importlib.import_module("torchvision.models")
+    except ModuleNotFoundError as error:
+        release = torch.__version__.partition("+")[0]
+        raise MissingPackage(
+            f"this network needs {error.name}. Get the one for torch {release}: "
+            f"{sys.executable} -m pip install torchvision torch=={release}"
+        ) from error
+    except RuntimeError:  # its build does not fit torch's
+        importlib.import_module("torchvision_operators")
+        return importlib.import_module("torchvision.models")
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {"digits-net": digits_net, "resnet18": resnet18}
 
 
 def build(name: str, classes: int = 10) -> nn.Module:

@@ -40,7 +40,7 @@ def launch(
     machines, CloudError where AWS refuses.
     """
     attempts: list[tuple[str, AwsddpError]] = []
-    for zone in plan.zones:
+    for zone in plan.subnets:
         request = resolve_request(
             plan.request("RunInstances"),
             ids={**ids, "subnet": zone.subnet, "client_token": f"{ids['cluster_id']}-{uuid4().hex}"},

@@ -67,7 +67,7 @@ def _caller(aws: Aws, spec: ClusterSpec, now: datetime) -> list[Check]:
                 ok=True if ends >= expires else None,
                 value=f"{ends:%Y-%m-%d %H:%M} UTC",
                 expected=f"after the cluster's expiry, {expires:%Y-%m-%d %H:%M} UTC",
-                hint="" if ends >= expires else "log in again before then; the nodes end by themselves",
+                hint="" if ends >= expires else "log in again before then; the nodes expire by themselves",
             )
         )
     date = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
@@ -111,11 +111,9 @@ def _plan(plan: LaunchPlan, facts: Facts) -> list[Check]:
         for part in (f"torch {known.torch}" if known.torch else "", known.cuda and f"CUDA {known.cuda}")
         if part
     ]
-    subnets = [subnet for subnet in facts.subnets if subnet.id in {zone.subnet for zone in plan.zones}]
+    subnets = [subnet for subnet in facts.subnets if subnet.id in {zone.subnet for zone in plan.subnets}]
     checks = [
-        Check(
-            name="offer", ok=True, value=f"{plan.instance_type} in {', '.join(z.name for z in plan.zones)}"
-        ),
+        Check(name="offer", ok=True, value=f"{plan.instance_type} in {', '.join(plan.zones)}"),
         Check(
             name="quota",
             ok=True if readable else None,

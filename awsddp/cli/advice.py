@@ -6,10 +6,11 @@ import shlex
 
 from awsddp.cli.options import Globals
 from awsddp.cli.signals import WATCH
+from awsddp.cli.verbs import VERBS
 from awsddp.errors import ConfigError
 from awsddp.state import Folder, home
 
-_VERBS = "plan|up|status|sync|train|run|jobs|logs|cancel|fetch|exec|ssh|stop|down|doctor|report"
+_VERBS = "|".join(name for name, entry in VERBS.items() if entry.of_cluster)
 
 
 def named(text: str) -> str:

@@ -2,21 +2,19 @@
 
 import click
 
-from awsddp.cli import screen, session
+from awsddp.cli import session
 from awsddp.cli.options import Globals, Verb
+from awsddp.cli.pages import job_page
 
 
 @click.command("cancel", cls=Verb)
 @click.argument("job", required=False)
 def command(options: Globals, *, job: str | None) -> None:
-    """End JOB (the last one that runs): a TERM, `job.grace` to save what it has, then a KILL.
+    """End JOB (default: the last one running): SIGTERM, then SIGKILL after `job.grace`.
 
-    What it made stays on the nodes until `awsddp fetch`; a client that follows it brings it home.
+    Its results stay on the nodes until `awsddp fetch`; a client that follows the job fetches them.
     """
-    from awsddp.cli.pages import job_page
     from awsddp.verbs.cancel import cancel
 
     with session.opened(options) as (ctx, show):
-        result = cancel(ctx, job=job)
-        show.pause()
-        screen.document(result) if options.json else job_page(result)
+        show.result(cancel(ctx, job=job), job_page)

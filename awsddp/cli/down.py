@@ -1,30 +1,28 @@
-"""`awsddp down`: end everything, and say so only when it is gone."""
+"""`awsddp down`: terminate everything, and report success only when it is gone."""
 
 import click
 
-from awsddp.cli import screen, session
+from awsddp.cli import session
+from awsddp.cli.everywhere_page import orphans_page
 from awsddp.cli.options import Globals, Verb
+from awsddp.cli.pages import down_page
+from awsddp.cli.questions import loss_question
+
+QUESTION = ("Terminate?", "nothing was terminated")
 
 
 @click.command("down", cls=Verb)
-@click.option("--discard", is_flag=True, help="End the nodes without bringing results home first.")
-@click.option("--orphans", is_flag=True, help="End what is yours and belongs to no cluster that lives.")
+@click.option("--discard", is_flag=True, help="Terminate the nodes without fetching results first.")
+@click.option("--orphans", is_flag=True, help="Terminate your resources that belong to no live cluster.")
 def command(options: Globals, *, discard: bool, orphans: bool) -> None:
-    """End everything, wait until it is gone, and say what it cost."""
-    from awsddp.cli.everywhere_page import orphans_page
-    from awsddp.cli.pages import down_page
-    from awsddp.cli.questions import down_question, loss_question
+    """Terminate everything, wait until it is gone, and show the cost."""
     from awsddp.verbs.down import down
     from awsddp.verbs.everywhere import down_orphans
 
     with session.opened(options) as (ctx, show):
+        confirm, lose = show.question(*QUESTION), loss_question(show)
         if orphans:
-            ended = down_orphans(ctx, confirm=down_question(options, show))
-            show.pause()
-            screen.document(ended) if options.json else orphans_page(ended)
+            show.result(down_orphans(ctx, confirm=confirm), orphans_page)
             return
-        ask, lose = down_question(options, show), loss_question(options, show)
         unnamed = options.yes and not options.named
-        result = down(ctx, discard=discard, known_only=unnamed, confirm=ask, lose=lose)
-        show.pause()
-        screen.document(result) if options.json else down_page(result)
+        show.result(down(ctx, discard=discard, known_only=unnamed, confirm=confirm, lose=lose), down_page)

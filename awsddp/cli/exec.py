@@ -4,21 +4,21 @@ import sys
 
 import click
 
-from awsddp.cli import screen, session
+from awsddp.cli import session
 from awsddp.cli.options import Globals, Words
 
 
 @click.command("exec", cls=Words)
 @click.argument("words", nargs=-1, metavar="COMMAND...")
-@click.option("--node", type=int, metavar="N", help="On this node alone.  [default: all]")
-@click.option("-i", "--stdin", is_flag=True, help="Send what comes on stdin to every node.")
+@click.option("--node", type=int, metavar="N", help="Only on this node.  [default: all]")
+@click.option("-i", "--stdin", is_flag=True, help="Send stdin to every node.")
 @click.pass_context
 def command(
     ctx: click.Context, /, options: Globals, *, words: tuple[str, ...], node: int | None, stdin: bool
 ) -> None:
     """Run a command on all nodes at once, in the synced folder.
 
-    Several words are a program and its arguments; one word is a line for the shell:
+    Several words are a program and its arguments; a single word is a shell command line:
 
     \b
       awsddp exec nvidia-smi -L
@@ -27,14 +27,12 @@ def command(
     from awsddp.verbs.exec import exec
 
     if not words:
-        raise click.UsageError("There is no command.", ctx)
-    given = sys.stdin.buffer.read() if stdin else b""
+        raise click.UsageError("Missing command.", ctx)
+    sent = sys.stdin.buffer.read() if stdin else b""
     with session.opened(options) as (context, show):
-        result = exec(context, words=words, node=node, stdin=given, on_output=show.output)
-        show.pause()
-        if options.json:
-            screen.document(result)
-    failed = [one for one in result["nodes"] if one["exit_code"] != 0]
-    for one in failed:
-        screen.say(options, f"node{one['node']}: exited with code {one['exit_code']}")
+        result = exec(context, words=words, node=node, stdin=sent, on_output=show.output)
+        show.result(result, lambda _: None)
+        failed = [one for one in result["nodes"] if one["exit_code"] != 0]
+        for one in failed:
+            show.say(f"node{one['node']}: exited with code {one['exit_code']}")
     ctx.exit(1 if failed else 0)

@@ -32,7 +32,7 @@ def run(command: click.Command) -> int:
         return _reader_gone()
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return show(ConfigError("the output cannot be written", error.strerror or "no room"))
+            return show(ConfigError("cannot write the output", error.strerror or "no space left"))
         return _unexpected(error)
     return result if isinstance(result, int) else 0
 
@@ -58,12 +58,13 @@ def _show(error: AwsddpError) -> int:
 
         traceback.print_exc()
     if WATCH.json:
-        import json
+        from awsddp.cli import render
 
-        print(json.dumps(error.document(), indent=2), flush=True)
+        render.document(error.document())
+        sys.stdout.flush()
         return error.exit_code
-    style = {"fg": "red", "bold": True}
-    click.echo(click.style("error: ", **style) + harmless.line(error.message), err=True)  # type: ignore[arg-type]
+    label = "error: " if os.environ.get("NO_COLOR") else click.style("error: ", fg="red", bold=True)
+    click.echo(label + harmless.line(error.message), err=True)
     for label, text in (("  why: ", error.why), (" next: ", error.next)):
         for line in harmless.lines(text).split("\n") if text else ():
             click.echo(label + line, err=True)
@@ -89,16 +90,16 @@ def _unexpected(error: Exception) -> int:
     from awsddp.state import home, write_private
 
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    place = home() / "debug" / f"{stamp}.log"
+    path = home() / "debug" / f"{stamp}.log"
     try:
-        write_private(place, "".join(traceback.format_exception(error)).encode())
-        where = str(place)
+        write_private(path, "".join(traceback.format_exception(error)).encode())
+        where = str(path)
     except AwsddpError:
         where = "run it again with -vv"
     return show(
         AwsddpError(
             f"unexpected: {type(error).__name__}: {error}",
-            "this is a defect of awsddp; your cluster, if any, is as it was",
-            f"details: {where}\nawsddp status   # what still runs\nawsddp down     # end it",
+            "this is a bug in awsddp; your cluster, if any, is unchanged",
+            f"details: {where}\nawsddp status   # what still runs\nawsddp down     # terminate it",
         )
     )

@@ -5,41 +5,37 @@ from pathlib import Path
 
 import click
 
-from awsddp.cli import screen, session
+from awsddp.cli import down as down_verb
+from awsddp.cli import session
 from awsddp.cli.options import Globals, Verb
+from awsddp.cli.pages import down_page, sync_page
+from awsddp.cli.questions import launch_question
 from awsddp.errors import Interrupted
 
 
 @click.command("fetch", cls=Verb)
 @click.option("--job", metavar="JOB", help="Which job.  [default: the last]")
+@click.option("--output", "outputs", multiple=True, metavar="PATH", help="Also fetch this path (repeatable).")
 @click.option(
-    "--output", "outputs", multiple=True, metavar="PATH", help="Bring this path home as well (repeatable)."
+    "--to", type=click.Path(path_type=Path), metavar="DIR", help="Destination.  [default: runs/JOB]"
 )
-@click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="Where to.  [default: runs/JOB]")
 def command(options: Globals, *, job: str | None, outputs: tuple[str, ...], to: Path | None) -> None:
-    """Bring a job's results home: its logs, its run folder, new and changed files.
+    """Fetch a job's results: its logs, its run folder, new and changed files.
 
-    Where a node is gone or stopped the rest comes home, and what is missing is named (exit 6). A cluster that
-    stopped by itself with results is started, after a question, and ended afterwards, after another.
+    If a node is gone or stopped, the rest is fetched and the missing part is named (exit 6). A cluster that
+    stopped by itself with results on it is started and terminated afterwards; both are asked first.
     """
-    from awsddp.cli.pages import down_page, sync_page
-    from awsddp.cli.questions import down_question, launch_question
     from awsddp.verbs.down import down
     from awsddp.verbs.fetch import fetch
 
-    asked: dict[str, object] = {"job.outputs": list(outputs)} if outputs else {}
-    with session.opened(options, asked) as (ctx, show):
-        with screen.told_first(options, show, sync_page):
-            confirm = launch_question(options, show, ctx.spec)
-            result = fetch(ctx, job=job, to=to, anew=bool(outputs), confirm=confirm)
-        show.pause()
-        if not options.json:
-            sync_page(result)
+    explicit: dict[str, object] = {"job.outputs": list(outputs)} if outputs else {}
+    with session.opened(options, explicit) as (ctx, show), show.partial(sync_page):
+        confirm = launch_question(show, ctx.spec)
+        result = fetch(ctx, job=job, to=to, anew=bool(outputs), confirm=confirm)
+        show.page(result, sync_page)
         if result.get("started"):
-            with contextlib.suppress(Interrupted):  # the answer was no: idle ends them
-                result["down"] = down(ctx, confirm=down_question(options, show))
-                show.pause()
-                if not options.json:
-                    down_page(result["down"])
+            with contextlib.suppress(Interrupted):  # the answer was no: the idle watchdog ends them
+                result["down"] = down(ctx, confirm=show.question(*down_verb.QUESTION))
+                show.page(result["down"], down_page)
         if options.json:
-            screen.document(result)
+            show.result(result, sync_page)

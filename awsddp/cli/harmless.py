@@ -26,9 +26,17 @@ def lines(text: str) -> str:
     return _IN_LINES.sub(_visible, text)
 
 
-def colours_only(data: bytes) -> bytes:
-    """Return what ranks or commands said for a terminal: of all control sequences colours alone."""
-    return _BYTES.sub(lambda found: found[1] or b"".join(b"\\x%02x" % byte for byte in found[2] or b""), data)
+def colours_only(data: bytes, *, none: bool = False) -> bytes:
+    """Return the output of ranks or commands for a terminal: control sequences are removed, colours stay.
+
+    With `none` colours are removed too.
+    """
+
+    def safe(match: re.Match[bytes]) -> bytes:
+        colour = b"" if none else match[1]
+        return colour or b"".join(b"\\x%02x" % byte for byte in match[2] or b"")
+
+    return _BYTES.sub(safe, data)
 
 
 def _visible(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""`awsddp local`: the local cloud by hand."""
+"""`awsddp local`: control the local cloud."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from awsddp.cli import screen, session
+from awsddp.cli import session
 from awsddp.cli.options import Globals, Verb, VerbGroup
+from awsddp.cli.pages import faults_page, local_page
 from awsddp.errors import ConfigError, NotFoundError, UsageError
 
 
@@ -15,112 +16,105 @@ from awsddp.errors import ConfigError, NotFoundError, UsageError
 def command() -> None:
     """The local cloud: EC2 and real hosts on this machine, for rehearsals and tests.
 
-    `--local` starts it by itself. Started by hand it stays until `awsddp local stop`.
+    `--local` starts it when needed. Started by this command it runs until `awsddp local stop`.
     """
 
 
 @command.command("start", cls=Verb)
 @click.option("--no-hosts", "mode", flag_value="records", help="Records only: nothing boots.")
-@click.option("--loopback", "mode", flag_value="loopback", help="Hosts without root: an sshd each.")
+@click.option("--loopback", "mode", flag_value="loopback", help="Hosts without root: one sshd each.")
 @click.option(
     "--share",
     multiple=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Show this folder, read-only, in every node that boots from now on (repeatable).",
+    help="Mount this folder read-only on every node that boots from now on (repeatable).",
 )
 def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:
-    """Start the local cloud's daemon, where it does not run."""
-    from awsddp.cli.pages import local_page
+    """Start the local cloud's daemon unless it is running."""
     from awsddp.verbs import local
 
     with session.opened(options) as (ctx, show):
         result = local.start(ctx.home, on_event=ctx.on_event, mode=mode, share=share)
-        show.pause()
-        screen.document(result) if options.json else local_page(result)
+        show.result(result, local_page)
 
 
 @command.command("status", cls=Verb)
 def status(options: Globals) -> None:
     """Endpoint, credentials, mode, instances and faults."""
-    from awsddp.cli.pages import local_page
     from awsddp.verbs import local
 
-    with session.opened(options) as (ctx, _):
+    with session.opened(options) as (ctx, show):
         result: dict[str, Any] | None = local.status(ctx.home)
         if result is None:
             raise NotFoundError(
-                "no local cloud runs", f"{Path(local.home(ctx.home))} has none", "awsddp local start"
+                "no local cloud is running", f"{Path(local.home(ctx.home))} has none", "awsddp local start"
             )
-        screen.document(result) if options.json else local_page(result)
+        show.result(result, local_page)
 
 
 @command.command("stop", cls=Verb)
 def stop(options: Globals) -> None:
-    """End the daemon, its instances, and everything it made on this machine."""
+    """Stop the daemon, its instances, and everything it made on this machine."""
     from awsddp.verbs import local
 
-    with session.opened(options) as (ctx, _):
+    with session.opened(options) as (ctx, show):
         existed = local.stop(ctx.home)
-        if options.json:
-            screen.document({"stopped": existed})
-        else:
-            screen.say(
-                options, "The local cloud is stopped, nothing is left." if existed else "No local cloud ran."
-            )
+        text = "Local cloud stopped, nothing is left." if existed else "No local cloud was running."
+        show.result({"stopped": existed}, lambda _: show.say(text))
 
 
 @command.group("fault", cls=VerbGroup)
 def fault() -> None:
-    """Faults on purpose: calls of the EC2 API that go wrong, and nodes that do."""
+    """Inject faults into EC2 API calls and nodes."""
 
 
 @fault.command("add", cls=Verb)
 @click.argument("what")
 @click.argument("effect")
-@click.option("--for", "lasts", metavar="TIME", help="Heal by itself: 30s, 5m.  [default: until cleared]")
-@click.option("--times", type=click.IntRange(min=1), metavar="N", help="Strike N times.  [default: always]")
-@click.option("--seconds", type=float, metavar="S", help="Of delay, late and stale.  [default: 5]")
-@click.option("--only", metavar="WORD", help="Strike calls with this value: a zone, a type, an id.")
+@click.option("--for", "lasts", metavar="TIME", help="Duration: 30s, 5m.  [default: until cleared]")
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="Only N times.  [default: always]")
+@click.option("--seconds", type=float, metavar="S", help="For delay, late and stale.  [default: 5]")
+@click.option("--only", metavar="WORD", help="Only calls with this value: a zone, a type, an id.")
 def fault_add(options: Globals, what: str, effect: str, lasts: str | None, **given: Any) -> None:
-    """Let something go wrong with WHAT: an operation of the API (`*`: any), or a node.
+    """Inject a fault into WHAT: an API operation (`*`: any) or a node.
 
-    Of an operation, EFFECT is an error code of EC2's (InsufficientInstanceCapacity, RequestLimitExceeded),
+    For an operation, EFFECT is an EC2 error code (InsufficientInstanceCapacity, RequestLimitExceeded),
     or: `delay`, late before it takes effect; `late`, late after it; `cut`, no connection and no effect;
-    `lost`, the reply lost after the effect; `stale`, answered as things were some seconds ago.
+    `lost`, the reply lost after the effect; `stale`, the answer of some seconds ago.
 
-    A node is an instance id, or `node1` of the cluster. EFFECT is `cut`, no packet in or out; `one-way`, what
-    it sends is dropped; `frozen`, nothing runs in it; `full-disk`, no space left; or `reboot` or `poweroff`,
+    A node is an instance id, or `node1` of the cluster. EFFECT is `cut`, no packet in or out; `one-way`,
+    outgoing packets dropped; `frozen`, nothing runs; `full-disk`, no space left; or `reboot` or `poweroff`,
     once, as from inside.
     """
     from awsddp.verbs import local
 
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    with session.opened(options) as (ctx, _):
+    with session.opened(options) as (ctx, show):
         if lasts is not None:
             choices["for_s"] = _seconds(lasts)
         if number := re.fullmatch(r"node(\d{1,4})", what):
             what = local.instance_of(ctx.home, options.name, int(number[1]))
-        _show(options, local.fault_add(ctx.home, what, effect, **choices))
+        show.result(local.fault_add(ctx.home, what, effect, **choices), faults_page)
 
 
 @fault.command("list", cls=Verb)
 def fault_list(options: Globals) -> None:
-    """List the faults in force, with their numbers."""
+    """List the active faults with their numbers."""
     from awsddp.verbs import local
 
-    with session.opened(options) as (ctx, _):
-        _show(options, local.faults(ctx.home))
+    with session.opened(options) as (ctx, show):
+        show.result(local.faults(ctx.home), faults_page)
 
 
 @fault.command("clear", cls=Verb)
 @click.argument("number", type=int, required=False)
 def fault_clear(options: Globals, number: int | None) -> None:
-    """Take the fault NUMBER away; without it all."""
+    """Remove fault NUMBER; without it all faults."""
     from awsddp.verbs import local
 
-    with session.opened(options) as (ctx, _):
-        _show(options, local.fault_clear(ctx.home, number))
+    with session.opened(options) as (ctx, show):
+        show.result(local.fault_clear(ctx.home, number), faults_page)
 
 
 def _seconds(text: str) -> float:
@@ -130,10 +124,4 @@ def _seconds(text: str) -> float:
     try:
         return seconds(text)
     except ConfigError:
-        raise UsageError(f"--for: {text!r} is no duration", "", "write it as 30s, 5m or 1h") from None
-
-
-def _show(options: Globals, faults: list[dict[str, Any]]) -> None:
-    from awsddp.cli.pages import faults_page
-
-    screen.document(faults) if options.json else faults_page(faults)
+        raise UsageError(f"--for: invalid duration {text!r}", "", "use 30s, 5m or 1h") from None

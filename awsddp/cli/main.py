@@ -1,4 +1,4 @@
-"""The entry of the command line: which verbs there are, and how an error reaches the user.
+"""The entry point of the command line.
 
 A verb's file is imported only when the verb is used, so that `awsddp --help` costs little more than click.
 """
@@ -14,31 +14,11 @@ import click
 
 from awsddp import __version__
 from awsddp.cli.options import Globals, global_options
-
-VERBS = {
-    "init": "Write a starter awsddp.toml.",
-    "plan": "Show what `up` would do, and what it would cost. Changes nothing.",
-    "up": "Launch and prepare the nodes; run again, it finishes, mends, resizes or changes nothing.",
-    "status": "Nodes, addresses, jobs, price, cost and time left.",
-    "sync": "Send the working folder to every node.",
-    "train": "Sync, launch the ranks, stream their lines, bring results home.",
-    "jobs": "List the cluster's jobs.",
-    "logs": "Show a job's lines; with -f follow it to its end and bring results home.",
-    "cancel": "End a job; it gets time to save what it has.",
-    "fetch": "Bring a job's results home.",
-    "exec": "Run a command on all nodes.",
-    "ssh": "Open a shell on a node.",
-    "doctor": "What stands in the way of a launch, and the rights it needs.",
-    "report": "A page about a job; with --cost what every cluster cost.",
-    "stop": "Stop the machines, keep their disks; `up` starts them again.",
-    "down": "End everything, wait until it is gone, and say what it cost.",
-    "run": "up, train and down in one: nothing is left on any way out.",
-    "local": "The local cloud: a rehearsal without an AWS account.",
-}
+from awsddp.cli.verbs import VERBS
 
 
 class _Verbs(click.Group):
-    """The verbs, each imported when it is asked for."""
+    """The verbs, each imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -58,14 +38,14 @@ class _Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl([(name, entry.summary) for name, entry in VERBS.items()])
 
 
 def _no_such_verb(word: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(word, VERBS, n=1)
-    return f"No such verb '{word}'." + (f" Did you mean '{near[0]}'?" if near else "")
+    return f"Unknown command '{word}'." + (f" Did you mean '{near[0]}'?" if near else "")
 
 
 @click.group(

@@ -31,7 +31,7 @@ class Globals:
 
     @property
     def named(self) -> bool:
-        """Whether somebody named the cluster."""
+        """Whether the cluster was named explicitly."""
         return bool(self.cluster or os.environ.get("AWSDDP_CLUSTER"))
 
     def merged(self, later: "Globals") -> "Globals":
@@ -55,9 +55,9 @@ _OPTIONS = (
         ("-o", "override"),
         {"metavar": "SECTION.KEY=VALUE", "multiple": True, "help": "Any key of awsddp.toml."},
     ),
-    (("--json",), {"is_flag": True, "help": "One JSON document on stdout."}),
-    (("-q", "--quiet"), {"is_flag": True, "help": "Results and errors only."}),
-    (("-v", "--verbose"), {"count": True, "help": "Say more; -vv shows tracebacks."}),
+    (("--json",), {"is_flag": True, "help": "One JSON document on stdout, events as JSON lines on stderr."}),
+    (("-q", "--quiet"), {"is_flag": True, "help": "Only results and errors."}),
+    (("-v", "--verbose"), {"count": True, "help": "More detail; -vv shows tracebacks."}),
     (("-y", "--yes"), {"is_flag": True, "help": "Answer yes to every question."}),
 )
 
@@ -70,8 +70,12 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
 class Verb(click.Command):
     """A verb's command: it takes the global options too and is called with all of them as `options`.
 
-    Its help page lists its own options; the global ones stand on `awsddp --help`.
+    Its help page lists its own options; the global ones are on `awsddp --help`. On an interrupt a verb that
+    `finishes` ends its job first, and one that `ends_cluster` is only left by a second Ctrl-C.
     """
+
+    finishes = False
+    ends_cluster = False
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         settings.setdefault("epilog", "Global options (-c, --local, --json, -y, ...): awsddp --help")
@@ -81,7 +85,7 @@ class Verb(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Fold the global options given before and after the verb into one, then run the verb."""
         options = ctx.params["options"] = _folded(ctx)
-        WATCH.verb, WATCH.options = self.name or "", options
+        WATCH.options, WATCH.finishes, WATCH.ends_cluster = options, self.finishes, self.ends_cluster
         WATCH.json, WATCH.debug = options.json, options.verbose > 1
         try:
             return super().invoke(ctx)
@@ -110,7 +114,7 @@ def _folded(ctx: click.Context) -> Globals:
 
 
 class Words(Verb):
-    """A verb whose words from the first that is no option on are a command for a node."""
+    """A verb whose arguments, from the first that is not an option, are a command for a node."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"context_settings": {"allow_interspersed_args": False}, **settings})

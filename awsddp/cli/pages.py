@@ -1,12 +1,13 @@
-"""What a person reads when a verb is done: tables on stdout."""
+"""The page of each verb's result: text and tables on stdout."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cli.advice import named
-from awsddp.cli.tables import line, table
+from awsddp.cli.render import line, table
 from awsddp.compat import HOURS_PER_MONTH
 from awsddp.report import duration, money, node_name
 
@@ -15,13 +16,19 @@ if TYPE_CHECKING:
 
 
 _BUDGET_WARNING = 0.8
+_MEASURES = (
+    ("step", "step {}"),
+    ("fraction", "{:.0%}"),
+    ("steps_per_second", "{:.3g} steps/s"),
+    ("loss", "loss {:.4g}"),
+)
 
 
 def cluster_page(result: dict[str, Any]) -> None:
     """Show a cluster: its nodes, its jobs, what it costs and until when."""
     name, state = result["cluster"], result["state"]
     if state == "absent":
-        line(f"Cluster {name}: absent. Looked in: {', '.join(result['looked']) or 'no place'}.")
+        line(f"Cluster {name}: absent. Searched: {', '.join(result['looked']) or 'nowhere'}.")
         return
     where = "the local cloud" if result["target"] == "local" else result["region"]
     line(f"Cluster {name}: {state}, {len(result['nodes'])} x {result['instance_type']} in {where}")
@@ -37,9 +44,9 @@ def cluster_page(result: dict[str, Any]) -> None:
     )
     if result["jobs"]:
         table(
-            ("job", "state", "results"),
+            ("job", "state", "results", "progress"),
             [
-                (job["job"], _seen(job), job["home"] if job["fetched"] else "on the nodes")
+                (job["job"], _seen(job), job["home"] if job["fetched"] else "on the nodes", _progress(job))
                 for job in result["jobs"]
             ],
         )
@@ -51,8 +58,17 @@ def _idle_left(result: dict[str, Any], seconds: int | None) -> str:
     return f"{result['idle']}? (no answer)" if seconds is None else duration(float(seconds))
 
 
+def _progress(job: dict[str, Any]) -> str:
+    """Return how far a job that runs is, by the metrics of its first rank that writes them."""
+    if not job["progress"]:
+        return ""
+    first, slowest = job["progress"][0], job["slowest_rank"]
+    parts = [text for key, form in _MEASURES if first[key] is not None and (text := form.format(first[key]))]
+    return ", ".join([*parts, *([f"slowest: rank {slowest}"] if slowest is not None else [])])
+
+
 def _seen(job: dict[str, Any]) -> str:
-    """Return a job's state; one that runs was only seen to when a node was asked last."""
+    """Return a job's state; "running" is only as of the last contact with a node."""
     if job["state"] != "running":
         return str(job["state"])
     seen = datetime.fromisoformat(job["last_seen"]).astimezone() if job["last_seen"] else None
@@ -69,27 +85,29 @@ def _bill(result: dict[str, Any]) -> str:
 def _warning(budget: float | None, cost: float | None) -> str:
     if not budget or cost is None or cost < _BUDGET_WARNING * budget:
         return ""
-    return (
-        f"\nWarning: {cost / budget:.0%} of the budget of {money(budget)} is spent; at 100 % the nodes end."
-    )
+    return f"\nWarning: {cost / budget:.0%} of the {money(budget)} budget is spent; at 100 % the nodes end."
 
 
 def _cost(result: dict[str, Any]) -> str:
     if result["state"] == "stopped":
         price = result["price_usd_per_hour"]
         disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"
-        return named(f"Stopped: only the disks cost{disks}. Start them: awsddp up. End them: awsddp down")
+        return named(
+            f"Stopped: only the disks cost{disks}. Start the nodes: awsddp up. Terminate them: awsddp down"
+        )
     would = "would cost" if result["target"] == "local" else "costs"
-    text = f"{would} {money(result['price_usd_per_hour'])} an hour on EC2, {money(result['cost_usd'])} so far"
+    text = (
+        f"{would} {money(result['price_usd_per_hour'])} per hour on EC2, {money(result['cost_usd'])} so far"
+    )
     if result["expires"]:
         left = datetime.fromisoformat(result["expires"]) - datetime.now(UTC)
-        text += f"; ends itself in {duration(max(0.0, left.total_seconds()))}"
+        text += f"; expires in {duration(max(0.0, left.total_seconds()))}"
         text += f", or after {result['idle']} idle" if result["idle"] not in (None, "off") else ""
-    return text + named(". End it now: awsddp down")
+    return text + named(". Terminate now: awsddp down")
 
 
 def job_page(result: dict[str, Any]) -> None:
-    """Show how a job ended, why, and where its results are."""
+    """Show a job's end, its cause and its results directory."""
     for text in job_lines(result):
         line(text, stderr=True)
 
@@ -104,7 +122,7 @@ def _cause(cause: dict[str, Any] | None) -> str:
 
 
 def job_lines(result: dict[str, Any]) -> list[str]:
-    """Return the lines that say how a job ended, why, and where its results are."""
+    """Return the lines on a job's end, its cause and its results directory."""
     lines = [f"Job {result['job']}: {result['state']}"]
     if result["state"] == "running":
         name = result["job"]
@@ -115,7 +133,8 @@ def job_lines(result: dict[str, Any]) -> list[str]:
         ]
     if result["cause"]:
         lines.append(f"  cause: {_cause(result['cause'])}")
-        lines += [f"  | {said}" for said in result["cause"]["tail"]]
+        lines += [f"  | {text}" for text in result["cause"]["tail"]]
+        lines += [named(f"  next: {result['cause']['next']}")] if result["cause"]["next"] else []
     if result.get("accuracy") is not None:
         data = f", {result['data']}" if result.get("data") else ""
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")
@@ -128,14 +147,16 @@ def _results(result: dict[str, Any]) -> str:
     if result["fetched"]:
         return f"{result['home']}/"
     if result["missing"]:
-        return f"{result['home']}/, without a part of {', '.join(map(node_name, result['missing']))}: {fetch}"
-    return f"on the nodes, until: {fetch}"
+        return (
+            f"{result['home']}/, incomplete, missing {', '.join(map(node_name, result['missing']))}: {fetch}"
+        )
+    return f"on the nodes; fetch them: {fetch}"
 
 
-def jobs_page(result: list[dict[str, Any]]) -> None:
-    """Show jobs, the newest last."""
+def jobs_page(result: list[dict[str, Any]], *, verbose: bool = False) -> None:
+    """Show jobs, the newest last; if `verbose` also what each runs, and the progress of its ranks."""
     if not result:
-        line(named("No job has run on this cluster. Start one: awsddp train"))
+        line(named("No jobs on this cluster yet. Start one: awsddp train"))
         return
     rows = [
         (
@@ -148,27 +169,46 @@ def jobs_page(result: list[dict[str, Any]]) -> None:
         for job in result
     ]
     table(("job", "state", "ranks", "time", "cause"), rows)
+    for job in result if verbose else ():
+        _job_details(job)
+
+
+def _job_details(job: dict[str, Any]) -> None:
+    commit = "unknown commit" if job["commit"] is None else f"commit {job['commit'][:12]}"
+    price = "" if job["price_usd_per_hour"] is None else f", {money(job['price_usd_per_hour'])} per hour"
+    line(
+        f"{job['job']}: {shlex.join([job['script'] or '?', *job['args']])}; "
+        f"{commit}{' with changes' * bool(job['dirty'])}; {job['launcher']}, {job['world_size']} ranks on "
+        f"{len(job['nodes'])} x {job['instance_type']}{price}; {job['started']} to {job['ended'] or 'now'}"
+    )
+    if job["progress"]:
+        rows = [
+            ["slowest" if one["rank"] == job["slowest_rank"] else "", one["rank"]]
+            + ["" if one[key] is None else form.format(one[key]) for key, form in _MEASURES]
+            for one in job["progress"]
+        ]
+        table(("", "rank", "step", "done", "speed", "loss"), rows)
 
 
 def report_page(result: dict[str, Any]) -> None:
-    """Show a job: how it ended, each rank, and what lies at home."""
+    """Show a job: its end, each rank, and its fetched files."""
     for text in job_lines(result):
         line(text)
     keys = ("rank", "local_rank", "node", "exit_code", "seconds")
     table(keys, [[rank[key] for key in keys] for rank in result["ranks"]])
     if result["metrics"]:
-        said = ", ".join(
+        values = ", ".join(
             f"{key} {value:g}" for key, value in result["metrics"].items() if isinstance(value, int | float)
         )
-        line(f"last metrics: {said}")
+        line(f"last metrics: {values}")
     if result["files"]:
-        table(("file at home", "bytes"), [(name, f"{size:,}") for name, size in result["files"]])
+        table(("file", "bytes"), [(name, f"{size:,}") for name, size in result["files"]])
 
 
 def cost_page(result: dict[str, Any]) -> None:
     """Show what each cluster cost, and all of them."""
     if not result["clusters"]:
-        line("This machine has not made any cluster.")
+        line("No clusters have been made from this machine.")
         return
     rows = [
         (
@@ -176,20 +216,20 @@ def cost_page(result: dict[str, Any]) -> None:
             "local cloud" if bill["target"] == "local" else bill["region"],
             f"{bill['nodes']} x {bill['instance_type']}",
             str(bill["from"])[:16].replace("T", " "),
-            "still there" if bill["to"] is None else str(bill["to"])[:16].replace("T", " "),
+            "running" if bill["to"] is None else str(bill["to"])[:16].replace("T", " "),
             money(bill["cost_usd"]) + (" (not billed)" if bill["target"] == "local" else ""),
         )
         for bill in result["clusters"]
     ]
-    table(("cluster", "where", "machines", "from", "to", "list price"), rows)
+    table(("cluster", "region", "instances", "from", "to", "list price"), rows)
     line(
         f"On AWS: {money(result['total_usd'])}, by list price and this machine's ledger. "
-        f"Rehearsed for nothing: {money(result['would_have_cost_usd'])}."
+        f"Rehearsals (free), would have cost: {money(result['would_have_cost_usd'])}."
     )
 
 
 def sync_page(result: dict[str, Any]) -> None:
-    """Show what travelled, a node a line."""
+    """Show the files and bytes sent or fetched per node."""
     table(
         ("node", "files", "bytes"),
         [(f"node{node['node']}", node["files"], f"{node['bytes']:,}") for node in result["nodes"]],
@@ -199,10 +239,10 @@ def sync_page(result: dict[str, Any]) -> None:
 
 
 def down_page(result: dict[str, Any]) -> None:
-    """Show what was ended, and that nothing is left."""
+    """Show what was terminated, and that nothing is left."""
     if not result["terminated"] and not result["removed"]:
-        looked = ", ".join(result["looked"]) or "no place"
-        line(f"Cluster {result['cluster']}: nothing to end. Looked in: {looked}.")
+        looked = ", ".join(result["looked"]) or "nowhere"
+        line(f"Cluster {result['cluster']}: nothing to terminate. Searched: {looked}.")
         return
     count = len(result["terminated"])
     line(
@@ -212,8 +252,8 @@ def down_page(result: dict[str, Any]) -> None:
 
 
 def _what_it_cost(result: dict[str, Any]) -> str:
-    verb = "It would have cost" if result["target"] == "local" else "It cost"
-    return f"{verb} {money(result['cost_usd'])} on EC2 (list price)."
+    verb = "Would have cost" if result["target"] == "local" else "Cost"
+    return f"{verb}: {money(result['cost_usd'])} on EC2 (list price)."
 
 
 def run_page(result: "RunResult") -> None:
@@ -226,14 +266,14 @@ def run_page(result: "RunResult") -> None:
         down_page(result.down)
     elif result.up and result.error is None:
         line(
-            f"The nodes end themselves {result.up['idle']} after the job, at the latest at "
-            f"{result.up['expires']}: stopped while they hold results, else terminated."
+            f"The nodes end {result.up['idle']} after the job, at {result.up['expires']} at the latest: "
+            "stopped while they hold results, else terminated."
         )
-        line(named("Fetch the results and end them: awsddp fetch. End everything now: awsddp down"))
+        line(named("Fetch the results and terminate the nodes: awsddp fetch. Terminate now: awsddp down"))
 
 
 def local_page(result: dict[str, Any]) -> None:
-    """Show the local cloud as any EC2 client may use it."""
+    """Show the local cloud: the settings for any EC2 client, its instances and faults."""
     line(f"Local cloud in {result['mode']} mode: {result['why']}")
     line("For any EC2 client:")
     for variable, key in (
@@ -242,13 +282,13 @@ def local_page(result: dict[str, Any]) -> None:
         ("AWS_ACCESS_KEY_ID", "access_key_id"),
         ("AWS_SECRET_ACCESS_KEY", "secret_access_key"),
     ):
-        print(f"  export {variable}={result[key]}")  # whole on any terminal: to be copied
-    living = [one for one in result["instances"] if one["state"] != "terminated"]
-    ended = len(result["instances"]) - len(living)
-    if living:
+        print(f"  export {variable}={result[key]}")  # never wrapped: to be copied
+    live = [one for one in result["instances"] if one["state"] != "terminated"]
+    ended = len(result["instances"]) - len(live)
+    if live:
         keys = ("instance_id", "name", "state", "instance_type", "private_ip", "region")
         headings = ("instance", "name", "state", "type", "address", "region")
-        table(headings, [[one[key] for key in keys] for one in living])
+        table(headings, [[one[key] for key in keys] for one in live])
     else:
         line("No instances.")
     if ended:
@@ -258,11 +298,11 @@ def local_page(result: dict[str, Any]) -> None:
 
 
 def faults_page(faults: Sequence[dict[str, Any]]) -> None:
-    """Show the faults of the local cloud that are in force."""
+    """Show the active faults of the local cloud."""
     if not faults:
         line("No faults.")
         return
-    headings = ("fault", "of", "effect", "times", "seconds", "only", "heals")
+    headings = ("fault", "target", "effect", "times", "seconds", "only", "until")
     table(headings, [_fault_row(one) for one in faults])
 
 

@@ -4,25 +4,21 @@ from typing import Any
 
 import click
 
-from awsddp.cli import screen, session
+from awsddp.cli import session
 from awsddp.cli.options import Globals, Verb
+from awsddp.cli.plan_page import offers_page, plan_page
 
 
 @click.command("plan", cls=Verb)
 @session.options_of(session.PLAN_OPTIONS)
-@click.option("--offers", is_flag=True, help="List every type with GPUs to be had here, with its price.")
+@click.option("--offers", is_flag=True, help="List every GPU type offered in the region, with prices.")
 def command(options: Globals, *, offers: bool, **given: Any) -> None:
-    """Show what `up` would do, and what it would cost. Changes nothing."""
-    from awsddp.cli.plan_page import offers_page, plan_page
+    """Show what `up` would do and cost. Changes nothing."""
     from awsddp.plan import document
     from awsddp.verbs import plan as verb
 
     with session.opened(options, session.overrides(given)) as (ctx, show):
         if offers:
-            found = verb.offers(ctx)
-            show.pause()
-            screen.document(found) if options.json else offers_page(found)
-            return
-        made = verb.plan(ctx)
-        show.pause()
-        screen.document(document(made)) if options.json else plan_page(made)
+            show.result(verb.offers(ctx), offers_page)
+        else:
+            show.result(verb.plan(ctx), plan_page, document=document)

@@ -1,9 +1,9 @@
-"""What a person reads before anything is launched: the plan, and what could be had at all."""
+"""The pages before a launch: the plan, the offers, the checks."""
 
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cli.tables import line, table
+from awsddp.cli.render import line, table
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
 
 
 def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
-    """Show a plan: machines, image, zones, resources, price, what is tried next, other choices, warnings."""
+    """Show a plan: instances, image, zones, resources, price, fallbacks, other choices, warnings."""
     from awsddp.plan import document
 
     facts = document(plan)
     rows = [
         ("cluster", f"{facts['cluster']} on {facts['target']}, {facts['region']}"),
         ("nodes", f"{facts['nodes']} x {facts['instance_type']}, {facts['market']} ({facts['why']})"),
-        ("a node", _node_line(facts)),
+        ("per node", _node_line(facts)),
         ("image", _image_line(facts["image"])),
         ("zones", ", then ".join(facts["zones"])),
-        ("next", "; ".join(map(_next_line, facts["alternatives"]))),
+        ("fallbacks", "; ".join(map(_next_line, facts["alternatives"]))),
         (
             "address",
-            f"{plan.address}{plan.jump and f', over {plan.jump}'}; "
-            f"SSH from {', '.join(facts['ssh_cidrs']) or 'where your own group allows it'}",
+            f"{plan.address}{f', through {plan.jump}' if plan.jump else ''}; "
+            f"SSH from {', '.join(facts['ssh_cidrs']) or 'what your security group allows'}",
         ),
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),
         ("quota", facts["quota"]),
         *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps)),
-        ("makes", ", ".join(facts["makes"])),
+        ("creates", ", ".join(facts["makes"])),
         ("uses", ", ".join(f"{what} {name}" for what, name in facts["uses"].items())),
         ("price", _price_line(facts, plan.expires_s)),
         ("expires", f"after {duration(plan.expires_s)}, by itself"),
@@ -50,9 +50,9 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
 
 def _node_line(facts: dict[str, Any]) -> str:
     gpus = f"{facts['gpus_per_node']} x {facts['gpu']} ({facts['gpu_memory_gb']:g} GiB)"
-    pretended = " (pretended: gloo on CPU)" if facts["pretended"] else ""
+    pretended = " (simulated: gloo on CPU)" if facts["pretended"] else ""
     if facts["rehearsed"]:
-        pretended = " (rehearsed: CUDA on CPU, nccl as gloo)"
+        pretended = " (rehearsed: CUDA on the CPU, nccl as gloo)"
     network = f", {facts['network_gbit']} Gbit/s" if facts["network_gbit"] else ""
     return (
         f"{gpus}{pretended}, {facts['vcpus']} vCPUs, {facts['memory_gb']:g} GiB{network}, "
@@ -61,20 +61,20 @@ def _node_line(facts: dict[str, Any]) -> str:
 
 
 def _image_line(image: dict[str, Any]) -> str:
-    inside = [
+    versions = [
         f"{what} {image[key]}"
         for key, what in (("torch", "torch"), ("cuda", "CUDA"), ("driver", "driver"))
         if image[key]
     ]
     owner = f", of {image['owner']}" if image["owner"] else ""
-    told = f"; {', '.join(inside)}" if inside else ""
-    return f"{image['name']} ({image['id']}, {str(image['created'])[:10]}{owner}){told}"
+    suffix = f"; {', '.join(versions)}" if versions else ""
+    return f"{image['name']} ({image['id']}, {str(image['created'])[:10]}{owner}){suffix}"
 
 
 def _next_line(other: dict[str, Any]) -> str:
     return (
         f"{other['instance_type']} {other['market']} in {other['region']} "
-        f"at {money(other['price_usd_per_hour'])} an hour"
+        f"at {money(other['price_usd_per_hour'])} per hour"
     )
 
 
@@ -82,14 +82,14 @@ def _price_line(facts: dict[str, Any], expires_s: int) -> str:
     parts = ", ".join(f"{part} {money(usd)}" for part, usd in facts["price_parts"].items() if usd != 0)
     source = f"{facts['price_source']} {facts['price_date']}".strip()
     return (
-        f"{money(facts['price_usd_per_hour'])} an hour ({parts}), "
+        f"{money(facts['price_usd_per_hour'])} per hour ({parts}), "
         f"{money(facts['price_until_expiry_usd'])} until it expires ({source}); "
-        f"what is fetched {money(facts['egress_usd_per_gb'])} per GB"
+        f"data transfer out {money(facts['egress_usd_per_gb'])} per GB"
     )
 
 
 def _choice_headings(region: str) -> tuple[str, ...]:
-    return ("type", "gpus", "a node an hour", "quota", f"zones of {region}")
+    return ("type", "gpus", "per node-hour", "quota", f"zones of {region}")
 
 
 def _choice_row(choice: dict[str, Any], region: str) -> list[str]:
@@ -97,13 +97,13 @@ def _choice_row(choice: dict[str, Any], region: str) -> list[str]:
         choice["instance_type"],
         f"{choice['gpus_per_node']} x {choice['gpu']}",
         money(choice["price_usd_per_hour"]),
-        {True: "allows it", False: "too small", None: "not readable"}[choice["fits_quota"]],
+        {True: "sufficient", False: "too small", None: "unreadable"}[choice["fits_quota"]],
         ", ".join(zone.removeprefix(region) for zone in choice["zones"]),
     ]
 
 
 def offers_page(found: dict[str, Any]) -> None:
-    """Show every type with GPUs that can be had in the region."""
+    """Show every GPU type offered in the region."""
     nodes = found["nodes"]
     line(f"{found['region']}, prices of {found['price_date']}; quota for {nodes} node{'s' * (nodes != 1)}:")
     spot = any(offer["spot_usd_per_hour"] is not None for offer in found["offers"])
@@ -117,18 +117,18 @@ def offers_page(found: dict[str, Any]) -> None:
     )
 
 
-def checks_page(checks: list[dict[str, Any]]) -> None:
-    """Show checks: what was looked at, how it is, what was expected, and what helps."""
-    told = {True: "ok", False: "FAILED", None: "-"}
+def checks_page(report: dict[str, Any]) -> None:
+    """Show each check, its outcome and the remedy."""
+    outcomes = {True: "ok", False: "FAILED", None: "-"}
     rows = []
-    for (kind, *found), alike in itertools.groupby(checks, key=_kind):
+    for (kind, *found), alike in itertools.groupby(report["checks"], key=_kind):
         names = [check["name"].removeprefix(f"{kind} ") for check in alike]
-        rows.append((" ".join(filter(None, (kind, ", ".join(names)))), told[found[0]], *found[1:]))
-    table(("check", "", "found", "to do"), rows)
+        rows.append((" ".join(filter(None, (kind, ", ".join(names)))), outcomes[found[0]], *found[1:]))
+    table(("check", "", "found", "remedy"), rows)
 
 
 def _kind(check: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what makes checks one row: the permissions that have the same answer."""
+    """Return the key that merges checks into one row: permissions with the same outcome."""
     kind, _, rest = check["name"].partition(" ")
     return (kind if rest and kind == "permission" else "", check["ok"], check["value"], check["hint"])
 
@@ -141,10 +141,10 @@ def permissions_page(found: dict[str, Any]) -> None:
     )
 
 
-def quota_page(asked: dict[str, Any]) -> None:
-    """Show what was asked of AWS, or that nothing had to be."""
-    what = f"{asked['name']} ({asked['quota']}) in {asked['region']}"
-    if asked["request"] is None:
-        line(f"Nothing to ask for: {what} allows {asked['have']:g} vCPUs, and {asked['need']} are needed.")
+def quota_page(reply: dict[str, Any]) -> None:
+    """Show the quota request, or that none is needed."""
+    what = f"{reply['name']} ({reply['quota']}) in {reply['region']}"
+    if reply["request"] is None:
+        line(f"No request needed: {what} allows {reply['have']:g} vCPUs, and {reply['need']} are needed.")
         return
-    line(f"Asked for {asked['need']} vCPUs of {what}: request {asked['request']}. AWS answers by mail.")
+    line(f"Requested {reply['need']} vCPUs of {what}: request {reply['request']}. AWS answers by email.")

@@ -1,38 +1,50 @@
-"""What people see while a verb works: live lines for each node on a terminal, plain lines elsewhere.
+"""What a user sees of a verb: its events, its questions, its result.
 
-Talk goes to stderr; stdout is for results and the lines of a followed job.
+Messages and progress go to stderr (with --json as JSON lines), results and a job's log lines to stdout.
 """
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from awsddp.cli import harmless
+from awsddp.cli import harmless, render
 from awsddp.cli.options import Globals
-from awsddp.errors import AwsddpError
-from awsddp.report import Event
+from awsddp.errors import SCHEMA, AwsddpError, Interrupted, UsageError
+from awsddp.report import Event, iso
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress, TaskID
+
+R = TypeVar("R")
+
+PLAIN_S = 10.0
+"""How often a transfer is reported without a terminal."""
+JSON_S = 1.0
+"""How often each node's transfer is reported with --json."""
 
 
 class Screen:
-    """Shows events as they come. A context manager; `pause` gives the terminal to a job's lines."""
+    """Shows a verb's events, asks its questions, prints its result. A context manager."""
 
     def __init__(self, options: Globals) -> None:
-        self.quiet = options.quiet
-        self.json = options.json
-        self.live = sys.stderr.isatty() and not options.quiet and os.environ.get("TERM") != "dumb"
+        self.options = options
+        self.live = (
+            sys.stderr.isatty() and not (options.quiet or options.json) and os.environ.get("TERM") != "dumb"
+        )
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._said: dict[str, str] = {}
-        self._rests: dict[tuple[int, bool], bytes] = {}
+        self._shown: dict[str, str] = {}
+        self._transfers: dict[str, tuple[Event, float]] = {}
+        self._reported: dict[str, float] = {}
+        self._unfinished: dict[tuple[int, bool], bytes] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -43,142 +55,183 @@ class Screen:
         self.pause()
         self._finish()
 
-    def event(self, event: Event) -> None:
-        """Show one event: a node's current step in its own line, anything else as a line of its own.
+    def say(self, text: str) -> None:
+        """Show a message of the verb itself."""
+        self.event(Event(text))
 
-        Where nobody reads stderr any more, it is not missed.
-        """
+    def event(self, event: Event) -> None:
+        """Show one event; a closed stderr is ignored."""
         with contextlib.suppress(OSError):
-            self._event(event)
+            if not self.options.quiet:
+                self._event(dataclasses.replace(event, text=harmless.line(event.text)))
 
     def _event(self, event: Event) -> None:
-        if self.quiet:
-            return
-        event = dataclasses.replace(event, text=harmless.line(event.text))
-        if not self.live:
-            self._plain(event)
+        who = event.who or ""
+        elapsed_s = self._elapsed_s(who, event)
+        if self.options.json:
+            self._json(who, event)
+        elif not self.live:
+            self._plain(who, event)
         elif event.who is None:
             self._bar().console.print(event.text, markup=False, highlight=False, soft_wrap=True)
         else:
-            self._update(event.who, event)
+            rest = f": {render.progress(event, elapsed_s)}" if who in self._transfers else ""
+            self._update(who, event, rest)
 
-    def lines(self, data: bytes) -> None:
-        """Write lines of a followed job to stdout (with --json to stderr, beside the document)."""
-        self.pause()
-        self._write(data, self.json)
+    def _elapsed_s(self, who: str, event: Event) -> float:
+        """Return the seconds since this transfer began; 0 for an event that is none."""
+        now = time.monotonic()
+        if event.fraction is None or event.fraction >= 1:
+            self._transfers.pop(who, None)
+            return 0.0
+        known = self._transfers.get(who)
+        began = known[1] if known is not None and known[0].text == event.text else now
+        self._transfers[who] = (event, began)
+        return now - began
 
-    def output(self, node: int, data: bytes, error: bool) -> None:
-        """Write what a node's command said, labelled, where the command said it: on stdout or stderr.
-
-        With --json nothing is written: it stands in the document.
-        """
-        if self.json:
+    def _json(self, who: str, event: Event) -> None:
+        if who in self._transfers and not self._is_due(who, JSON_S):
             return
-        self.pause()
-        label = f"[node{node}] ".encode()
-        rest = self._rests.get((node, error), b"")
-        *lines, self._rests[node, error] = (rest + data).split(b"\n")
-        self._write(b"".join(label + line + b"\n" for line in lines), error)
+        fields = dataclasses.asdict(event)
+        row = {"schema": SCHEMA, "time": iso(datetime.now(UTC)), **fields}
+        print(json.dumps(row), file=sys.stderr, flush=True)
 
-    def _write(self, data: bytes, error: bool) -> None:
-        stream = sys.stderr if error else sys.stdout
-        stream.buffer.write(harmless.colours_only(data) if stream.isatty() else data)
-        stream.buffer.flush()
+    def _plain(self, who: str, event: Event) -> None:
+        label = f"{who}: " if who else ""
+        if self._shown.get(who) != event.text:
+            self._shown[who] = event.text
+            print(label + event.text, file=sys.stderr, flush=True)
+            self._is_due("", PLAIN_S)
+        elif self._transfers and self._is_due("", PLAIN_S):
+            slowest = min(self._transfers, key=lambda one: self._transfers[one][0].fraction or 0.0)
+            last, began = self._transfers[slowest]
+            rest = render.progress(last, time.monotonic() - began)
+            of = f" (the slowest of {len(self._transfers)})" if len(self._transfers) > 1 else ""
+            print(f"{slowest}: {last.text}: {rest}{of}", file=sys.stderr, flush=True)
 
-    def _finish(self) -> None:
-        """Write lines that a command left without their end."""
-        for (node, error), rest in self._rests.items():
-            if rest:
-                self._write(b"[node%d] %s\n" % (node, rest), error)
-        self._rests.clear()
+    def _is_due(self, key: str, every_s: float) -> bool:
+        now = time.monotonic()
+        due = now - self._reported.get(key, -every_s) >= every_s
+        if due:
+            self._reported[key] = now
+        return due
 
-    def pause(self) -> None:
-        """Leave the live lines as they stand and stop drawing, so that others may write."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-            self._tasks.clear()
-
-    def _plain(self, event: Event) -> None:
-        who = event.who or ""
-        if self._said.get(who) != event.text:
-            self._said[who] = event.text
-            print(f"{who}: {event.text}" if who else event.text, file=sys.stderr, flush=True)
-
-    def _update(self, who: str, event: Event) -> None:
+    def _update(self, who: str, event: Event, rest: str) -> None:
         bar = self._bar()
         if who not in self._tasks:
             self._tasks[who] = bar.add_task("", total=None, who=who)
-        done = event.fraction
+        finished = event.fraction is not None and event.fraction >= 1
         bar.update(
             self._tasks[who],
-            description=event.text,
-            completed=(done or 0) * 100,
-            total=100 if done is not None else None,
+            description=event.text + rest,
+            completed=1 if finished else 0,
+            total=1 if finished else None,
         )
 
     def _bar(self) -> "Progress":
         if self._progress is None:
+            from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TextColumn
 
             self._progress = Progress(
                 SpinnerColumn(finished_text="[green]✓"),
                 TextColumn("{task.fields[who]}", style="bold", markup=False),
                 TextColumn("{task.description}", markup=False),
-                console=console(stderr=True),
+                console=Console(stderr=True, highlight=False),  # it honours NO_COLOR
                 transient=False,
             )
             self._progress.start()
         return self._progress
 
+    def pause(self) -> None:
+        """Stop the live lines where they are, so that others may write."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+            self._tasks.clear()
 
-def console(*, stderr: bool = False) -> "Console":
-    """Return a rich console; NO_COLOR and a missing terminal are honoured by rich itself."""
-    from rich.console import Console
+    def lines(self, data: bytes) -> None:
+        """Write log lines of a followed job to stdout (with --json to stderr)."""
+        self.pause()
+        self._write(data, self.options.json)
 
-    return Console(stderr=stderr, highlight=False)
+    def output(self, node: int, data: bytes, error: bool) -> None:
+        """Write the output of a node's command, labelled, to stdout or stderr; with --json nothing."""
+        if self.options.json:
+            return
+        self.pause()
+        label = f"[node{node}] ".encode()
+        rest = self._unfinished.get((node, error), b"")
+        *lines, self._unfinished[node, error] = (rest + data).split(b"\n")
+        self._write(b"".join(label + line + b"\n" for line in lines), error)
 
+    def _write(self, data: bytes, error: bool) -> None:
+        stream = sys.stderr if error else sys.stdout
+        if stream.isatty():
+            data = harmless.colours_only(data, none=render.no_color())
+        stream.buffer.write(data)
+        stream.buffer.flush()
 
-@contextlib.contextmanager
-def told_first(options: Globals, show: Screen, page: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Show what a verb came to before the error that stopped it; with --json both are one document."""
-    try:
-        yield
-    except AwsddpError as error:
-        if error.result is not None and not options.json:
-            show.pause()
-            page(error.result)
-        raise
+    def _finish(self) -> None:
+        """Write lines that a command left without their end."""
+        for (node, error), rest in self._unfinished.items():
+            if rest:
+                self._write(b"[node%d] %s\n" % (node, rest), error)
+        self._unfinished.clear()
 
+    def result(
+        self, result: R, page: Callable[[R], None], *, document: Callable[[R], Any] = lambda result: result
+    ) -> None:
+        """Print a verb's result: with --json its `document`, else its `page`."""
+        self.pause()
+        if self.options.json:
+            render.document(document(result))
+        else:
+            page(result)
 
-def width(*, stderr: bool = False) -> int | None:
-    """Return the columns of the terminal that results (or talk) go to, None where nobody knows any."""
-    stream = sys.stderr if stderr else sys.stdout
-    return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
+    def page(self, result: R, page: Callable[[R], None]) -> None:
+        """Print a page on the way; with --json nothing."""
+        if not self.options.json:
+            self.result(result, page)
 
+    @contextlib.contextmanager
+    def partial(self, page: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        """Print what a verb has done before the error that stopped it; with --json the error holds both."""
+        try:
+            yield
+        except AwsddpError as error:
+            if error.result is not None:
+                self.page(error.result, page)
+            raise
 
-def document(value: object) -> None:
-    """Print one JSON document on stdout."""
-    print(json.dumps(value, indent=2))
+    def question(self, ask: str, refused: str) -> Callable[[str], None]:
+        """Return a verb's question, called with what the verb is about to do.
 
+        It raises Interrupted (`refused`) for a no, UsageError without a terminal and without -y.
+        """
 
-def say(options: Globals, text: str) -> None:
-    """Say something on stderr, unless -q."""
-    if not options.quiet:
-        print(text, file=sys.stderr, flush=True)
+        def answered(about: str) -> None:
+            self.pause()
+            if not self.confirm("\n".join(filter(None, (about, ask)))):
+                raise Interrupted(refused, "the answer was no")
 
+        return answered
 
-def confirm(question: str, options: Globals) -> bool:
-    """Ask on the terminal. Without a terminal and without -y this is a usage error (exit 2)."""
-    import click
+    @functools.cache  # noqa: B019  # a screen lives as long as its process
+    def agree(self, question: str) -> bool:
+        """Answer a question that comes up on the way; without a terminal and without -y no. Asked once."""
+        self.pause()
+        return self.options.yes or (sys.stdin.isatty() and self.confirm(question))
 
-    from awsddp.errors import UsageError
+    def confirm(self, question: str) -> bool:
+        """Ask on the terminal. Raises UsageError without a terminal and without -y."""
+        import click
 
-    question = harmless.lines(question)
-    if options.yes:
-        return True
-    if not sys.stdin.isatty():
-        *about, last = question.splitlines()
-        why = "\n".join((*about, "stdin is no terminal"))
-        raise UsageError(f"{last} Nobody is there to answer.", why, "add -y to say yes")
-    return click.confirm(question, default=False, err=True)
+        question = harmless.lines(question)
+        if self.options.yes:
+            return True
+        if not sys.stdin.isatty():
+            *about, last = question.splitlines()
+            why = "\n".join((*about, "stdin is not a terminal"))
+            raise UsageError(f"{last} There is no terminal to ask on.", why, "pass --yes")
+        return click.confirm(question, default=False, err=True)

@@ -1,4 +1,4 @@
-"""From options to the context of a verb, for all verbs alike."""
+"""Shared options of the verbs, and the context made from them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from awsddp.cli.options import Globals
-from awsddp.cli.questions import on_the_way
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
@@ -21,7 +20,7 @@ PLAN_OPTIONS = {
     "cluster.instance_type": click.option(
         "--instance-type", metavar="TYPE", help="EC2 instance type.  [default: the cheapest with 8 GPUs]"
     ),
-    "cluster.gpus": click.option("--gpus", metavar="GPU:N", help="GPUs of a node: A100:8, A100-80GB:8, L4."),
+    "cluster.gpus": click.option("--gpus", metavar="GPU:N", help="GPUs per node: A100:8, A100-80GB:8, L4."),
     "cluster.image": click.option(
         "--image",
         metavar="IMAGE",
@@ -31,57 +30,57 @@ PLAN_OPTIONS = {
         "--disk", "disk_gb", type=int, metavar="GB", help="Root disk.  [default: image + 100, at least 200]"
     ),
     "cluster.spot": click.option(
-        "--spot", is_flag=True, default=None, help="Spot instances: cheaper, and AWS may take them back."
+        "--spot", is_flag=True, default=None, help="Spot instances: cheaper, but AWS may reclaim them."
     ),
     "cluster.rehearse_gpu": click.option(
         "--rehearse-gpu",
         is_flag=True,
         default=None,
-        help="With --local: CUDA is answered by the CPU, nccl by gloo.",
+        help="With --local: run CUDA calls on the CPU and nccl as gloo.",
     ),
     "capacity.zones": click.option(
         "--zone", "zones", multiple=True, metavar="ZONE", help="Try these zones, in order (repeatable)."
     ),
     "capacity.efa": click.option(
-        "--efa", is_flag=True, default=None, help="EFA interfaces, for types that take them."
+        "--efa", is_flag=True, default=None, help="EFA interfaces, on types that support them."
     ),
     "capacity.retry_until_up": click.option(
-        "--retry-until-up", is_flag=True, default=None, help="Where there is no capacity, go on asking."
+        "--retry-until-up", is_flag=True, default=None, help="When there is no capacity, keep retrying."
     ),
     "cluster.budget_usd": click.option(
         "--budget",
         "budget_usd",
         type=float,
         metavar="USD",
-        help="The nodes end themselves when this is spent.",
+        help="Terminate the nodes when this is spent.",
     ),
     "cluster.idle": click.option(
         "--idle",
         metavar="TIME",
-        help="They end themselves after this without a job or a login; off.  [default: 60m]",
+        help="Shut down after this time without a job or a login; off.  [default: 60m]",
     ),
     "cluster.expires": click.option(
-        "--expires", metavar="TIME", help="The nodes end themselves after this: 90m, 24h, 7d.  [default: 24h]"
+        "--expires", metavar="TIME", help="Terminate the nodes after this: 90m, 24h, 7d.  [default: 24h]"
     ),
 }
 
 JOB_OPTIONS = {
     "job.world_size": click.option(
-        "--world-size", type=int, metavar="N", help="Ranks in all.  [default: one a GPU]"
+        "--world-size", type=int, metavar="N", help="Total ranks.  [default: one per GPU]"
     ),
-    "job.nproc_per_node": click.option("--nproc-per-node", type=int, metavar="N", help="Ranks on each node."),
+    "job.nproc_per_node": click.option("--nproc-per-node", type=int, metavar="N", help="Ranks per node."),
     "job.module": click.option(
         "--module", is_flag=True, default=None, help="SCRIPT is a module (python -m)."
     ),
     "sync.workdir": click.option(
-        "--workdir", metavar="DIR", help="The folder that is sent to the nodes.  [default: .]"
+        "--workdir", metavar="DIR", help="The folder to send to the nodes.  [default: .]"
     ),
     "job.outputs": click.option(
         "--output",
         "outputs",
         multiple=True,
         metavar="PATH",
-        help="Bring this path home as well (repeatable).",
+        help="Also fetch this path (repeatable).",
     ),
     "env.variables": click.option(
         "--env-var",
@@ -98,7 +97,7 @@ JOB_OPTIONS = {
 
 
 def options_of(*groups: dict[str, Any]) -> Callable[[Any], Any]:
-    """Give a command the options of the groups; their values are keys of awsddp.toml (`overrides`)."""
+    """Return a decorator that adds the groups' options; `overrides` maps them to keys of awsddp.toml."""
 
     def decorate(function: Any) -> Any:
         for group in reversed(groups):
@@ -110,7 +109,7 @@ def options_of(*groups: dict[str, Any]) -> Callable[[Any], Any]:
 
 
 def overrides(given: dict[str, Any]) -> dict[str, object]:
-    """Return the given options as values of the keys they stand for; what was not given is left out."""
+    """Return the options given on the command line, by key of awsddp.toml."""
     found: dict[str, object] = {}
     for key in (*PLAN_OPTIONS, *JOB_OPTIONS):
         value = given.get(key.partition(".")[2])
@@ -124,8 +123,8 @@ def overrides(given: dict[str, Any]) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator[tuple[Context, Screen]]:
-    """Yield the context of a verb and the screen that shows its progress."""
+def opened(options: Globals, explicit: dict[str, object] | None = None) -> Iterator[tuple[Context, Screen]]:
+    """Yield a verb's context and its screen."""
     values: dict[str, object] = {}
     for text in options.override:
         key, value = _pair(text, sign="-o ")
@@ -134,7 +133,7 @@ def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator
         values["cluster.region"] = options.region
     if options.profile:
         values["cluster.profile"] = options.profile
-    spec, job = load(options.name, file=Path(FILE), overrides=values | (asked or {}))
+    spec, job = load(options.name, file=Path(FILE), overrides=values | (explicit or {}))
     with Screen(options) as screen:
         ctx = Context(
             spec=spec,
@@ -142,7 +141,7 @@ def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator
             folder=Folder(home(), options.name),
             on_event=screen.event,
             local=options.local,
-            agree=on_the_way(options, screen),
+            agree=screen.agree,
         )
         WATCH.context = ctx
         yield ctx, screen
@@ -151,5 +150,5 @@ def opened(options: Globals, asked: dict[str, object] | None = None) -> Iterator
 def _pair(text: str, *, sign: str = "--env-var ") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise UsageError(f"{sign}{text}: no value", "", f"write it as {sign}NAME=VALUE")
+        raise UsageError(f"{sign}{text}: no value", "", f"use {sign}NAME=VALUE")
     return name, value

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 3.0
 """How long a verb that has nothing to finish may take to leave."""
-_FINISHING = ("train", "run")
 
 
 class Watch:
@@ -33,7 +32,8 @@ class Watch:
         self.debug = False
         self.options: Globals | None = None
         self.context: Context | None = None
-        self.verb = ""
+        self.finishes = False
+        self.ends_cluster = False
         self._heard = 0
 
     def install(self) -> None:
@@ -45,9 +45,9 @@ class Watch:
     def interrupted(self, stop: BaseException | None = None) -> AwsddpError:
         """Return the error that says what is left behind, with the exit code of what stopped us."""
         error = Interrupted(
-            "interrupted before anything was begun",
+            "interrupted before anything was changed",
             "",
-            "awsddp status   # what there is, and what it costs\nawsddp down     # end it",
+            "awsddp status   # the cluster and its cost\nawsddp down     # terminate it",
         )
         if self.context is not None:
             from awsddp.verbs.interruption import interruption
@@ -60,10 +60,10 @@ class Watch:
     def _on_signal(self, number: int, _: Any) -> None:
         self._heard += 1
         if self._heard > 1:
-            if self.verb == "run" and number != signal.SIGINT:
+            if self.ends_cluster and number != signal.SIGINT:
                 return  # only a person, at a terminal, is let go while machines still run
             self._leave(number)
-        if self.verb not in _FINISHING:
+        if not self.finishes:
             timer = threading.Timer(PATIENCE_S, self._leave, [number])
             timer.daemon = True
             timer.start()

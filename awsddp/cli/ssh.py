@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from awsddp.cli import screen, session
+from awsddp.cli import session
 from awsddp.cli.options import Globals, Words
 from awsddp.errors import ConfigError
 
@@ -15,18 +15,18 @@ from awsddp.errors import ConfigError
 @click.argument("words", nargs=-1, metavar="[COMMAND...]")
 @click.option("--node", type=int, default=0, metavar="N", help="Which node.  [default: 0]")
 def command(options: Globals, *, words: tuple[str, ...], node: int) -> None:
-    """Open a shell on a node, or run a command there: terminal, stdin and exit code are ssh's own.
+    """Open a shell on a node, or run a command there; terminal, stdin and exit code are ssh's own.
 
-    With --json: the words of the ssh command, for other programs.
+    With --json: print the ssh command for other programs to run.
     """
     from awsddp.verbs.ssh import ssh
 
-    with session.opened(options) as (ctx, _):
+    with session.opened(options) as (ctx, show):
         argv = ssh(ctx, node=node, words=words, tty=sys.stdin.isatty() and sys.stdout.isatty())
+        show.result({"command": argv}, lambda _: None)
     if options.json:
-        screen.document({"command": argv})
         return
     program = shutil.which("ssh")
     if program is None:
-        raise ConfigError("there is no ssh on this machine", "", "install openssh-client")
+        raise ConfigError("ssh not found on this machine", "", "install openssh-client")
     os.execv(program, argv)

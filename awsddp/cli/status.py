@@ -1,26 +1,24 @@
-"""`awsddp status`: what there is, and what it costs."""
+"""`awsddp status`: the cluster and its cost."""
 
 import click
 
-from awsddp.cli import screen, session
+from awsddp.cli import session
+from awsddp.cli.everywhere_page import all_page
 from awsddp.cli.options import Globals, Verb
+from awsddp.cli.pages import cluster_page
 
 
 @click.command("status", cls=Verb)
-@click.option("--all", "all_", is_flag=True, help="Every cluster in every region, others' and orphans too.")
+@click.option(
+    "--all", "all_", is_flag=True, help="Every cluster in every region, other owners' and orphans included."
+)
 def command(options: Globals, *, all_: bool) -> None:
-    """Nodes, addresses, jobs, price, cost and time left; with -v the idle time left on each node."""
-    from awsddp.cli.everywhere_page import all_page
-    from awsddp.cli.pages import cluster_page
+    """Show nodes, addresses, jobs, price, cost and time left; with -v the idle time left on each node."""
     from awsddp.verbs.everywhere import status_all
     from awsddp.verbs.status import status
 
     with session.opened(options) as (ctx, show):
         if all_:
-            found = status_all(ctx)
-            show.pause()
-            screen.document(found) if options.json else all_page(found)
-            return
-        result = status(ctx, ask_nodes=options.verbose > 0)
-        show.pause()
-        screen.document(result) if options.json else cluster_page(result)
+            show.result(status_all(ctx), all_page)
+        else:
+            show.result(status(ctx, ask_nodes=options.verbose > 0), cluster_page)

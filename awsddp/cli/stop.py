@@ -2,21 +2,19 @@
 
 import click
 
-from awsddp.cli import screen, session
+from awsddp.cli import session
 from awsddp.cli.options import Globals, Verb
+from awsddp.cli.pages import cluster_page
 
 
 @click.command("stop", cls=Verb)
 def command(options: Globals) -> None:
-    """Stop the machines and keep their disks; `awsddp up` starts them again.
+    """Stop the instances and keep their disks; `awsddp up` starts them again.
 
-    Stopped machines cost nothing, their disks do, until `awsddp down`.
+    Stopped instances cost nothing, their disks do, until `awsddp down`.
     """
-    from awsddp.cli.pages import cluster_page
-    from awsddp.cli.questions import stop_question
     from awsddp.verbs.stop import stop
 
     with session.opened(options) as (ctx, show):
-        result = stop(ctx, confirm=stop_question(options, show))
-        show.pause()
-        screen.document(result) if options.json else cluster_page(result)
+        confirm = show.question("Stop?", "nothing was stopped")
+        show.result(stop(ctx, confirm=confirm), cluster_page)

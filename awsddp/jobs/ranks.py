@@ -1,9 +1,11 @@
 """The layout of a job: which rank runs where, with which environment and arguments. Pure."""
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from awsddp.cluster import Node, Prepared
 from awsddp.errors import UsageError
 
 CPU_RANKS_PER_NODE = 2
@@ -45,6 +47,35 @@ class Rendezvous:
     master_port: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute)."""
+
+    node: Node
+    prepared: Prepared
+    workdir: str
+
+    def folder(self, job: str) -> str:
+        """Return the job's folder on the node."""
+        return posixpath.join(self.prepared.home, ".awsddp", "jobs", job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process that the supervisor of a node starts in the synced folder.
+
+    `ranks` end when it ends, each with its exit code (-N: signal N). `log` is the file in logs/ that receives
+    its output: rank3.log where it is rank 3; else launcher0.log on node 0, and its ranks write their own
+    rank3.log. `environment` is added to the node's. `script` must exist on the node (None: do not check).
+    """
+
+    ranks: tuple[int, ...]
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: str
+    script: str | None = None
+
+
 def layout(
     nodes: Sequence[int],
     *,
@@ -61,7 +92,7 @@ def layout(
     count, each = _shape(len(nodes), gpus or CPU_RANKS_PER_NODE, world_size, nproc_per_node)
     if gpus and each > gpus:
         raise UsageError(
-            f"{each} ranks a node do not fit: a node has {_many(gpus, 'GPU')}",
+            f"{each} ranks per node do not fit: a node has {_many(gpus, 'GPU')}",
             "each rank drives a GPU of its own",
             f"try: --world-size {gpus * len(nodes)}, or more nodes",
         )
@@ -97,9 +128,9 @@ def _shape(available: int, default: int, world_size: int | None, each: int | Non
     if world_size % each or world_size > available * each:
         fits = [str(each * nodes) for nodes in range(1, available + 1)]
         raise UsageError(
-            f"{world_size} ranks, {each} a node, do not fit {_many(available, 'node')}",
-            f"with {each} a node, these world sizes fit: {', '.join(fits)}",
-            f"try: --world-size {fits[-1]}, or leave --nproc-per-node out",
+            f"{world_size} ranks, {each} per node, do not fit {_many(available, 'node')}",
+            f"with {each} per node, these world sizes fit: {', '.join(fits)}",
+            f"try: --world-size {fits[-1]}, or omit --nproc-per-node",
         )
     return world_size // each, each
 
@@ -107,7 +138,7 @@ def _shape(available: int, default: int, world_size: int | None, each: int | Non
 def environment(
     rank: Rank,
     *,
-    meeting: Rendezvous,
+    rendezvous: Rendezvous,
     nic: str,
     folder: str,
     variables: Mapping[str, str],
@@ -136,11 +167,11 @@ def environment(
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank.rank),
         "ROLE_WORLD_SIZE": str(rank.world_size),
-        "MASTER_ADDR": meeting.master_addr,
-        "MASTER_PORT": str(meeting.master_port),
+        "MASTER_ADDR": rendezvous.master_addr,
+        "MASTER_PORT": str(rendezvous.master_port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": meeting.job,
+        "TORCHELASTIC_RUN_ID": rendezvous.job,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_ERROR_FILE": f"{folder}/errors/rank{rank.rank}.json",
@@ -156,7 +187,7 @@ def defaults(local_world_size: int) -> dict[str, str]:
     }
 
 
-def expand(text: str, rank: Rank, *, meeting: Rendezvous, folder: str) -> str:
+def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str) -> str:
     """Fill the placeholders of `text` in for `rank`; a doubled brace is a brace.
 
     Raises UsageError for an unknown placeholder, a lone brace, and {init_file} on several nodes, which share
@@ -169,8 +200,8 @@ def expand(text: str, rank: Rank, *, meeting: Rendezvous, folder: str) -> str:
         "local_world_size": rank.local_world_size,
         "node_rank": rank.node_rank,
         "nnodes": rank.nnodes,
-        "master_addr": meeting.master_addr,
-        "master_port": meeting.master_port,
+        "master_addr": rendezvous.master_addr,
+        "master_port": rendezvous.master_port,
         "init_file": f"{folder}/init",
     }
 
@@ -193,9 +224,9 @@ def expand(text: str, rank: Rank, *, meeting: Rendezvous, folder: str) -> str:
 
 def _unknown(found: str, text: str) -> UsageError:
     return UsageError(
-        f"{found} in {text!r} is no placeholder",
+        f"invalid placeholder {found} in {text!r}",
         f"placeholders are: {' '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
-        "write a brace that is meant as such twice: {{ or }}",
+        "double a literal brace: {{ or }}",
     )
 
 

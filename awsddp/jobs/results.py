@@ -1,13 +1,19 @@
 """What a job came to: the documents of its nodes as one Job, and job.json at home."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from awsddp.cluster import Job
+from awsddp.answers import Facts
+from awsddp.cluster import Job, RankProgress
 from awsddp.errors import ConfigError, NotFoundError
+from awsddp.report import iso
 
+_PACE = ("step", "steps_per_second")
+_KEEPS_UP = 0.9
 _BY_WEIGHT = ("running", "failed", "cancelled", "interrupted", "succeeded")
 
 
@@ -18,16 +24,43 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     others saw counts. A rank is as its own node says. Raises NotFoundError where there is no document.
     """
     if not documents:
-        raise NotFoundError("no node knows this job", "", "try: awsddp jobs")
+        raise NotFoundError("job not found on any node", "", "try: awsddp jobs")
     believed = min(documents.values(), key=_weight)
     own = {(node, rank["rank"]): rank for node, found in documents.items() for rank in found["ranks"]}
     ranks = [_rank(rank, own.get((rank["node"], rank["rank"]))) for rank in believed["ranks"]]
     machines = {one["node"]: one for one in believed.get("nodes", ())}
     for node, found in documents.items():  # each for itself: no node may leave another out
         machines |= {one["node"]: one for one in found.get("nodes", ()) if one["node"] == node}
-    home = f"{results}/{believed['job']}"
-    nodes = [machines[node] for node in sorted(machines)]
-    return msgspec.convert({**believed, "ranks": ranks, "nodes": nodes, "home": home}, Job)
+    document = {
+        **asdict(msgspec.convert(believed.get("facts", {}), Facts)),
+        **{key: believed[key] for key in ("job", "state", "cause")},
+        "ranks": ranks,
+        "nodes": [machines[node] for node in sorted(machines)],
+        "home": f"{results}/{believed['job']}",
+        "world_size": len(ranks),
+        **_times(believed["state"], ranks),
+    }
+    job = msgspec.convert(document, Job)
+    if job.state != "running":
+        return job
+    progress = tuple(
+        msgspec.convert(one, RankProgress)
+        for _, said in sorted(documents.items())
+        for one in said.get("metrics", ())
+    )
+    return replace(job, progress=progress, slowest_rank=slowest_rank(progress))
+
+
+def slowest_rank(progress: Sequence[RankProgress]) -> int | None:
+    """Return the rank that is furthest behind the best one in steps or steps per second, None within 10 %."""
+    best = {key: max((getattr(one, key) or 0 for one in progress), default=0) for key in _PACE}
+
+    def pace(one: RankProgress) -> float:
+        known = [(getattr(one, key), best[key]) for key in _PACE if getattr(one, key) is not None]
+        return min((value / most for value, most in known if most > 0), default=1.0)
+
+    slowest = min(progress, key=pace, default=None)
+    return slowest.rank if slowest is not None and pace(slowest) < _KEEPS_UP else None
 
 
 def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str = "runs") -> tuple[Job, ...]:
@@ -56,6 +89,20 @@ def decode(data: bytes) -> Job:
 def _weight(document: Mapping[str, Any]) -> tuple[bool, bool, int]:
     final = document["state"] != "running"
     return not document["complete"], not final, _BY_WEIGHT.index(document["state"])
+
+
+def _times(state: str, ranks: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
+    """Return when the first rank started and, at the end of the job, when the last one ended."""
+    begun = [rank for rank in ranks if rank.get("started")]
+    ended = [rank["started"] + rank["seconds"] for rank in begun if rank["exit_code"] is not None]
+    return {
+        "started": _utc(min(rank["started"] for rank in begun)) if begun else None,
+        "ended": _utc(max(ended)) if ended and state != "running" else None,
+    }
+
+
+def _utc(moment: float) -> str | None:
+    return iso(datetime.fromtimestamp(moment, UTC))
 
 
 def _rank(told: Mapping[str, Any], own: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""/opt/pytorch of the nodes: a Python with torch, installed once into a cache and bound read-only.
+"""/opt/pytorch of the nodes: a Python with torch and torchvision, made once in a cache and bound read-only.
 
 Deep Learning AMIs have theirs at /opt/pytorch. The Python below it may lie in a home that a node does not
 show (pyenv, uv), so it is bound at /opt/python, and the environment points there.
@@ -18,9 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from awsddp.errors import LocalCloudError
+from awsddp.resources import train_folder
 
 TORCH_VERSION = "2.13.0"
+TORCHVISION_VERSION = "0.28.0"
+OTHERS = ("numpy", "pillow")  # of what the Deep Learning AMIs have beside them
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_NAME = f"torch-{TORCH_VERSION}-torchvision-{TORCHVISION_VERSION}"
 AT = Path("/opt/pytorch")
 BASE_AT = Path("/opt/python")
 
@@ -48,12 +52,12 @@ def ensure(cache: Path, *, interpreter: bool = True, on_event: Callable[[str], N
     :param interpreter: it must run by itself in a node; else its packages alone are used.
     :raises LocalCloudError: torch could not be installed.
     """
-    folder = cache / f"torch-{TORCH_VERSION}-python-{platform.python_version()}-{platform.machine()}"
+    folder = cache / f"{_NAME}-python-{platform.python_version()}-{platform.machine()}"
     if folder.exists():
         return folder
     if not interpreter:
         minor = f"{sys.version_info.major}.{sys.version_info.minor}"
-        alike = sorted(cache.glob(f"torch-{TORCH_VERSION}-python-{minor}.*-{platform.machine()}"))
+        alike = sorted(cache.glob(f"{_NAME}-python-{minor}.*-{platform.machine()}"))
         if alike:
             return alike[-1]
     try:
@@ -67,7 +71,7 @@ def ensure(cache: Path, *, interpreter: bool = True, on_event: Callable[[str], N
         raise LocalCloudError(
             "torch for the local cloud cannot be kept in its cache",
             why=str(error),
-            next="set AWSDDP_CACHE to a folder with 2 GB free, then: awsddp local start",
+            next="set AWSDDP_CACHE to a folder with 3 GB free, then: awsddp local start",
         ) from error
     return folder
 
@@ -91,9 +95,23 @@ def _install(folder: Path) -> None:
     pip = [str(building / "bin/python"), "-m", "pip", "install", "--quiet", "--no-compile"]
     patience = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
-    _run([*pip, *patience, *indexes, f"torch=={TORCH_VERSION}", "numpy"])
+    _run([*pip, *patience, *indexes, f"torch=={TORCH_VERSION}", *OTHERS])
+    # Its own requirement would have an index without CPU builds answer with torch for CUDA.
+    _run([*pip, *patience, *indexes, "--no-deps", f"torchvision=={TORCHVISION_VERSION}"])
+    _declare_operators(next(building.glob("lib/python*/site-packages")))
     _point_at_node(building)
     building.rename(folder)
+
+
+def _declare_operators(packages: Path) -> None:
+    """Has torchvision import train/torchvision_operators.py where its compiled half does not fit torch.
+
+    In torchvision's own file: a .pth or sitecustomize would cost every start of Python.
+    """
+    name = "torchvision_operators"
+    shutil.copy(train_folder() / f"{name}.py", packages)
+    with (packages / "torchvision/extension.py").open("a") as file:
+        file.write(f"\n\nif not _has_ops():  # written by awsddp\n    import {name}\n")
 
 
 def _point_at_node(building: Path) -> None:

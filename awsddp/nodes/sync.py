@@ -104,7 +104,8 @@ def push(
         who, size = node_name(node), amount(sent.files, sent.bytes)
 
         def on_bytes(done: int) -> None:
-            tell(Event(f"sending {size}", who=who, fraction=min(1.0, done / max(1, sent.bytes))))
+            done_part = min(1.0, done / max(1, sent.bytes))
+            tell(Event(f"sending {size}", who=who, fraction=done_part, size=sent.bytes))
 
         if changed[node] and node not in complete:
             # Which files differ is known: rsync is not to find, by whole seconds, that they do not.

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from awsddp.cluster import TargetName
-from awsddp.compat import GpuType, Market
+from awsddp.compat import EGRESS_USD_PER_GB, GpuType, Market, image_facts
 from awsddp.report import node_name
 
 
@@ -14,8 +14,8 @@ from awsddp.report import node_name
 class Image:
     """A machine image, as EC2 describes it. `root_gb` is the size of the disk it was made from.
 
-    `owner` is an alias such as "amazon" or an account, `deprecated` the time from which it is, "" if never;
-    `ena` tells whether it drives the network of today's instances, `platform` what EC2 bills it as.
+    `owner` is an alias such as "amazon" or an account, `deprecated` the time of its deprecation. `ena` tells
+    whether it supports the network of current instances, `platform` is EC2's name of the operating system.
     """
 
     id: str
@@ -26,14 +26,29 @@ class Image:
     root_gb: int
     ssh_user: str
     owner: str = ""
-    deprecated: str = ""
+    deprecated: str | None = None
     ena: bool = True
     platform: str = "Linux/UNIX"
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def torch(self) -> str | None:
+        """The torch release, where the image's name tells it."""
+        return image_facts(self.name).torch or None
+
+    @property
+    def cuda(self) -> str | None:
+        """The CUDA release, where the image's name tells it."""
+        return image_facts(self.name).cuda or None
+
+    @property
+    def driver(self) -> int | None:
+        """The driver's branch, where the image's name tells it."""
+        return image_facts(self.name).driver
+
+    @property
     def pretends(self) -> bool:
-        """Whether the GPUs of its machines are pretended (the tag `awsddp:gpus`)."""
+        """Whether the GPUs of its instances are simulated (the tag `awsddp:gpus`)."""
         return self.rehearses or self.tags.get("awsddp:gpus") == "pretended"
 
     @property
@@ -88,7 +103,7 @@ class Facts:
     compat lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's code to
     its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
     CIDRs; `public_key` is the public half of `access.key`, "" where it is not told. `prices` are on-demand
-    prices of a machine an hour as the Pricing API told them on `price_date`, `spot_prices` those of a zone
+    prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those of a zone
     now. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no end).
     """
 
@@ -130,7 +145,7 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """An instance type that could be had instead. The price is of one instance on demand, an hour."""
+    """An instance type that could be had instead. The price is of one instance on demand, per hour."""
 
     instance_type: str
     gpu: str
@@ -142,7 +157,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What all nodes together cost an hour, by part. `machines` None: no price is known."""
+    """What all nodes together cost per hour, by part. `machines` None: no price is known."""
 
     machines: float | None
     disks: float
@@ -152,7 +167,7 @@ class Price:
 
     @property
     def total(self) -> float | None:
-        """All parts together, US dollars an hour."""
+        """All parts together, US dollars per hour."""
         return None if self.machines is None else round(self.machines + self.disks + self.addresses, 4)
 
 
@@ -194,10 +209,10 @@ class LaunchPlan:
     """What `up` will do. `numbers` are the nodes this launch fills; prices are of all `nodes` together.
 
     `why` tells how the type was chosen. `placement` is the placement group that the nodes share: a name,
-    {"$ref": "name"} where it is made with the cluster, None for none. SSH goes over `jump` ("": over
-    nothing) and may come from `ssh_cidrs`, blocks and groups. `untried` names what nobody has tried on AWS
-    yet, which `experimental` allows. `alternatives` are the plans tried next, in order, where AWS has no
-    machines for this one. `steps` lead from a cluster that exists to what is asked for.
+    {"$ref": "name"} where it is created with the cluster, None for none. SSH goes through the host `jump` and
+    is allowed from `ssh_cidrs`, blocks and groups. `untried` names what was never launched on AWS,
+    which `experimental` allows. `alternatives` are tried next, in order, when AWS has no
+    capacity for this plan. `steps` reconcile a cluster that exists.
     """
 
     cluster: str
@@ -213,9 +228,9 @@ class LaunchPlan:
     ssh_user: str
     image: Image
     disk_gb: int
-    zones: tuple[Zone, ...]
+    subnets: tuple[Zone, ...]
     address: str
-    jump: str
+    jump: str | None
     ssh_cidrs: tuple[str, ...]
     efa: Efa
     placement: str | dict[str, str] | None
@@ -233,7 +248,7 @@ class LaunchPlan:
 
     @property
     def instance_type(self) -> str:
-        """The name of the type: "g6.48xlarge"."""
+        """The name of the instance type: "g6.48xlarge"."""
         return self.kind.name
 
     @property
@@ -247,14 +262,111 @@ class LaunchPlan:
         return self.kind.gpu
 
     @property
+    def gpu_memory_gb(self) -> float:
+        """The memory of one GPU, in GiB."""
+        return self.kind.memory_gb
+
+    @property
+    def vcpus(self) -> int:
+        """How many vCPUs a node has."""
+        return self.kind.vcpus
+
+    @property
+    def memory_gb(self) -> float:
+        """The memory of a node, in GiB."""
+        return self.kind.ram_gb
+
+    @property
+    def network_gbit(self) -> str:
+        """The network bandwidth of a node, in Gbit/s, as AWS words it."""
+        return self.kind.network
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether CUDA calls run on the CPU."""
+        return self.image.rehearses
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """The zones to try, in order."""
+        return tuple(zone.name for zone in self.subnets)
+
+    @property
+    def price_parts(self) -> Price:
+        """The parts of the price per hour."""
+        return self.price
+
+    @property
+    def price_date(self) -> str:
+        """The date of the price."""
+        return self.price.date
+
+    @property
+    def price_source(self) -> str:
+        """The source of the price."""
+        return self.price.source
+
+    @property
     def price_usd_per_hour(self) -> float | None:
-        """Machines, disks and addresses of all nodes; None where no price is known."""
+        """Instances, disks and addresses of all nodes; None where no price is known."""
         return self.price.total
 
     @property
     def price_until_expiry_usd(self) -> float | None:
-        """What all nodes cost from the launch until they end themselves."""
+        """The cost of all nodes from the launch to their expiry."""
         return None if self.price.total is None else round(self.price.total * self.expires_s / 3600, 2)
+
+    @property
+    def egress_usd_per_gb(self) -> float:
+        """The list price of data transfer out of AWS."""
+        return EGRESS_USD_PER_GB
+
+    @property
+    def expires(self) -> dict[str, int]:
+        """The expiry as a placeholder of the plan's requests."""
+        return {"$now": self.expires_s}
+
+    @property
+    def makes(self) -> list[str]:
+        """The resources that the requests create, in words; those of a cluster that exists are kept."""
+        words = {
+            "ImportKeyPair": "key pair",
+            "CreateSecurityGroup": "security group",
+            "CreatePlacementGroup": "placement group",
+        }
+        found = [word for operation, word in words.items() if self.asks(operation) and not self.steps]
+        if not self.numbers:
+            return found
+        count, nics = len(self.numbers), self.request("RunInstances").parameters["NetworkInterfaces"]
+        found += [
+            _several(count, "instance"),
+            f"{_several(count, 'disk')} of {self.disk_gb} GB",
+            _several(count * len(nics), "network interface"),
+        ]
+        return found + ([_several(count, "public address", "es")] if self.address == "public" else [])
+
+    @property
+    def uses(self) -> dict[str, str]:
+        """The existing resources that the plan uses: the id or name by kind."""
+        if not self.numbers:
+            return {}
+        run = self.request("RunInstances").parameters
+        [disk], [instance, *_] = run["BlockDeviceMappings"], run["TagSpecifications"]
+        own = [
+            tag for tag in instance["Tags"] if tag["Key"] != "Name" and not tag["Key"].startswith("awsddp:")
+        ]
+        held = run.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+        found = {
+            "subnet": self.subnets[0].subnet if len(self.subnets) == 1 else None,
+            "key pair": run["KeyName"],
+            "security group": run["NetworkInterfaces"][0]["Groups"][0],
+            "placement group": run.get("Placement", {}).get("GroupName"),
+            "instance profile": next(iter(run.get("IamInstanceProfile", {}).values()), None),
+            "KMS key": disk["Ebs"].get("KmsKeyId"),
+            "reservation": held.get("CapacityReservationId"),
+            "tags": ", ".join(f"{tag['Key']}={tag['Value']}" for tag in own),
+        }
+        return {what: name for what, name in found.items() if isinstance(name, str) and name}
 
     def asks(self, operation: str) -> bool:
         """Whether the plan has a request of this operation."""
@@ -263,6 +375,10 @@ class LaunchPlan:
     def request(self, operation: str) -> Request:
         """Return the plan's request of this operation."""
         return next(request for request in self.requests if request.operation == operation)
+
+
+def _several(count: int, word: str, ending: str = "s") -> str:
+    return f"{count} {word}{ending * (count != 1)}"
 
 
 def names(cluster: str, cluster_id: str) -> dict[str, str]:

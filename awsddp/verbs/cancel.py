@@ -3,11 +3,9 @@
 from typing import Any
 
 from awsddp.errors import NotFoundError
-from awsddp.verbs import node_jobs
+from awsddp.verbs.cluster import ClusterHandle, choose_job
 from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import choose_job, jobs_on
-from awsddp.verbs.parts import connected, part, say_missing
-from awsddp.verbs.results import job_result, remember
+from awsddp.verbs.results import job_result
 
 
 def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
@@ -17,16 +15,12 @@ def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
     Nodes that cannot be asked are named: those that can end the job. Raises NotFoundError where no such job
     is, or none runs; NoNodes where no node can be asked.
     """
-    with part(ctx) as cluster, connected(ctx, cluster) as fleet:
-        known = jobs_on(ctx, fleet, partial=True)
-        say_missing(ctx, cluster, fleet)
-        running = [one for one in known if one.state == "running"]
+    with ClusterHandle.partly_ready(ctx) as cluster, cluster.connect_reachable():
+        jobs = cluster.jobs(partial=True)
+        cluster.say_missing()
+        running = [one for one in jobs if one.state == "running"]
         if job is None and not running:
-            raise NotFoundError("no job runs on this cluster", "", "awsddp jobs   # those that ran")
-        chosen = choose_job(known if job else running, job)
-        if chosen.state == "running":
-            ctx.say(f"ending job {chosen.job}: its ranks have {ctx.job.job.grace}")
-            node_jobs.cancel(ctx, fleet, chosen.job)
-            chosen = choose_job(jobs_on(ctx, fleet, partial=True), chosen.job)
-        remember(ctx, chosen)
-        return job_result(ctx, chosen)
+            raise NotFoundError("no job is running on this cluster", "", "awsddp jobs   # ended jobs")
+        ended = cluster.end_job(choose_job(jobs if job else running, job))
+        ctx.folder.remember(ended)
+        return job_result(ctx, ended)

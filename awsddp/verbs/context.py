@@ -2,12 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from awsddp.cluster import Cluster, Target
-from awsddp.errors import AwsddpError, CloudError, ConfigError
+from awsddp.cluster import Target
+from awsddp.errors import ConfigError
 from awsddp.report import Event, OnEvent
 from awsddp.spec import ClusterSpec, JobSpec
 from awsddp.state import Folder, Record
@@ -16,7 +16,10 @@ from awsddp.verbs.trail import Trail
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
+    from awsddp.nodes.jump import Jump
     from awsddp.plan import Facts
+
+JUMP = "network.jump"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +121,7 @@ def target_for(ctx: Context) -> Iterator[Target]:
                 raise ConfigError(
                     f"cluster.region: the local cloud is {target.region}, not {asked.region}",
                     "",
-                    f"leave --region out, or --region {target.region}; without --local it is on AWS",
+                    f"omit --region, or --region {target.region}; without --local it is on AWS",
                 )
         if target is None:
             remembered = record.target if record else Target()
@@ -127,137 +130,31 @@ def target_for(ctx: Context) -> Iterator[Target]:
             )
         if record is not None and record.target.place != target.place:
             raise ConfigError(
-                f"cluster {ctx.spec.name} lives in {record.target.place}, not in {target.place}",
-                "one name is one cluster",
+                f"cluster {ctx.spec.name}is in {record.target.place}, not in {target.place}",
+                "cluster names are unique",
                 f"awsddp -c {ctx.spec.name}-2 up ...   # another name\nawsddp down   # end the first one",
             )
         yield target
 
 
-NOWHERE = ("the local cloud, which does not run",)
+def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
+    """Return the jump host that is asked for now, else the one that the cluster was made with."""
+    asked = record.asked if record is not None and JUMP not in ctx.spec.given else {}
+    name = asked.get(JUMP, ctx.spec.network.jump)
+    if not name:
+        return None
+    from awsddp.nodes.jump import Jump
+
+    return Jump(name=name, folder=ctx.home)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The answer to a search: what AWS and the folder know of the cluster, and where was looked.
+def reach_jump(ctx: Context) -> None:
+    """Connect to the jump host, if there is one, before anything is made that only it leads to.
 
-    `others` are clusters of the same name and owner with another id, as two machines may make at once.
-    `record` is None where the folder is lost or speaks of another place.
+    Raises JumpFailure, ConfigError.
     """
+    jump = jump_of(ctx)
+    if jump is not None:
+        from awsddp.nodes.jump import reach
 
-    aws: "Aws"
-    target: Target
-    cluster: Cluster | None
-    record: Record | None
-    looked: tuple[str, ...]
-    others: tuple[Cluster, ...] = ()
-
-    def machines(self, cluster: Cluster) -> str:
-        """Return what of a cluster that was found lives, and where, in words."""
-        where = replace(self.target, region=cluster.region).place
-        return f"{len(cluster.live)} x {cluster.live[0].instance_type} in {where}"
-
-
-@contextlib.contextmanager
-def found(ctx: Context, *, newer: bool = False, whole: bool = False) -> Iterator[Found | None]:
-    """Look for the cluster where it is remembered; without a memory in the running local cloud, in the
-    given or configured region, then in every enabled region. None: the local cloud is meant, and none runs.
-
-    One call finds the nodes of a cluster that is remembered; with `whole` what exists beside them is looked
-    for, too. With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS
-    cannot be asked; no account at all counts as nothing there, unless the folder remembers a cluster.
-    """
-    record = ctx.folder.read(newer=newer)
-    asked = ctx.spec.cluster
-    if record is not None and not _speaks_of(record, ctx):
-        record = None
-    with contextlib.ExitStack() as stack:
-        looked: list[str] = []
-        nearest: Found | None = None
-        for target in _near(ctx, record, stack, ending=whole):
-            looked.append(target.place)
-            try:
-                nearest = _look(ctx, record, target, tuple(looked), whole=whole)
-            except (CloudError, ConfigError) as error:
-                if record is not None or not _no_account(error) or not (nearest or _ended_here(ctx)):
-                    raise
-                break
-            if nearest.cluster is not None:
-                break
-        if nearest is not None and nearest.cluster is None and record is None:
-            nearest = _everywhere(ctx, nearest) if not (ctx.local or asked.region) else nearest
-        yield nearest
-
-
-def _speaks_of(record: Record, ctx: Context) -> bool:
-    asked = ctx.spec.cluster
-    if record.target.name == "local":
-        return not (asked.region or asked.profile)
-    return not ctx.local and asked.region in (None, record.target.region)
-
-
-def _near(
-    ctx: Context, record: Record | None, stack: contextlib.ExitStack, *, ending: bool
-) -> Iterator[Target]:
-    """Yield the places to look in, nearest first."""
-    asked = ctx.spec.cluster
-    if record is not None and record.target.name != "local":
-        yield replace(record.target, profile=asked.profile or record.target.profile)
-        return
-    if record is not None or not (asked.region or asked.profile):
-        running = stack.enter_context(local.opened(ctx.home, ctx.on_event, start=False, ending=ending))
-        if running is not None:
-            yield running
-    if record is None and not ctx.local:
-        yield Target(region=asked.region, profile=asked.profile)
-
-
-def _look(
-    ctx: Context,
-    record: Record | None,
-    target: Target,
-    looked: tuple[str, ...],
-    *,
-    whole: bool = True,
-    login: "Aws | None" = None,
-) -> Found:
-    from awsddp.aws.clusters import find_clusters, glance
-
-    aws = aws_of(ctx, target, login=login)
-    owner = record.owner if record else aws.identity().user_id
-    clusters = () if whole or record is None else glance(aws, ctx.spec.name, owner)
-    clusters = clusters or find_clusters(aws, ctx.spec.name, owner)
-    known = (one for one in clusters if record is not None and one.id == record.id)
-    mine = next(known, clusters[0] if clusters else None)
-    if record is not None and (mine is None or mine.id != record.id):
-        check_account(ctx, aws, record)
-    others = tuple(one for one in clusters if one is not mine)
-    return Found(aws=aws, target=target, cluster=mine, record=record, looked=looked, others=others)
-
-
-def _everywhere(ctx: Context, nearest: Found) -> Found:
-    """Look in the other enabled regions, side by side; return where the cluster is, else `nearest`."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from awsddp.aws.facts import enabled_regions
-
-    if nearest.target.name == "local":
-        return nearest
-    others = [name for name in enabled_regions(nearest.aws) if name != nearest.aws.region]
-    looked = (*nearest.looked, *others)
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        answers = pool.map(
-            lambda name: _look(ctx, None, replace(nearest.target, region=name), looked, login=nearest.aws),
-            others,
-        )
-        return next((answer for answer in answers if answer.cluster), replace(nearest, looked=looked))
-
-
-def _no_account(error: AwsddpError) -> bool:
-    """Tell whether there is no AWS to ask from here: no region, or no credentials at all."""
-    return isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
-
-
-def _ended_here(ctx: Context) -> bool:
-    """Tell whether this machine has ended a cluster of this name, so that "absent" is the answer."""
-    return any((ctx.home / "history").glob(f"{ctx.spec.name}-????????"))
+        reach(jump)

@@ -1,77 +1,11 @@
-"""What this machine's clusters cost, by their ledgers and by what AWS lists."""
+"""report --cost: what this machine's clusters cost, by their ledgers."""
 
-import contextlib
-from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from awsddp import billing, compat
-from awsddp.cluster import Cluster, Node
-from awsddp.errors import ConfigError
-from awsddp.report import json_lines
-from awsddp.state import Record
+from awsddp import billing
 from awsddp.verbs.context import Context
-
-if TYPE_CHECKING:
-    from awsddp.aws.session import Aws
-
-
-def bill_of(
-    ctx: Context, record: Record | None, cluster: Cluster | None, aws: "Aws | None" = None
-) -> billing.Bill | None:
-    """Return the account of the cluster in the folder, now; None where this machine did not launch it.
-
-    What AWS lists and the ledger lacks is written down first, so that no later account is smaller. Where
-    nodes are spot, `aws` is asked for the prices that held since they were launched.
-    """
-    if record is None:
-        return None
-    now = datetime.now(UTC)
-    rows = _rows(ctx.folder.ledger)
-    nodes = cluster.nodes if cluster is not None and cluster.id == record.id else ()
-    lacking = billing.unwritten(billing.account(rows, now), nodes, launched=launched(record), now=now)
-    for row in (*lacking, *_repriced(rows, nodes, aws)):
-        event = str(row.pop("event"))
-        with contextlib.suppress(ConfigError):  # a full disk here hides no price
-            ctx.folder.note(event, id=record.id, **row)
-        rows.append({"event": event, "time": now.isoformat(), "id": record.id, **row})
-    running = {node.instance_id for node in nodes if node.state in ("pending", "running")}
-    return billing.account(rows, now, running=running)
-
-
-def _repriced(
-    rows: Sequence[Mapping[str, Any]], nodes: Sequence[Node], aws: "Aws | None"
-) -> Iterable[dict[str, Any]]:
-    began = [node.launched for node in nodes if node.spot and node.launched]
-    if aws is None or not began:
-        return ()
-    from awsddp.aws.prices import spot_history
-
-    history = spot_history(aws, {node.instance_type for node in nodes}, since=min(began))
-    return billing.repriced(rows, nodes, history)
-
-
-def note_fetched(ctx: Context, record: Record, size: int) -> None:
-    """Write down what it costs that so many bytes left AWS, by the list price."""
-    if size:
-        usd = size / 1e9 * compat.EGRESS_USD_PER_GB
-        with contextlib.suppress(ConfigError):  # no result waits for its price
-            ctx.folder.note("fetched", id=record.id, bytes=size, usd=round(usd, 6))
-
-
-def launched(record: Record) -> dict[str, Any]:
-    """Return what the ledger's row of a launch says of the cluster: its machines, rates of a node, expiry."""
-    price, disk = record.price_usd_per_hour, record.disk_usd_per_hour
-    return {
-        "target": record.target.name,
-        "region": record.target.region,
-        "instance_type": record.instance_type,
-        "nodes": record.nodes,
-        "node_usd_per_hour": None if price is None else round(price / record.nodes - disk, 6),
-        "disk_usd_per_hour": disk,
-        "expires": record.expires.isoformat(),
-    }
+from awsddp.verbs.ledger import read_rows
 
 
 def costs(ctx: Context) -> dict[str, Any]:
@@ -82,7 +16,7 @@ def costs(ctx: Context) -> dict[str, Any]:
     now = datetime.now(UTC)
     bills = []
     for folder in (*ctx.home.glob("history/*"), *ctx.home.glob("clusters/*")):
-        bill = billing.account(_rows(folder / "ledger.jsonl"), now)
+        bill = billing.account(read_rows(folder / "ledger.jsonl"), now)
         if bill is not None:
             name = folder.name[:-9] if folder.parent.name == "history" else folder.name
             bills.append({"cluster": name, **bill.document()})
@@ -92,12 +26,6 @@ def costs(ctx: Context) -> dict[str, Any]:
         "total_usd": _total(bills, "aws"),
         "would_have_cost_usd": _total(bills, "local"),
     }
-
-
-def _rows(ledger: Path) -> list[Mapping[str, Any]]:
-    if not ledger.is_file():
-        return []
-    return [row for row in json_lines(ledger.read_text(encoding="utf-8", errors="replace")) if "time" in row]
 
 
 def _total(bills: list[dict[str, Any]], target: str) -> float:

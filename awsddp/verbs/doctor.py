@@ -10,8 +10,7 @@ from awsddp import compat
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import names
 from awsddp.plan.policy import least_policy
-from awsddp.verbs.context import Context, aws_of, facts_of, target_for
-from awsddp.verbs.nodes import jump_of, reach_jump
+from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, reach_jump, target_for
 
 if TYPE_CHECKING:
     from awsddp.aws.preflight import Check
@@ -93,7 +92,7 @@ def request_quota(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, 
         quota = compat.quota_of(plan.instance_type, plan.market)
         if quota is None:
             raise ConfigError(
-                f"which quota {plan.market} {plan.kind.family} counts against is not known",
+                f"unknown quota for {plan.market} {plan.kind.family}",
                 "",
                 "see https://console.aws.amazon.com/servicequotas/",
             )

@@ -2,22 +2,18 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp import report
 from awsddp.billing import Bill
 from awsddp.cluster import Cluster
 from awsddp.errors import ConfigError, LeftoverError, NodeError, UsageError
 from awsddp.state import Record
-from awsddp.verbs.context import NOWHERE, Context, Found, found
-from awsddp.verbs.costs import bill_of
-from awsddp.verbs.fetch import bring_home_all
-from awsddp.verbs.settling import settled
-
-if TYPE_CHECKING:
-    from awsddp.aws.session import Aws
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.context import Context
+from awsddp.verbs.fetch import fetch_all
+from awsddp.verbs.ledger import bill_of
 
 
 def down(
@@ -36,39 +32,37 @@ def down(
     Raises that NodeError unless it agrees, LeftoverError where something could not be ended, CloudError
     where AWS cannot be asked.
     """
-    with ctx.folder.lock("down"), found(ctx, newer=True, whole=True) as seen:
-        if seen is None:
+    with ctx.folder.lock("down"), ClusterHandle.find(ctx, newer=True, whole=True) as cluster:
+        if cluster.gateway is None:
             _forget(ctx, ctx.folder.read(newer=True))
-            return _document(ctx, None)
-        clusters = _settled(ctx, seen)
+            return _document(cluster)
+        record, clusters = cluster.known, _existing(cluster)
         if not clusters:
-            if seen.record is not None:  # it ended by itself, at its expiry at the latest
-                at = min(datetime.now(UTC), seen.record.expires)
-                ctx.folder.note("ended", id=seen.record.id, at=at)
-            _forget(ctx, seen.record)
-            return _document(ctx, seen)
+            if record is not None:  # it ended by itself, at its expiry at the latest
+                ctx.folder.note("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
+            _forget(ctx, record)
+            return _document(cluster)
         live = [one for one in clusters if one.live]
-        if known_only and any(seen.record is None or one.id != seen.record.id for one in live):
-            raise _unknown(seen, live)
+        if known_only and any(record is None or one.id != record.id for one in live):
+            raise _unknown(cluster, live)
         if live:
-            confirm("\n".join(_what_ends(ctx, seen, one, discard=discard) for one in live))
+            confirm("\n".join(_what_ends(cluster, one, discard=discard) for one in live))
         for one in live if not discard else ():
-            mine = seen.record is not None and seen.record.id == one.id
             try:
-                bring_home_all(ctx, seen if mine else replace(seen, record=None), one)
+                fetch_all(cluster, one)
             except NodeError as error:
                 if not lose(error):
                     raise
-        bill_of(ctx, seen.record, clusters[0], seen.aws)
-        terminated = _end(ctx, seen.aws, clusters)
-        bill = bill_of(ctx, seen.record, None)
-        _forget(ctx, seen.record, cluster_id=clusters[0].id)
+        bill_of(ctx, record, clusters[0], cluster.aws)
+        terminated = _end(cluster, clusters)
+        bill = bill_of(ctx, record, None)
+        _forget(ctx, record, cluster_id=clusters[0].id)
         removed = sum(len(one.leftovers) for one in clusters)
-        return _document(ctx, seen, terminated=terminated, removed=removed, bill=bill)
+        return _document(cluster, terminated=terminated, removed=removed, bill=bill)
 
 
-def _unknown(seen: Found, live: Sequence[Cluster]) -> UsageError:
-    made = "; ".join(f"{seen.machines(one)}{_made(one)}" for one in live)
+def _unknown(cluster: ClusterHandle, live: Sequence[Cluster]) -> UsageError:
+    made = "; ".join(f"{cluster.machines(one)}{_made(one)}" for one in live)
     return UsageError(
         f"-y does not end cluster {live[0].name}, which this machine has no record of",
         made,
@@ -76,21 +70,20 @@ def _unknown(seen: Found, live: Sequence[Cluster]) -> UsageError:
     )
 
 
-def _end(ctx: Context, aws: "Aws", clusters: tuple[Cluster, ...]) -> tuple[str, ...]:
+def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]:
     """End the clusters, one for each id that carries the name, and return the instances that ended.
 
     Raises LeftoverError, once all that can be is ended.
     """
-    from awsddp.aws.teardown import teardown
-
+    ctx = cluster.ctx
     terminated: list[str] = []
     left: list[str] = []
-    for cluster in clusters:
+    for one in clusters:
         began = datetime.now(UTC)  # EC2 bills no instance that is shutting down
-        ended = teardown(aws, cluster, on_event=ctx.say)
+        ended = cluster.end(one)
         with contextlib.suppress(ConfigError):  # the end of the machines does not wait for a full disk here
             ctx.folder.note(
-                "ended", id=cluster.id, at=began, terminated=ended.terminated, leftovers=ended.leftovers
+                "ended", id=one.id, at=began, terminated=ended.terminated, leftovers=ended.leftovers
             )
         terminated += ended.terminated
         left += ended.leftovers
@@ -103,37 +96,35 @@ def _end(ctx: Context, aws: "Aws", clusters: tuple[Cluster, ...]) -> tuple[str, 
     return tuple(terminated)
 
 
-def _settled(ctx: Context, seen: Found) -> tuple[Cluster, ...]:
+def _existing(cluster: ClusterHandle) -> tuple[Cluster, ...]:
     """Return what carries the name once AWS lists what this machine launched, or a launch that was cut off
     has shown what came of it; this machine's own first."""
     from awsddp.aws.clusters import find_clusters
     from awsddp.aws.instances import appear, filled_by
 
-    record = seen.record
-    clusters = tuple(one for one in (seen.cluster, *seen.others) if one is not None)
+    ctx, record, own = cluster.ctx, cluster.known, cluster.own
     if record is None:
-        return clusters
-    mine = next((one for one in clusters if one.id == record.id), None)
+        return cluster.all_listed
     if record.intent is None:
-        mine = settled(seen.aws, ctx.spec.name, record, mine)
-    elif not (mine and mine.live and filled_by(record.intent) <= {node.node for node in mine.live}):
-        appear(seen.aws, record.intent, on_event=ctx.say)
-        again = find_clusters(seen.aws, ctx.spec.name, record.owner)
-        mine = next((one for one in again if one.id == record.id), None)
-    others = tuple(one for one in clusters if one.id != record.id)
-    return (mine, *others) if mine is not None else others
+        own = cluster.wait_until_listed()
+    elif not (own and own.live and filled_by(record.intent) <= {node.node for node in own.live}):
+        appear(cluster.aws, record.intent, on_event=ctx.say)
+        again = find_clusters(cluster.aws, ctx.spec.name, record.owner)
+        own = next((one for one in again if one.id == record.id), None)
+    others = tuple(one for one in cluster.all_listed if one.id != record.id)
+    return (own, *others) if own is not None else others
 
 
-def _what_ends(ctx: Context, seen: Found, cluster: Cluster, *, discard: bool) -> str:
-    said = [f"Cluster {cluster.name}: {seen.machines(cluster)}{_made(cluster)} will be terminated."]
-    for job in seen.record.jobs if seen.record else ():
-        if job.state == "running" and job.job in cluster.unfetched:
-            grace = "" if discard else f" and has {ctx.job.job.grace} to save"
-            said.append(f"Job {job.job} still runs (as last seen): it is ended{grace}.")
-    if cluster.unfetched:
-        fate = "are lost" if discard else "come home first"
-        said.append(f"The results of {', '.join(cluster.unfetched)} {fate}.")
-    return "\n".join(said)
+def _what_ends(cluster: ClusterHandle, listed: Cluster, *, discard: bool) -> str:
+    question = [f"Cluster {listed.name}: {cluster.machines(listed)}{_made(listed)} will be terminated."]
+    for job in cluster.known.jobs if cluster.known else ():
+        if job.state == "running" and job.job in listed.unfetched:
+            grace = "" if discard else f" and has {cluster.ctx.job.job.grace} to save"
+            question.append(f"Job {job.job} still runs (as last seen): it is ended{grace}.")
+    if listed.unfetched:
+        fate = "are lost" if discard else "are fetched first"
+        question.append(f"The results of {', '.join(listed.unfetched)} {fate}.")
+    return "\n".join(question)
 
 
 def _made(cluster: Cluster) -> str:
@@ -153,21 +144,16 @@ def _forget(ctx: Context, record: Record | None, cluster_id: str | None = None) 
 
 
 def _document(
-    ctx: Context,
-    seen: Found | None,
-    *,
-    terminated: tuple[str, ...] = (),
-    removed: int = 0,
-    bill: Bill | None = None,
+    cluster: ClusterHandle, *, terminated: tuple[str, ...] = (), removed: int = 0, bill: Bill | None = None
 ) -> dict[str, Any]:
     return {
-        "cluster": ctx.spec.name,
+        "cluster": cluster.ctx.spec.name,
         "state": "absent",
-        "target": seen.target.name if seen else "local",
+        "target": cluster.target.name,
         "terminated": list(terminated),
         "leftovers": [],
         "removed": removed,
         "cost_usd": bill.cost_usd if bill else None,
-        "looked": list(seen.looked if seen else NOWHERE),
+        "looked": list(cluster.searched),
         "ended": report.iso(datetime.now(UTC)),
     }

@@ -6,8 +6,8 @@ from typing import Any
 
 from awsddp.errors import NodeError
 from awsddp.report import node_name
+from awsddp.verbs.cluster import ClusterHandle, choose_nodes
 from awsddp.verbs.context import Context
-from awsddp.verbs.nodes import Ready, chosen_nodes, reach, ready
 
 # What is the user's comes as words of its own: nothing is pasted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
@@ -31,9 +31,9 @@ def exec(
         said.setdefault((number, error), bytearray()).extend(data)
         on_output(number, data, error)
 
-    with ready(ctx) as cluster:
-        nodes = chosen_nodes(cluster.nodes, node)
-        with reach(ctx, cluster, nodes) as fleet:
+    with ClusterHandle.ready(ctx) as cluster:
+        nodes = choose_nodes(cluster.nodes, node)
+        with cluster.connect(nodes) as fleet:
             requests = {one.node: (_line(cluster, one.node, argv), stdin) for one in nodes}
             ends = fleet.stream(
                 requests,
@@ -60,5 +60,5 @@ def exec(
     }
 
 
-def _line(cluster: Ready, node: int, argv: Sequence[str]) -> list[str]:
+def _line(cluster: ClusterHandle, node: int, argv: Sequence[str]) -> list[str]:
     return ["sh", "-c", _RUN, "sh", posixpath.dirname(cluster.prepared(node).python), *argv]

@@ -7,12 +7,10 @@ from awsddp.cluster import Cluster, Job, Node
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.report import money, node_name
 from awsddp.state import Record
-from awsddp.verbs.context import Context, Found
+from awsddp.verbs.cluster import ClusterHandle, NoNodes, reachable
+from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
-from awsddp.verbs.node_jobs import cancel, choose_job, jobs_on
-from awsddp.verbs.nodes import NoNodes, Ready, connect
-from awsddp.verbs.parts import choose, connected, part
-from awsddp.verbs.results import bring_home, place_of, remember, still_missing, whole_at_home
+from awsddp.verbs.results import results_dir, whole_at_home
 from awsddp.verbs.up import up
 
 if TYPE_CHECKING:
@@ -51,20 +49,20 @@ def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[s
     last = job or (record.jobs[-1].job if record is not None and record.jobs else None)
     kept = whole_at_home(ctx, last) if last is not None else None
     try:
-        with part(ctx) as cluster:
+        with ClusterHandle.partly_ready(ctx) as cluster:
             if not anew and kept is not None and job not in (None, *cluster.unfetched):
                 return _kept(ctx, kept)
-            with connected(ctx, cluster) as fleet:
-                chosen = choose(ctx, cluster, fleet, job)
-                came = bring_home(ctx, cluster, fleet, chosen, to=to)
-                remember(ctx, chosen)
-                lost = still_missing(ctx, cluster, fleet, chosen, to=to)
+            with cluster.connect_reachable():
+                chosen = cluster.job(job)
+                fetched = cluster.fetch(chosen, to=to)
+                ctx.folder.remember(chosen)
+                lost = cluster.still_missing(chosen, to=to)
     except (NotFoundError, NoNodes) as none:
         owed = isinstance(none, NoNodes) and job is None and none.stopped
         if kept is None or anew or owed:
             raise
         return _kept(ctx, kept)
-    result = _document(came, job=chosen.job, home=to or place_of(ctx, chosen.job))
+    result = _document(fetched, job=chosen.job, home=to or results_dir(ctx, chosen.job))
     if lost:
         why = "\n".join(lost.values())
         if kept is not None and kept.job == chosen.job:
@@ -76,78 +74,69 @@ def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[s
 
 
 def _kept(ctx: Context, job: Job) -> dict[str, Any]:
-    ctx.say(f"the results of {job.job} are home")
-    return _document({}, job=job.job, home=place_of(ctx, job.job))
+    ctx.say(f"the results of {job.job} are already fetched")
+    return _document({}, job=job.job, home=results_dir(ctx, job.job))
 
 
-def bring_home_all(ctx: Context, seen: Found, cluster: Cluster) -> None:
+def fetch_all(cluster: ClusterHandle, listed: Cluster) -> None:
     """Before the nodes end: end what still runs on them, and fetch every job that is not home.
 
     What can be had is fetched and released; a part that only a machine held which is gone is named. Raises
     NodeError, naming the jobs, the price and the ways out, where results remain on nodes.
     """
-    owing = [node for node in cluster.live if node.unfetched]
+    owing = [node for node in listed.live if node.unfetched]
     if not owing:
         return
-    record = seen.record
-    if record is None or not ctx.folder.key.exists():
-        raise _not_home(cluster, owing, record, "this machine has no key to the nodes that hold them")
-    running = [node for node in cluster.live if node.state == "running" and node.address]
-    left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in running}
+    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
+    if record is None or not cluster.ctx.folder.key.exists():
+        raise _not_home(listed, owing, record, "this machine has no key for the nodes that hold them")
+    cluster.use(reachable(listed.live), of=listed.live)
+    left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in cluster.nodes}
     try:
-        if running:
-            left |= _fetch_all(ctx, seen, cluster, record, running)
+        if cluster.nodes:
+            left |= _fetch_owed(cluster)
     except AwsddpError as error:
-        raise _not_home(cluster, owing, record, str(error)) from error
+        raise _not_home(listed, owing, record, str(error)) from error
     if left:
-        raise _not_home(cluster, list(left), record, ", ".join(left.values()))
+        raise _not_home(listed, list(left), record, ", ".join(left.values()))
 
 
-def _fetch_all(
-    ctx: Context, seen: Found, whole: Cluster, record: Record, running: list[Node]
-) -> dict[Node, str]:
+def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
     """Fetch what the running nodes owe, and return those that could not be asked, and why."""
-    others = tuple(node for node in whole.live if node not in running)
-    cluster = Ready(aws=seen.aws, record=record, nodes=tuple(running), others=others)
-    with connect(ctx, record, running, deadline_s=REACH_S, partial=True) as fleet:
-        for job in jobs_on(ctx, fleet, partial=True):
-            if job.job in cluster.unfetched:
-                _end_and_fetch(ctx, cluster, fleet, job)
-        owing = [node for node in running if node.unfetched]
+    ctx = cluster.ctx
+    with cluster.connect(deadline_s=REACH_S, partial=True) as fleet:
+        for job in cluster.jobs(partial=True):
+            if job.job not in cluster.unfetched:
+                continue
+            job = cluster.end_job(job)
+            if job.state == "running":
+                raise NodeError(f"job {job.job} does not end")
+            ctx.say(f"fetching the results of {job.job} from {', '.join(map(node_name, fleet.nodes))}")
+            cluster.fetch(job)
+            ctx.folder.remember(job)
+            for text in cluster.still_missing(job).values():
+                ctx.say(text)
+        owing = [node for node in cluster.nodes if node.unfetched]
         return {node: str(fleet.failures[node.node]) for node in owing if node.node in fleet.failures}
-
-
-def _end_and_fetch(ctx: Context, cluster: Ready, fleet: Any, job: Job) -> None:
-    if job.state == "running":
-        ctx.say(f"ending job {job.job}, which still runs: its ranks have {ctx.job.job.grace}")
-        cancel(ctx, fleet, job.job)
-        job = choose_job(jobs_on(ctx, fleet, partial=True), job.job)
-        if job.state == "running":
-            raise NodeError(f"job {job.job} does not end")
-    ctx.say(f"bringing the results of {job.job} home from {', '.join(map(node_name, fleet.nodes))}")
-    bring_home(ctx, cluster, fleet, job)
-    remember(ctx, job)
-    for text in still_missing(ctx, cluster, fleet, job).values():
-        ctx.say(text)
 
 
 def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: str) -> NodeError:
     """Return the error that names the jobs that nodes owe, what it costs to keep them, and the ways out."""
     stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
-    ways = ["awsddp down --discard   # end the nodes, and lose what they hold"]
+    ways = ["awsddp down --discard   # terminate the nodes and lose what they hold"]
     if stopped:
         ways.insert(0, f"awsddp up   # start {', '.join(stopped)}; then awsddp down")
     if all(node.state == "stopped" for node in cluster.live):
-        bill = "meanwhile only the disks cost"
+        bill = "until then only the disks cost"
     else:
         if not any(node.spot for node in cluster.live):
-            ways.append("awsddp stop   # or keep their disks")
-        bill = "meanwhile the nodes cost money"
+            ways.append("awsddp stop   # or stop them and keep their disks")
+        bill = "until then the nodes cost money"
         if record is not None and record.price_usd_per_hour is not None:
             would = "would cost" if record.target.name == "local" else "cost"
-            bill = f"meanwhile the nodes {would} {money(record.price_usd_per_hour)} an hour"
+            bill = f"until then the nodes {would} {money(record.price_usd_per_hour)} per hour"
     jobs = sorted({job for node in owing for job in node.unfetched})
-    return NodeError(f"the results of {', '.join(jobs)} are not home", f"{why}\n{bill}", "\n".join(ways))
+    return NodeError(f"the results of {', '.join(jobs)} are not fetched", f"{why}\n{bill}", "\n".join(ways))
 
 
 def _document(came: "dict[int, Fetched]", *, job: str, home: Path) -> dict[str, Any]:

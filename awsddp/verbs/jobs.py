@@ -1,12 +1,11 @@
-"""jobs: what runs and what ran on the cluster, as its nodes know it; kept for `status`."""
+"""jobs: what runs and what ran on the cluster, as its nodes have it; kept for `status`."""
 
 from typing import Any
 
 from awsddp import report
+from awsddp.cluster import Job
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import jobs_on
-from awsddp.verbs.parts import connected, part, say_missing
-from awsddp.verbs.results import remember
 
 
 def jobs(ctx: Context) -> list[dict[str, Any]]:
@@ -14,8 +13,13 @@ def jobs(ctx: Context) -> list[dict[str, Any]]:
 
     Nodes that cannot be asked are named. Raises NotFoundError, and NoNodes where none can.
     """
-    with part(ctx) as cluster, connected(ctx, cluster) as fleet:
-        known = jobs_on(ctx, fleet, partial=True)
-        say_missing(ctx, cluster, fleet)
-        remember(ctx, *known)
-        return [report.job_document(job) for job in known]
+    return [report.job_document(job) for job in known_jobs(ctx)]
+
+
+def known_jobs(ctx: Context) -> tuple[Job, ...]:
+    """Return every job that the nodes know, oldest first. Raises as `jobs` does."""
+    with ClusterHandle.partly_ready(ctx) as cluster, cluster.connect_reachable():
+        known = cluster.jobs(partial=True)
+        cluster.say_missing()
+        ctx.folder.remember(*known)
+        return known

@@ -1,132 +1,126 @@
 """From a plan to instances: over zones, types, regions and markets, and again where that was asked for."""
 
 import secrets
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from awsddp.cluster import Node, Target
+from awsddp.cluster import Node
 from awsddp.errors import AwsddpError, CapacityError
+from awsddp.parallel import each
 from awsddp.plan import Facts, LaunchPlan, make_plan, names
 from awsddp.spec import idle_seconds, remembered
 from awsddp.state import Record, write_private
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, aws_of, facts_of, own_key_file
-from awsddp.verbs.costs import launched
-
-if TYPE_CHECKING:
-    from awsddp.aws.session import Aws
+from awsddp.verbs.ledger import launched
 
 # Between two rounds of --retry-until-up: capacity comes back in minutes, not in seconds.
 FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 
 
-def plan_everywhere(ctx: Context, aws: "Aws", target: Target, facts: Facts) -> LaunchPlan:
+def plan_everywhere(cluster: ClusterHandle, facts: Facts) -> LaunchPlan:
     """Return the plan of the region that `facts` are of; what `capacity.regions` lists are alternatives.
 
-    A region where the spec cannot be is told as a warning. Raises the first region's refusal where none can.
+    A region where the spec cannot be is a warning. Raises the first region's refusal where none can.
     """
-    others = [region for region in ctx.spec.capacity.regions if region != facts.region]
-    with ThreadPoolExecutor(max_workers=max(1, len(others))) as pool:
-        away = [pool.submit(_plan_in, ctx, target, region, aws) for region in others]
-        made: list[LaunchPlan] = []
-        refusals: list[AwsddpError] = []
-        here: Callable[[], LaunchPlan] = partial(make_plan, ctx.spec, facts)
-        for attempt in (here, *(future.result for future in away)):
-            try:
-                plan = attempt()
-                made += [replace(plan, alternatives=()), *plan.alternatives]
-            except AwsddpError as refusal:
-                refusals.append(refusal)
-    if not made:
+    plans: list[LaunchPlan] = []
+    refusals: list[AwsddpError] = []
+    for made in each(lambda region: _plan_in(cluster, region, facts), _regions(cluster, facts)):
+        if isinstance(made, LaunchPlan):
+            plans += [replace(made, alternatives=()), *made.alternatives]
+        else:
+            refusals.append(made)
+    if not plans:
         raise refusals[0]
-    markets = list(dict.fromkeys(plan.market for plan in made))
-    first, *later = sorted(made, key=lambda plan: markets.index(plan.market))
-    warnings = (*first.warnings, *(f"passed over: {refusal.message}" for refusal in refusals))
+    markets = list(dict.fromkeys(plan.market for plan in plans))
+    first, *later = sorted(plans, key=lambda plan: markets.index(plan.market))
+    warnings = (*first.warnings, *(f"skipped: {refusal.message}" for refusal in refusals))
     return replace(first, warnings=warnings, alternatives=tuple(later))
 
 
-def _plan_in(ctx: Context, target: Target, region: str, login: "Aws") -> LaunchPlan:
-    capacity = ctx.spec.capacity
-    zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
-    spec = replace(ctx.spec, capacity=replace(capacity, zones=zones))
-    aws = aws_of(ctx, replace(target, region=region), login=login)
-    return make_plan(spec, facts_of(aws, spec, target))
+def _regions(cluster: ClusterHandle, facts: Facts) -> list[str]:
+    others = cluster.ctx.spec.capacity.regions
+    return [facts.region, *(region for region in others if region != facts.region)]
+
+
+def _plan_in(cluster: ClusterHandle, region: str, facts: Facts) -> LaunchPlan | AwsddpError:
+    """Return the plan of a region, or why there is none; `facts` are of the first one."""
+    ctx, capacity = cluster.ctx, cluster.ctx.spec.capacity
+    try:
+        if region == facts.region:
+            return make_plan(ctx.spec, facts)
+        zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
+        spec = replace(ctx.spec, capacity=replace(capacity, zones=zones))
+        target = replace(cluster.target, region=region)
+        return make_plan(spec, facts_of(aws_of(ctx, target, login=cluster.aws), spec, target))
+    except AwsddpError as error:
+        return error
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """What all attempts of one round share: the cluster's id, its keys, when it began, what was before it."""
+    """What all attempts of one round share: the cluster's id, its keys, when it began, the record before."""
 
     cluster_id: str
     before: Record | None
-    target: Target
     now: datetime
     host_key: str
     secrets: dict[str, str]
 
 
-def carry_out(
-    ctx: Context,
-    aws: "Aws",
-    plan: LaunchPlan,
-    target: Target,
-    record: Record | None,
-    *,
-    now: datetime | None = None,
-) -> tuple[Record, tuple[Node, ...]]:
+def launch(cluster: ClusterHandle, plan: LaunchPlan, *, now: datetime | None = None) -> tuple[Node, ...]:
     """Make the key, the groups and the instances; each step is written down before it is taken.
 
-    `record` is what the folder knows of the cluster, whose id and nodes stay; the plan's expiry counts from
-    `now`. Where AWS has no machines for the plan its alternatives are tried in order, each shown; with
-    `capacity.retry_until_up` all of them again, until there are machines. What a refused launch made is taken
-    away again. Raises CapacityError, CloudError or ConfigError.
+    The id and the nodes of a cluster that is known stay; the plan's expiry counts from `now`. Where AWS has
+    no machines for the plan its alternatives are tried in order, each shown; with `capacity.retry_until_up`
+    all of them again, until there are machines. What a refused launch made is removed. The handle then has
+    the record and the gateway of the region that was launched in. Raises CapacityError, CloudError or
+    ConfigError.
     """
     from awsddp.aws.waits import CLOCK, growing
 
-    cluster_id = record.id if record else secrets.token_hex(4)
+    ctx, before = cluster.ctx, cluster.known
+    cluster_id = before.id if before else secrets.token_hex(4)
     for pause in growing(FIRST_PAUSE_S, MOST_PAUSE_S):
         begun = now or datetime.now(UTC).replace(microsecond=0)
-        shared = _Launch(
-            cluster_id=cluster_id, before=record, target=target, now=begun, **_keys(ctx, plan, begun)
-        )
+        shared = _Launch(cluster_id=cluster_id, before=before, now=begun, **_keys(ctx, plan, begun))
         try:
-            return _round(ctx, aws, plan, shared)
+            return _round(cluster, plan, shared)
         except CapacityError as error:
             if not ctx.spec.capacity.retry_until_up:
                 raise
-            ctx.say(f"{error.message}: asking again in {pause:.0f} s; Ctrl-C ends it")
+            ctx.say(f"{error.message}: trying again in {pause:.0f} s; Ctrl-C ends it")
             CLOCK.sleep(pause)
     raise AssertionError("growing() never ends")
 
 
-def _round(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tuple[Record, tuple[Node, ...]]:
+def _round(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple[Node, ...]:
     """Try the plan and its alternatives once."""
     from awsddp.aws.instances import NEXT_ZONE
     from awsddp.aws.refusals import Refused, Unanswered
 
+    ctx = cluster.ctx
     failures: list[AwsddpError] = []
     for one in (plan, *plan.alternatives):
-        if one.region != aws.region:
-            _take_away(ctx, aws, shared)
-            aws = aws_of(ctx, replace(shared.target, region=one.region), login=aws)
+        if one.region != cluster.aws.region:
+            _clean_up(cluster, shared)
+            cluster.gateway = aws_of(ctx, replace(cluster.target, region=one.region), login=cluster.aws)
         try:
-            return _attempt(ctx, aws, one, shared)
+            return _attempt(cluster, one, shared)
         except CapacityError as error:
             failures.append(error)
         except Refused as refusal:
             if isinstance(refusal, Unanswered):
                 raise
             if refusal.code not in NEXT_ZONE:
-                _take_away(ctx, aws, shared)
+                _clean_up(cluster, shared)
                 raise
             failures.append(refusal)
         ctx.say(failures[-1].message)
-    _take_away(ctx, aws, shared)
-    raise _nowhere(failures)
+    _clean_up(cluster, shared)
+    raise _no_capacity(failures)
 
 
 def _keys(ctx: Context, plan: LaunchPlan, now: datetime) -> dict[str, Any]:
@@ -148,44 +142,47 @@ def _keys(ctx: Context, plan: LaunchPlan, now: datetime) -> dict[str, Any]:
     }
 
 
-def _attempt(ctx: Context, aws: "Aws", plan: LaunchPlan, shared: _Launch) -> tuple[Record, tuple[Node, ...]]:
+def _attempt(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple[Node, ...]:
+    from awsddp.aws import instances
     from awsddp.aws.access import ensure_access
-    from awsddp.aws.instances import launch
 
-    record = _record(ctx, plan, shared, account=aws.identity().account)
+    ctx, aws = cluster.ctx, cluster.aws
+    record = _record(cluster, plan, shared)
     ctx.folder.write(record)
-    given: dict[str, Any] = {"secrets": shared.secrets, "now": shared.now, "on_event": ctx.say}
+    common: dict[str, Any] = {"secrets": shared.secrets, "now": shared.now, "on_event": ctx.say}
     ids = names(plan.cluster, record.id)
-    group = ensure_access(aws, plan, ids=ids, **given)
+    group = ensure_access(aws, plan, ids=ids, **common)
 
     def write_intent(intent: dict[str, Any]) -> None:
         ctx.folder.write(replace(record, intent={**intent, "host_key": shared.host_key}))
 
-    nodes = launch(aws, plan, ids={**ids, "security_group": group}, write_intent=write_intent, **given)
-    made = [node.instance_id for node in nodes]
-    ctx.folder.note("launched", id=record.id, instances=made, **launched(record))
-    return ctx.folder.read() or record, nodes
+    ids = {**ids, "security_group": group}
+    nodes = instances.launch(aws, plan, ids=ids, write_intent=write_intent, **common)
+    ctx.folder.note(
+        "launched", id=record.id, instances=[node.instance_id for node in nodes], **launched(record)
+    )
+    cluster.known = ctx.folder.read() or record
+    return nodes
 
 
-def _take_away(ctx: Context, aws: "Aws", shared: _Launch) -> None:
-    """Delete what a launch that came to nothing made in a region; what stays is told.
+def _clean_up(cluster: ClusterHandle, shared: _Launch) -> None:
+    """Delete what a launch that came to nothing made in a region; what stays is said.
 
     The folder then knows again what it knew before.
     """
     from awsddp.aws.clusters import find_clusters
-    from awsddp.aws.teardown import teardown
 
+    ctx, aws = cluster.ctx, cluster.aws
     record = ctx.folder.read()
     if record is not None:
         ctx.folder.write(shared.before or replace(record, intent=None, asked={}))
-    found = find_clusters(aws, ctx.spec.name, record.owner if record else aws.identity().user_id)
-    for cluster in found:
-        if cluster.id == shared.cluster_id and not cluster.live:
-            for left in teardown(aws, cluster, on_event=ctx.say).leftovers:
+    for one in find_clusters(aws, ctx.spec.name, record.owner if record else aws.identity().user_id):
+        if one.id == shared.cluster_id and not one.live:
+            for left in cluster.end(one).leftovers:
                 ctx.say(f"left in {aws.region}: {left}")
 
 
-def _nowhere(failures: list[AwsddpError]) -> AwsddpError:
+def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
     if len(failures) == 1:
         return failures[0]
     return CapacityError(
@@ -195,13 +192,13 @@ def _nowhere(failures: list[AwsddpError]) -> AwsddpError:
     )
 
 
-def _record(ctx: Context, plan: LaunchPlan, shared: _Launch, *, account: str) -> Record:
+def _record(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> Record:
     before = shared.before
     return Record(
         id=shared.cluster_id,
         owner=plan.owner,
-        account=account,
-        target=replace(shared.target, region=plan.region),
+        account=cluster.aws.identity().account,
+        target=replace(cluster.target, region=plan.region),
         created=shared.now,
         expires=shared.now + timedelta(seconds=plan.expires_s),
         instance_type=plan.instance_type,
@@ -211,8 +208,9 @@ def _record(ctx: Context, plan: LaunchPlan, shared: _Launch, *, account: str) ->
         ssh_user=plan.ssh_user,
         price_usd_per_hour=plan.price_usd_per_hour,
         disk_usd_per_hour=round(plan.price.disks / plan.nodes, 6),
-        asked=remembered(ctx.spec),
+        asked=remembered(cluster.ctx.spec),
         prepared=before.prepared if before else (),
+        addresses=before.addresses if before else {},
         jobs=before.jobs if before else (),
     )
 

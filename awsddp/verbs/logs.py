@@ -11,18 +11,9 @@ from awsddp.errors import ConfigError, NotFoundError, UsageError
 from awsddp.jobs.logs import Merger
 from awsddp.report import node_name
 from awsddp.spec import seconds
+from awsddp.verbs.cluster import ClusterHandle, NoNodes
 from awsddp.verbs.context import Context
-from awsddp.verbs.finishing import finish
-from awsddp.verbs.nodes import NoNodes
-from awsddp.verbs.parts import choose, connected, part
-from awsddp.verbs.results import (
-    job_at_home,
-    job_result,
-    place_of,
-    remember,
-    still_missing,
-    whole_at_home,
-)
+from awsddp.verbs.results import job_at_home, job_result, results_dir, whole_at_home
 from awsddp.verbs.watching import Watch
 
 
@@ -58,7 +49,9 @@ class Shown:
         try:
             pattern = re.compile(self.grep.encode())
         except re.error as error:
-            raise UsageError(f"--grep {self.grep}: no pattern", str(error), "escape it with \\") from error
+            raise UsageError(
+                f"--grep {self.grep}: invalid pattern", str(error), "escape it with \\"
+            ) from error
 
         def only(data: bytes) -> None:
             kept = [line for line in data.splitlines(keepends=True) if pattern.search(line)]
@@ -83,31 +76,29 @@ def logs(
 
     With `follow` to the job's end, and then bring its results home. A job that is at home needs no node, one
     of which a part is missing is shown from those that can be asked. Raises NotFoundError where nobody knows
-    the job, NoNodes where no node can be asked, and what `finish` raises.
+    the job, NoNodes where no node can be asked, and what `ClusterHandle.finish` raises.
     """
     on_lines = shown.filtered(on_lines)
     since = None if shown.since is None else moment(shown.since, now=datetime.now()).timestamp()
     if job is not None and (kept := whole_at_home(ctx, job)):
         return _replay(ctx, kept, shown, since, on_lines)
     try:
-        with part(ctx) as cluster, connected(ctx, cluster) as fleet:
-            chosen = choose(ctx, cluster, fleet, job)
-            remember(ctx, chosen)
+        with ClusterHandle.partly_ready(ctx) as cluster, cluster.connect_reachable():
+            chosen = cluster.job(job)
+            ctx.folder.remember(chosen)
             merger = merger_of(ctx, chosen, shown.of(chosen), since=since)
-            chosen = Watch(
-                ctx, cluster, fleet, chosen, merger=merger, on_lines=on_lines, to_the_end=follow
-            ).run()
+            chosen = Watch(cluster, chosen, merger=merger, on_lines=on_lines, to_the_end=follow).run()
             if follow:
-                return finish(ctx, cluster, fleet, chosen)
-            for text in still_missing(ctx, cluster, fleet, chosen).values():
+                return cluster.finish(chosen)
+            for text in cluster.still_missing(chosen).values():
                 ctx.say(text)
-            remember(ctx, chosen)
+            ctx.folder.remember(chosen)
             return job_result(ctx, chosen)
     except (NotFoundError, NoNodes) as error:
         kept = job_at_home(ctx, job)
         if kept is None:
             raise
-        ctx.say(f"{error.message}; job {kept.job} is shown from {place_of(ctx, kept.job)}")
+        ctx.say(f"{error.message}; job {kept.job} is shown from {results_dir(ctx, kept.job)}")
         return _replay(ctx, kept, shown, since, on_lines)
 
 
@@ -142,16 +133,14 @@ def moment(text: str, *, now: datetime) -> datetime:
         return named
     except (ValueError, OverflowError) as error:
         why = "neither a duration nor a time"
-        raise UsageError(
-            f"--since {text}: {why}", "", "write it as 10m, 2h, 14:30 or 2026-11-21T14:30"
-        ) from error
+        raise UsageError(f"--since {text}: {why}", "", "use 10m, 2h, 14:30 or 2026-11-21T14:30") from error
 
 
 def merger_of(
     ctx: Context, job: Job, shown: Collection[int] | None = None, *, since: float | None = None
 ) -> Merger:
     """Return what merges a job's logs: those of all ranks are kept at home, those of `shown` are shown."""
-    folder = place_of(ctx, job.job) / "logs"
+    folder = results_dir(ctx, job.job) / "logs"
     return Merger(_nodes(job), folder=folder, job=job.job, shown=shown, since=since)
 
 

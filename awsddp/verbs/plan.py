@@ -10,7 +10,7 @@ from awsddp.plan import offers as offered
 from awsddp.verbs.context import Context, aws_of, facts_of, target_for
 from awsddp.verbs.converging import changes, plan_of
 from awsddp.verbs.launching import plan_everywhere
-from awsddp.verbs.up import as_before, known, read
+from awsddp.verbs.up import as_before, read, to_reconcile
 
 
 def plan(ctx: Context) -> LaunchPlan:
@@ -19,15 +19,11 @@ def plan(ctx: Context) -> LaunchPlan:
     Raises ConfigError where the spec cannot be meant, CloudError where AWS does not answer or allow it.
     """
     with target_for(ctx) as target:
-        ctx = as_before(ctx)
-        aws = aws_of(ctx, target)
-        facts, clusters = read(ctx, aws, target)
-        record = known(ctx, clusters)
-        if record is None:
-            return plan_everywhere(ctx, aws, target, facts)
+        facts, cluster = read(as_before(ctx), target)
+        if not to_reconcile(cluster):
+            return plan_everywhere(cluster, facts)
         now = datetime.now(UTC).replace(microsecond=0)
-        change = changes(ctx, aws, record, clusters, facts, now=now)
-        return plan_of(ctx, aws, record, change, target)
+        return plan_of(cluster, changes(cluster, facts, now=now))
 
 
 def offers(ctx: Context) -> dict[str, Any]:

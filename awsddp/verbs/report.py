@@ -5,7 +5,7 @@ from typing import Any
 
 from awsddp.errors import NotFoundError
 from awsddp.verbs.context import Context
-from awsddp.verbs.results import job_at_home, job_result, metrics, place_of
+from awsddp.verbs.results import job_at_home, job_result, metrics, results_dir
 
 
 def report(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
@@ -19,13 +19,13 @@ def report(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
     remembered = [one for one in record.jobs if job in (None, one.job)] if record else []
     found = at_home or (remembered[-1] if remembered else None)
     if found is None:
-        folder = place_of(ctx, "x").parent
+        folder = results_dir(ctx, "x").parent
         raise NotFoundError(
             f"no job {job}" if job else "no job",
-            f"looked in {folder}/ and in the cluster's folder",
+            f"searched {folder}/ and in the cluster's folder",
             "awsddp jobs",
         )
-    place = place_of(ctx, found.job)
+    place = results_dir(ctx, found.job)
     rows = metrics(place)
     files = [(str(path.relative_to(place)), path.stat().st_size) for path in sorted(_files(place))]
     return job_result(ctx, found) | {"files": files, "metrics": rows[-1] if rows else None}

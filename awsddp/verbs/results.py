@@ -1,90 +1,25 @@
-"""A job's results at home: fetched from its nodes, and what was written down there read again."""
+"""A job's results in its folder on this machine: what was fetched, and its metrics."""
 
 import contextlib
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp import report
 from awsddp.cluster import Job
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
-from awsddp.nodes.results import Fetched
 from awsddp.verbs.context import Context
-from awsddp.verbs.costs import note_fetched
-from awsddp.verbs.nodes import Ready
-from awsddp.verbs.parts import holders, missing
-from awsddp.verbs.selecting import Unfetched, select, unfetched
-
-if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
-
-FETCH_S = 600.0
-"""How long another client of this machine may be at it, bringing the same results home."""
 
 METRICS_CHARACTERS = 64 << 20
 """How much of a job's metrics is read."""
 
 
-def place_of(ctx: Context, job: str) -> Path:
+def results_dir(ctx: Context, job: str) -> Path:
     """Return the folder at home that receives a job's results."""
     return Path(ctx.job.sync.workdir) / ctx.job.job.results / job
 
 
-def bring_home(
-    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, to: Path | None = None
-) -> dict[int, Fetched]:
-    """Fetch a job's results from its nodes, verified, and only then let the nodes forget that they owe them.
-
-    Of the nodes those that can be asked now: the job that is written down beside says what is missing. One
-    client at a time does so. Over job.results_limit `ctx.agree` decides. Raises Unfetched where something
-    that the job made stays on the nodes, NodeError where a node does not send what it said, ConfigError where
-    home has no room.
-    """
-    lost = still_missing(ctx, cluster, fleet, job, to=to)
-    job = replace(job, missing=tuple(lost))
-    with ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
-        remember(ctx, job)
-        try:
-            return _bring_home(ctx, cluster, fleet, job, to if to is not None else place_of(ctx, job.job))
-        except Unfetched as error:
-            error.why = "\n".join((error.why, *lost.values()))
-            raise
-
-
-def _bring_home(ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, target: Path) -> dict[int, Fetched]:
-    from awsddp.aws.poweroff import release
-    from awsddp.nodes.sync import pull
-
-    used = holders(fleet, job)
-    selected = select(ctx, fleet, job, used, target)
-    job = replace(job, missing=tuple(sorted({*job.missing, *(one.node for one in selected.owed)})))
-    came = pull(
-        selected.wanted,
-        target,
-        ssh_config=ctx.folder.ssh_config,
-        links=selected.links,
-        also={"job.json": results.encode(job)},
-        on_event=ctx.on_event,
-    )
-    note_fetched(ctx, cluster.record, sum(one.bytes for one in came.values()))
-    _draw(target)
-    if selected.owed:
-        raise unfetched(job, selected)
-    if job.state != "running":
-        with tagging(ctx):
-            release(cluster.aws, [node for node in cluster.nodes if node.node in used], job.job)
-    return came
-
-
-def tagging(ctx: Context) -> AbstractContextManager[None]:
-    """Hold the tags that name jobs, which are read, changed and written back, against another client here."""
-    return ctx.folder.lock("train", part="tags", wait_s=FETCH_S)
-
-
-def _draw(target: Path) -> None:
+def draw_loss(target: Path) -> None:
     """Draw the loss that rank 0 wrote down, where it did."""
     rows = metrics(target)
     data = f", {name}" if (name := _data(rows)) else ""
@@ -114,7 +49,7 @@ def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[st
     of those that are not, where some are.
     """
     kept = ended_at_home(ctx, job.job)
-    rows = metrics(target if target is not None else place_of(ctx, job.job))
+    rows = metrics(target if target is not None else results_dir(ctx, job.job))
     found = {
         "accuracy": report.last_value(rows, "accuracy"),
         "data": _data(rows),
@@ -126,7 +61,7 @@ def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[st
 
 def job_at_home(ctx: Context, name: str | None) -> Job | None:
     """Return a job whose results are at home: of this name, or the newest."""
-    folder = place_of(ctx, "x").parent
+    folder = results_dir(ctx, "x").parent
     found = sorted(folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
     named = [path for path in found if name is None or path.parent.name == name]
     return results.decode(named[-1].read_bytes()) if named else None
@@ -144,24 +79,3 @@ def whole_at_home(ctx: Context, name: str) -> Job | None:
     """Return the job of this name if nothing of it is missing at home."""
     job = ended_at_home(ctx, name)
     return job if job is not None and not job.missing else None
-
-
-def still_missing(
-    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, to: Path | None = None
-) -> dict[int, str]:
-    """Return why parts of a job cannot be had now, by node, unless they are at home already."""
-    kept = whole_at_home(ctx, job.job) if to is None else None
-    return {} if kept is not None and kept.nodes == job.nodes else missing(cluster, fleet, job)
-
-
-def remember(ctx: Context, *jobs: Job) -> None:
-    """Keep jobs as last seen in the folder, for `status`, and when those that run were seen."""
-    record = ctx.folder.read()
-    if record is not None:
-        new = {job.job for job in jobs}
-        others = tuple(one for one in record.jobs if one.job not in new)
-        if (after := (*others, *jobs)) != record.jobs:
-            ctx.folder.write(replace(record, jobs=after))
-        seen = {name: moment for name, moment in ctx.folder.seen().items() if name not in new}
-        now = datetime.now(UTC)
-        ctx.folder.write_seen(seen | {job.job: now for job in jobs if job.state == "running"})

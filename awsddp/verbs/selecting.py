@@ -10,14 +10,13 @@ from awsddp import answers
 from awsddp.answers import Manifest
 from awsddp.cluster import Job
 from awsddp.errors import NodeError
-from awsddp.jobs import launchers
+from awsddp.jobs import protocol
 from awsddp.jobs.selection import NodeFile, exclude_patterns, name_at_home, over_limit
 from awsddp.nodes.results import Wanted, WantedLink
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.spec import size_of
 from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import ask
-from awsddp.verbs.parts import holders
+from awsddp.verbs.requests import ask, holders
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -95,7 +94,7 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
                 f"a stop would lose results of {job.job}, which lie on instance store",
                 _named(lost),
                 f"awsddp fetch --job {job.job}   # once it has ended; then stop\n"
-                "awsddp down   # bring results home, and end the nodes",
+                "awsddp down   # fetch the results, then terminate the nodes",
             )
 
 
@@ -111,7 +110,7 @@ def unfetched(job: Job, selected: Selected) -> Unfetched:
             f"{fetch} -o job.results_limit={enough}GB   # all of them",
         ]
     return Unfetched(
-        f"{amount(len(owed), sum(one.size for one in owed))} of the results of {job.job} are not home",
+        f"{amount(len(owed), sum(one.size for one in owed))} of the results of {job.job} are not fetched",
         _named(owed),
         "\n".join([*ways, f"{fetch} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"]),
     )
@@ -127,7 +126,7 @@ def _named(owed: Sequence[Owed]) -> str:
 
 
 def _manifests(ctx: Context, fleet: "Fleet", job: Job, used: Sequence[int]) -> dict[int, Manifest]:
-    request = launchers.manifest_request(
+    request = protocol.manifest_request(
         job.job, outputs=ctx.job.job.outputs, exclude=exclude_patterns(ctx.job.job.exclude)
     )
     ranks = {node: [rank.rank for rank in job.ranks if rank.node == node] for node in used}
@@ -166,7 +165,7 @@ def _hashed(
     """Return what is to be fetched, with its hashes; the nodes are asked for those that did not come yet."""
     unhashed = {node: [one for one in files if one.node == node and one.file.sha256 is None] for node in used}
     requests = {
-        node: launchers.hashes_request([one.file.path for one in some])
+        node: protocol.hashes_request([one.file.path for one in some])
         for node, some in unhashed.items()
         if some
     }

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from awsddp.errors import NodeError
 from awsddp.report import node_name
 from awsddp.state import Record
-from awsddp.verbs.context import Context, found
-from awsddp.verbs.nodes import chosen_nodes, login_to, write_ssh_config
+from awsddp.verbs.cluster import ClusterHandle, choose_nodes
+from awsddp.verbs.context import Context
 
 
 def ssh(ctx: Context, *, node: int = 0, words: Sequence[str] = (), tty: bool = False) -> list[str]:
@@ -17,15 +17,15 @@ def ssh(ctx: Context, *, node: int = 0, words: Sequence[str] = (), tty: bool = F
     With `tty` a terminal is asked for beside a command. A node that is not prepared yet, or whose neighbours
     are lost, is reached as well. Raises NotFoundError, and NodeError for a node that does not run.
     """
-    with found(ctx) as seen:
-        record, nodes = login_to(ctx, seen)
-        (chosen,) = chosen_nodes(nodes, node)
+    with ClusterHandle.find(ctx) as cluster:
+        nodes = cluster.login_nodes()
+        (chosen,) = choose_nodes(nodes, node)
         if chosen.state != "running" or chosen.address is None:
             raise NodeError(
-                f"{node_name(node)} does not run", f"it is {chosen.state}", "awsddp up   # start it"
+                f"{node_name(node)} is not running", f"it is {chosen.state}", "awsddp up   # start it"
             )
-        write_ssh_config(ctx, record, [one for one in nodes if one.address])
-        words = [*(["-t"] if tty and words else []), node_name(node), *_command(record, node, words)]
+        cluster.write_ssh_config([one for one in nodes if one.address])
+        words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]
         return ["ssh", "-F", str(ctx.folder.ssh_config), *words]
 
 

@@ -5,88 +5,105 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Job, JobNode, RankResult
+from awsddp.cluster import Job, JobNode, Node, RankResult
 from awsddp.errors import AwsddpError, InUse, UsageError
-from awsddp.jobs import launchers
-from awsddp.jobs.ranks import Rank
-from awsddp.report import node_name
+from awsddp.jobs import protocol
+from awsddp.jobs.git import commit_of
+from awsddp.jobs.ranks import Host, Rank
+from awsddp.parallel import both, soon
+from awsddp.report import iso, node_name
 from awsddp.spec import JobSpec
+from awsddp.state import Record
 from awsddp.verbs import sync
-from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import ANSWER_S, answering, ask, cancel
-from awsddp.verbs.nodes import Ready
-from awsddp.verbs.results import place_of, remember, tagging
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.requests import ANSWER_S, answering, ask
+from awsddp.verbs.results import results_dir
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Listing
-    from awsddp.nodes.transport import Fleet
 
 BUNDLED_SCRIPT = "main.py"
 CLAIM_S = 60.0
 """How long another client, here or elsewhere, may be at it, starting a job."""
 
 
-def start(ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...], listing: "Listing") -> Job:
+def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -> Job:
     """Send the files and start the job; one client at a time does so, on all machines.
 
     Nothing is sent while a job runs on the nodes, and nothing starts unless AWS agreed that a poweroff keeps
     their disks. What fails is undone. Raises InUse, UsageError for a name that is taken, CloudError,
     NodeError.
     """
-    with ctx.folder.lock("train", wait_s=CLAIM_S):
-        requests = _requests(ctx, cluster, fleet, ranks)
-        name = str(requests[ranks[0].node]["job"])
-        with _undone(ctx, cluster, fleet, requests):
-            _send(ctx, cluster, fleet, name, set(requests), listing)
-            ask(fleet, requests)
-    ctx.folder.note("train", job=name, world_size=len(ranks))
+    ctx, folder = cluster.ctx, cluster.ctx.folder
+    with folder.lock("train", wait_s=CLAIM_S):
+        requests = _requests(cluster, ranks)
+        nodes = [node for node in cluster.nodes if node.node in requests]
+        launch = next(iter(requests.values()))
+        name = str(launch["job"])
+        with _undone(cluster, nodes, launch):
+            both(
+                lambda: sync.send(ctx, cluster.fleet, listing, bundled=ctx.job.job.script is None),
+                lambda: cluster.keep(nodes, name),
+            )
+            ask(cluster.fleet, requests)
+    folder.note("train", job=name, world_size=len(ranks))
     job = Job(
         job=name,
         state="running",
         cause=None,
+        world_size=len(ranks),
+        started=iso(datetime.now(UTC)),
+        **requests[ranks[0].node]["facts"],
         ranks=tuple(
             RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
             for one in ranks
         ),
         home=f"{ctx.job.job.results}/{name}",
-        nodes=tuple(
-            JobNode(node=node.node, instance_id=node.instance_id)
-            for node in cluster.nodes
-            if node.node in requests
-        ),
+        nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
     )
-    remember(ctx, job)
+    folder.remember(job)
     return job
 
 
-def _requests(
-    ctx: Context, cluster: Ready, fleet: "Fleet", ranks: tuple[Rank, ...]
-) -> dict[int, dict[str, Any]]:
+def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict[str, Any]]:
     """Return the launch requests by node, once the nodes have said that nothing is in the way.
 
     The claim, on the cluster's first node, holds until that node launches or the connection ends.
     """
+    ctx = cluster.ctx
+    fleet, port = cluster.fleet, ctx.job.job.master_port
+    commit = soon(commit_of, Path(ctx.job.sync.workdir), results=ctx.job.job.results)
     owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
-    claim = launchers.claim_request(owner, wait_s=CLAIM_S)
+    claim = protocol.claim_request(owner, wait_s=CLAIM_S)
     ask(fleet, {min(fleet.nodes): claim}, timeout_s=CLAIM_S + ANSWER_S)
     used = sorted({rank.node for rank in ranks})
-    port = ctx.job.job.master_port
-    answers = ask(fleet, dict.fromkeys(used, launchers.slots_request(port)))
+    answers = ask(fleet, dict.fromkeys(used, protocol.slots_request(port)))
     refuse_in_use(answers)
-    return launchers.launch_requests(
-        _spec(ctx, cluster),
-        job=_free_name(ctx, cluster, answers),
+    return protocol.launch_requests(
+        _spec(cluster),
+        job=_free_name(cluster, answers),
         ranks=ranks,
-        hosts=_hosts(cluster, set(used)),
-        slot=launchers.choose_slot(answers, first=ranks[0].node, master_port=port),
+        hosts=_hosts(cluster, used),
+        slot=protocol.choose_slot(answers, first=ranks[0].node, master_port=port),
+        facts=_facts(cluster.record, len(used), *commit.result()),
     )
+
+
+def _facts(record: Record, used: int, commit: str | None, dirty: bool | None) -> dict[str, Any]:
+    """Return what the job's record says of its code, and of the `used` nodes."""
+    price = record.price_usd_per_hour
+    return {
+        "commit": commit,
+        "dirty": dirty,
+        "instance_type": record.instance_type,
+        "price_usd_per_hour": None if price is None else round(price / record.nodes * used, 6),
+    }
 
 
 def refuse_in_use(answers: Mapping[int, Mapping[str, Any]]) -> None:
@@ -101,15 +118,14 @@ def refuse_in_use(answers: Mapping[int, Mapping[str, Any]]) -> None:
         )
 
 
-def _free_name(ctx: Context, cluster: Ready, answers: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return the job's name, which neither the nodes nor their tags nor home know. Raises UsageError."""
-    known = {job for told in answers.values() for job in told["jobs"]}
+def _free_name(cluster: ClusterHandle, answers: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return the job's name, unknown to the nodes, their tags and the results folder. Raises UsageError."""
+    ctx = cluster.ctx
+    known = {job for answer in answers.values() for job in answer["jobs"]}
     for name in _names(ctx.job):
-        if name not in known | cluster.unfetched and not place_of(ctx, name).exists():
+        if name not in known | cluster.unfetched and not results_dir(ctx, name).exists():
             return name
-    raise UsageError(
-        f"there is a job {ctx.job.job.name} already", "its nodes know it", "choose another --name"
-    )
+    raise UsageError(f"job {ctx.job.job.name} already exists", "its nodes have it", "choose another --name")
 
 
 def _names(spec: JobSpec) -> Iterator[str]:
@@ -123,57 +139,38 @@ def _names(spec: JobSpec) -> Iterator[str]:
         yield f"{stem}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def _send(ctx: Context, cluster: Ready, fleet: "Fleet", job: str, used: set[int], listing: "Listing") -> None:
-    """Have AWS keep the disks of the nodes that are used, and send the files meanwhile."""
-    from awsddp.aws.poweroff import keep_on_poweroff
-
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        kept = pool.submit(_tag, ctx, cluster, keep_on_poweroff, used, job)
-        sync.send(ctx, fleet, listing, bundled=ctx.job.job.script is None)
-    kept.result()
-
-
-def _tag(ctx: Context, cluster: Ready, change: Callable[..., None], used: set[int], job: str) -> None:
-    with tagging(ctx):
-        change(cluster.aws, [node for node in cluster.nodes if node.node in used], job)
-
-
 @contextlib.contextmanager
-def _undone(
-    ctx: Context, cluster: Ready, fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]
-) -> Iterator[None]:
-    """Take back what was begun where it fails: this launch's job, and the tags that only it has written.
+def _undone(cluster: ClusterHandle, nodes: list[Node], launch: Mapping[str, Any]) -> Iterator[None]:
+    """Undo what was begun where it fails: this launch's job, and the tags that only it has written.
 
     They stay, which is safe, where the nodes cannot be asked to end what may have started.
     """
-    from awsddp.aws.poweroff import release
-
-    one = next(iter(requests.values()))
     try:
         yield
     except BaseException:
         with contextlib.suppress(AwsddpError):
-            cancel(ctx, fleet, one["job"], grace_s=0, launch=one["launch"])
-            if set(requests) <= set(answering(fleet)):
-                _tag(ctx, cluster, release, set(requests), one["job"])
+            cluster.cancel(launch["job"], grace_s=0, launch=launch["launch"])
+            if {node.node for node in nodes} <= set(answering(cluster.fleet)):
+                cluster.release(nodes, launch["job"])
         raise
 
 
-def _spec(ctx: Context, cluster: Ready) -> JobSpec:
+def _spec(cluster: ClusterHandle) -> JobSpec:
     """Return the job's spec with the bundled program as its script where none is named."""
-    if ctx.job.job.script is not None:
-        return ctx.job
+    spec = cluster.ctx.job
+    if spec.job.script is not None:
+        return spec
     from awsddp.nodes.sync import PLACE
 
     script = f"{cluster.record.prepared[0].home}/{PLACE}/{sync.BUNDLED}/{BUNDLED_SCRIPT}"
-    return replace(ctx.job, job=replace(ctx.job.job, script=script, module=False))
+    return replace(spec, job=replace(spec.job, script=script, module=False))
 
 
-def _hosts(cluster: Ready, used: set[int]) -> list[launchers.Host]:
+def _hosts(cluster: ClusterHandle, used: Collection[int]) -> list[Host]:
     from awsddp.nodes.sync import PLACE, WORK
 
     return [
-        launchers.Host(
+        Host(
             node=node,
             prepared=cluster.prepared(node.node),
             workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{WORK}",

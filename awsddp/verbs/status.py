@@ -2,23 +2,21 @@
 
 import contextlib
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp import report
-from awsddp.cluster import Cluster, Node, Target
-from awsddp.errors import NodeError
+from awsddp.cluster import Cluster, Node
+from awsddp.errors import AwsddpError
 from awsddp.state import Record
-from awsddp.verbs.context import NOWHERE, Context, found
-from awsddp.verbs.costs import bill_of
-from awsddp.verbs.nodes import connect
+from awsddp.verbs.cluster import ClusterHandle, reachable
+from awsddp.verbs.context import Context
+from awsddp.verbs.ledger import bill_of
 
-if TYPE_CHECKING:
-    from awsddp.aws.session import Aws
+REACH_S = 5.0
+"""How long connecting to a node may take before a running job is shown as last seen."""
 
 
-_ASK_S = 5.0
 # Who only asks is no user of the node: the watchdog leaves out the port of this login.
 _READ_IDLE = (
     'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
@@ -31,50 +29,55 @@ def status(ctx: Context, *, ask_nodes: bool = False) -> dict[str, Any]:
     With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not answer
     within seconds. Raises CloudError where AWS cannot be asked.
     """
-    with found(ctx, newer=True) as seen:
-        if seen is None:
-            return cluster_document(ctx, None, None, target=Target(name="local"), looked=NOWHERE)
-        document = cluster_document(
-            ctx, seen.record, seen.cluster, seen.aws, target=seen.target, looked=seen.looked
-        )
-        if ask_nodes and seen.record is not None and seen.cluster is not None and ctx.folder.key.exists():
-            left = _idle_left(ctx, seen.record, seen.cluster.live)
+    with ClusterHandle.find(ctx, newer=True) as cluster:
+        _refresh(cluster)
+        document = cluster_document(cluster)
+        if ask_nodes and cluster.known is not None and cluster.own is not None:
+            left = _idle_left(cluster)
             document["nodes"] = [one | {"idle_left_s": left.get(one["node"])} for one in document["nodes"]]
         return document
 
 
-def _idle_left(ctx: Context, record: Record, nodes: Sequence[Node]) -> dict[int, int]:
+def _idle_left(cluster: ClusterHandle) -> dict[int, int]:
     """Return the idle seconds that nodes have left, by number, without those that do not answer."""
-    known = {one.instance_id for one in record.prepared}
-    asked = [node for node in nodes if node.state == "running" and node.instance_id in known]
-    words: dict[int, bytes] = {node.node: b"" for node in asked}
+    words: dict[int, bytes] = {}
 
     def hear(node: int, data: bytes) -> None:
-        words[node] += data[:99]
+        words[node] = words.get(node, b"") + data[:99]
 
     with (
-        contextlib.suppress(NodeError),
-        connect(ctx, record, asked, deadline_s=_ASK_S, partial=True) as fleet,
+        contextlib.suppress(AwsddpError),
+        cluster.connect(_prepared(cluster), deadline_s=REACH_S, partial=True) as fleet,
     ):
         request = (("sh", "-c", _READ_IDLE), b"")
-        fleet.stream(dict.fromkeys(fleet.nodes, request), hear, silent_after_s=_ASK_S)
+        fleet.stream(dict.fromkeys(fleet.nodes, request), hear, silent_after_s=REACH_S)
     return {node: int(word) for node, word in words.items() if re.fullmatch(rb"\d{1,9}\n", word)}
 
 
-def cluster_document(
-    ctx: Context,
-    record: Record | None,
-    cluster: Cluster | None,
-    aws: "Aws | None" = None,
-    *,
-    target: Target | None = None,
-    looked: tuple[str, ...] = (),
-) -> dict[str, Any]:
+def _prepared(cluster: ClusterHandle) -> list[Node]:
+    """Return the nodes that can be reached and were prepared from here."""
+    prepared = {one.instance_id for one in cluster.known.prepared} if cluster.known else set()
+    live = cluster.own.live if cluster.own else ()
+    return [node for node in reachable(live) if node.instance_id in prepared]
+
+
+def _refresh(cluster: ClusterHandle) -> None:
+    """Remember the progress of jobs that ran when last seen, if their nodes answer."""
+    record = cluster.known
+    if record is None or cluster.own is None or all(job.state != "running" for job in record.jobs):
+        return
+    nodes = _prepared(cluster)
+    with contextlib.suppress(AwsddpError), cluster.connect(nodes, deadline_s=REACH_S, partial=True):
+        cluster.ctx.folder.remember(*cluster.jobs(partial=True))
+        cluster.known = cluster.ctx.folder.read()
+
+
+def cluster_document(handle: ClusterHandle) -> dict[str, Any]:
     """Return the document of `up` and `status` from what AWS and the folder know."""
+    ctx, record, cluster = handle.ctx, handle.known, handle.listed
     nodes = cluster.live if cluster else ()
     prepared = {found.instance_id: found for found in record.prepared} if record else {}
-    place = target or (record.target if record else Target())
-    bill = bill_of(ctx, record, cluster, aws)
+    bill = bill_of(ctx, record, cluster, handle.gateway)
     state = report.cluster_state(
         cluster,
         prepared=frozenset(prepared) if record else None,
@@ -85,8 +88,8 @@ def cluster_document(
     return {
         "cluster": ctx.spec.name,
         "state": state,
-        "target": place.name,
-        "region": cluster.region if cluster else place.region,
+        "target": handle.target.name,
+        "region": cluster.region if cluster else handle.target.region,
         "instance_type": nodes[0].instance_type if nodes else (record.instance_type if record else None),
         "nodes": [
             report.node_document(
@@ -102,7 +105,7 @@ def cluster_document(
         "budget_usd": record.asked.get("cluster.budget_usd") if record else None,
         "expires": report.iso(expires),
         "idle": record.idle or None if record and nodes else None,
-        "looked": list(looked),
+        "looked": list(handle.searched),
     }
 
 

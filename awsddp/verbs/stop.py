@@ -6,10 +6,8 @@ from typing import Any
 from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.report import Event, node_name
-from awsddp.verbs.context import Context, Found, found
-from awsddp.verbs.node_jobs import cancel, jobs_on
-from awsddp.verbs.nodes import connect, living
-from awsddp.verbs.results import remember
+from awsddp.verbs.cluster import ClusterHandle, reachable
+from awsddp.verbs.context import Context
 from awsddp.verbs.selecting import Ephemeral, refuse_ephemeral
 from awsddp.verbs.status import cluster_document
 
@@ -26,26 +24,23 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
     from awsddp.aws.clusters import find_cluster
     from awsddp.aws.power import stop as stop_nodes
 
-    with ctx.folder.lock("stop"), found(ctx) as seen:
-        cluster = living(ctx, seen)
-        assert seen is not None, "what lives was found"
-        _refuse_spot(cluster)
-        going = [node for node in cluster.live if node.state != "stopped"]
+    with ctx.folder.lock("stop"), ClusterHandle.find(ctx) as cluster:
+        listed = cluster.require_live()
+        _refuse_spot(listed)
+        going = [node for node in listed.live if node.state != "stopped"]
         if going:
-            confirm(_what_stops(seen, cluster))
-            _end_jobs(ctx, seen, cluster)
+            confirm(_what_stops(cluster, listed))
+            _end_jobs(cluster, listed)
             names = {node.instance_id: node_name(node.node) for node in going}
             stop_nodes(
-                seen.aws,
+                cluster.aws,
                 going,
                 on_event=lambda key, state: ctx.on_event(Event(f"{key} {state}", names.get(key))),
             )
-            if seen.record is not None:
-                ctx.folder.note("stopped", id=cluster.id, instances=sorted(names))
-        after = find_cluster(seen.aws, ctx.spec.name, cluster.owner)
-        return cluster_document(
-            ctx, ctx.folder.read(), after, seen.aws, target=seen.target, looked=seen.looked
-        )
+            if cluster.known is not None:
+                ctx.folder.note("stopped", id=listed.id, instances=sorted(names))
+        cluster.listed = find_cluster(cluster.aws, ctx.spec.name, listed.owner)
+        return cluster_document(cluster)
 
 
 def _refuse_spot(cluster: Cluster) -> None:
@@ -54,33 +49,28 @@ def _refuse_spot(cluster: Cluster) -> None:
         raise ConfigError(
             f"{', '.join(spot)}: spot machines cannot be stopped",
             "AWS can only end what one launch bought on the spot market",
-            "awsddp down   # bring results home, and end them",
+            "awsddp down   # fetch the results, then terminate them",
         )
 
 
-def _what_stops(seen: Found, cluster: Cluster) -> str:
-    said = (
-        f"Cluster {cluster.name}: {seen.machines(cluster)} will be stopped; their disks are kept, and cost."
-    )
-    if cluster.unfetched:
-        said += f"\nThe results of {', '.join(cluster.unfetched)} stay on the disks."
-    return said
+def _what_stops(cluster: ClusterHandle, listed: Cluster) -> str:
+    machines = cluster.machines(listed)
+    question = f"Cluster {listed.name}: {machines} will be stopped; their disks are kept, and cost."
+    if listed.unfetched:
+        question += f"\nThe results of {', '.join(listed.unfetched)} stay on the disks."
+    return question
 
 
-def _end_jobs(ctx: Context, seen: Found, cluster: Cluster) -> None:
+def _end_jobs(cluster: ClusterHandle, listed: Cluster) -> None:
     """End what still runs, with its grace. Nodes out of reach are stopped all the same: disks are kept."""
-    reachable = [node for node in cluster.live if node.state == "running" and node.address]
-    if seen.record is None or not cluster.unfetched:
+    ctx = cluster.ctx
+    if cluster.known is None or not listed.unfetched:
         return
     try:
-        with connect(ctx, seen.record, reachable, deadline_s=REACH_S, partial=True) as fleet:
-            known = jobs_on(ctx, fleet, partial=True)
-            refuse_ephemeral(ctx, fleet, [job for job in known if job.job in cluster.unfetched])
-            for job in known:
-                if job.state == "running":
-                    ctx.say(f"ending job {job.job}, which still runs: its ranks have {ctx.job.job.grace}")
-                    cancel(ctx, fleet, job.job)
-            remember(ctx, *jobs_on(ctx, fleet, partial=True))
+        with cluster.connect(reachable(listed.live), deadline_s=REACH_S, partial=True) as fleet:
+            jobs = cluster.jobs(partial=True)
+            refuse_ephemeral(ctx, fleet, [job for job in jobs if job.job in listed.unfetched])
+            ctx.folder.remember(*[cluster.end_job(job) for job in jobs])
     except Ephemeral:
         raise
     except AwsddpError as error:

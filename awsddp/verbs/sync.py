@@ -1,15 +1,14 @@
 """sync: the working folder, to every node. What a node made itself stays."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from awsddp.parallel import both
 from awsddp.report import Event
 from awsddp.resources import train_folder
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import jobs_on
-from awsddp.verbs.nodes import Ready, reach, ready
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Listing, Sent
@@ -28,25 +27,25 @@ def sync(ctx: Context, *, dry_run: bool = False, confirm: Callable[[str], None])
     NodeError for nodes that did not take it.
     """
     listing = listed(ctx)
-    with ready(ctx) as cluster:
+    with ClusterHandle.ready(ctx) as cluster:
         if dry_run:
             nodes = [
                 {"node": node.node, "files": len(listing.entries), "bytes": listing.size}
                 for node in cluster.nodes
             ]
             return {"nodes": nodes, "job": None, "home": None, "files": [e.path for e in listing.entries]}
-        with reach(ctx, cluster) as fleet:
-            for job in _running(ctx, cluster, fleet):
+        with cluster.connect() as fleet:
+            for job in _running(cluster):
                 confirm(f"Job {job} runs on the nodes: its files change while it reads them.")
             with ctx.folder.lock("sync", wait_s=60):
                 return document(send(ctx, fleet, listing))
 
 
-def _running(ctx: Context, cluster: Ready, fleet: "Fleet") -> list[str]:
+def _running(cluster: ClusterHandle) -> list[str]:
     """Return the jobs that run. Nodes without an unfetched job, as their tags tell, need not be asked."""
-    if not any(node.unfetched for node in cluster.nodes):
+    if not cluster.unfetched:
         return []
-    return [job.job for job in jobs_on(ctx, fleet) if job.state == "running"]
+    return [job.job for job in cluster.jobs() if job.state == "running"]
 
 
 def listed(ctx: Context) -> "Listing":
@@ -69,15 +68,13 @@ def send(ctx: Context, fleet: "Fleet", listing: "Listing", *, bundled: bool = Fa
     from awsddp.nodes.sync import files_to_send, push
 
     config = ctx.folder.ssh_config
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        programs = (
-            pool.submit(push, files_to_send(train_folder()), fleet, ssh_config=config, folder=BUNDLED)
-            if bundled
-            else None
-        )
-        sent = push(listing, fleet, ssh_config=config, on_event=ctx.on_event)
-        if programs is not None:
-            programs.result()
+    if not bundled:
+        return push(listing, fleet, ssh_config=config, on_event=ctx.on_event)
+    programs = files_to_send(train_folder())
+    sent, _ = both(
+        lambda: push(listing, fleet, ssh_config=config, on_event=ctx.on_event),
+        lambda: push(programs, fleet, ssh_config=config, folder=BUNDLED),
+    )
     return sent
 
 

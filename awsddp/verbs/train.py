@@ -3,24 +3,19 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
-from awsddp.jobs.logs import Merger
+from awsddp.jobs.launchers import launcher
 from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout
 from awsddp.verbs import sync
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
-from awsddp.verbs.finishing import finish
 from awsddp.verbs.logs import merger_of
-from awsddp.verbs.node_jobs import cancel
-from awsddp.verbs.nodes import Ready, reach, ready
-from awsddp.verbs.results import job_result, place_of
+from awsddp.verbs.results import job_result, results_dir
 from awsddp.verbs.starting import start
 from awsddp.verbs.watching import Watch
-
-if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -35,28 +30,31 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
     """
     check(ctx)
     listing = sync.listed(ctx)
-    with ready(ctx) as cluster:
-        ranks = _layout(ctx, cluster)
+    with ClusterHandle.ready(ctx) as cluster:
+        ranks = _layout(cluster)
         _check_words(ctx, ranks[0])
-        with reach(ctx, cluster) as fleet:
-            job = start(ctx, cluster, fleet, ranks, listing)
+        with cluster.connect():
+            job = start(cluster, ranks, listing)
             if detach:
                 return job_result(ctx, job)
-            return attend(ctx, cluster, fleet, job, on_lines=on_lines)
+            return attend(cluster, job, on_lines=on_lines)
 
 
 def check(ctx: Context) -> None:
     """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none."""
     asked = ctx.job.job
+    launcher(asked.launcher)
     _check_words(ctx, layout([0], gpus=0)[0])
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(
-            f"{asked.name!r} is no job name", "", "use up to 64 letters, digits, dots, dashes and underscores"
+            f"invalid job name {asked.name!r}",
+            "",
+            "use up to 64 letters, digits, dots, dashes and underscores",
         )
-    if asked.name is not None and place_of(ctx, asked.name).exists():
+    if asked.name is not None and results_dir(ctx, asked.name).exists():
         raise UsageError(
-            f"there is a job {asked.name} already",
-            f"{place_of(ctx, asked.name)} exists",
+            f"job {asked.name} already exists",
+            f"{results_dir(ctx, asked.name)} exists",
             "choose another --name",
         )
     if asked.script is None or asked.module:
@@ -65,16 +63,16 @@ def check(ctx: Context) -> None:
     workdir = Path(ctx.job.sync.workdir)
     if not _any_file(workdir, pattern):
         raise UsageError(
-            f"there is no script {asked.script}",
-            f"it is looked for in the synced folder, {workdir.resolve()}",
-            "name a file in it, or another --workdir",
+            f"script not found: {asked.script}",
+            f"searched in the synced folder, {workdir.resolve()}",
+            "name a file there, or set --workdir",
         )
 
 
 def _check_words(ctx: Context, rank: Rank) -> None:
     """Raise UsageError where a word of the job cannot be filled in for a rank like this."""
     for word in (ctx.job.job.script or "", *ctx.job.job.args):
-        expand(word, rank, meeting=Rendezvous(job="", master_addr="", master_port=0), folder="")
+        expand(word, rank, rendezvous=Rendezvous(job="", master_addr="", master_port=0), folder="")
 
 
 def _any_file(folder: Path, pattern: str) -> bool:
@@ -85,46 +83,36 @@ def _any_file(folder: Path, pattern: str) -> bool:
         return False
 
 
-def _layout(ctx: Context, cluster: Ready) -> tuple[Rank, ...]:
-    asked = ctx.job.job
+def _layout(cluster: ClusterHandle) -> tuple[Rank, ...]:
+    requested = cluster.ctx.job.job
     return layout(
         [node.node for node in cluster.nodes],
         gpus=min(one.gpus for one in cluster.record.prepared),
-        world_size=asked.world_size,
-        nproc_per_node=asked.nproc_per_node,
+        world_size=requested.world_size,
+        nproc_per_node=requested.nproc_per_node,
     )
 
 
-def attend(
-    ctx: Context, cluster: Ready, fleet: "Fleet", job: Job, *, on_lines: Callable[[bytes], None]
-) -> dict[str, Any]:
-    """Follow a job to its end and bring it home. Ctrl-C ends the job; a closed terminal leaves it."""
+def attend(cluster: ClusterHandle, job: Job, *, on_lines: Callable[[bytes], None]) -> dict[str, Any]:
+    """Follow a job to its end and fetch its results. Ctrl-C ends the job; a closed terminal leaves it."""
+    ctx = cluster.ctx
     merger = merger_of(ctx, job)
     try:
-        job = Watch(ctx, cluster, fleet, job, merger=merger, on_lines=on_lines).run()
+        job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
     except LetGo:
         raise
     except KeyboardInterrupt:
-        _interrupted(ctx, cluster, fleet, job, on_lines=on_lines, merger=merger)
-    return finish(ctx, cluster, fleet, job)
-
-
-def _interrupted(
-    ctx: Context,
-    cluster: Ready,
-    fleet: "Fleet",
-    job: Job,
-    *,
-    on_lines: Callable[[bytes], None],
-    merger: Merger,
-) -> NoReturn:
-    """End the job, bring home what it made, and say so."""
-    ctx.say(f"interrupted: ending job {job.job}, its ranks have {ctx.job.job.grace}; Ctrl-C again leaves it")
-    cancel(ctx, fleet, job.job)
-    job = Watch(ctx, cluster, fleet, job, merger=merger, on_lines=on_lines).run()
-    finish(ctx, cluster, fleet, job)
+        ctx.say(
+            f"interrupted: ending job {job.job}, its ranks have {ctx.job.job.grace}; "
+            "Ctrl-C again leaves the job running"
+        )
+        cluster.cancel(job.job)
+        job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
+        cluster.finish(job)
+    else:
+        return cluster.finish(job)
     raise Interrupted(
         f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
-        "the nodes still run and cost money",
-        "awsddp down   # end them",
+        "the nodes are still running and cost money",
+        "awsddp down   # terminate them",
     )

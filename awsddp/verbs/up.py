@@ -2,25 +2,21 @@
 nothing."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
+from awsddp.parallel import both, import_soon
 from awsddp.plan import Facts, LaunchPlan, refuse_untried
 from awsddp.spec import idle_seconds, overlaid
 from awsddp.state import Record
-from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, target_for
-from awsddp.verbs.converging import Confirm, carry_out_changes, nowhere
-from awsddp.verbs.launching import carry_out, plan_everywhere
-from awsddp.verbs.nodes import connect, import_beside, reach_jump, write_ssh_config
-from awsddp.verbs.settling import settled
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, reach_jump, target_for
+from awsddp.verbs.converging import Confirm, own_or_empty, reconcile
+from awsddp.verbs.launching import launch, plan_everywhere
 from awsddp.verbs.status import cluster_document
-
-if TYPE_CHECKING:
-    from awsddp.aws.session import Aws
 
 
 def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
@@ -31,9 +27,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     LeftoverError; run again, `up` goes on where it stopped.
     """
     with ctx.folder.lock("up"), target_for(ctx) as target:
-        ctx = as_before(ctx)
-        aws = aws_of(ctx, target)
-        facts, clusters = read(ctx, aws, target)
+        facts, cluster = read(as_before(ctx), target)
         hosts = facts.image.tags.get("awsddp:hosts") != "none"
 
         def ask(what: LaunchPlan | str) -> None:
@@ -41,14 +35,15 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
                 refuse_untried(what)
             if hosts:
                 rsync.program()  # before anything costs money
-                reach_jump(ctx)
+                reach_jump(cluster.ctx)
             confirm(what)
 
-        record, nodes = _nodes(ctx, aws, facts, clusters, replace(target, region=aws.region), ask)
-        if record.target.region not in (None, aws.region):
-            aws = aws_of(ctx, record.target)  # another region, that the spec lists
-        record = _prepare(ctx, aws, record, nodes, hosts=hosts)
-        return cluster_document(ctx, record, _only(ctx, aws, record), aws)
+        cluster.nodes = _nodes(cluster, facts, ask)
+        if cluster.record.target.region not in (None, cluster.aws.region):
+            cluster.gateway = aws_of(ctx, cluster.record.target)  # another region, that the spec lists
+        _prepare(cluster, hosts=hosts)
+        cluster.listed = _only(cluster)
+        return cluster_document(cluster)
 
 
 def as_before(ctx: Context) -> Context:
@@ -57,135 +52,122 @@ def as_before(ctx: Context) -> Context:
     return replace(ctx, spec=overlaid(ctx.spec, record.asked)) if record is not None else ctx
 
 
-def read(ctx: Context, aws: "Aws", target: Target) -> tuple[Facts, tuple[Cluster, ...]]:
+def read(ctx: Context, target: Target) -> tuple[Facts, ClusterHandle]:
     """Read what the plan needs and what exists by this name, side by side. Raises CloudError, ConfigError."""
     from awsddp.aws.clusters import find_clusters
 
-    def look() -> tuple[Cluster, ...]:
-        record = ctx.folder.read()
+    aws, record = aws_of(ctx, target), ctx.folder.read()
+
+    def look() -> ClusterHandle:
         owner = owner_of(aws, record)
         if record is not None:
             check_account(ctx, aws, record)
-        import_beside("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
-        return find_clusters(aws, ctx.spec.name, owner)
+        import_soon("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
+        clusters = find_clusters(aws, ctx.spec.name, owner)
+        return ClusterHandle.of(ctx, aws, replace(target, region=aws.region), record, clusters)
 
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        existing = pool.submit(look)
-        facts = facts_of(aws, ctx.spec, target)
-        return facts, existing.result()
+    return both(lambda: facts_of(aws, ctx.spec, target), look)
 
 
-def known(ctx: Context, clusters: Sequence[Cluster]) -> Record | None:
-    """Return the record of the cluster where there is one to converge; None: there is one to launch.
+def to_reconcile(cluster: ClusterHandle) -> bool:
+    """Tell whether there is a cluster to reconcile; else there is one to launch.
 
     Raises ConfigError for a cluster that lives and whose key is not on this machine, as for one that another
     machine made once all that this one had made was gone.
     """
-    record = ctx.folder.read()
-    live = [one for one in clusters if one.live]
-    ours = record is not None and (ctx.folder.key.exists() or not record.prepared)
-    if record is not None and ours:
+    ctx, record = cluster.ctx, cluster.known
+    live = [one for one in cluster.all_listed if one.live]
+    if record is not None and (ctx.folder.key.exists() or not record.prepared):
         there = any(one.id == record.id for one in live)
         if there or (record.prepared and not live):
-            return record
+            return True
     if not live:
-        return None
+        return False
     raise ConfigError(
-        f"cluster {live[0].name} exists, but its key is not on this machine",
+        f"cluster {live[0].name} exists, but this machine does not have its key",
         f"it was made elsewhere, or {ctx.folder.path} was lost",
         "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
     )
 
 
-def _nodes(
-    ctx: Context,
-    aws: "Aws",
-    facts: Facts,
-    clusters: tuple[Cluster, ...],
-    target: Target,
-    confirm: Confirm,
-) -> tuple[Record, tuple[Node, ...]]:
+def _nodes(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[Node, ...]:
     """Return the cluster's nodes: those that stay, those of a launch that was cut off, and new ones."""
-    from awsddp.aws.teardown import teardown
-
-    clusters = _finished(ctx, aws, clusters)
-    record = known(ctx, clusters)
-    if record is not None:
-        return carry_out_changes(ctx, aws, record, clusters, facts, target, confirm)
-    plan = plan_everywhere(ctx, aws, target, facts)
+    _finish_launch(cluster)
+    if to_reconcile(cluster):
+        return reconcile(cluster, facts, confirm)
+    plan = plan_everywhere(cluster, facts)
     confirm(plan)
-    record = ctx.folder.read()
-    for left in clusters:
-        if record is None or left.id != record.id:
-            teardown(aws, left, on_event=ctx.say)
-    return carry_out(ctx, aws, plan, target, record)
+    for left in cluster.all_listed:
+        if cluster.known is None or left.id != cluster.known.id:
+            cluster.end(left)
+    return launch(cluster, plan)
 
 
-def _finished(ctx: Context, aws: "Aws", clusters: tuple[Cluster, ...]) -> tuple[Cluster, ...]:
-    """Return what exists once a launch that was cut off is finished, or AWS lists what is known to be there.
+def _finish_launch(cluster: ClusterHandle) -> None:
+    """Finish a launch that was cut off, or wait until AWS lists what is known to be there.
 
     The host key of such a launch is accepted here: the next brings its own.
     """
     from awsddp.aws.instances import filled_by, resume, wait_running
 
-    record = ctx.folder.read()
+    ctx, record = cluster.ctx, cluster.known
     if record is None:
-        return clusters
-    mine = next((one for one in clusters if one.id == record.id), None)
-    others = tuple(one for one in clusters if one.id != record.id)
+        return
+    others = tuple(one for one in cluster.all_listed if one.id != record.id)
     if record.intent is None:
-        mine = settled(aws, ctx.spec.name, record, mine)
-        return (mine, *others) if mine is not None else others
-    mine = mine or nowhere(ctx, record)
+        _list(cluster, cluster.wait_until_listed(), others)
+        return
+    own = own_or_empty(cluster)
     filled = filled_by(record.intent)
-    nodes = tuple(node for node in mine.live if node.node in filled)
+    nodes = tuple(node for node in own.live if node.node in filled)
     if not filled or {node.node for node in nodes} != filled:
-        came = resume(aws, record.intent, on_event=ctx.say)
-        if not came:
-            ctx.folder.write(replace(record, intent=None))
-            return clusters
-        keys = [node.instance_id for node in came]
-        nodes = wait_running(aws, record.id, len(came), instance_ids=keys, on_event=ctx.say_of_node)
-        listed = (node for node in mine.nodes if node.instance_id not in keys)
-        mine = replace(mine, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
+        resumed = resume(cluster.aws, record.intent, on_event=ctx.say)
+        if not resumed:
+            cluster.remember(intent=None)
+            return
+        keys = [node.instance_id for node in resumed]
+        nodes = wait_running(cluster.aws, record.id, len(keys), instance_ids=keys, on_event=ctx.say_of_node)
+        listed = (node for node in own.nodes if node.instance_id not in keys)
+        own = replace(own, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
     accept_host_keys(ctx, record, nodes)
-    return (mine, *others)
+    _list(cluster, own, others)
 
 
-def _prepare(
-    ctx: Context, aws: "Aws", record: Record, nodes: tuple[Node, ...], *, hosts: bool = True
-) -> Record:
-    """Wait until all nodes run, make those ready that are not yet, and tell all the expiry that holds.
+def _list(cluster: ClusterHandle, own: Cluster | None, others: Sequence[Cluster]) -> None:
+    """Take what is known better now of what AWS lists."""
+    clusters = (own, *others) if own is not None else tuple(others)
+    cluster.listed, cluster.others = (clusters[0] if clusters else None), clusters[1:]
+
+
+def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
+    """Wait until all nodes run, prepare those that are not yet, and give all the expiry that holds.
 
     The tag is written last: where it is right the nodes know. Without `hosts` (the image says that nothing
-    boots: a local cloud of records) there is nothing to make.
+    boots: a local cloud of records) there is nothing to prepare.
     """
     from awsddp.aws.instances import wait_running
     from awsddp.aws.power import tag_expiry
     from awsddp.aws.poweroff import poweroff
     from awsddp.aws.waits import deadline_s
 
+    ctx, aws, record = cluster.ctx, cluster.aws, cluster.record
     term_s = deadline_s([record.instance_type])
     if hosts:
-        import_beside("awsddp.nodes.provision")
-    nodes = wait_running(
-        aws,
-        record.id,
-        len(nodes),
-        instance_ids=[node.instance_id for node in nodes],
-        deadline_s=term_s,
-        on_event=ctx.say_of_node,
+        import_soon("awsddp.nodes.provision")
+    keys = [node.instance_id for node in cluster.nodes]
+    nodes = cluster.nodes = wait_running(
+        aws, record.id, len(keys), instance_ids=keys, deadline_s=term_s, on_event=ctx.say_of_node
     )
     late = [node for node in nodes if node.expires != record.expires]
-    known = {found.instance_id for found in record.prepared} == {node.instance_id for node in nodes}
+    known = {one.instance_id for one in record.prepared} == {node.instance_id for node in nodes}
     if known and not late and record.idle == ctx.spec.cluster.idle:
-        write_ssh_config(ctx, record, nodes)
-        return record
+        cluster.write_ssh_config()
+        return
     accept_host_keys(ctx, record, nodes)
     if hosts:
         from awsddp.nodes import provision
 
-        with connect(ctx, record, nodes, deadline_s=term_s) as fleet:
+        with cluster.connect(deadline_s=term_s) as fleet:
             prepared = provision.prepare(
                 fleet,
                 nodes,
@@ -200,10 +182,13 @@ def _prepare(
     if late:
         poweroff(aws, [node for node in late if not node.unfetched and not node.spot], "terminate")
         tag_expiry(aws, late, record.expires)
-    record = replace(record, prepared=prepared, intent=None, idle=ctx.spec.cluster.idle)
-    ctx.folder.write(record)
+    cluster.remember(
+        prepared=prepared,
+        addresses={node.instance_id: node.address for node in nodes if node.address},
+        intent=None,
+        idle=ctx.spec.cluster.idle,
+    )
     ctx.folder.note("ready", id=record.id)
-    return record
 
 
 def _unseen(record: Record, node: Node) -> Prepared:
@@ -223,29 +208,29 @@ def accept_host_keys(ctx: Context, record: Record, nodes: Sequence[Node]) -> Non
         hostkeys.accept(ctx.folder.known_hosts, dict.fromkeys(new, record.intent["host_key"]))
 
 
-def _only(ctx: Context, aws: "Aws", record: Record) -> Cluster | None:
+def _only(cluster: ClusterHandle) -> Cluster | None:
     """Return the cluster, once it is the only one of its name.
 
     Two machines may have launched at once, neither seeing the other's. Both keep the same one, the first,
     and end the other. Raises ConfigError where this machine's was ended.
     """
     from awsddp.aws.clusters import find_clusters
-    from awsddp.aws.teardown import teardown
 
-    found = [one for one in find_clusters(aws, ctx.spec.name, record.owner) if one.live]
-    mine = next((one for one in found if one.id == record.id), None)
-    if mine is None or len(found) == 1:
-        return mine
-    first, *others = sorted(found, key=lambda one: (one.created or record.created, one.id))
+    ctx, record = cluster.ctx, cluster.record
+    live = [one for one in find_clusters(cluster.aws, ctx.spec.name, record.owner) if one.live]
+    own = next((one for one in live if one.id == record.id), None)
+    if own is None or len(live) == 1:
+        return own
+    first, *others = sorted(live, key=lambda one: (one.created or record.created, one.id))
     for other in others:
         nodes = ", ".join(node.instance_id for node in other.live)
         ctx.say(f"a second cluster {other.name} ({other.id}) was made at the same time: ending {nodes}")
-        teardown(aws, other, on_event=ctx.say)
+        cluster.end(other)
     if first.id == record.id:
-        return mine
+        return own
     ctx.folder.retire(record.id)
     raise ConfigError(
-        f"another machine made cluster {mine.name} a moment before",
+        f"another machine made cluster {own.name} a moment before",
         f"its nodes stay: {', '.join(node.instance_id for node in first.live)}; those made here were ended",
-        f"go on there; or awsddp -c {mine.name}-2 up   # another name here",
+        f"go on there; or awsddp -c {own.name}-2 up   # another name here",
     )

@@ -4,21 +4,15 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
 
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
-from awsddp.jobs import launchers, results
+from awsddp.jobs import protocol, results
 from awsddp.jobs.logs import Merger
 from awsddp.report import Event, node_name
 from awsddp.spec import seconds
-from awsddp.verbs.context import Context
-from awsddp.verbs.node_jobs import ask
-from awsddp.verbs.nodes import Ready
-from awsddp.verbs.parts import holders
-
-if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.requests import ask, holders
 
 SILENT_S = 12.0
 BEYOND_S = 60.0
@@ -37,20 +31,19 @@ class _Interruption(Exception):
 class Watch:
     """A job that is followed to its end, over connections that may break at any time.
 
-    `merger` has what was received before; `to_the_end` as for `launchers.follow_request`.
+    `merger` has what was received before; `to_the_end` as for `protocol.follow_request`.
     """
 
     def __init__(
         self,
-        ctx: Context,
-        cluster: Ready,
-        fleet: "Fleet",
+        cluster: ClusterHandle,
         job: Job,
         *,
         merger: Merger,
         on_lines: Callable[[bytes], None],
         to_the_end: bool = True,
     ) -> None:
+        ctx, fleet = cluster.ctx, cluster.fleet
         self._ctx = ctx
         self._cluster = cluster
         self._fleet = fleet
@@ -73,7 +66,7 @@ class Watch:
             for node, why in self._stream().items():
                 self._away[node] = time.monotonic()
                 self._fruitless[node] += 1
-                self._ctx.on_event(Event(f"the stream ended: {why}; connecting again", node_name(node)))
+                self._ctx.on_event(Event(f"the stream ended: {why}; reconnecting", node_name(node)))
             if self._away:
                 self._give_up_gone()
                 self._connect()
@@ -81,14 +74,14 @@ class Watch:
             self._on_lines(lines)
         if not self._merger.documents:
             raise NodeError(
-                f"no node of job {self._job.job} can be reached", "", "awsddp status   # what still runs"
+                f"cannot reach any node of job {self._job.job}", "", "awsddp status   # what still runs"
             )
         return results.job_document(self._merger.documents, results=self._ctx.job.job.results)
 
     def _stream(self) -> Mapping[int, str]:
         """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
         nodes = [node for node in self._followed if node not in self._away and not self._merger.ended(node)]
-        requests = {node: launchers.message(self._request(node)) for node in nodes}
+        requests = {node: protocol.message(self._request(node)) for node in nodes}
         now = time.monotonic()
         until, check_at = now + _RETRY_S, now + _CHECK_S
 
@@ -105,7 +98,7 @@ class Watch:
             return self._merger.ended(node)
 
         try:
-            outcomes = self._fleet.converse(launchers.program(), requests, on_data, silent_after_s=SILENT_S)
+            outcomes = self._fleet.converse(protocol.program(), requests, on_data, silent_after_s=SILENT_S)
         except _Interruption:
             return {node: str(self._fleet.failures[node]) for node in self._lost(nodes)}
         return {
@@ -115,7 +108,7 @@ class Watch:
         }
 
     def _request(self, node: int) -> dict[str, object]:
-        return launchers.follow_request(
+        return protocol.follow_request(
             self._job.job,
             offsets=self._merger.attach(node),
             to_the_end=self._to_the_end,
@@ -162,6 +155,6 @@ class Watch:
             with contextlib.suppress(AwsddpError):
                 ask(
                     self._fleet,
-                    {first: launchers.lost_request(self._job.job, node, why)},
+                    {first: protocol.lost_request(self._job.job, node, why)},
                     timeout_s=_CONNECT_S * 2,
                 )

@@ -441,7 +441,7 @@ def _watching(one: Forgotten) -> Iterator[None]:
 
 
 def _row(one: Forgotten, due: float, lives: bool) -> Row:
-    prices = re.search(r"price +\$([\d,.]+) an hour.*?\$([\d,.]+) until it expires", one.said, re.S)
+    prices = re.search(r"price +\$([\d,.]+) per hour.*?\$([\d,.]+) until it expires", one.said, re.S)
     hourly, shown = (float(price.replace(",", "")) for price in prices.groups()) if prices else (0.0, 0.0)
     states = {described["State"]["Name"] for described in one.described.values()}
     wanted = {"stopping", "stopped"} if one.tag("unfetched") else {"shutting-down", "terminated"}

@@ -42,11 +42,10 @@ from awsddp.nodes.transport import Endpoint, Result
 from awsddp.report import job_document
 from awsddp.spec import load
 from awsddp.state import Folder, Record
+from awsddp.verbs.cluster import ClusterHandle, choose_job
 from awsddp.verbs.context import Context
 from awsddp.verbs.logs import merger_of
-from awsddp.verbs.node_jobs import choose_job, jobs_on
-from awsddp.verbs.nodes import Ready
-from awsddp.verbs.results import bring_home, job_result, remember
+from awsddp.verbs.results import job_result
 from awsddp.verbs.watching import Watch
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 130}
@@ -486,7 +485,7 @@ def _faked(drawn: Drawn) -> Iterator[None]:
         mock.patch("awsddp.verbs.watching.BEYOND_S", -5.0),
         mock.patch("awsddp.verbs.watching.time.sleep"),
         mock.patch.object(answers, "MOST_BYTES", 1 << 20),
-        mock.patch("awsddp.verbs.node_jobs.MOST_BYTES", 1 << 20),
+        mock.patch("awsddp.verbs.requests.MOST_BYTES", 1 << 20),
     ):
         yield
 
@@ -504,27 +503,28 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
     nodes = tuple(
         Node(node=node, instance_id=f"i-{node}", private_ip=f"10.0.0.{node}", **machine) for node in (0, 1)
     )
-    cluster = Ready(aws=None, record=record, nodes=nodes)  # type: ignore[arg-type]
+    aws: Any = object()
+    cluster = ClusterHandle(
+        ctx=ctx, target=record.target, gateway=aws, known=record, nodes=nodes, connections=fleet
+    )
     name = JOB if drawn.named else None
     try:
         if drawn.verb == "prepare":
             provision.prepare(fleet, nodes, known_hosts=home.folder.known_hosts, on_event=screen.event)
             return 0
-        jobs = jobs_on(ctx, fleet)
+        jobs = cluster.jobs()
         if drawn.verb == "jobs":
-            remember(ctx, *jobs)
+            home.folder.remember(*jobs)
             jobs_page([job_document(job) for job in jobs])
             return 0
         job = choose_job(jobs, name)
         if drawn.verb == "cancel":
-            from awsddp.verbs.node_jobs import cancel
-
-            cancel(ctx, fleet, job.job)
+            cluster.cancel(job.job)
         if drawn.verb == "logs":
-            remember(ctx, job)
+            home.folder.remember(job)
             merger = merger_of(ctx, job)
-            job = Watch(ctx, cluster, fleet, job, merger=merger, on_lines=screen.lines).run()
-        came = bring_home(ctx, cluster, fleet, job)
+            job = Watch(cluster, job, merger=merger, on_lines=screen.lines).run()
+        came = cluster.fetch(job)
         sync_page({"nodes": [{"node": node, **vars(one)} for node, one in came.items()], "home": job.home})
         job_page(job_result(ctx, job))
         return 0

@@ -227,4 +227,4 @@ class Launcher:
 
 def without_zones(plan: LaunchPlan, count: int) -> LaunchPlan:
     """The plan with only its first `count` zones."""
-    return replace(plan, zones=plan.zones[:count])
+    return replace(plan, subnets=plan.subnets[:count])

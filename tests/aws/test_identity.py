@@ -117,7 +117,7 @@ def test_yes_answers_questions_and_chooses_no_price(on: On, key: str | None) -> 
     values = {"instance_type": "g5.xlarge", "gpus": "A10G:1", "max_price_usd": 5.0, "budget_usd": 100.0}
     spec = laptop.context(**({f"cluster__{key}": values[key]} if key else {})).spec
     options = Globals(yes=True, quiet=True)
-    ask = launch_question(options, Screen(options), spec)
+    ask = launch_question(Screen(options), spec)
     if key is not None:
         ask(plan)
         return

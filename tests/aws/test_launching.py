@@ -18,8 +18,9 @@ from awsddp.plan import LaunchPlan
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder, Record
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
-from awsddp.verbs.launching import carry_out, plan_everywhere
+from awsddp.verbs.launching import launch, plan_everywhere
 
 NONE = "InsufficientInstanceCapacity"
 
@@ -41,11 +42,16 @@ class Launches:
 
     def plan(self, ctx: Context) -> LaunchPlan:
         facts = gather(self.aws, ctx.spec, caller_address="10.77.0.1", target="local")
-        return plan_everywhere(ctx, self.aws, self.cloud.target, facts)
+        return plan_everywhere(self.cluster(ctx), facts)
+
+    def cluster(self, ctx: Context) -> ClusterHandle:
+        return ClusterHandle(ctx=ctx, target=self.cloud.target, gateway=self.aws)
 
     def __call__(self, **keys: Any) -> tuple[Record, tuple[Node, ...]]:
         ctx = self.context(**keys)
-        return carry_out(ctx, self.aws, self.plan(ctx), self.cloud.target, None)
+        cluster = self.cluster(ctx)
+        nodes = launch(cluster, self.plan(ctx))
+        return cluster.record, nodes
 
 
 @pytest.fixture

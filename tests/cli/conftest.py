@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.cli import schema
+
 
 class Lab:
     """A home of its own with a local cloud, and folders to start `awsddp` in."""
@@ -41,7 +43,7 @@ class Lab:
     ) -> subprocess.CompletedProcess[str]:
         """Start `awsddp` as a user does and return what they would see."""
         try:
-            return subprocess.run(
+            shown = subprocess.run(
                 [sys.executable, "-m", "awsddp", *words],
                 cwd=cwd or self.project,
                 env=self.environ,
@@ -50,6 +52,9 @@ class Lab:
                 text=True,
                 timeout=timeout,
             )
+            if "--json" in words and shown.stdout.startswith(("{", "[")):
+                schema.check(json.loads(shown.stdout), *words)
+            return shown
         except subprocess.TimeoutExpired as late:
             log = self.home / "local" / "daemon.log"
             said = [late.stdout or b"", late.stderr or b"", log.read_bytes()[-4000:] if log.exists() else b""]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from awsddp.cli import failures, harmless, screen, tables
+from awsddp.cli import failures, harmless, render
 from awsddp.cli.options import Globals
 from awsddp.cli.screen import Screen
 from awsddp.errors import NodeError
@@ -45,8 +45,8 @@ def test_of_what_a_rank_says_a_terminal_gets_colours_and_text(said: bytes, shown
 
 def test_an_error_a_table_and_an_event_show_what_a_node_said(capsys: pytest.CaptureFixture[str]) -> None:
     failures.show(NodeError(NASTY + "\nnext: rm -rf", f"why {NASTY}\nmore", NASTY))
-    tables.table(("name",), [[NASTY]])
-    tables.line(NASTY)
+    render.table(("name",), [[NASTY]])
+    render.line(NASTY)
     Screen(Globals()).event(Event(NASTY + "\n", "node1"))
     Screen(Globals()).event(Event(NASTY))
     said = capsys.readouterr()
@@ -103,5 +103,5 @@ def test_a_question_shows_what_a_node_said(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
-    screen.confirm(NASTY, Globals())
+    Screen(Globals()).confirm(NASTY)
     assert asked == [SHOWN]

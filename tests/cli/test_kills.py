@@ -1,7 +1,6 @@
 """The client killed with -9, and two clients at once: run again it finishes, or `down` leaves nothing."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -12,10 +11,10 @@ import pytest
 
 from tests.cli.conftest import Lab
 from tests.cli.traces import traces
-from tests.seed import SEED
+from tests.seed import FULL, SEED
 
-MOMENTS = 30 if os.environ.get("AWSDDP_FULL") else 10
-RACES = 50 if os.environ.get("AWSDDP_FULL") else 18
+MOMENTS = 30 if FULL else 5
+RACES = 50 if FULL else 9
 UP = ("up", "--local", "--nodes", "2", "-y")
 DOWN = ("down", "--local", "-y")
 

@@ -51,8 +51,8 @@ def test_job_that_runs_is_told_as_last_seen_by_this_machines_clock(
 
 
 def test_results_are_told_where_they_are() -> None:
-    kept = "  results: on the nodes, until: awsddp fetch --job j"
+    kept = "  results: on the nodes; fetch them: awsddp fetch --job j"
     assert job_lines(job("cancelled", fetched=False)) == ["Job j: cancelled", kept]
     assert job_lines(job("succeeded", fetched=True)) == ["Job j: succeeded", "  results: runs/j/"]
-    partly = "  results: runs/j/, without a part of node1: awsddp fetch --job j"
+    partly = "  results: runs/j/, incomplete, missing node1: awsddp fetch --job j"
     assert job_lines(job("failed", fetched=False, missing=[1])) == ["Job j: failed", partly]

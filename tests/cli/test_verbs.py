@@ -200,7 +200,7 @@ def test_awsddp_alone_says_what_there_is_and_what_to_type(cluster: Lab, tmp_path
     assert shown.returncode == 0
     assert "Cluster default: 2 x " in shown.stdout
     assert "awsddp down" in shown.stdout
-    assert "The local cloud runs" in shown.stdout
+    assert "The local cloud is running" in shown.stdout
     first = Lab(tmp_path / "empty").run()
     assert (first.returncode, "awsddp run --local" in first.stdout) == (0, True)
 

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from awsddp.cluster import Job, Node, Prepared
-from awsddp.jobs import launchers
-from awsddp.jobs.launchers import Host
+from awsddp.jobs import protocol
 from awsddp.jobs.logs import Merger
-from awsddp.jobs.ranks import Rank, layout
+from awsddp.jobs.ranks import Host, Rank, layout
 from awsddp.jobs.results import job_document
 from awsddp.jobs.supervisor.folder import JobFolder
 from awsddp.spec import JobSection, JobSpec
@@ -71,8 +70,8 @@ class Fleet:
         self, node: int, *requests: dict[str, Any] | bytes, close: bool = True
     ) -> subprocess.Popen[bytes]:
         """Send requests, as SSH would, and return at once; the connection ends, or stays."""
-        messages = [one if isinstance(one, bytes) else launchers.message(one) for one in requests]
-        argv, stdin = launchers.program()
+        messages = [one if isinstance(one, bytes) else protocol.message(one) for one in requests]
+        argv, stdin = protocol.program()
         process = subprocess.Popen(
             [NODE_PYTHON, *argv[1:]],
             stdin=subprocess.PIPE,
@@ -93,7 +92,7 @@ class Fleet:
     def ask(self, node: int, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return its answer."""
         out, err = self.start(node, request).communicate(timeout=90)
-        return launchers.answer(out, request=request, node=node, stderr=err)
+        return protocol.answer(out, request=request, node=node, stderr=err)
 
     def requests(self, script: str, *, job: str = "job", slot: int = 0, **settings: Any) -> dict[int, Any]:
         """Return what launches `script` (a file, or the text of one) on all nodes, two ranks each."""
@@ -105,7 +104,7 @@ class Fleet:
         self.ranks = layout(range(len(self.hosts)), gpus=0, world_size=world_size)
         section = replace(JobSection(script=script, master_port=self.port), **settings)
         spec = replace(JobSpec(job=section), env=replace(JobSpec().env, variables=variables))
-        return launchers.launch_requests(spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot)
+        return protocol.launch_requests(spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot)
 
     def launch(self, script: str, *, job: str = "job", **settings: Any) -> None:
         """Launch a job on all nodes at once."""
@@ -115,7 +114,7 @@ class Fleet:
         for node, process in running.items():
             request = requests[node]
             out, err = process.communicate(timeout=60)
-            launchers.answer(out, request=request, node=node, stderr=err)
+            protocol.answer(out, request=request, node=node, stderr=err)
 
     def document(self, node: int, job: str = "job") -> dict[str, Any]:
         """Return what a node knows of a job, read in this process: a request costs one of its own."""
@@ -150,7 +149,7 @@ class Fleet:
 
     def follow(self, merger: Merger, node: int, job: str = "job") -> bytes:
         """Follow a job on a node to its end and return what is shown."""
-        request = launchers.follow_request(job, offsets=merger.attach(node), since=merger.since)
+        request = protocol.follow_request(job, offsets=merger.attach(node), since=merger.since)
         process = self.start(node, request)
         assert process.stdout is not None
         shown = b""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from awsddp.errors import InUse
-from awsddp.jobs import launchers
+from awsddp.jobs import protocol
 from tests.jobs.conftest import free_ports, until
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, job="one")
-    told = fleet.ask(0, launchers.slots_request(free_ports()))
+    told = fleet.ask(0, protocol.slots_request(free_ports()))
     assert (told["used"], told["jobs"]) == ([0], {"one": True})
     fleet.port = free_ports()
     with pytest.raises(InUse, match="job one runs on this node"):
         fleet.ask(0, fleet.requests("print()\n", job="two", slot=1)[0])
     assert not fleet.folder(0, "two").exists()
-    fleet.ask(0, launchers.cancel_request("one"))
-    assert fleet.ask(0, launchers.slots_request())["jobs"] == {"one": False}
+    fleet.ask(0, protocol.cancel_request("one"))
+    assert fleet.ask(0, protocol.slots_request())["jobs"] == {"one": False}
     fleet.launch("print()\n", job="two")
     assert fleet.wait("two").state == "succeeded"
 
@@ -32,37 +32,37 @@ def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> 
 def test_cancel_of_a_refused_launch_leaves_another_launchs_job_of_the_name_alone(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     mine = json.loads((fleet.folder(0) / "job.json").read_text())["launch"]
-    assert fleet.ask(0, launchers.cancel_request("job", grace=0, launch="other"))["state"] == "running"
+    assert fleet.ask(0, protocol.cancel_request("job", grace=0, launch="other"))["state"] == "running"
     assert fleet.document(1)["state"] == "running"
-    assert fleet.ask(0, launchers.cancel_request("job", grace=0, launch=mine))["state"] == "cancelled"
+    assert fleet.ask(0, protocol.cancel_request("job", grace=0, launch=mine))["state"] == "cancelled"
 
 
 def test_second_client_waits_for_the_claim_and_is_told_who_holds_it(fleet: "Fleet") -> None:
-    first = launchers.claim_request("ann on laptop", wait_s=0)
+    first = protocol.claim_request("ann on laptop", wait_s=0)
     holder = fleet.start(0, first, close=False)
     assert holder.stdout is not None
     while not holder.stdout.readline().endswith(b'{"claimed": true}\n'):
         pass
     with pytest.raises(InUse, match="another client is starting a job") as refused:
-        fleet.ask(0, launchers.claim_request("bob", wait_s=0.2))
+        fleet.ask(0, protocol.claim_request("bob", wait_s=0.2))
     assert refused.value.why == "held by ann on laptop"
     holder.kill()
     holder.communicate()
-    assert fleet.ask(0, launchers.claim_request("bob", wait_s=0)) == {"claimed": True}
+    assert fleet.ask(0, protocol.claim_request("bob", wait_s=0)) == {"claimed": True}
 
 
 def test_claim_of_a_client_that_vanished_ends_by_itself_and_a_launch_ends_its_own(fleet: "Fleet") -> None:
-    holder = fleet.start(0, {**launchers.claim_request("ann", wait_s=0), "lease_s": 1}, close=False)
-    assert fleet.ask(0, launchers.claim_request("bob", wait_s=10)) == {"claimed": True}
+    holder = fleet.start(0, {**protocol.claim_request("ann", wait_s=0), "lease_s": 1}, close=False)
+    assert fleet.ask(0, protocol.claim_request("bob", wait_s=10)) == {"claimed": True}
     assert holder.poll() is None
     holder.kill()
     holder.communicate()
 
     requests = fleet.requests(SLEEP)
     fleet.jobs.append("job")
-    holder = fleet.start(0, launchers.claim_request("ann", wait_s=0), requests[0], close=False)
+    holder = fleet.start(0, protocol.claim_request("ann", wait_s=0), requests[0], close=False)
     until((fleet.folder(0) / "state.json").exists)
-    assert fleet.ask(0, launchers.claim_request("bob", wait_s=5)) == {"claimed": True}
+    assert fleet.ask(0, protocol.claim_request("bob", wait_s=5)) == {"claimed": True}
     assert holder.poll() is None
     holder.kill()
     holder.communicate()

@@ -1,149 +1,71 @@
-"""What a node is told, before anything is sent."""
+"""A launcher is one function: the supervisor needs no rank to be a process."""
 
-import ast
-import bz2
-import json
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
+from awsddp.errors import ConfigError
 from awsddp.jobs import launchers
-from awsddp.jobs.supervisor.wire import MAGIC
-from awsddp.spec import JobSection, JobSpec
+from awsddp.jobs.logs import Merger
+from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous
+from awsddp.spec import JobSpec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.jobs.conftest import Fleet
 
-SUPERVISOR = Path(launchers.__file__).parent / "supervisor"
+AGENT = """
+import os, subprocess, sys
+first, count, logs, script = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+print('agent of', count, 'ranks', flush=True)
+def start(rank):
+    log = open(f'{logs}/rank{rank}.log', 'wb')
+    return subprocess.Popen([sys.executable, script], stdout=log, env={**os.environ, 'RANK': str(rank)})
+sys.exit(max(child.wait() for child in [start(first + number) for number in range(count)]))
+"""
 
 
-def test_command_is_the_same_for_every_request() -> None:
-    argv, _ = launchers.program()
-    assert argv[:3] == ["python3", "-I", "-c"]
-    assert "$" not in "".join(argv)
-    message = launchers.message({"do": "state", "job": "$(touch canary)"})
-    assert message == b'41\n{"do": "state", "job": "$(touch canary)"}'
+def one_agent_per_node(
+    spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
+) -> tuple[Process, ...]:
+    """Return one process for all ranks of a node, which write their own logs."""
+    first, count = str(ranks[0].rank), str(len(ranks))
+    logs, script = f"{host.folder(rendezvous.job)}/logs", str(spec.job.script)
+    argv = (sys.executable, "-c", AGENT, first, count, logs, script)
+    log = f"launcher{host.node.node}.log"
+    return (
+        Process(ranks=tuple(one.rank for one in ranks), argv=argv, environment={}, log=log, script=script),
+    )
 
 
-def test_program_that_is_sent_is_small() -> None:
-    _, stdin = launchers.program()
-    assert len(stdin) < 14 * 1460, "it is to fit the first window of a TCP connection"
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(launchers.LAUNCHERS, "agent", one_agent_per_node)
 
 
-def test_program_that_is_sent_is_whole_and_in_order() -> None:
-    _, stdin = launchers.program()
-    length, _, rest = stdin.partition(b"\n")
-    modules = json.loads(bz2.decompress(rest[: int(length)]))
-    sent = [name.rpartition(".")[2] for name, _ in modules]
-    assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem != "__init__")
-    texts = [text for _, text in modules]
-    for place, name in enumerate(sent):
-        source = (SUPERVISOR / f"{name}.py").read_text()
-        assert texts[place].count("\n") == source.count("\n"), "a traceback is to name the right line"
-        tree = ast.parse(source)
-        needs = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        ours = [need.rpartition(".")[2] for need in needs if need.startswith("awsddp")]
-        assert set(ours) <= set(sent[:place])
+@pytest.mark.usefixtures("agents")
+def test_one_process_per_node_runs_several_ranks_with_a_log_each(fleet: "Fleet", tmp_path: "Path") -> None:
+    job = fleet.run("import os\nprint('rank', os.environ['RANK'])\n", launcher="agent")
+    assert (job.state, [rank.exit_code for rank in job.ranks]) == ("succeeded", [0, 0, 0, 0])
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path / "logs")
+    assert b"[rank 3 @ node1] rank 3\n" in fleet.follow(merger, 0) + fleet.follow(merger, 1)
+    assert (fleet.folder(1) / "logs" / "launcher1.log").read_bytes() == b"agent of 2 ranks\n"
 
 
-@pytest.mark.parametrize("path", sorted(SUPERVISOR.glob("*.py")), ids=lambda path: path.stem)
-def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(path: Path) -> None:
-    import sys
-
-    tree = ast.parse(path.read_text(), feature_version=(3, 8))
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        for name in names:
-            assert (
-                name.startswith("awsddp.jobs.supervisor.")
-                or name.partition(".")[0] in sys.stdlib_module_names
-            )
-        assert not isinstance(node, ast.Match)
+@pytest.mark.usefixtures("agents")
+def test_exit_code_of_the_process_is_that_of_its_ranks(fleet: "Fleet") -> None:
+    job = fleet.run("import os, sys\nsys.exit(3 * (os.environ['RANK'] == '2'))\n", launcher="agent")
+    assert job.state == "failed"
+    assert job.cause is not None
+    assert (job.cause.rank, job.cause.exit_code, job.cause.tail) == (2, 3, ("agent of 2 ranks",))
+    assert [rank.exit_code for rank in job.ranks[2:]] == [3, 3]
+    assert fleet.processes() == []
 
 
-def test_requests_differ_only_in_what_is_the_nodes_own(fleet: "Fleet") -> None:
-    requests = fleet.requests("main.py", args=("{rank}", "{local_rank}"))
-    own = {"node", "folder", "workdir", "ranks"}
-    common = [{key: value for key, value in requests[node].items() if key not in own} for node in (0, 1)]
-    assert common[0] == common[1]
-    assert [entry["argv"][1:] for entry in requests[1]["ranks"]] == [
-        ["main.py", "2", "0"],
-        ["main.py", "3", "1"],
-    ]
-    assert requests[1]["link_port"] == requests[1]["master_port"] + 1
-    assert len(requests[0]["secret"]) == 64
-
-
-def test_ports_follow_the_slot_unless_the_user_chose(fleet: "Fleet") -> None:
-    fleet.port = None  # type: ignore[assignment]
-    request = fleet.requests("main.py", slot=3)[0]
-    assert (request["master_port"], request["link_port"]) == (29430, 29431)
-
-
-def test_module_and_option_like_names_are_no_options_of_python(fleet: "Fleet") -> None:
-    assert fleet.requests("pkg.train", module=True)[0]["ranks"][0]["argv"][1:] == ["-m", "pkg.train"]
-    assert fleet.requests("-c.py")[0]["ranks"][0]["argv"][1:] == ["./-c.py"]
-
-
-def test_job_without_a_script_is_refused(fleet: "Fleet") -> None:
-    fleet.requests("main.py")
-    with pytest.raises(UsageError, match="no script"):
-        launchers.launch_requests(JobSpec(), job="job", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)
-
-
-def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") -> None:
-    fleet = make_fleet(1)
-    fleet.hosts[0] = replace(fleet.hosts[0], node=replace(fleet.hosts[0].node, private_ip=None))
-    with pytest.raises(NodeError, match="node0 has no private address"):
-        fleet.requests("main.py")
-
-
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [
-        (b"", NodeError),
-        (b"bash: python3: command not found", NodeError),
-        (MAGIC + b'{"half', NodeError),
-        (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "usage"}}', UsageError),
-        (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "busy"}}', InUse),
-        (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "notfound"}}', NotFoundError),
-        (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "job"}}', JobError),
-    ],
-)
-def test_answer_that_is_none_becomes_an_error_of_its_kind(said: bytes, error: type[Exception]) -> None:
-    with pytest.raises(error, match="node4"):
-        launchers.answer(said, request=launchers.state_request(), node=4, stderr=b"sh: no")
-
-
-def test_answer_is_found_behind_the_words_of_a_login_script() -> None:
-    said = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
-    assert launchers.answer(said, request=launchers.state_request(), node=0) == {"jobs": []}
-
-
-def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
-    answers: dict[int, dict[str, Any]] = {
-        0: {"used": [0], "taken": [29411]},
-        1: {"used": [2], "taken": [29430]},
-    }
-    assert launchers.choose_slot(answers, first=0) == 3
-    every = [port + 10 * slot for port in (29400, 29401) for slot in range(64)]
-    with pytest.raises(ConfigError, match="node0 has no free ports"):
-        launchers.choose_slot({0: {"used": [], "taken": every}}, first=0)
-
-
-@pytest.mark.parametrize("taken", [5000, 5001])
-def test_port_that_the_user_chose_and_another_holds_is_named(taken: int) -> None:
-    with pytest.raises(ConfigError, match=f"job.master_port: port {taken} is taken on node0"):
-        launchers.choose_slot({0: {"used": [], "taken": [taken]}}, first=0, master_port=5000)
-
-
-def test_spec_reaches_the_request_in_seconds(fleet: "Fleet") -> None:
-    fleet.requests("main.py")
-    spec = JobSpec(job=JobSection(script="x.py", timeout="90m", grace="1m", outputs=("out",)))
-    request = launchers.launch_requests(spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)[1]
-    assert (request["timeout"], request["grace"], request["outputs"]) == (5400.0, 60.0, ["out"])
+def test_unknown_launcher_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"job\.launcher: no launcher 'mpi'") as caught:
+        launchers.launcher("mpi")
+    assert caught.value.next == "use ssh"

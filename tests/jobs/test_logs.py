@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from awsddp.errors import NodeError
-from awsddp.jobs import launchers
+from awsddp.jobs import protocol
 from awsddp.jobs.logs import Labeller, Merger, Stream, StreamError
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 
@@ -254,7 +254,7 @@ def test_several_followers_get_every_byte(fleet: "Fleet", tmp_path: Path) -> Non
 
 def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tmp_path: Path) -> None:
     fleet.launch("for number in range(200_000): print('line', number)\n")
-    request = launchers.follow_request("job", offsets={})
+    request = protocol.follow_request("job", offsets={})
     deaf = fleet.start(0, request)
     dead = fleet.start(0, request)
     assert dead.stdout is not None
@@ -268,7 +268,7 @@ def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tm
 
 def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
     fleet.launch("import time\ntime.sleep(600)\n")
-    process = fleet.start(1, launchers.follow_request("job", offsets={2: 0, 3: 0}))
+    process = fleet.start(1, protocol.follow_request("job", offsets={2: 0, 3: 0}))
     assert process.stdout is not None
     stream, kinds = Stream(), b""
     while kinds.count(b"H") < 2:

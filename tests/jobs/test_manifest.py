@@ -14,7 +14,7 @@ import pytest
 
 from awsddp import answers
 from awsddp.answers import Manifest
-from awsddp.jobs import launchers
+from awsddp.jobs import protocol
 from awsddp.jobs.selection import exclude_patterns
 from awsddp.jobs.supervisor import disks
 from awsddp.jobs.supervisor import manifest as on_node
@@ -56,7 +56,7 @@ class Node:
         for path in (self.folder.logs, self.folder.run):
             path.mkdir(parents=True)
         self.folder.log(5).write_text("log")
-        request = {"node": 2, "workdir": str(self.work), "ranks": [{"rank": 5}], "outputs": list(outputs)}
+        request = {"node": 2, "workdir": str(self.work), "layout": [[5, 0, 2]], "outputs": list(outputs)}
         (self.folder.path / "job.json").write_text(json.dumps(request))
         self.begin()
 
@@ -78,7 +78,7 @@ class Node:
     def manifest(
         self, outputs: Sequence[str] = (), exclude: Sequence[str] = (), at_once: int = 0
     ) -> Manifest:
-        request = launchers.manifest_request("job", outputs=outputs, exclude=exclude_patterns(exclude))
+        request = protocol.manifest_request("job", outputs=outputs, exclude=exclude_patterns(exclude))
         answer = on_node.manifest(self.folder, {**request, "at_once": at_once})
         said = json.dumps(answer).encode()
         return answers.manifest(answers.check(said, request=request, node=2), node=2, ranks=[5])
@@ -108,7 +108,7 @@ def skipped(manifest: Manifest) -> dict[str, str]:
 
 
 def found(fleet: "Fleet", node: int = 0) -> Manifest:
-    request = launchers.manifest_request("job")
+    request = protocol.manifest_request("job")
     return answers.manifest(fleet.ask(node, request), node=node, ranks=[0])
 
 
@@ -147,7 +147,7 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
         f"node0/outside{fleet.homes[0]}/elsewhere/e",
     }
     paths = [weights.path, str(fleet.homes[0])]
-    told = answers.hashes(fleet.ask(0, launchers.hashes_request(paths)))
+    told = answers.hashes(fleet.ask(0, protocol.hashes_request(paths)))
     assert (told[0].size, told[0].sha256, told[1].why) == (9, weights.sha256, "Is a directory")
 
 
@@ -249,7 +249,7 @@ def test_links_that_lead_nowhere_are_kept_inside_and_named_outside(node: Node) -
     node.link("self", "self")
     result = node.manifest()
     assert links(result) == {"inside": "not/there", "a": "b", "b": "a", "self": "self"}
-    assert skipped(result) == {"outside": "a link to /not/there, which is no file"}
+    assert skipped(result) == {"outside": "a link to /not/there, which is not a file"}
 
 
 def test_loops_of_folders_end(node: Node) -> None:
@@ -275,7 +275,7 @@ def test_what_cannot_be_read_is_owed(node: Node) -> None:
 
 def as_a_user(node: Node) -> dict[str, Any]:
     """Return the manifest as somebody sees it who may not read everything, as root may."""
-    request = launchers.manifest_request("job")
+    request = protocol.manifest_request("job")
     if os.geteuid() != 0:
         return on_node.manifest(node.folder, request)
     for path in (node.top, *node.top.parents):

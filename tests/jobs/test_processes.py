@@ -20,7 +20,7 @@ REQUEST: dict[str, Any] = {
     "created": "",
     "nodes": [{"node": node, "private_ip": "127.0.0.1", "instance_id": f"i-{node}"} for node in (0, 1)],
     "layout": [(0, 0, 0), (1, 0, 1)],
-    "ranks": [],
+    "processes": [],
     "secret": "s",
     "join_s": 60.0,
     "silent_s": 5.0,
@@ -55,5 +55,5 @@ def test_supervisor_that_stood_still_itself_gives_nobody_up(
         for _ in range(3):
             now += 3
             supervisor._exchange(0)
-        assert lost == [(1, "nothing was heard of it for 5 s")]
+        assert lost == [(1, "no heartbeat for 5 s")]
         supervisor._selector.close()

@@ -66,40 +66,40 @@ def test_size_that_does_not_fit_is_refused_and_told_what_does(
     ],
 )
 def test_placeholders_are_filled_in(text: str, expected: str) -> None:
-    assert expand(text, RANK, meeting=MEETING, folder="/job") == expected
+    assert expand(text, RANK, rendezvous=MEETING, folder="/job") == expected
 
 
 @pytest.mark.parametrize("text", ["{ranks}", "{", "}", '{"a": 1}', "{}", "{rank:02d}", "{rank!r}", "{ rank}"])
 def test_unknown_placeholder_is_refused_and_the_way_out_named(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        expand(text, RANK, meeting=MEETING, folder="/job")
+        expand(text, RANK, rendezvous=MEETING, folder="/job")
     assert "{local_rank}" in refused.value.why
     assert "{{" in refused.value.next
 
 
 def test_init_file_is_for_a_single_node() -> None:
     (alone,) = layout([4], gpus=0, world_size=1)
-    assert expand("file://{init_file}", alone, meeting=MEETING, folder="/job") == "file:///job/init"
+    assert expand("file://{init_file}", alone, rendezvous=MEETING, folder="/job") == "file:///job/init"
     with pytest.raises(UsageError, match="single node"):
-        expand("{init_file}", RANK, meeting=MEETING, folder="/job")
+        expand("{init_file}", RANK, rendezvous=MEETING, folder="/job")
 
 
 def test_every_placeholder_that_is_named_is_filled_in() -> None:
     (alone,) = layout([0], gpus=0, world_size=1)
     for name in PLACEHOLDERS:
-        assert "{" not in expand(f"{{{name}}}", alone, meeting=MEETING, folder="/job")
+        assert "{" not in expand(f"{{{name}}}", alone, rendezvous=MEETING, folder="/job")
 
 
 def test_users_variables_win_over_all_but_the_ranks_identity() -> None:
     mine = {"NCCL_SOCKET_IFNAME": "eth", "WORLD_SIZE": "99", "X": "1"}
-    found = environment(RANK, meeting=MEETING, nic="ens5", folder="/job", variables=mine)
+    found = environment(RANK, rendezvous=MEETING, nic="ens5", folder="/job", variables=mine)
     assert (found["NCCL_SOCKET_IFNAME"], found["X"], found["WORLD_SIZE"]) == ("eth", "1", "4")
     assert (found["GLOO_SOCKET_IFNAME"], found["AWSDDP_RUN_DIR"]) == ("ens5", "/job/run")
 
 
 def test_group_rank_counts_the_nodes_of_the_job_not_of_the_cluster() -> None:
     last = layout([2, 5], gpus=0)[-1]
-    found = environment(last, meeting=MEETING, nic="ens5", folder="/job", variables={})
+    found = environment(last, rendezvous=MEETING, nic="ens5", folder="/job", variables={})
     assert (last.node, found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == (5, "1", "2")
 
 

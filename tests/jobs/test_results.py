@@ -79,3 +79,13 @@ def test_no_node_leaves_another_out_of_the_job() -> None:
     for told in (lies, machines[1:], []):
         job = job_document({0: honest, 1: document(1, "succeeded", [0, 0], complete=True, nodes=told)})
         assert {(one.node, one.instance_id) for one in job.nodes} >= {(0, "i-0")}
+
+
+def test_job_has_what_its_launch_kept_and_when_it_ran() -> None:
+    facts = {"script": "train.py", "args": ["--lr", "0.1"], "commit": "c0", "dirty": True, "missing": "x"}
+    running = document(0, "running", [0, None], complete=True, facts=facts, script=1)
+    job = job_document({0: running})
+    assert (job.script, job.args, job.commit, job.dirty) == ("train.py", ("--lr", "0.1"), "c0", True)
+    assert (job.world_size, job.launcher, job.missing) == (2, "ssh", ())
+    assert (job.started, job.ended) == ("1970-01-01T00:00:01Z", None)
+    assert job_document({0: {**running, "state": "failed"}}).ended == "1970-01-01T00:00:02Z"

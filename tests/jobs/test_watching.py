@@ -115,6 +115,8 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
         job=JobSpec(job=JobSection(heartbeat_timeout="1m")), on_event=lambda event: events.append(event.text)
     )
     cluster = SimpleNamespace(
+        ctx=ctx,
+        fleet=nodes,
         aws=None,
         record=SimpleNamespace(id="x"),
         nodes=[SimpleNamespace(node=node, instance_id=f"i-{node}") for node in (0, 1)],
@@ -122,7 +124,7 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     nodes_of = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
     job = Job(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=nodes_of)
     merger = Merger({0: 0, 1: 1}, folder=folder)
-    watch = Watch(ctx, cluster, nodes, job, merger=merger, on_lines=shown.extend)  # type: ignore[arg-type]
+    watch = Watch(cluster, job, merger=merger, on_lines=shown.extend)  # type: ignore[arg-type]
     return watch.run(), bytes(shown), events
 
 
@@ -140,7 +142,7 @@ def test_lines_are_whole_after_a_break(
     job, shown, events = follow(Nodes(cuts, back_at=50), tmp_path, monkeypatch)
     assert job.state == "succeeded"
     assert [of_rank(rank, shown) for rank in (0, 1)] == [LINES, LINES]
-    assert len([event for event in events if "connecting again" in event]) == len(cuts)
+    assert len([event for event in events if "reconnecting" in event]) == len(cuts)
 
 
 def test_node_comes_back_while_the_others_are_followed(

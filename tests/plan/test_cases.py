@@ -502,13 +502,13 @@ def launched(case: Case) -> list[str]:
 def test_the_plan(case: Case) -> None:
     made = planned(case)
     assert (made.instance_type, made.nodes, made.market) == (case.type, case.nodes, case.market)
-    assert (tuple(zone.name for zone in made.zones), made.ssh_user) == (case.zones, case.login)
+    assert (made.zones, made.ssh_user) == (case.zones, case.login)
     assert made.price.machines == (None if case.machines_usd is None else pytest.approx(case.machines_usd))
     assert (made.efa.count, made.efa.most) == case.efa
     assert tuple(request.operation for request in made.requests) == (*case.makes, "RunInstances")
     assert tuple(f"{other.instance_type} {other.market}" for other in made.alternatives) == case.others
     shown = document(made)
-    one_subnet = {"subnet": made.zones[0].subnet} if len(case.zones) == 1 else {}
+    one_subnet = {"subnet": made.subnets[0].subnet} if len(case.zones) == 1 else {}
     assert shown["uses"] == {**one_subnet, "tags": "team=vision", **case.uses}
     assert shown["makes"] == [
         *(WORDS[operation] for operation in case.makes if operation in WORDS),

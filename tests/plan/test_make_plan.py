@@ -77,7 +77,7 @@ def plan(
 def test_without_a_type_the_cheapest_virtualised_one_with_eight_gpus_is_taken() -> None:
     made = plan()
     assert (made.instance_type, made.nodes, made.gpus_per_node, made.gpu) == ("g6.48xlarge", 2, 8, "L4")
-    assert [zone.name for zone in made.zones] == ["us-east-1b", "us-east-1c"]
+    assert list(made.zones) == ["us-east-1b", "us-east-1c"]
     assert len(made.choices) == 3
     assert made.instance_type not in {choice.instance_type for choice in made.choices}
     assert all(choice.gpus_per_node == 8 for choice in made.choices)
@@ -93,7 +93,7 @@ def test_a_type_that_does_not_fit_the_quota_is_passed_over() -> None:
 def test_a_quota_that_cannot_be_read_is_a_warning() -> None:
     made = plan(replace(FACTS, quotas={}))
     assert made.instance_type == "g6.48xlarge"
-    assert any("quota not readable" in text and "384 vCPUs" in text for text in made.warnings)
+    assert any("quota unreadable" in text and "384 vCPUs" in text for text in made.warnings)
 
 
 def test_a_quota_that_is_too_small_is_refused_with_need_and_have() -> None:
@@ -134,26 +134,26 @@ def test_zones_without_room_are_passed_over() -> None:
     full = tuple(
         replace(subnet, free_addresses=1 if subnet.zone == "us-east-1b" else 9) for subnet in FACTS.subnets
     )
-    assert [zone.name for zone in plan(replace(FACTS, subnets=full)).zones] == ["us-east-1c"]
+    assert list(plan(replace(FACTS, subnets=full)).zones) == ["us-east-1c"]
 
 
 def test_a_subnet_with_exactly_enough_addresses_has_room() -> None:
     subnets = tuple(replace(subnet, free_addresses=2) for subnet in FACTS.subnets)
     made = plan(replace(FACTS, subnets=subnets), nodes=2)
-    assert [zone.name for zone in made.zones] == ["us-east-1b", "us-east-1c"]
+    assert list(made.zones) == ["us-east-1b", "us-east-1c"]
 
 
 def test_pretended_gpus_are_told() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "pretended"})))
     assert made.pretended
-    assert any("gloo on CPU" in text for text in made.warnings)
+    assert any("gloo on the CPU" in text for text in made.warnings)
 
 
 def test_rehearsed_gpus_are_told_with_the_ranks_that_a_job_has() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "rehearsed"})))
     assert made.pretended
     assert document(made)["rehearsed"]
-    assert any("nccl by gloo; a job has a rank for each, 16 in all" in text for text in made.warnings)
+    assert any("nccl as gloo; a job has a rank for each, 16 in total" in text for text in made.warnings)
 
 
 def test_two_ssh_blocks_are_two_rules() -> None:
@@ -331,7 +331,7 @@ def test_what_was_listed_and_cannot_be_had_is_told_and_the_next_is_taken() -> No
 
 def test_lost_nodes_are_replaced_in_the_zone_of_the_others() -> None:
     made = make_plan(ClusterSpec(name="demo"), FACTS, numbers=(1,), zone="us-east-1c")
-    assert [zone.name for zone in made.zones] == ["us-east-1c"]
+    assert list(made.zones) == ["us-east-1c"]
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_the_document_tells_the_price_by_part_and_why() -> None:
     parts = made["price_parts"]
     assert made["price_usd_per_hour"] == pytest.approx(sum(parts.values()), abs=1e-4)
     assert made["price_until_expiry_usd"] == pytest.approx(made["price_usd_per_hour"] * 10, abs=0.01)
-    assert (made["why"], made["market"]) == ("asked for", "on-demand")
+    assert (made["why"], made["market"]) == ("requested", "on-demand")
     assert made["efa"] == {"count": 0, "most": 1, "why": "--efa asks for it"}
     assert (made["memory_gb"], made["network_gbit"], made["vcpus"]) == (768, "100", 192)
     assert (made["image"]["torch"], made["image"]["cuda"], made["image"]["driver"]) == ("2.12", "13.0", 595)

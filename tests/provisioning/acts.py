@@ -6,23 +6,22 @@ from awsddp.aws import poweroff
 from awsddp.cluster import Target
 from awsddp.errors import NodeError
 from awsddp.verbs import everywhere, run
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, aws_of
-from awsddp.verbs.nodes import ready
-from awsddp.verbs.parts import part
 
 
 def trained(ctx: Context, **choices: object) -> dict[str, Any]:
     """Do in AWS what `train` does there; what it does beside needs machines."""
-    with ready(ctx) as cluster:
+    with ClusterHandle.ready(ctx) as cluster:
         poweroff.keep_on_poweroff(cluster.aws, cluster.nodes, "train-1")
     return {}
 
 
 def fetched(ctx: Context) -> dict[str, Any]:
     """Do in AWS what `fetch` does there, once the results of the nodes that run are home."""
-    with part(ctx) as cluster:
+    with ClusterHandle.partly_ready(ctx) as cluster:
         poweroff.release(cluster.aws, cluster.nodes, "train-1")
-        if any(node.unfetched for node in cluster.others):
+        if any(node.unfetched for node in cluster.excluded):
             raise NodeError("a part of the results is missing")
     return {}
 

@@ -18,7 +18,7 @@ from awsddp.verbs.up import up
 from tests.provisioning.world import PHASES, Kill, Outcome, World, yes
 from tests.seed import SEED
 
-SOME = 12
+SOME = 8
 VERBS = {"up": up, "down": down}
 RECOVERIES = ("up", "down", "down without the folder", "down from another home")
 

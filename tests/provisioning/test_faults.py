@@ -23,8 +23,8 @@ from tests.provisioning.world import Kill, Outcome, World, yes
 from tests.seed import SEED
 
 NODES = 2
-SOME = {"up": 30, "up again": 20, "down": 30}
-FEW = 8
+SOME = {"up": 20, "up again": 14, "down": 20}
+FEW = 6
 
 
 @dataclass(frozen=True, kw_only=True)

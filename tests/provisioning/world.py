@@ -264,12 +264,12 @@ def _of_account(view: Callable[..., Any]) -> Callable[..., Any]:
     return look
 
 
-def _with_roles(secret: Callable[[Any, str], str | None]) -> Callable[[Any, str], str | None]:
+def _with_roles(secret: Callable[..., str | None]) -> Callable[..., str | None]:
     """Return the daemon's look at an access key; it knows those of roles, too."""
 
-    def look(self: Any, access_key_id: str) -> str | None:
+    def look(self: Any, access_key_id: str, token: str = "") -> str | None:
         role = _role(access_key_id)
-        return secret(self, access_key_id) if role is None else str(role.secret_access_key)
+        return secret(self, access_key_id, token) if role is None else str(role.secret_access_key)
 
     return look
 

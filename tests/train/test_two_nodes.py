@@ -10,6 +10,7 @@ import pytest
 from table import ROOT, Row, commands
 
 from tests.cli.conftest import Lab
+from tests.seed import drawn
 
 EPOCH = r"\[rank 3 @ node1\] Begin Validation @ Epoch 1$"
 SUMMARY = r"\[rank 0 @ node0\] Epoch Summary: epoch 1, accuracy 0\.\d+"
@@ -148,7 +149,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.mark.prove
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.command)
+@pytest.mark.parametrize("row", drawn(ROWS, 7, what="two nodes"), ids=lambda row: row.command)
 def test_a_row_of_two_nodes_does_what_the_table_says(row: Row, nodes: Lab) -> None:
     words = row.command
     if row.more and words.startswith("train") and " -- " not in words:

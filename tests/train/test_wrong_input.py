@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,17 @@ def test_a_rank_that_was_told_of_another_world_size_says_both(capsys: pytest.Cap
 def test_a_data_set_that_is_not_there_says_how_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
     code, error = refused(capsys, "--recipe", "stl10-resnet18")
     assert code == 1 and "get stl10 data" in error
+
+
+def test_a_missing_torchvision_is_one_line_that_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as Python marks what cannot be imported
+    code, error = refused(capsys, "--recipe", "cifar10-resnet18")
+    assert code == 1 and error.count("\n") == 1
+    assert "needs torchvision" in error and "-m pip install torchvision torch==2." in error
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,9 @@ from awsddp.nodes.transport import Result
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder, Record
-from awsddp.verbs import fetch, parts, starting, sync
-from awsddp.verbs.context import Context, Found
-from awsddp.verbs.nodes import Ready
+from awsddp.verbs import starting, sync
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.context import Context
 from tests.jobs.conftest import Fleet as Homes
 from tests.jobs.conftest import free_ports
 
@@ -140,22 +140,32 @@ class World:
         assert record is not None
         return record
 
-    @property
-    def cluster(self) -> Ready:
-        """The cluster, ready to work."""
-        return Ready(aws=None, record=self.record, nodes=self.listed)  # type: ignore[arg-type]
-
-    @property
-    def seen(self) -> Found:
-        """The cluster as a search finds it."""
-        cluster = Cluster(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed)
-        target = self.record.target
-        return Found(aws=None, target=target, cluster=cluster, record=self.record, looked=())  # type: ignore[arg-type]
+    def handle(self, ctx: Context | None = None, line: Line | None = None) -> ClusterHandle:
+        """The cluster as a search finds it, all nodes in use, connected by `line`."""
+        ctx = ctx or self.ctx()
+        listed = Cluster(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed)
+        return ClusterHandle(
+            ctx=ctx,
+            target=self.record.target,
+            gateway=object(),  # type: ignore[arg-type]
+            known=self.record,
+            listed=listed,
+            searched=(),
+            nodes=self.listed,
+            connections=line or self.line(),
+        )
 
     @contextlib.contextmanager
-    def found(self, ctx: Context, **_: object) -> Iterator[Found]:
+    def find(self, ctx: Context, **_: object) -> Iterator[ClusterHandle]:
         """Search for the cluster."""
-        yield self.seen
+        self.lines -= 1
+        yield self.handle(ctx)
+
+    @contextlib.contextmanager
+    def connect(self, cluster: ClusterHandle) -> Iterator[Any]:
+        """Connect to the nodes."""
+        cluster.connections = self.line()
+        yield cluster.connections
 
     def set_state(self, number: int, state: str) -> None:
         """Stop or start a machine."""
@@ -187,6 +197,15 @@ class World:
             self.tags[node.instance_id] = [other for other in tags if other != job]
 
 
+def staged(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]]:
+    """Return a `connect` of the handle, a method."""
+
+    def connect(cluster: ClusterHandle, *given: object, **more: object) -> Any:
+        return world.connect(cluster)
+
+    return connect
+
+
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Two nodes."""
@@ -210,9 +229,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             shutil.copy(name, place)
 
     monkeypatch.setattr(rsync, "transfer", transfer)
-    for module in (parts, fetch):
-        monkeypatch.setattr(module, "connect", made.line)
-    monkeypatch.setattr(parts, "found", made.found)
+    monkeypatch.setattr(ClusterHandle, "find", made.find)
+    monkeypatch.setattr(ClusterHandle, "connect", staged(made))
     yield made
     homes.end()
 
@@ -222,5 +240,5 @@ def start(world: World, script: str, **job: Any) -> Job:
     (world.project / "w.py").write_text(script)
     ranks = layout([0, 1], gpus=0, world_size=2)
     job.setdefault("master_port", free_ports())
-    ctx = world.ctx(script="w.py", **job)
-    return starting.start(ctx, world.cluster, world.line(), ranks, None)  # type: ignore[arg-type]
+    cluster = world.handle(world.ctx(script="w.py", **job))
+    return starting.start(cluster, ranks, None)  # type: ignore[arg-type]

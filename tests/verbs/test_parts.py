@@ -8,10 +8,8 @@ import pytest
 
 from awsddp.cluster import Job
 from awsddp.errors import CloudError, NodeError
-from awsddp.verbs import parts
-from awsddp.verbs.context import Context
-from awsddp.verbs.fetch import bring_home_all, fetch
-from awsddp.verbs.finishing import finish
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.fetch import fetch, fetch_all
 from awsddp.verbs.jobs import jobs
 from awsddp.verbs.logs import logs, merger_of
 from awsddp.verbs.status import cluster_document
@@ -39,6 +37,12 @@ def at_home(world: World) -> list[str]:
     return sorted(path.parent.parent.name for path in home.rglob("saved.txt"))
 
 
+def end(world: World) -> None:
+    """Do what `down` does before the nodes end."""
+    cluster = world.handle()
+    fetch_all(cluster, cluster.require_live())
+
+
 def lines(world: World, **options: Any) -> bytes:
     shown: list[bytes] = []
     logs(world.ctx(), job="j", follow=False, on_lines=shown.append, **options)
@@ -62,19 +66,15 @@ def test_what_a_replaced_node_held_is_named_as_lost_and_the_rest_comes_home(owed
 
 def test_down_fetches_what_there_is_and_ends_what_a_lost_node_cannot_hold_up(owed: World) -> None:
     owed.replace_node(1)
-    found = owed.seen
-    assert found.cluster is not None
-    bring_home_all(owed.ctx(), found, found.cluster)
+    end(owed)
     assert (at_home(owed), owed.tags["i-0"], LOST in owed.said) == (["node0"], [], True)
 
 
 def test_down_offers_up_for_the_node_that_is_stopped_and_releases_the_other(owed: World) -> None:
     owed.set_state(1, "stopped")
-    found = owed.seen
-    assert found.cluster is not None
-    with pytest.raises(NodeError, match="the results of j are not home") as refused:
-        bring_home_all(owed.ctx(), found, found.cluster)
-    assert refused.value.why.startswith("node1 is stopped\nmeanwhile the nodes cost money")
+    with pytest.raises(NodeError, match="the results of j are not fetched") as refused:
+        end(owed)
+    assert refused.value.why.startswith("node1 is stopped\nuntil then the nodes cost money")
     ways = refused.value.next.splitlines()
     assert ways[0] == "awsddp up   # start node1; then awsddp down"
     assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
@@ -95,7 +95,7 @@ def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
     owed.cut = {1}
     [job] = jobs(owed.ctx())
     assert (job["job"], job["nodes"][1]["instance_id"]) == ("j", "i-1")
-    assert "node1 was not asked: node1: the connection was lost" in owed.said
+    assert "node1 was skipped: node1: the connection was lost" in owed.said
     with pytest.raises(NodeError):
         fetch(owed.ctx(), job="j", confirm=print)
     assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
@@ -105,11 +105,11 @@ def test_what_is_at_home_needs_no_node(owed: World, monkeypatch: pytest.MonkeyPa
     fetch(owed.ctx(), job="j", confirm=print)
     connections = owed.lines
     assert fetch(owed.ctx(), job="j", confirm=print)["nodes"] == []
-    assert "the results of j are home" in owed.said
+    assert "the results of j are already fetched" in owed.said
     owed.set_state(0, "stopped")
     owed.set_state(1, "stopped")
     assert fetch(owed.ctx(), confirm=print)["job"] == "j"
-    monkeypatch.delattr(parts, "found")
+    monkeypatch.delattr(ClusterHandle, "find")
     assert sorted(lines(owed).splitlines()) == [b"[rank %d @ node%d] line of %d" % (n, n, n) for n in (0, 1)]
     assert owed.lines == connections
 
@@ -117,30 +117,28 @@ def test_what_is_at_home_needs_no_node(owed: World, monkeypatch: pytest.MonkeyPa
 def test_job_of_which_every_node_is_gone_is_named_as_lost(owed: World) -> None:
     for node in (0, 1):
         owed.replace_node(node)
-    with pytest.raises(NodeError, match="no node that can be asked knows job j") as lost:
+    with pytest.raises(NodeError, match="no reachable node knows job j") as lost:
         fetch(owed.ctx(), job="j", confirm=print)
     assert lost.value.why.splitlines() == [LOST.replace("1", "0"), LOST]
 
 
-def follow(world: World, ctx: Context) -> tuple[Any, Job]:
-    line = world.line()
+def follow(world: World) -> tuple[ClusterHandle, Job]:
+    cluster = world.handle()
     job = world.record.jobs[-1]
-    watch = Watch(ctx, world.cluster, line, job, merger=merger_of(ctx, job), on_lines=lambda _: None)
-    return line, watch.run()
+    return cluster, Watch(cluster, job, merger=merger_of(cluster.ctx, job), on_lines=lambda _: None).run()
 
 
 def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
     owed.away = True
-    ctx = owed.ctx()
-    line, job = follow(owed, ctx)
+    cluster, job = follow(owed)
     with pytest.raises(CloudError) as error:
-        finish(ctx, owed.cluster, line, job)
+        cluster.finish(job)
     document = error.value.document()
     assert list(document)[-1] == "error"
     assert (document["job"], document["state"], document["fetched"]) == ("j", "succeeded", True)
     assert document["error"]["exit_code"] == 4  # type: ignore[index]
     assert error.value.message == (
-        "job j succeeded, its results are home, and on the nodes, too: AWS cannot be reached"
+        "job j succeeded, its results are fetched, and also on the nodes: AWS cannot be reached"
     )
     assert error.value.next == "awsddp fetch --job j   # again\ntry again"
     assert [job.state for job in owed.record.jobs] == ["succeeded"]
@@ -160,13 +158,13 @@ def test_part_that_is_home_is_not_lost_with_its_node(owed: World, tmp_path: Path
 
 
 def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed: World) -> None:
-    ctx = owed.ctx()
-    line, job = follow(owed, ctx)
+    _, job = follow(owed)
     owed.replace_node(1)
+    line = owed.line()
     line.cut = {1}
     line.failures[1] = NodeError("lost")
     with pytest.raises(NodeError) as error:
-        finish(ctx, owed.cluster, line, job)
+        owed.handle(line=line).finish(job)
     document = error.value.document()
     assert (error.value.exit_code, document["state"]) == (6, "succeeded")
     assert (document["fetched"], document["missing"]) == (False, [1])
@@ -176,7 +174,7 @@ def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed:
 
 def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed: World) -> None:
     def told() -> tuple[str, str | None, bool]:
-        [job] = cluster_document(owed.ctx(), owed.record, owed.seen.cluster)["jobs"]
+        [job] = cluster_document(owed.handle())["jobs"]
         return job["state"], job["last_seen"], job["fetched"]
 
     state, seen, fetched = told()

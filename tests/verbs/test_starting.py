@@ -7,7 +7,6 @@ import pytest
 
 from awsddp.errors import ConfigError, InUse, NodeError, UsageError
 from awsddp.verbs import starting
-from awsddp.verbs.node_jobs import cancel, jobs_on
 from tests.jobs.conftest import free_ports
 from tests.verbs.conftest import World, start
 
@@ -15,7 +14,7 @@ SLEEPS = "import time; time.sleep(600)\n"
 
 
 def states(world: World) -> dict[str, str]:
-    return {job.job: job.state for job in jobs_on(world.ctx(), world.line())}
+    return {job.job: job.state for job in world.handle().jobs()}
 
 
 def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: World) -> None:
@@ -30,17 +29,17 @@ def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: 
         assert f"awsddp logs -f {first.job}" in refused.value.next
     assert (world.said, world.tags) == before
     assert states(world) == {first.job: "running"}
-    cancel(world.ctx(), world.line(), first.job, grace_s=0)
+    world.handle().cancel(first.job, grace_s=0)
     assert start(world, "").job != first.job
 
 
 def test_name_of_a_job_that_is_not_fetched_yet_is_refused_and_its_tag_stays(world: World) -> None:
     start(world, SLEEPS, name="nm")
-    cancel(world.ctx(), world.line(), "nm", grace_s=0)
+    world.handle().cancel("nm", grace_s=0)
     for name in ("nm", "gone"):
         if name == "gone":  # its part was on a machine that has been replaced: only a tag tells of it
             world.tags["i-1"].append("gone")
-        with pytest.raises(UsageError, match=f"there is a job {name} already"):
+        with pytest.raises(UsageError, match=f"job {name} already exists"):
             start(world, SLEEPS, name=name)
     assert world.tags == {"i-0": ["nm"], "i-1": ["nm", "gone"]}
 

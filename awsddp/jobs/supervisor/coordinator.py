@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from awsddp.jobs.supervisor.folder import cause_of_node
+from awsddp.jobs.supervisor.causes import cause, cause_of_node
 
 FAILED_GRACE = 1.0
 """Seconds between TERM and KILL for the others when a rank has failed."""
@@ -65,20 +65,21 @@ class Coordinator:
         if node not in self._left:
             return
         self._left.discard(node)
-        explanation = f"node{node} was lost while the job ran: {why}."
-        self._lost = self._lost or cause_of_node(self._request, node, explanation)
+        why = f"node{node} was lost while the job ran: {why}"
+        self._lost = self._lost or cause_of_node(self._request, node, "node_lost", why=why)
         self._fail()
 
     def tick(self, *, now: float) -> None:
         """Take in that time has passed."""
         if self._join_by is not None and now >= self._join_by and not self._stopping:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
-            why = f"The supervisor of {names} did not report within {self._request['join_s']:g} s."
-            self._stop("failed", cause_of_node(self._request, min(self._absent), why), FAILED_GRACE)
+            why = f"The supervisor of {names} did not report within {self._request['join_s']:g} s"
+            lost = cause_of_node(self._request, min(self._absent), "node_lost", why=why)
+            self._stop("failed", lost, FAILED_GRACE)
         if self._end_by is not None and now >= self._end_by and not self._stopping:
-            why = f"The job ran for longer than its timeout of {self._request['timeout']:g} s."
-            cause = cause_of_node(self._request, None, self._early(now) + why)
-            self._stop("failed", cause, self._request["grace"])
+            late = cause_of_node(self._request, None, "timeout", seconds=self._request["timeout"])
+            late["explanation"] = self._early(now) + late["explanation"]
+            self._stop("failed", late, self._request["grace"])
 
     def document(self) -> dict[str, Any]:
         """Return the whole job as it is known now, in the keys that every node's document takes over."""
@@ -104,8 +105,8 @@ class Coordinator:
     def _exit(self, node: int, report: dict[str, Any], now: float) -> None:
         self._reports[report["rank"]] = report
         if report["exit_code"] != 0:
-            explanation = self._early(now) + report["explanation"]
-            self._failures.append({**report, "node": node, "explanation": explanation})
+            words = {**report["cause"], "explanation": self._early(now) + report["cause"]["explanation"]}
+            self._failures.append({**report, "node": node, "cause": words})
             self._fail()
             return
         self._zero_at[report["rank"]] = now
@@ -146,13 +147,10 @@ class Coordinator:
         if first is None or (first["fault"] != "own" and self._lost is not None):
             return self._lost
         code = first["exit_code"]
-        return {
-            **cause_of_node(self._request, first["node"], first["explanation"]),
-            "rank": first["rank"],
-            "exit_code": code,
-            "signal": -code if code < 0 else None,
-            "tail": first["tail"],
-        }
+        ended = {"exit_code": code, "signal": -code if code < 0 else None}
+        return cause(
+            self._request, first["node"], first["cause"], rank=first["rank"], tail=first["tail"], **ended
+        )
 
     def _early(self, now: float) -> str:
         """Name the ranks that had ended with 0 before: what the others then say is often due to them."""

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from awsddp.jobs.supervisor.causes import cause_of_node
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FINAL = ("succeeded", "failed", "cancelled", "interrupted")
 
@@ -38,7 +40,7 @@ class JobFolder:
 
     def __init__(self, job: str, path: Path | None = None) -> None:
         if not NAME.fullmatch(job):
-            raise CommandError(f"{job!r} is no name of a job", kind="usage")
+            raise CommandError(f"invalid job name {job!r}", kind="usage")
         self.job = job
         self.path = path or jobs_folder() / job
         self.logs = self.path / "logs"
@@ -57,7 +59,7 @@ class JobFolder:
         """Return the request that launched the job. Raises CommandError where there is no such job."""
         request = read_json(self.path / "job.json")
         if request is None:
-            raise CommandError(f"there is no job {self.job} on this node", kind="notfound")
+            raise CommandError(f"job {self.job} not found on this node", kind="notfound")
         return request
 
     def lock(self) -> int:
@@ -85,7 +87,7 @@ class JobFolder:
         request = self.request()
         alive = self.held()  # asked first: what a supervisor that is gone has written does not change
         document = read_json(self.state) or initial(request)
-        document["nodes"] = request["nodes"]
+        document["nodes"], document["facts"] = request["nodes"], request.get("facts", {})
         if document["state"] == "running" and not alive:
             document.update(state="interrupted", cause=document["cause"] or _loss(request, document))
         for rank in document["ranks"]:
@@ -134,18 +136,9 @@ def initial(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def cause_of_node(request: dict[str, Any], node: int | None, explanation: str) -> dict[str, Any]:
-    """Return the cause of a job that failed by a node, not by one of its ranks."""
-    ids = {entry["node"]: entry["instance_id"] for entry in request["nodes"]}
-    return {
-        "rank": None,
-        "node": node,
-        "instance_id": None if node is None else ids[node],
-        "exit_code": None,
-        "signal": None,
-        "tail": [],
-        "explanation": explanation,
-    }
+def local_ranks(request: dict[str, Any]) -> list[int]:
+    """Return the ranks of this node."""
+    return [rank for rank, _, node in request["layout"] if node == request["node"]]
 
 
 def boot_id() -> str:
@@ -175,6 +168,8 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 def _loss(request: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     node = request["node"]
-    if document.get("boot") != boot_id():
-        return cause_of_node(request, node, f"node{node} was restarted while the job ran.")
-    return cause_of_node(request, node, f"The supervisor of node{node} was killed; its ranks ended with it.")
+    restarted = document.get("boot") != boot_id()
+    why = f"The supervisor of node{node} was killed; its ranks ended with it"
+    if restarted:
+        why = f"node{node} was restarted while the job ran"
+    return cause_of_node(request, node, "interrupted", why=why)

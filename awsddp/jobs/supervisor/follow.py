@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any, BinaryIO
 
-from awsddp.jobs.supervisor.folder import FINAL, JobFolder
+from awsddp.jobs.supervisor.folder import FINAL, JobFolder, local_ranks
 from awsddp.jobs.supervisor.times import positions
 from awsddp.jobs.supervisor.wire import HEADER
 
@@ -44,7 +44,7 @@ class _Stream:
     def __init__(self, folder: JobFolder, offsets: dict[str, int], out: BinaryIO) -> None:
         self._folder = folder
         self._out = out
-        self._offsets = {entry["rank"]: 0 for entry in folder.request()["ranks"]}
+        self._offsets = dict.fromkeys(local_ranks(folder.request()), 0)
         self._offsets.update({int(rank): offset for rank, offset in offsets.items()})
         self._files: dict[int, int] = {}
         self._sent_at = 0.0

@@ -57,8 +57,8 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
             raise
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise CommandError(f"the job {folder.job} exists already on this node", kind="usage") from error
-        raise CommandError(f"{jobs_folder()} cannot be written", str(error), kind="node") from error
+            raise CommandError(f"job {folder.job} already exists on this node", kind="usage") from error
+        raise CommandError(f"cannot write {jobs_folder()}", str(error), kind="node") from error
     return {"job": request["job"], "pid": _detach(request, folder, listener, lock)}
 
 
@@ -77,14 +77,13 @@ def _check(request: dict[str, Any]) -> None:
     workdir = Path(request["workdir"])
     if not workdir.is_dir():
         raise CommandError(f"{workdir} is not on this node", "the synced folder is missing", kind="node")
-    for entry in request["ranks"]:
-        python = entry["argv"][0]
-        if not os.access(python, os.X_OK):
-            raise CommandError(f"{python} cannot be run on this node", kind="node")
-        if entry["script"] is not None and not (workdir / entry["script"]).is_file():
-            raise CommandError(
-                f"there is no {entry['script']} on this node", f"rank {entry['rank']} runs it", kind="usage"
-            )
+    for process in request["processes"]:
+        program, script = process["argv"][0], process["script"]
+        if not os.access(program, os.X_OK):
+            raise CommandError(f"{program} cannot be run on this node", kind="node")
+        if script is not None and not (workdir / script).is_file():
+            why = f"rank {process['ranks'][0]} runs it"
+            raise CommandError(f"{script} not found on this node", why, kind="usage")
 
 
 def _listen(request: dict[str, Any]) -> socket.socket:

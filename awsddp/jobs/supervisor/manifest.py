@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.disks import is_ephemeral
-from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.folder import JobFolder, local_ranks
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 
 LIST_BYTES = 48 << 20
@@ -39,8 +39,9 @@ def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
     launched = folder.request()
     found = _Found(f"node{launched['node']}", Path(launched["workdir"]), folder.run)
     found.hash_left, found.data_left = HASH_BYTES, 0
-    for entry in launched["ranks"]:
-        found.add(folder.log(entry["rank"]), f"logs/rank{entry['rank']}.log")
+    logs = [f"rank{rank}.log" for rank in local_ranks(launched)]
+    for log in (*logs, f"launcher{launched['node']}.log"):
+        found.add(folder.logs / log, f"logs/{log}")
     found.data_left = request["at_once"]
     found.add(folder.times, f"logs/times{launched['node']}.jsonl")
     found.add(folder.path / "supervisor.log", f"logs/supervisor{launched['node']}.log")
@@ -186,7 +187,7 @@ class _Found:
         elif target.is_dir():
             self.skip(path, f"a link to the folder {target}; it is fetched if an --output names it")
         else:
-            self.skip(path, f"a link to {target}, which is no file")
+            self.skip(path, f"a link to {target}, which is not a file")
 
     def _add_file(self, path: Path, home: str, info: os.stat_result, limited: bool) -> None:
         line: dict[str, Any] = {"path": str(path), "home": home, "size": info.st_size, "limited": limited}

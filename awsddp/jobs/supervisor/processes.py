@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.diagnose import exception, explain, full_disk, is_echo, last_lines, read_tail
+from awsddp.jobs.supervisor.causes import Evidence, explain
+from awsddp.jobs.supervisor.diagnose import exception, full_disk, last_lines, read_tail
 from awsddp.jobs.supervisor.folder import JobFolder
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -26,10 +27,10 @@ _UNKILLABLE_SECONDS = 20.0
 
 
 class Process:
-    """A rank that was started. `child` is None where it could not be."""
+    """A process of the launcher, and the ranks that end with it. `child` is None if it did not start."""
 
-    def __init__(self, rank: int, log: Path) -> None:
-        self.rank = rank
+    def __init__(self, ranks: list[int], log: Path) -> None:
+        self.ranks = ranks
         self.log = log
         self.started = time.time()
         self.since = time.monotonic()
@@ -39,7 +40,7 @@ class Process:
         self.seconds = 0.0
 
     def entry(self) -> dict[str, Any]:
-        """Return what a job's document says of it."""
+        """Return what the job's document says of each of its ranks."""
         return {"exit_code": self.exit_code, "seconds": self.seconds, "started": self.started}
 
 
@@ -63,17 +64,17 @@ class Ranks:
 
     @property
     def alive(self) -> list[Process]:
-        """The ranks that have not ended."""
+        """The processes that have not ended."""
         return [process for process in self.processes if process.exit_code is None]
 
     def start(self) -> None:
-        """Start every rank of this node; one that cannot be started has ended, with the reason in its log."""
-        for entry in self._request["ranks"]:
+        """Start the launcher's processes; the log of one that does not start says why."""
+        for entry in self._request["processes"]:
             self.processes.append(self._start(entry))
 
     def _start(self, entry: dict[str, Any]) -> Process:
-        path = self._folder.log(entry["rank"])
-        process = Process(entry["rank"], path)
+        path = self._folder.logs / entry["log"]
+        process = Process(entry["ranks"], path)
         parent = os.getpid()
         log = -1
         try:
@@ -103,7 +104,7 @@ class Ranks:
         return process
 
     def reap(self) -> list[dict[str, Any]]:
-        """Collect what has ended, and return the report of each rank among it."""
+        """Reap what has ended, and return a report for each rank that ended with it."""
         ended = [process for process in self.alive if process.child is None]
         codes = {id(process): 127 for process in ended}
         while True:
@@ -117,35 +118,33 @@ class Ranks:
                 if process.child is not None and process.child.pid == pid:
                     ended.append(process)
                     codes[id(process)] = _code(status)
-        return [self._report(process, codes[id(process)]) for process in ended]
+        return [report for process in ended for report in self._reports(process, codes[id(process)])]
 
-    def _report(self, process: Process, code: int) -> dict[str, Any]:
+    def _reports(self, process: Process, code: int) -> list[dict[str, Any]]:
         process.exit_code = code
         process.seconds = round(time.monotonic() - process.since, 3)
-        report: dict[str, Any] = {
-            "is": "exit",
-            "rank": process.rank,
-            "exit_code": code,
-            "seconds": process.seconds,
-            "started": process.started,
-        }
+        report = self._report(process, code)
+        return [{**report, "rank": rank} for rank in process.ranks]
+
+    def _report(self, process: Process, code: int) -> dict[str, Any]:
+        report: dict[str, Any] = {"is": "exit", **process.entry()}
         if code != 0:
             text = process.error or read_tail(process.log)
             report["tail"] = last_lines(text)
-            why = explain(code, text, oom_kills=oom_kills() - self._oom_kills)
+            cause = explain(Evidence(code, text, oom_kills=oom_kills() - self._oom_kills))
             full = full_disk(self._folder.path, Path(self._request["workdir"]), Path("/tmp"))
-            report["explanation"] = f"{why} {full}".rstrip()
-            report["fault"] = self._fault(process, text)
+            cause["explanation"] = f"{cause['explanation']} {full}".rstrip()
+            report.update(cause=cause, fault=self._fault(process, text, cause["kind"]))
         return report
 
-    def _fault(self, process: Process, text: str) -> str:
+    def _fault(self, process: Process, text: str, kind: str) -> str:
         """Return own, echo or stopped: whether a rank's end is its own doing, another's, or ours.
 
         A rank that is still taking itself down after an exception when we stop it has a reason of its own.
         """
         if self._stopped_at and not (exception(text) and _written(process.log) < self._stopped_at):
             return "stopped"
-        return "echo" if is_echo(text) else "own"
+        return "echo" if kind == "peer_lost" else "own"
 
     def stop(self, grace: float) -> None:
         """Ask the ranks to end; what is left after `grace` seconds is killed, with all that it started.

@@ -10,9 +10,10 @@ import socket
 import time
 from typing import Any
 
+from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, Coordinator
 from awsddp.jobs.supervisor.diagnose import full_disk
-from awsddp.jobs.supervisor.folder import JobFolder, cause_of_node, initial, read_json, write_json
+from awsddp.jobs.supervisor.folder import JobFolder, initial, read_json, write_json
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
 from awsddp.jobs.supervisor.shutdown import shutdown
@@ -173,8 +174,8 @@ class Supervisor:
             return
         self._verdict = state if self._asked is None else self._asked["state"]
         if self._verdict == "failed":
-            explanation = f"node{self._me} ended its ranks: {why}."
-            self._own["cause"] = cause_of_node(self._request, self._first, explanation)
+            why = f"node{self._me} ended its ranks: {why}"
+            self._own["cause"] = cause_of_node(self._request, self._first, "node_lost", why=why)
         if not self._ranks.stopping:
             self._ranks.stop(FAILED_GRACE)
 
@@ -190,7 +191,8 @@ class Supervisor:
         if kind == "go" and not self._ranks.stopping:
             self._ranks.start()
             self._note()
-            self._say({"is": "started", "ranks": [(p.rank, p.started) for p in self._ranks.processes]})
+            started = [(rank, one.started) for one in self._ranks.processes for rank in one.ranks]
+            self._say({"is": "started", "ranks": started})
         elif kind == "stop":
             self._ranks.stop(order["grace"])
         elif kind == "end":
@@ -199,7 +201,7 @@ class Supervisor:
     def _note(self) -> None:
         """Write down this node's own ranks; on the first node the whole job's document holds them."""
         if self._coordinator is None:
-            mine = {process.rank: process for process in self._ranks.processes}
+            mine = {rank: process for process in self._ranks.processes for rank in process.ranks}
             for rank in self._own["ranks"]:
                 if rank["rank"] in mine:
                     rank.update(mine[rank["rank"]].entry())

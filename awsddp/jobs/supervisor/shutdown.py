@@ -5,29 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.folder import cause_of_node
+from awsddp.jobs.supervisor.causes import cause_of_node
 
 LIMIT_SECONDS = 110.0
 """The longest grace at a shutdown: awsddp-jobs.service holds it up for 120 s."""
 _REASON = Path("/run/awsddp/shutdown")
 _REASONS = {
-    "expires": "its time was over (cluster.expires)",
-    "spot": "AWS took the spot instance back",
-    "reboot": "it was rebooted",
-    "poweroff": "it was powered off, from inside or by a stop of the instance",
+    "expires": ("expired", "it expired (cluster.expires)"),
+    "spot": ("spot_interruption", "AWS reclaimed the spot instance"),
+    "reboot": ("interrupted", "it was rebooted"),
+    "poweroff": ("interrupted", "it was powered off, from inside or by a stop of the instance"),
 }
 
 
-def shutdown(request: dict[str, Any], reason: Path = _REASON) -> dict[str, Any]:
+def shutdown(request: dict[str, Any], file: Path = _REASON) -> dict[str, Any]:
     """Return how the job is to end at a shutdown of this node: its state, grace (s) and cause."""
     try:
-        word = reason.read_text(encoding="ascii", errors="replace").strip()
+        word = file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         word = ""
-    why = _REASONS.get(word, "its supervisor got SIGTERM")
-    explanation = f"node{request['node']} was shut down while the job ran: {why}."
+    kind, reason = _REASONS.get(word, ("interrupted", "its supervisor got SIGTERM"))
+    why = f"node{request['node']} was shut down while the job ran: {reason}"
     return {
         "state": "interrupted",
         "grace": min(request["grace"], LIMIT_SECONDS),
-        "cause": cause_of_node(request, request["node"], explanation),
+        "cause": cause_of_node(request, request["node"], kind, why=why),
     }

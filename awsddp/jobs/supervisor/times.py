@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.folder import JobFolder, local_ranks
 
 _EVERY_SECONDS = 10.0
 _LINE = 1 << 16  # bytes before a position in which the beginning of its line is looked for
@@ -18,7 +18,7 @@ class Times:
     """Notes how long the logs of this node's ranks are, every 10 s and at the end, where that has changed."""
 
     def __init__(self, request: dict[str, Any], folder: JobFolder) -> None:
-        self._logs = {str(entry["rank"]): folder.log(entry["rank"]) for entry in request["ranks"]}
+        self._logs = {str(rank): folder.log(rank) for rank in local_ranks(request)}
         self._path = folder.times
         self._noted: dict[str, int] = {}
         self._next = 0.0

@@ -3,19 +3,18 @@
 import bz2
 import functools
 import json
-import posixpath
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from awsddp.answers import check
-from awsddp.cluster import Node, Prepared
 from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
-from awsddp.jobs.ranks import Rank, Rendezvous, defaults, environment, expand
+from awsddp.jobs.launchers import launcher
+from awsddp.jobs.ranks import Host, Rank, Rendezvous, defaults
 from awsddp.jobs.supervisor.wire import MAGIC
 from awsddp.spec import JobSpec, seconds
 
@@ -31,9 +30,10 @@ AT_ONCE_BYTES = 256 << 10
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
     "wire",
+    "diagnose",
+    "causes",
     "folder",
     "claim",
-    "diagnose",
     "processes",
     "link",
     "session",
@@ -46,6 +46,7 @@ _MODULES = (
     "walk",
     "disks",
     "manifest",
+    "metrics",
     "launch",
     "main",
 )
@@ -69,15 +70,6 @@ _ERRORS = {
 }
 # Docstrings and comments stay here; their lines do not, so that a traceback names the right one.
 _NOT_SENT = re.compile(r'^( *"")".*?"""$|^ *#.*?$', re.MULTILINE | re.DOTALL)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """A node of a job: its record, what the probe found there, and its synced folder (absolute)."""
-
-    node: Node
-    prepared: Prepared
-    workdir: str
 
 
 @functools.cache
@@ -128,20 +120,28 @@ def answer(stdout: bytes, *, request: Mapping[str, Any], node: int, stderr: byte
 
 
 def launch_requests(
-    spec: JobSpec, *, job: str, ranks: Sequence[Rank], hosts: Sequence[Host], slot: int
+    spec: JobSpec,
+    *,
+    job: str,
+    ranks: Sequence[Rank],
+    hosts: Sequence[Host],
+    slot: int,
+    facts: Mapping[str, Any] | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Return, by node, the request that launches its part of the job `job`.
 
-    `hosts` are the nodes that `ranks` (of `layout`) names, in any order. Raises UsageError for placeholders
-    that cannot be filled in, and where no script is named.
+    `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
+    keep of it and tell in its document: commit, dirty, instance_type, price_usd_per_hour. Raises UsageError
+    for invalid placeholders and without a script.
     """
     if not spec.job.script:
-        raise UsageError("there is no script to run", "", "try: awsddp train SCRIPT")
+        raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[rank.node] for rank in ranks if rank.local_rank == 0]
     port, link_port = _ports(slot, spec.job.master_port)
     first = _private(used[0])
-    meeting = Rendezvous(job=job, master_addr=first, master_port=port)
+    rendezvous = Rendezvous(job=job, master_addr=first, master_port=port)
+    processes = launcher(spec.job.launcher)
     common: dict[str, Any] = {
         "do": "launch",
         "job": job,
@@ -152,6 +152,12 @@ def launch_requests(
             {"node": host.node.node, "private_ip": _private(host), "instance_id": host.node.instance_id}
             for host in used
         ],
+        "facts": {
+            "script": spec.job.script,
+            "args": spec.job.args,
+            "launcher": spec.job.launcher,
+            **(facts or {}),
+        },
         "layout": [(rank.rank, rank.local_rank, rank.node) for rank in ranks],
         "secret": secrets.token_hex(32),
         "master_port": port,
@@ -167,9 +173,11 @@ def launch_requests(
         host.node.node: {
             **common,
             "node": host.node.node,
-            "folder": _folder(host, job),
+            "folder": host.folder(job),
             "workdir": host.workdir,
-            "ranks": [_process(spec, rank, host=host, meeting=meeting) for rank in _of(ranks, host)],
+            "processes": [
+                asdict(one) for one in processes(spec, _of(ranks, host), host=host, rendezvous=rendezvous)
+            ],
         }
         for host in used
     }
@@ -249,7 +257,7 @@ def choose_slot(
         raise ConfigError(
             f"job.master_port: port {port} is taken on node{first}",
             f"a job needs two: {master_port}, and the one above for its supervisors",
-            "choose another, or leave job.master_port out",
+            "choose another, or omit job.master_port",
         )
     raise ConfigError(
         f"node{first} has no free ports for another job",
@@ -264,31 +272,8 @@ def _ports(slot: int, master_port: int | None) -> tuple[int, int]:
     return port, port + 1
 
 
-def _process(spec: JobSpec, rank: Rank, *, host: Host, meeting: Rendezvous) -> dict[str, Any]:
-    """Return one rank's program: its argument list, its environment, and the file that must be there."""
-    folder = _folder(host, meeting.job)
-    script = expand(spec.job.script or "", rank, meeting=meeting, folder=folder)
-    args = [expand(text, rank, meeting=meeting, folder=folder) for text in spec.job.args]
-    variables = environment(
-        rank, meeting=meeting, nic=host.prepared.nic, folder=folder, variables=spec.env.variables
-    )
-    file = f"./{script}" if script.startswith("-") else script  # else python takes it for an option
-    program = ["-m", script] if spec.job.module else [file]
-    return {
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "argv": [host.prepared.python, *program, *args],
-        "script": None if spec.job.module else file,
-        "environment": variables,
-    }
-
-
 def _of(ranks: Sequence[Rank], host: Host) -> list[Rank]:
     return [rank for rank in ranks if rank.node == host.node.node]
-
-
-def _folder(host: Host, job: str) -> str:
-    return posixpath.join(host.prepared.home, ".awsddp", "jobs", job)
 
 
 def _private(host: Host) -> str:

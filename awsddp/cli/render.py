@@ -1,0 +1,104 @@
+"""The one place that renders output: lines, tables, JSON documents and transfer progress."""
+
+import io
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from awsddp.cli import harmless
+from awsddp.errors import SCHEMA
+from awsddp.report import Event, duration, size_text
+
+Rows = Sequence[Sequence[Any]]
+_UNLIMITED = 100_000
+_GAP = 2
+
+
+def no_color() -> bool:
+    """Whether NO_COLOR is set (https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def width(*, stderr: bool = False) -> int | None:
+    """Return the terminal's columns; None without a terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
+
+
+def line(text: str, *, stderr: bool = False) -> None:
+    """Print a line, wrapped between words on a terminal; a rank's line ("  | ...") is never wrapped."""
+    text, columns = harmless.lines(text), width(stderr=stderr)
+    if columns is not None and len(text) > columns and not text.startswith("  |"):
+        text = textwrap.fill(
+            text, columns, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+        )
+    print(text, file=sys.stderr if stderr else sys.stdout)
+
+
+def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
+    """Print a table that fits the terminal."""
+    for text in table_lines(headings, rows, columns=width(stderr=stderr)):
+        print(text, file=sys.stderr if stderr else sys.stdout)
+
+
+def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None) -> list[str]:
+    """Return a table as lines of at most `columns` (None: unlimited). Words are never broken.
+
+    Where the longest words do not fit side by side, each cell gets its own line.
+    """
+    cells = [["" if cell is None else harmless.line(str(cell)) for cell in row] for row in rows]
+    words = [" ".join(column).split() for column in zip(headings, *cells, strict=True)]
+    least = [max(map(len, column), default=0) for column in words]
+    if columns is None:
+        return _rendered(cells, headings, least, _UNLIMITED)
+    if sum(least) + _GAP * (len(least) - 1) > columns:
+        stacked = [
+            ["  " * (index > 0) + heading, cell]
+            for row in cells
+            for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
+            if cell
+        ]
+        return _rendered(stacked, ("", ""), [0, 0], _UNLIMITED)
+    for target in range(columns, 0, -1):  # rich shrinks the widest column, also below its longest word
+        lines = _rendered(cells, headings, least, target)
+        if max(map(len, lines), default=0) <= columns:
+            break
+    return lines
+
+
+def _rendered(cells: list[list[str]], headings: Sequence[str], least: list[int], columns: int) -> list[str]:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=any(headings))
+    for heading, longest in zip(headings, least, strict=True):
+        table.add_column(heading, min_width=longest)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), width=columns, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(table, crop=False)
+    return [text.rstrip() for text in capture.get().splitlines()]
+
+
+def document(value: Any) -> None:
+    """Print one JSON document on stdout; each document, also in a list, carries its schema version."""
+    if isinstance(value, list):
+        value = [{"schema": SCHEMA, **one} for one in value]
+    else:
+        value = {"schema": SCHEMA, **value}
+    print(json.dumps(value, indent=2))
+
+
+def progress(event: Event, elapsed_s: float) -> str:
+    """Return percent, rate and time left of a transfer: "43 %, 12.3 MB/s, 40.0 s left"."""
+    done = event.fraction or 0.0
+    parts = [f"{done:.0%}".replace("%", " %")]
+    if done > 0 and elapsed_s > 0:
+        parts += [f"{size_text(int(event.size * done / elapsed_s))}/s"] if event.size else []
+        parts.append(f"{duration(elapsed_s * (1 - done) / done)} left")
+    return ", ".join(parts)

@@ -1,0 +1,411 @@
+"""The types of the JSON documents. docs/schema.json is generated from them.
+
+A document on stdout also has "schema". A key with a default may be absent.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from awsddp.cluster import ClusterState, Job, JobState, TargetName
+from awsddp.plan.document import PlanDocument
+from awsddp.plan.records import Choice
+
+__all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """A node, as EC2 reports it; `idle_left_s` is there with `status -v` (null: it did not answer)."""
+
+    node: int
+    instance_id: str
+    state: str
+    public_ip: str | None
+    private_ip: str | None
+    nic: str | None
+    gpus: int
+    zone: str
+    idle_left_s: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenJob(Job):
+    """A job as last seen."""
+
+    last_seen: str | None
+    fetched: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterDocument:
+    """`up`, `status`, `stop`."""
+
+    cluster: str
+    state: ClusterState
+    target: TargetName
+    region: str | None
+    instance_type: str | None
+    nodes: tuple[NodeState, ...]
+    jobs: tuple[SeenJob, ...]
+    price_usd_per_hour: float | None
+    cost_usd: float | None
+    budget_usd: float | None
+    expires: str | None
+    idle: str | None
+    looked: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundCluster:
+    """One of `status --all`. `jobs` are those whose results are not fetched."""
+
+    cluster: str
+    id: str
+    state: ClusterState
+    target: TargetName
+    region: str
+    owner: str
+    mine: bool
+    orphan: bool
+    instance_type: str | None
+    nodes: tuple[NodeState, ...]
+    jobs: tuple[str, ...]
+    leftovers: tuple[str, ...]
+    price_usd_per_hour: float | None
+    cost_usd: float | None
+    expires: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDocument(Job):
+    """`train`, `cancel`, `logs`; one of `jobs`."""
+
+    accuracy: float | None = None
+    data: str | None = None
+    fetched: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport(JobDocument):
+    """`report`. `files` are (path, bytes); `metrics` is the last row of the job's metrics.jsonl."""
+
+    files: tuple[tuple[str, int], ...]
+    metrics: dict[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFiles:
+    """What was sent to a node or fetched from it."""
+
+    node: int
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownDocument:
+    """`down`."""
+
+    cluster: str
+    state: Literal["absent", "ending"]
+    target: TargetName
+    terminated: tuple[str, ...]
+    leftovers: tuple[str, ...]
+    removed: int
+    cost_usd: float | None
+    looked: tuple[str, ...]
+    ended: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncDocument:
+    """`sync`; `files` with --dry-run."""
+
+    nodes: tuple[NodeFiles, ...]
+    job: None = None
+    home: None = None
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchDocument:
+    """`fetch`. `started`: a stopped cluster was started for it, and ended with `down`."""
+
+    nodes: tuple[NodeFiles, ...]
+    job: str
+    home: str
+    started: bool = False
+    down: DownDocument | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orphans:
+    """`down --orphans`."""
+
+    clusters: tuple[str, ...]
+    terminated: tuple[str, ...]
+    leftovers: tuple[str, ...]
+    looked: tuple[str, ...]
+    unread: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDocument:
+    """`run`: the documents of its stages, null where a stage was not reached, and their seconds."""
+
+    up: ClusterDocument | None
+    train: JobDocument | None
+    down: DownDocument | None
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOutput:
+    """What a command printed on a node."""
+
+    node: int
+    exit_code: int | None
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecDocument:
+    """`exec`."""
+
+    nodes: tuple[NodeOutput, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshDocument:
+    """`ssh`: the command that opens the shell."""
+
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check. `ok` null: unknown, or only a warning."""
+
+    name: str
+    node: int | None
+    ok: bool | None
+    value: str
+    expected: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorDocument:
+    """`doctor`."""
+
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permission:
+    """A call of the EC2 API, and whether it is allowed."""
+
+    operation: str
+    answer: Literal["allowed", "denied", "not asked", "refused"]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PermissionsDocument:
+    """`up --dry-run`."""
+
+    cluster: str
+    region: str
+    permissions: tuple[Permission, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaDocument:
+    """`doctor --request-quota`. `request` is AWS's id of the request, null where none is needed."""
+
+    quota: str
+    name: str
+    region: str
+    need: int
+    have: float | None
+    request: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer(Choice):
+    """An instance type that is offered."""
+
+    gpu_memory_gb: float
+    spot_usd_per_hour: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffersDocument:
+    """`plan --offers`."""
+
+    region: str
+    target: TargetName
+    nodes: int
+    price_date: str
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostDocument:
+    """`report --cost`: a cluster's id, target, region, instance_type, nodes, from, to, hours and cost_usd."""
+
+    clusters: tuple[dict[str, Any], ...]
+    total_usd: float
+    would_have_cost_usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitDocument:
+    """`init`."""
+
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownJob:
+    """A job's name and its last known state."""
+
+    job: str
+    state: JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownCluster:
+    """A cluster that this machine has a record of."""
+
+    cluster: str
+    target: TargetName
+    region: str | None
+    nodes: int
+    instance_type: str
+    price_usd_per_hour: float | None
+    expires: str
+    expired: bool
+    jobs: tuple[KnownJob, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HomeDocument:
+    """`awsddp` without a verb."""
+
+    clusters: tuple[KnownCluster, ...]
+    local_cloud: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalInstance:
+    """An instance of the local cloud."""
+
+    instance_id: str
+    state: str
+    instance_type: str
+    region: str
+    private_ip: str | None
+    name: str | None
+    cluster: str | None
+    node: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One of `local fault`. `heals_at` is a Unix time."""
+
+    id: int
+    operation: str
+    effect: str
+    times: int | None
+    seconds: float
+    only: str
+    heals_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalDocument:
+    """`local start`, `local status`."""
+
+    endpoint: str
+    region: str
+    access_key_id: str
+    secret_access_key: str
+    mode: Literal["nspawn", "loopback", "records"]
+    why: str
+    instances: tuple[LocalInstance, ...]
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppedDocument:
+    """`local stop`: whether one was running."""
+
+    stopped: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What failed. `kind` is one of docs/design.md; `retryable`: the same command may succeed later."""
+
+    kind: str
+    retryable: bool
+    message: str
+    why: str
+    next: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorDocument:
+    """An error; a verb's own document stands beside it as far as the verb came."""
+
+    error: Failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventLine:
+    """A line on stderr with --json: `who` is at `text`, `fraction` of `size` bytes done."""
+
+    schema: int
+    time: str
+    text: str
+    who: str | None
+    fraction: float | None
+    size: int | None
+
+
+DOCUMENTS: dict[str, Any] = {
+    "": HomeDocument,
+    "init": InitDocument,
+    "plan": PlanDocument,
+    "plan --offers": OffersDocument,
+    "up": ClusterDocument,
+    "up --dry-run": PermissionsDocument,
+    "status": ClusterDocument,
+    "status --all": list[FoundCluster],
+    "sync": SyncDocument,
+    "train": JobDocument,
+    "jobs": list[JobDocument],
+    "logs": JobDocument,
+    "cancel": JobDocument,
+    "fetch": FetchDocument,
+    "exec": ExecDocument,
+    "ssh": SshDocument,
+    "doctor": DoctorDocument,
+    "doctor --request-quota": QuotaDocument,
+    "report": JobReport,
+    "report --cost": CostDocument,
+    "stop": ClusterDocument,
+    "down": DownDocument,
+    "down --orphans": Orphans,
+    "run": RunDocument,
+    "local start": LocalDocument,
+    "local status": LocalDocument,
+    "local stop": StoppedDocument,
+    "local fault": list[Fault],
+}
+"""The type of each verb's document, with the option that changes it."""

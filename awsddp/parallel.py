@@ -1,0 +1,58 @@
+"""Side by side: the one place that starts threads to wait for several things at once."""
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+T = TypeVar("T")
+S = TypeVar("S")
+Item = TypeVar("Item")
+Given = ParamSpec("Given")
+
+
+def soon(work: Callable[Given, T], /, *args: Given.args, **more: Given.kwargs) -> Future[T]:
+    """Begin a read and return its result to be.
+
+    On a thread that holds nobody up: where another result settles a command this one is not waited for.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*args, **more))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
+    """Do `work` on this thread and `other` on another, and return both results once both have ended.
+
+    Raises the error of `work`, else that of `other`.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        future = pool.submit(other)
+        return work(), future.result()
+
+
+def each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16) -> list[T]:
+    """Do `work` for all items, up to `at_most` at once, and return the results in order.
+
+    Raises the first error, in the order of the items, once all have ended.
+    """
+    with ThreadPoolExecutor(max_workers=at_most) as pool:  # it starts no more threads than items
+        return list(pool.map(work, items))
+
+
+def all_of(works: Iterable[Callable[[], T]]) -> list[T]:
+    """Do several things at once and return their results in order. Raises as `each` does."""
+    return each(lambda work: work(), works)
+
+
+def import_soon(module: str) -> None:
+    """Import a module that will be needed while AWS or a node is waited for."""
+    soon(importlib.import_module, module)

@@ -1,0 +1,646 @@
+"""The cluster that a command works on: find it, connect to it, its jobs, their results, its end."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp.cluster import Cluster, Job, Node, Prepared, Target
+from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
+from awsddp.jobs import protocol, results
+from awsddp.nodes.failures import NodesFailed
+from awsddp.parallel import each
+from awsddp.report import node_name
+from awsddp.spec import seconds
+from awsddp.state import Record, write_private
+from awsddp.verbs import local
+from awsddp.verbs.context import Context, aws_of, check_account, jump_of
+from awsddp.verbs.ledger import note_fetched
+from awsddp.verbs.requests import ANSWER_S, answering, answers_of, ask, holders, whole
+from awsddp.verbs.results import draw_loss, job_result, results_dir, whole_at_home
+from awsddp.verbs.selecting import Unfetched, select, unfetched
+
+if TYPE_CHECKING:
+    from awsddp.aws.session import Aws
+    from awsddp.aws.teardown import Teardown
+    from awsddp.nodes.ahead import HeadStart
+    from awsddp.nodes.results import Fetched
+    from awsddp.nodes.transport import Endpoint, Fleet
+
+REACH_S = 20.0
+"""How long connecting to a node may take before the others are asked without it."""
+FETCH_S = 600.0
+"""How long another client of this machine may take to fetch the same results."""
+# Terminated instances are listed for about as long: until then one that is not listed is not listed yet.
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
+LISTED = timedelta(hours=1)
+
+
+class NoNodes(NodeError):
+    """The cluster exists, and none of its nodes can be reached now. `stopped` hold these jobs."""
+
+    stopped: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class ClusterHandle:
+    """One cluster: what AWS lists of it, what the folder remembers, and the connections to its nodes.
+
+    `gateway` is None where the local cloud is meant and none runs. `listed` is None where AWS lists nothing,
+    `others` are clusters of the same name and owner with another id, as two machines may make at once.
+    `known` is None where the folder is lost or is about another place. `nodes` are those that the command
+    works with, `excluded` exist and are of no use now. `searched` names the places, for messages.
+    """
+
+    ctx: Context
+    target: Target
+    gateway: "Aws | None" = None
+    known: Record | None = None
+    listed: Cluster | None = None
+    others: tuple[Cluster, ...] = ()
+    searched: tuple[str, ...] = ("the local cloud, which is not running",)
+    nodes: tuple[Node, ...] = ()
+    excluded: tuple[Node, ...] = ()
+    preconnect: "HeadStart | None" = None
+    connections: "Fleet | None" = None
+
+    @classmethod
+    def of(
+        cls,
+        ctx: Context,
+        aws: "Aws",
+        target: Target,
+        record: Record | None,
+        clusters: Sequence[Cluster],
+        *,
+        searched: tuple[str, ...] = (),
+    ) -> "ClusterHandle":
+        """Return the handle for what AWS lists by this name and owner: the record's own cluster first."""
+        own = (one for one in clusters if record is not None and one.id == record.id)
+        listed = next(own, clusters[0] if clusters else None)
+        others = tuple(one for one in clusters if one is not listed)
+        return cls(
+            ctx=ctx,
+            target=target,
+            gateway=aws,
+            known=record,
+            listed=listed,
+            others=others,
+            searched=searched,
+        )
+
+    @classmethod
+    @contextlib.contextmanager
+    def find(cls, ctx: Context, *, newer: bool = False, whole: bool = False) -> "Iterator[ClusterHandle]":
+        """Search where the cluster is remembered; without a record in the running local cloud, in the given
+        or configured region, then in every enabled region.
+
+        One call lists the nodes of a cluster that is remembered; with `whole` also what exists beside them.
+        With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS does not
+        answer; no account at all counts as nothing there, unless the folder remembers a cluster.
+        """
+        record = ctx.folder.read(newer=newer)
+        if record is not None and not _is_meant(record, ctx):
+            record = None
+        with contextlib.ExitStack() as stack:
+            nearest: ClusterHandle | None = None
+            searched: tuple[str, ...] = ()
+            for target in _targets(ctx, record, stack, ending=whole):
+                searched = (*searched, target.place)
+                try:
+                    nearest = _search(ctx, record, target, searched, whole=whole)
+                except (CloudError, ConfigError) as error:
+                    if record is not None or not _no_account(error) or not (nearest or _ended_here(ctx)):
+                        raise
+                    break
+                if nearest.listed is not None:
+                    break
+            if nearest is None:
+                nearest = cls(ctx=ctx, target=Target(name="local"))
+            elif nearest.listed is None and record is None and not (ctx.local or ctx.spec.cluster.region):
+                nearest = _search_regions(nearest)
+            yield nearest
+
+    @classmethod
+    @contextlib.contextmanager
+    def ready(cls, ctx: Context) -> "Iterator[ClusterHandle]":
+        """Find the cluster, all nodes prepared and running. Raises NotFoundError, NodeError, CloudError."""
+        with _preconnected(ctx) as preconnect, cls.find(ctx) as cluster:
+            cluster.preconnect, cluster.nodes = preconnect, cluster.ready_nodes()
+            yield cluster
+
+    @classmethod
+    @contextlib.contextmanager
+    def partly_ready(cls, ctx: Context) -> "Iterator[ClusterHandle]":
+        """Find the cluster with those nodes that are prepared and running.
+
+        Raises NotFoundError, CloudError, NoNodes where there are none.
+        """
+        with _preconnected(ctx) as preconnect, cls.find(ctx) as cluster:
+            living = cluster.login_nodes()
+            prepared = {one.instance_id for one in cluster.record.prepared}
+            cluster.preconnect = preconnect
+            cluster.use([node for node in reachable(living) if node.instance_id in prepared], of=living)
+            if not cluster.nodes:
+                raise _no_nodes(ctx.spec.name, living)
+            yield cluster
+
+    @property
+    def aws(self) -> "Aws":
+        """The gateway to the cloud that the cluster is in."""
+        assert self.gateway is not None, "there is a cloud to ask"
+        return self.gateway
+
+    @property
+    def fleet(self) -> "Fleet":
+        """The connections to the nodes, within `connect`."""
+        assert self.connections is not None, "connected first"
+        return self.connections
+
+    @property
+    def record(self) -> Record:
+        """What this machine remembers of the cluster."""
+        assert self.known is not None, "remembered, or refused before"
+        return self.known
+
+    @property
+    def own(self) -> Cluster | None:
+        """What AWS lists of the record's own cluster."""
+        is_own = self.listed is not None and self.known is not None and self.listed.id == self.known.id
+        return self.listed if is_own else None
+
+    @property
+    def all_listed(self) -> tuple[Cluster, ...]:
+        """Everything that AWS lists by this name and owner."""
+        return (self.listed, *self.others) if self.listed is not None else ()
+
+    @property
+    def unfetched(self) -> set[str]:
+        """The jobs whose results are not home, by the tags of the nodes."""
+        return {job for node in (*self.nodes, *self.excluded) for job in node.unfetched}
+
+    def prepared(self, node: int) -> Prepared:
+        """Return what was found on a node."""
+        return next(one for one in self.record.prepared if one.node == node)
+
+    def machines(self, cluster: Cluster) -> str:
+        """Return how many machines of a listed cluster exist, of which type and where."""
+        where = replace(self.target, region=cluster.region).place
+        return f"{len(cluster.live)} x {cluster.live[0].instance_type} in {where}"
+
+    def use(self, nodes: Sequence[Node], *, of: Sequence[Node]) -> None:
+        """Work with these nodes of a cluster."""
+        self.nodes = tuple(nodes)
+        self.excluded = tuple(node for node in of if node not in nodes)
+
+    def remember(self, **changes: Any) -> None:
+        """Change fields of the record, here and in the folder. Raises ConfigError where the disk refuses."""
+        self.known = replace(self.ctx.folder.read() or self.record, **changes)
+        self.ctx.folder.write(self.known)
+
+    # What exists.
+
+    def wait_until_listed(self) -> Cluster | None:
+        """Return the record's own cluster once AWS lists every instance that was prepared within the hour.
+
+        Waits for two minutes, and searches again only if something was missing. Raises CloudError.
+        """
+        from awsddp.aws.clusters import describe, find_clusters, tagged
+        from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
+
+        record, own = self.record, self.own
+        missing = {one.instance_id for one in record.prepared}
+        missing -= {node.instance_id for node in own.nodes} if own else set()
+        if not missing or CLOCK.now() - record.created > LISTED:
+            return own
+        # A cloud that brings its own keys knows its caller for as long as it lives: this is another one.
+        if record.target.access_key_id is not None and record.owner != self.aws.identity().user_id:
+            return own
+
+        def look() -> bool | None:
+            instances = describe(self.aws, tagged("awsddp:id", record.id))
+            return True if missing <= {one["InstanceId"] for one in instances} else None
+
+        poll(look, deadline_s=VISIBLE_S, clock=CLOCK)
+        clusters = find_clusters(self.aws, self.ctx.spec.name, record.owner)
+        return next((one for one in clusters if one.id == record.id), None)
+
+    def require_live(self) -> Cluster:
+        """Return what AWS lists of a cluster that has nodes. Raises NotFoundError, CloudError."""
+        if self.known is not None and (self.own is not None or self.listed is None):
+            self.listed = self.wait_until_listed()
+        if self.listed is None or not self.listed.live:
+            name, searched = self.ctx.spec.name, ", ".join(self.searched)
+            raise NotFoundError(f"no cluster {name}", f"searched: {searched}", "awsddp up   # create it")
+        return self.listed
+
+    def login_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes of a cluster whose key is here. Raises NotFoundError, CloudError."""
+        cluster = self.require_live()
+        if self.own is None or not self.ctx.folder.key.exists():
+            raise NotFoundError(
+                f"cluster {cluster.name} exists, but this machine does not have its key",
+                f"{self.ctx.folder.path} does not hold it",
+                "use the machine that made it, or terminate it: awsddp down",
+            )
+        return cluster.live
+
+    def ready_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes, all prepared and running. Raises NotFoundError or NodeError, CloudError."""
+        name, nodes = self.ctx.spec.name, self.login_nodes()
+        prepared = {one.instance_id for one in self.record.prepared}
+        running = {node.instance_id for node in nodes if node.state == "running"}
+        if not running and all(node.state in ("stopped", "stopping") for node in nodes):
+            raise NodeError(f"cluster {name} is stopped", "", "awsddp up   # start it")
+        if not prepared or prepared != running:
+            raise NodeError(
+                f"cluster {name} is not ready",
+                f"{len(running)} of its {len(nodes)} nodes run, {len(prepared)} were prepared",
+                "awsddp up   # finish it",
+            )
+        return nodes
+
+    def end(self, cluster: Cluster) -> "Teardown":
+        """End everything of a listed cluster. Raises CloudError."""
+        from awsddp.aws.teardown import teardown
+
+        return teardown(self.aws, cluster, on_event=self.ctx.say)
+
+    # Connections.
+
+    @contextlib.contextmanager
+    def connect(
+        self, nodes: Sequence[Node] | None = None, *, deadline_s: float = 60, partial: bool = False
+    ) -> "Iterator[Fleet]":
+        """Connect to the nodes (all that the command works with), for as long as the context.
+
+        Raises NodesFailed where one cannot be reached; with `partial` the fleet's `failures` names it.
+        """
+        from awsddp.nodes.transport import Fleet
+
+        with Fleet(
+            self.write_ssh_config(nodes),
+            **self.login(),
+            deadline_s=deadline_s,
+            partial=partial,
+            ahead=self.preconnect,
+            on_event=self.ctx.on_event,
+        ) as self.connections:
+            yield self.connections
+
+    @contextlib.contextmanager
+    def connect_reachable(self) -> "Iterator[Fleet]":
+        """Connect to the nodes that can be reached. Raises NoNodes where none can."""
+        with self.connect(deadline_s=REACH_S, partial=True) as fleet:
+            if not fleet.nodes:
+                error = NodesFailed(fleet.failures, {}, len(self.nodes))
+                raise NoNodes(error.message, error.why, error.next)
+            yield fleet
+
+    def login(self) -> dict[str, Any]:
+        """Return what a login needs beside the address: key, known host keys, jump host."""
+        folder = self.ctx.folder
+        jump = jump_of(self.ctx, self.record)
+        return {"key": folder.key, "known_hosts": folder.known_hosts, "jump": jump}
+
+    def write_ssh_config(self, nodes: Sequence[Node] | None = None) -> "tuple[Endpoint, ...]":
+        """Write where the nodes are to the record and the ssh_config, if that changed, and return it."""
+        from awsddp.nodes.sync import ssh_config
+
+        folder, chosen = self.ctx.folder, self.nodes if nodes is None else nodes
+        lost = [node_name(node.node) for node in chosen if node.address is None]
+        if lost:
+            raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
+        addresses = {node.instance_id: str(node.address) for node in chosen}
+        endpoints = _endpoints(self.record, {node.instance_id: node.node for node in chosen}, addresses)
+        text = ssh_config(endpoints, **self.login()).encode()
+        if not folder.ssh_config.exists() or folder.ssh_config.read_bytes() != text:
+            write_private(folder.ssh_config, text)
+        if not addresses.items() <= self.record.addresses.items():
+            self.remember(addresses={**self.record.addresses, **addresses})
+        return endpoints
+
+    def say_missing(self) -> None:
+        """Say which nodes of the cluster were not asked, and why."""
+        living = {node.instance_id for node in (*self.nodes, *self.excluded)}
+        for one in self.record.prepared:
+            if one.instance_id not in living:
+                self.ctx.say(f"{node_name(one.node)} ({one.instance_id}) is gone")
+        for node in self.excluded:
+            self.ctx.say(f"{node_name(node.node)} ({node.instance_id}) is {node.state}, and was skipped")
+        for number, failure in sorted(self.fleet.failures.items()):
+            self.ctx.say(f"{node_name(number)} was skipped: {failure.message}")
+
+    # Jobs.
+
+    def ask_all(self, request: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """Send every connected node that answers the same request, and return the answers."""
+        return ask(self.fleet, dict.fromkeys(answering(self.fleet), request))
+
+    def jobs(self, *, partial: bool = False) -> tuple[Job, ...]:
+        """Return every job that the connected nodes know, oldest first.
+
+        With `partial` a node that does not answer joins the fleet's failures, unless none does. A job that
+        this machine does not remember is none of this cluster's where its name is taken in the results
+        folder: no node may choose a folder of the user's.
+        """
+        request = protocol.state_request()
+        answers = answers_of(self.fleet, dict.fromkeys(answering(self.fleet), request))
+        failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
+        if partial and len(failed) < len(answers):
+            self.fleet.failures.update(failed)
+            answers = {node: answer for node, answer in answers.items() if node not in failed}
+        documents = {node: answer["jobs"] for node, answer in whole(answers).items()}
+        jobs = results.jobs(documents, results=self.ctx.job.job.results)
+        record = self.ctx.folder.read()
+        known = {job.job for job in record.jobs} if record else set()
+        return tuple(
+            job for job in jobs if job.job in known or not os.path.lexists(results_dir(self.ctx, job.job))
+        )
+
+    def job(self, name: str | None) -> Job:
+        """Return the job of this name, or the last one, as the nodes that answer know it.
+
+        Raises NotFoundError, and NodeError for one that is remembered and whose nodes all are missing.
+        """
+        try:
+            return choose_job(self.jobs(partial=True), name)
+        except NotFoundError:
+            remembered = [job for job in self.record.jobs if job.job == name and job.nodes]
+            for job in remembered:
+                why = "\n".join(self.missing(job).values())
+                raise NodeError(f"no reachable node knows job {name}", why, "awsddp jobs") from None
+            raise
+
+    def cancel(self, job: str, *, grace_s: float | None = None, launch: str | None = None) -> None:
+        """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended.
+
+        With `launch` only where the job is of that launch.
+        """
+        grace = seconds(self.ctx.job.job.grace) if grace_s is None else grace_s
+        states = self.ask_all(protocol.state_request())
+        knows = {node for node, state in states.items() if any(one["job"] == job for one in state["jobs"])}
+        request = protocol.cancel_request(job, grace=grace, launch=launch)
+        ask(self.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
+
+    def end_job(self, job: Job) -> Job:
+        """End a job that still runs, with its grace, and return it as it is then."""
+        if job.state != "running":
+            return job
+        self.ctx.say(f"ending job {job.job}: its ranks have {self.ctx.job.job.grace}")
+        self.cancel(job.job)
+        return choose_job(self.jobs(partial=True), job.job)
+
+    def missing(self, job: Job) -> dict[int, str]:
+        """Return why a node's part of a job cannot be had now, by the number that the node had."""
+        reached = {self.fleet.endpoints[node].instance_id for node in holders(self.fleet, job)}
+        living = {node.instance_id: node for node in (*self.nodes, *self.excluded)}
+        reasons = {}
+        for one in job.nodes:
+            node, who = living.get(one.instance_id), f"{node_name(one.node)} ({one.instance_id})"
+            if one.instance_id in reached:
+                continue
+            if node is None:
+                reasons[one.node] = f"{who} is gone; its part of job {job.job} is lost"
+            elif node.state != "running":
+                reasons[one.node] = f"{who} is {node.state}; it holds its part of job {job.job}"
+            else:
+                failure = self.fleet.failures.get(node.node) or "it is not prepared"
+                reasons[one.node] = f"{who} holds its part of job {job.job}: {failure}"
+        return reasons
+
+    def still_missing(self, job: Job, *, to: Path | None = None) -> dict[int, str]:
+        """Return why parts of a job cannot be had now, by node, unless they are fetched already."""
+        kept = whole_at_home(self.ctx, job.job) if to is None else None
+        return {} if kept is not None and kept.nodes == job.nodes else self.missing(job)
+
+    # Results.
+
+    def fetch(self, job: Job, *, to: Path | None = None) -> "dict[int, Fetched]":
+        """Fetch a job's results from the nodes that can be asked now, verified, and only then release these.
+
+        The job that is written beside them says what is missing. One client at a time does so. Over
+        job.results_limit `ctx.agree` decides. Raises Unfetched where something that the job made stays on the
+        nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full.
+        """
+        lost = self.still_missing(job, to=to)
+        job = replace(job, missing=tuple(lost))
+        with self.ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
+            self.ctx.folder.remember(job)
+            try:
+                return self._fetch(job, to if to is not None else results_dir(self.ctx, job.job))
+            except Unfetched as error:
+                error.why = "\n".join((error.why, *lost.values()))
+                raise
+
+    def _fetch(self, job: Job, folder: Path) -> "dict[int, Fetched]":
+        from awsddp.nodes.sync import pull
+
+        nodes = holders(self.fleet, job)
+        selected = select(self.ctx, self.fleet, job, nodes, folder)
+        job = replace(job, missing=tuple(sorted({*job.missing, *(one.node for one in selected.owed)})))
+        fetched = pull(
+            selected.wanted,
+            folder,
+            ssh_config=self.ctx.folder.ssh_config,
+            links=selected.links,
+            also={"job.json": results.encode(job)},
+            on_event=self.ctx.on_event,
+        )
+        note_fetched(self.ctx, self.record, sum(one.bytes for one in fetched.values()))
+        draw_loss(folder)
+        if selected.owed:
+            raise unfetched(job, selected)
+        if job.state != "running":
+            self.release([node for node in self.nodes if node.node in nodes], job.job)
+        return fetched
+
+    def keep(self, nodes: Sequence[Node], job: str) -> None:
+        """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
+        from awsddp.aws.poweroff import keep_on_poweroff
+
+        with self._tags():
+            keep_on_poweroff(self.aws, nodes, job)
+
+    def release(self, nodes: Sequence[Node], job: str) -> None:
+        """Let the nodes forget that they owe the job's results. Raises CloudError."""
+        from awsddp.aws.poweroff import release
+
+        with self._tags():
+            release(self.aws, nodes, job)
+
+    def _tags(self) -> AbstractContextManager[None]:
+        """Hold the tags that name jobs, which are read, changed and written back, against other clients."""
+        return self.ctx.folder.lock("train", part="tags", wait_s=FETCH_S)
+
+    def finish(self, job: Job) -> dict[str, Any]:
+        """Fetch the results of a job that was followed, and return it as the `train` document.
+
+        The job's state is remembered first; an error that keeps results away carries the document as its
+        `result`. What is missing of a job that did not succeed is only said: it has a cause of its own.
+        """
+        try:
+            self.ctx.folder.remember(job)
+            self.fetch(job)
+            lost = self.still_missing(job)
+            if lost and job.state == "succeeded":
+                raise NodeError("a part of its results is missing", "\n".join(lost.values()))
+        except AwsddpError as error:
+            error.result = job_result(self.ctx, job)
+            where = "fetched, and also on the nodes" if error.result["fetched"] else "not all fetched"
+            error.message = f"job {job.job} {job.state}, its results are {where}: {error.message}"
+            error.next = f"awsddp fetch --job {job.job}   # again" + (f"\n{error.next}" if error.next else "")
+            raise
+        for text in lost.values():
+            self.ctx.say(text)
+        return job_result(self.ctx, job)
+
+
+def choose_job(jobs: Sequence[Job], name: str | None) -> Job:
+    """Return the job of this name, or the last one. Raises NotFoundError."""
+    chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
+    if chosen is None:
+        names = ", ".join(job.job for job in jobs)
+        known = f"known: {names}" if jobs else "no jobs on this cluster yet"
+        raise NotFoundError(f"no job {name}" if name else "no job", known, "awsddp train")
+    return chosen
+
+
+def choose_nodes(nodes: Sequence[Node], number: int | None) -> tuple[Node, ...]:
+    """Return the node of this number, or all of them. Raises NotFoundError."""
+    chosen = tuple(node for node in nodes if number in (None, node.node))
+    if not chosen:
+        known = ", ".join(node_name(node.node) for node in nodes)
+        raise NotFoundError(f"no {node_name(number or 0)} in this cluster", f"there are: {known}")
+    return chosen
+
+
+def reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the nodes that run and have an address."""
+    return tuple(node for node in nodes if node.state == "running" and node.address and node.node >= 0)
+
+
+def _no_nodes(name: str, nodes: Sequence[Node]) -> NoNodes:
+    states = ", ".join(f"{node_name(node.node)} is {node.state}" for node in nodes)
+    error = NoNodes(f"no node of cluster {name} can be asked", states, "awsddp up   # start or finish it")
+    if all(node.state in ("stopping", "stopped") for node in nodes):
+        error.stopped = tuple(sorted({job for node in nodes for job in node.unfetched}))
+    return error
+
+
+def _endpoints(record: Record, numbers: dict[str, int], addresses: dict[str, str]) -> "tuple[Endpoint, ...]":
+    """Return how nodes are reached; `numbers` and `addresses` go by instance id."""
+    from awsddp.nodes.transport import Endpoint
+
+    return tuple(
+        Endpoint(
+            node=number,
+            instance_id=key,
+            host=addresses[key],
+            port=record.target.ssh_port,
+            user=record.ssh_user,
+        )
+        for key, number in numbers.items()
+        if key in addresses
+    )
+
+
+@contextlib.contextmanager
+def _preconnected(ctx: Context) -> "Iterator[HeadStart | None]":
+    """Begin to connect to the nodes at their last known addresses, unless that is over a jump host.
+
+    What AWS says decides what is used.
+    """
+    from awsddp.nodes.ahead import HeadStart
+
+    preconnect = None
+    with contextlib.suppress(OSError, ConfigError):
+        record = ctx.folder.read()
+        if record is not None and jump_of(ctx, record) is None:
+            numbers = {one.instance_id: one.node for one in record.prepared}
+            endpoints = _endpoints(record, numbers, record.addresses)
+            preconnect = HeadStart(endpoints, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
+    try:
+        yield preconnect
+    finally:
+        if preconnect is not None:
+            preconnect.close()
+
+
+# The search.
+
+
+def _is_meant(record: Record, ctx: Context) -> bool:
+    """Tell whether the record is about the place that the global options name."""
+    requested = ctx.spec.cluster
+    if record.target.name == "local":
+        return not (requested.region or requested.profile)
+    return not ctx.local and requested.region in (None, record.target.region)
+
+
+def _targets(
+    ctx: Context, record: Record | None, stack: contextlib.ExitStack, *, ending: bool
+) -> Iterator[Target]:
+    """Yield the places to search, nearest first."""
+    requested = ctx.spec.cluster
+    if record is not None and record.target.name != "local":
+        yield replace(record.target, profile=requested.profile or record.target.profile)
+        return
+    if record is not None or not (requested.region or requested.profile):
+        running = stack.enter_context(local.opened(ctx.home, ctx.on_event, start=False, ending=ending))
+        if running is not None:
+            yield running
+    if record is None and not ctx.local:
+        yield Target(region=requested.region, profile=requested.profile)
+
+
+def _search(
+    ctx: Context,
+    record: Record | None,
+    target: Target,
+    searched: tuple[str, ...],
+    *,
+    whole: bool = True,
+    login: "Aws | None" = None,
+) -> ClusterHandle:
+    from awsddp.aws.clusters import find_clusters, glance
+
+    aws = aws_of(ctx, target, login=login)
+    owner = record.owner if record else aws.identity().user_id
+    clusters = () if whole or record is None else glance(aws, ctx.spec.name, owner)
+    clusters = clusters or find_clusters(aws, ctx.spec.name, owner)
+    cluster = ClusterHandle.of(ctx, aws, target, record, clusters, searched=searched)
+    if record is not None and cluster.own is None:
+        check_account(ctx, aws, record)
+    return cluster
+
+
+def _search_regions(nearest: ClusterHandle) -> ClusterHandle:
+    """Search the other enabled regions, side by side; return where the cluster is, else `nearest`."""
+    from awsddp.aws.facts import enabled_regions
+
+    if nearest.target.name == "local":
+        return nearest
+    ctx, aws = nearest.ctx, nearest.aws
+    regions = [name for name in enabled_regions(aws) if name != aws.region]
+    searched = (*nearest.searched, *regions)
+
+    def search(region: str) -> ClusterHandle:
+        return _search(ctx, None, replace(nearest.target, region=region), searched, login=aws)
+
+    found = (cluster for cluster in each(search, regions) if cluster.listed)
+    return next(found, replace(nearest, searched=searched))
+
+
+def _no_account(error: AwsddpError) -> bool:
+    """Tell whether there is no AWS to ask from here: no region, or no credentials at all."""
+    return isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
+
+
+def _ended_here(ctx: Context) -> bool:
+    """Tell whether this machine has ended a cluster of this name, so that "absent" is the answer."""
+    return any((ctx.home / "history").glob(f"{ctx.spec.name}-????????"))

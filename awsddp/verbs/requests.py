@@ -1,0 +1,71 @@
+"""Requests to the programs on the nodes, over their connections, and the checked answers."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from awsddp.answers import MOST_BYTES, malformed
+from awsddp.cluster import Job
+from awsddp.errors import AwsddpError, NodeError
+from awsddp.jobs import protocol
+from awsddp.nodes.failures import split
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet, Result
+
+ANSWER_S = 60.0
+
+Answer = dict[str, Any]
+
+
+def ask(
+    fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
+) -> dict[int, Answer]:
+    """Send each node its request and return the answers. Raises NodeError, or the error a node reports."""
+    return whole(answers_of(fleet, requests, timeout_s=timeout_s))
+
+
+def whole(answers: Mapping[int, Answer | AwsddpError]) -> dict[int, Answer]:
+    """Return answers that are all there. Raises the first error among them, NodesFailed for several."""
+    for answer in answers.values():
+        if isinstance(answer, AwsddpError) and not isinstance(answer, NodeError):
+            raise answer
+    return split(answers)
+
+
+def answers_of(
+    fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
+) -> dict[int, Answer | AwsddpError]:
+    """Send each node its request and return its answer, or the error that came instead."""
+    output = {node: bytearray() for node in requests}
+
+    def on_data(node: int, data: bytes) -> bool:
+        output[node] += data
+        if len(output[node]) > MOST_BYTES:
+            raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+        return protocol.is_whole(output[node])
+
+    messages = {node: protocol.message(request) for node, request in requests.items()}
+    ends = fleet.converse(protocol.program(), messages, on_data, timeout_s=timeout_s)
+    return {node: _answer(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
+
+
+def _answer(
+    node: int, request: Mapping[str, Any], output: bytes, end: "Result | NodeError"
+) -> Answer | AwsddpError:
+    if isinstance(end, NodeError):
+        return end
+    try:
+        return protocol.answer(output, request=request, node=node, stderr=end.stderr)
+    except AwsddpError as error:
+        return error
+
+
+def answering(fleet: "Fleet") -> list[int]:
+    """Return the nodes that are connected and have not failed to answer."""
+    return [node for node in fleet.nodes if node not in fleet.failures]
+
+
+def holders(fleet: "Fleet", job: Job) -> list[int]:
+    """Return the numbers of the nodes that answer and are the instances on which the job ran."""
+    ran_on = {one.instance_id for one in job.nodes}
+    return [node for node in answering(fleet) if fleet.endpoints[node].instance_id in ran_on]

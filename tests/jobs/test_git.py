@@ -1,0 +1,55 @@
+"""Which commit a job ran."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from awsddp.jobs.git import commit_of
+
+
+def git(folder: Path, *words: str) -> str:
+    own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", "-C", folder, *own, *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_commit_and_whether_the_tree_is_clean(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    assert commit_of(tmp_path, results="runs") == (None, None)
+    workdir = tmp_path / "my project"
+    workdir.mkdir()
+    (workdir / "train.py").write_text("pass\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "x")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    (workdir / "runs").mkdir()
+    (workdir / "runs" / "x").write_text("a result")
+    assert commit_of(workdir, results="runs") == (commit, False)
+    assert commit_of(workdir, results="../out") == (commit, True)
+    (workdir / "train.py").write_text("changed\n")
+    assert commit_of(workdir, results="runs") == (commit, True)
+
+
+def test_no_repository_and_no_git_are_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit_of(tmp_path, results="runs") == (None, None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit_of(tmp_path, results="runs") == (None, None)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_git_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "git"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("awsddp.jobs.git._TIMEOUT_S", 0.2)
+    began = time.monotonic()
+    assert commit_of(tmp_path, results="runs") == (None, None)
+    assert time.monotonic() - began < 10

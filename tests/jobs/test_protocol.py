@@ -1,0 +1,149 @@
+"""What a node is told, before anything is sent."""
+
+import ast
+import bz2
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
+from awsddp.jobs import protocol
+from awsddp.jobs.supervisor.wire import MAGIC
+from awsddp.spec import JobSection, JobSpec
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import Fleet
+
+SUPERVISOR = Path(protocol.__file__).parent / "supervisor"
+
+
+def test_command_is_the_same_for_every_request() -> None:
+    argv, _ = protocol.program()
+    assert argv[:3] == ["python3", "-I", "-c"]
+    assert "$" not in "".join(argv)
+    message = protocol.message({"do": "state", "job": "$(touch canary)"})
+    assert message == b'41\n{"do": "state", "job": "$(touch canary)"}'
+
+
+def test_program_that_is_sent_is_small() -> None:
+    _, stdin = protocol.program()
+    assert len(stdin) < 14 * 1460, "it is to fit the first window of a TCP connection"
+
+
+def test_program_that_is_sent_is_whole_and_in_order() -> None:
+    _, stdin = protocol.program()
+    length, _, rest = stdin.partition(b"\n")
+    modules = json.loads(bz2.decompress(rest[: int(length)]))
+    sent = [name.rpartition(".")[2] for name, _ in modules]
+    assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem != "__init__")
+    texts = [text for _, text in modules]
+    for place, name in enumerate(sent):
+        source = (SUPERVISOR / f"{name}.py").read_text()
+        assert texts[place].count("\n") == source.count("\n"), "a traceback is to name the right line"
+        tree = ast.parse(source)
+        needs = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        ours = [need.rpartition(".")[2] for need in needs if need.startswith("awsddp")]
+        assert set(ours) <= set(sent[:place])
+
+
+@pytest.mark.parametrize("path", sorted(SUPERVISOR.glob("*.py")), ids=lambda path: path.stem)
+def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(path: Path) -> None:
+    import sys
+
+    tree = ast.parse(path.read_text(), feature_version=(3, 8))
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert (
+                name.startswith("awsddp.jobs.supervisor.")
+                or name.partition(".")[0] in sys.stdlib_module_names
+            )
+        assert not isinstance(node, ast.Match)
+
+
+def test_requests_differ_only_in_what_is_the_nodes_own(fleet: "Fleet") -> None:
+    requests = fleet.requests("main.py", args=("{rank}", "{local_rank}"))
+    own = {"node", "folder", "workdir", "processes"}
+    common = [{key: value for key, value in requests[node].items() if key not in own} for node in (0, 1)]
+    assert common[0] == common[1]
+    assert [entry["argv"][1:] for entry in requests[1]["processes"]] == [
+        ("main.py", "2", "0"),
+        ("main.py", "3", "1"),
+    ]
+    assert requests[1]["link_port"] == requests[1]["master_port"] + 1
+    assert len(requests[0]["secret"]) == 64
+
+
+def test_ports_follow_the_slot_unless_the_user_chose(fleet: "Fleet") -> None:
+    fleet.port = None  # type: ignore[assignment]
+    request = fleet.requests("main.py", slot=3)[0]
+    assert (request["master_port"], request["link_port"]) == (29430, 29431)
+
+
+def test_module_and_option_like_names_are_no_options_of_python(fleet: "Fleet") -> None:
+    assert fleet.requests("pkg.train", module=True)[0]["processes"][0]["argv"][1:] == ("-m", "pkg.train")
+    assert fleet.requests("-c.py")[0]["processes"][0]["argv"][1:] == ("./-c.py",)
+
+
+def test_job_without_a_script_is_refused(fleet: "Fleet") -> None:
+    fleet.requests("main.py")
+    with pytest.raises(UsageError, match="no script"):
+        protocol.launch_requests(JobSpec(), job="job", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)
+
+
+def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") -> None:
+    fleet = make_fleet(1)
+    fleet.hosts[0] = replace(fleet.hosts[0], node=replace(fleet.hosts[0].node, private_ip=None))
+    with pytest.raises(NodeError, match="node0 has no private address"):
+        fleet.requests("main.py")
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"", NodeError),
+        (b"bash: python3: command not found", NodeError),
+        (MAGIC + b'{"half', NodeError),
+        (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "usage"}}', UsageError),
+        (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "busy"}}', InUse),
+        (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "notfound"}}', NotFoundError),
+        (MAGIC + b'{"error": {"message": "m", "why": "w", "kind": "job"}}', JobError),
+    ],
+)
+def test_answer_that_is_none_becomes_an_error_of_its_kind(said: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error, match="node4"):
+        protocol.answer(said, request=protocol.state_request(), node=4, stderr=b"sh: no")
+
+
+def test_answer_is_found_behind_the_words_of_a_login_script() -> None:
+    said = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
+    assert protocol.answer(said, request=protocol.state_request(), node=0) == {"jobs": []}
+
+
+def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
+    answers: dict[int, dict[str, Any]] = {
+        0: {"used": [0], "taken": [29411]},
+        1: {"used": [2], "taken": [29430]},
+    }
+    assert protocol.choose_slot(answers, first=0) == 3
+    every = [port + 10 * slot for port in (29400, 29401) for slot in range(64)]
+    with pytest.raises(ConfigError, match="node0 has no free ports"):
+        protocol.choose_slot({0: {"used": [], "taken": every}}, first=0)
+
+
+@pytest.mark.parametrize("taken", [5000, 5001])
+def test_port_that_the_user_chose_and_another_holds_is_named(taken: int) -> None:
+    with pytest.raises(ConfigError, match=f"job.master_port: port {taken} is taken on node0"):
+        protocol.choose_slot({0: {"used": [], "taken": [taken]}}, first=0, master_port=5000)
+
+
+def test_spec_reaches_the_request_in_seconds(fleet: "Fleet") -> None:
+    fleet.requests("main.py")
+    spec = JobSpec(job=JobSection(script="x.py", timeout="90m", grace="1m", outputs=("out",)))
+    request = protocol.launch_requests(spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)[1]
+    assert (request["timeout"], request["grace"], request["outputs"]) == (5400.0, 60.0, ["out"])

@@ -1,0 +1,116 @@
+"""Count the files that a reader of a verb's story visits, and the returns to a file already visited.
+
+    python tools/call_path.py train [FOLDER]    # to the launch request of the first rank
+    python tools/call_path.py up [FOLDER]       # to the first call to AWS
+
+A real run in a local cloud of its own (SSH hosts without root for `train`, records for `up`), observed by
+sys.setprofile in all threads, from the verb's first line on. A jump is a function of another file that is
+called from awsddp/verbs, once for each calling file; what other rooms call among themselves is not followed.
+Files: the verb's own and those that are jumped to. Returns: the jumps to a file that was visited before,
+coming back from a call not counted. FOLDER is a checkout; it must use the same Python environment.
+"""
+
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+CLOUD = {"train": "--loopback", "up": "--no-hosts"}
+WORDS = {
+    "train": ["train", "--world-size", "2"],
+    "up": ["--local", "up", "--nodes", "2", "-y"],
+}
+
+
+class Observer:
+    """The functions that a verb's story has entered so far, and from which file."""
+
+    def __init__(self, package: str, verb: str) -> None:
+        self._package, self._verb = package, verb
+        self.jumps: dict[tuple[str, str], None] = {}
+
+    def profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Take one event of sys.setprofile in, and leave at the end of the path."""
+        file = self._file(frame)
+        if event != "call" or file is None:
+            return
+        if self._over(frame):
+            self.show()
+            os._exit(0)
+        function, caller = frame.f_code.co_qualname, self._caller(frame)
+        if not self.jumps and (file, function) != (f"verbs/{self._verb}.py", self._verb):
+            return
+        if not self.jumps or (caller.startswith("verbs/") and caller != file):
+            self.jumps[caller, f"{file}:{function}"] = None
+
+    def _over(self, frame: FrameType) -> bool:
+        if self._verb == "up":
+            return frame.f_code.co_qualname == "Aws.call"
+        messages = frame.f_locals.get("messages") if frame.f_code.co_name == "converse" else None
+        return bool(messages) and any(b'"do": "launch"' in data for data in messages.values())
+
+    def _file(self, frame: FrameType) -> str | None:
+        """Return the file of a function of awsddp, None for any other code."""
+        code = frame.f_code
+        is_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_name[0] != "<"
+        if not is_function or not code.co_filename.startswith(self._package):
+            return None
+        return code.co_filename.removeprefix(self._package + os.sep)
+
+    def _caller(self, frame: FrameType) -> str:
+        back = frame.f_back
+        while back is not None and self._file(back) is None:
+            back = back.f_back
+        return (back is not None and self._file(back)) or "a thread"
+
+    def show(self) -> None:
+        """Print the jumps by file, and the two figures."""
+        files: dict[str, list[str]] = {}
+        for caller, to in self.jumps:
+            file, _, function = to.partition(":")
+            files.setdefault(file, []).append(f"{caller} -> {function}")
+        for file, entered in files.items():
+            print(f"{len(entered):3} {file}: {', '.join(entered)}", file=sys.stderr)
+        print(f"{self._verb}: {len(files)} files, {len(self.jumps) - len(files)} returns", flush=True)
+
+
+def observe(verb: str) -> None:
+    """Run the verb in this process until its path is over."""
+    import awsddp
+    from awsddp.cli.main import main
+
+    path = Observer(str(Path(awsddp.__file__).parent), verb)
+    sys.argv = ["awsddp", *WORDS[verb]]
+    threading.setprofile(path.profile)
+    sys.setprofile(path.profile)
+    main()
+
+
+def main() -> None:
+    """Make the local cloud, observe the verb in a process of its own, and end the cloud."""
+    verb = sys.argv[1]
+    root = Path(sys.argv[2] if len(sys.argv) > 2 else Path(__file__).parent.parent).resolve()
+    with tempfile.TemporaryDirectory(prefix="awsddp-path-") as folder:
+        environ = {**os.environ, "AWSDDP_HOME": f"{folder}/home", "PYTHONPATH": str(root)}
+        project = Path(folder, "project")
+        project.mkdir()
+
+        def run(*words: str, out: int | None = subprocess.DEVNULL) -> None:
+            subprocess.run([sys.executable, *words], cwd=project, env=environ, check=True, stdout=out)
+
+        run("-m", "awsddp", "-q", "local", "start", CLOUD[verb])
+        try:
+            if verb == "train":
+                run("-m", "awsddp", "-q", "--local", "up", "--nodes", "2", "-y")
+            run(str(Path(__file__).resolve()), "--observe", verb, out=None)
+        finally:
+            run("-m", "awsddp", "-q", "local", "stop")
+
+
+if __name__ == "__main__":
+    observe(sys.argv[2]) if sys.argv[1] == "--observe" else main()
