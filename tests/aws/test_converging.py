@@ -74,7 +74,7 @@ def test_what_another_machine_made_once_all_of_ours_was_gone_is_left_alone(on: O
     gone = laptop.first(cluster__nodes=1)
     laptop.aws.call("TerminateInstances", {"InstanceIds": [gone.nodes[0].instance_id]})
     theirs = desktop.first(cluster__nodes=1)
-    with pytest.raises(ConfigError, match="its key is not on this machine"):
+    with pytest.raises(ConfigError, match="this machine does not have its key"):
         laptop.up(cluster__nodes=2)
     assert cloud.sent("RunInstances") == cloud.sent("TerminateInstances") == []
     assert desktop.cluster.live == theirs.live

@@ -164,11 +164,11 @@ def test_a_subnet_without_a_way_out_is_told(look: Look, aws: Aws) -> None:
 
 
 def test_a_default_subnet_that_leads_nowhere_is_passed_over(look: Look, aws: Aws) -> None:
-    zones = look().zones
+    zones = look().subnets
     [main] = aws.call("DescribeRouteTables", {})["RouteTables"]
     shut = aws.call("CreateRouteTable", {"VpcId": main["VpcId"]})["RouteTable"]["RouteTableId"]
     aws.call("AssociateRouteTable", {"RouteTableId": shut, "SubnetId": zones[0].subnet})
-    assert look().zones == zones[1:]
+    assert look().subnets == zones[1:]
 
     aws.call("DeleteRoute", {"RouteTableId": main["RouteTableId"], "DestinationCidrBlock": "0.0.0.0/0"})
     told = refusal(look)

@@ -49,7 +49,7 @@ def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud
     asked = {"ImportKeyPair", "CreateSecurityGroup", "CreatePlacementGroup", "RunInstances"}
     assert {name for name, one in told.items() if one.answer == "allowed"} == asked
     assert told["TerminateInstances"].answer == "not asked"
-    assert told["TerminateInstances"].why == "not before there is an instance"
+    assert told["TerminateInstances"].why == "needs an instance"
     assert all(cloud.sent(name)[0]["DryRun"] == "true" for name in asked)
     [run] = cloud.sent("RunInstances")
     assert "KeyName" not in run
