@@ -112,6 +112,8 @@ class _RankLine:
     exit_code: _Exit | None
     seconds: _Seconds
     started: _Seconds | None = None
+    round: _Rank | None = None
+    number: _Rank | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +150,16 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Restart:
+    round: _Rank
+    restart: _Rank
+    max_restarts: _Rank
+    rank: _Rank | None
+    node: _Node
+    explanation: _Text
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Document:
     job: _Name
     node: _Node
@@ -158,6 +170,7 @@ class _Document:
     ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
     nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
     facts: Facts = Facts()
+    restarts: Annotated[tuple[_Restart, ...], Meta(max_length=100_000)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

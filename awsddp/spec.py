@@ -26,6 +26,7 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
 MAX_DURATION_S = 365 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
+_NODES = re.compile(r"(\d{1,4})(?::(\d{1,4}))?", re.ASCII)
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
@@ -142,13 +143,19 @@ class JobSection:
     `outputs` are paths on the node, relative to the synced folder or absolute, that come home beside the new
     and changed files; `results` is the folder at home that receives them. New and changed files that match
     `exclude` (gitignore patterns) stay on the node; over `results_limit`, all nodes together, it asks.
+
+    `launcher` is "ssh" (a process per rank; one that fails ends the job) or "torchrun" (torch's elastic
+    agent). Only the agent restarts ranks, `max_restarts` times, and goes on with MIN of MAX nodes
+    (`nnodes` "MIN:MAX"): either implies it.
     """
 
     script: str | None = None
     args: tuple[str, ...] = ()
     world_size: int | None = None
     nproc_per_node: int | None = None
-    launcher: str = "ssh"
+    launcher: str = ""
+    nnodes: str | None = None
+    max_restarts: int | None = None
     module: bool = False
     name: str | None = None
     outputs: tuple[str, ...] = ()
@@ -159,6 +166,25 @@ class JobSection:
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
     master_port: int | None = None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job asks for what only torch's elastic agent does."""
+        return self.max_restarts is not None or self.nnodes is not None
+
+    @property
+    def launcher_name(self) -> str:
+        """The launcher: the one that was set, else the one that the other keys imply."""
+        return self.launcher or ("torchrun" if self.elastic else "ssh")
+
+    @property
+    def max_nodes(self) -> int | None:
+        """How many nodes the job uses at most."""
+        return None if self.nnodes is None else nodes_range(self.nnodes)[1]
+
+    def min_nodes(self, nodes: int) -> int:
+        """Return with how many of its `nodes` the job goes on."""
+        return nodes if self.nnodes is None else min(nodes, nodes_range(self.nnodes)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +322,15 @@ def size_of(text: str, *, place: str = "job.results_limit") -> float:
     return float(match[1]) * _BYTES[match[2].upper()]
 
 
+def nodes_range(text: str) -> tuple[int, int]:
+    """Return MIN and MAX of `job.nnodes`, "MIN:MAX" or a number. Raises ConfigError."""
+    match = _NODES.fullmatch(text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < low <= high:
+        raise ConfigError(f"job.nnodes: invalid range {text!r}", "", "write it as MIN:MAX, such as 1:4")
+    return low, high
+
+
 def idle_seconds(text: str) -> int:
     """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
     if text == "off":
@@ -396,6 +431,7 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         ("job.world_size", job.world_size, 1, 100_000),
         ("job.nproc_per_node", job.nproc_per_node, 1, 1024),
         ("job.master_port", job.master_port, 1024, 65000),
+        ("job.max_restarts", job.max_restarts, 0, 1000),
     )
     for place, value, low, high in limits:
         if value is not None and not low <= value <= high:
@@ -410,5 +446,13 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
             f"a duration of {MIN_HEARTBEAT_TIMEOUT_S:g} s or more",
         )
     size_of(job.results_limit)
+    if job.nnodes is not None:
+        nodes_range(job.nnodes)
+    if job.elastic and job.launcher_name != "torchrun":
+        raise ConfigError(
+            f"job.launcher: {job.launcher} restarts no rank and goes on without no node",
+            "job.max_restarts and job.nnodes are torch's elastic agent's",
+            "use --launcher torchrun, or leave --max-restarts and --nnodes out",
+        )
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")

@@ -35,11 +35,14 @@ _MODULES = (
     "folder",
     "claim",
     "processes",
+    "journal",
+    "workers",
     "link",
     "session",
     "peers",
     "shutdown",
     "coordinator",
+    "elastic",
     "times",
     "serve",
     "follow",
@@ -136,11 +139,11 @@ def launch_requests(
     if not spec.job.script:
         raise UsageError("there is no script to run", "", "try: awsddp train SCRIPT")
     by_node = {host.node.node: host for host in hosts}
-    used = [by_node[rank.node] for rank in ranks if rank.local_rank == 0]
+    used = [by_node[node] for node in sorted({rank.node for rank in ranks})]
     port, link_port = _ports(slot, spec.job.master_port)
     first = _private(used[0])
     rendezvous = Rendezvous(job=job, master_addr=first, master_port=port)
-    processes = launcher(spec.job.launcher)
+    processes = launcher(spec.job.launcher_name)
     common: dict[str, Any] = {
         "do": "launch",
         "job": job,
@@ -154,7 +157,7 @@ def launch_requests(
         "facts": {
             "script": spec.job.script,
             "args": spec.job.args,
-            "launcher": spec.job.launcher,
+            "launcher": spec.job.launcher_name,
             **(facts or {}),
         },
         "layout": [(rank.rank, rank.local_rank, rank.node) for rank in ranks],
@@ -167,6 +170,7 @@ def launch_requests(
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
         "defaults": defaults(ranks[0].local_world_size),
+        "elastic": _elastic(spec, len(used)),
     }
     return {
         host.node.node: {
@@ -180,6 +184,13 @@ def launch_requests(
         }
         for host in used
     }
+
+
+def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
+    """Return what torch's elastic agent may do on its own, None under a launcher without one."""
+    if spec.job.launcher_name != "torchrun":
+        return None
+    return {"min_nodes": spec.job.min_nodes(nodes), "max_restarts": spec.job.max_restarts or 0}
 
 
 def follow_request(

@@ -3,7 +3,7 @@
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from awsddp.cluster import Node, Prepared
 from awsddp.errors import UsageError
@@ -11,17 +11,18 @@ from awsddp.errors import UsageError
 CPU_RANKS_PER_NODE = 2
 """Ranks of a node without GPUs of its own (or with pretended ones), where nothing else is asked for."""
 
-PLACEHOLDERS = (
-    "rank",
-    "local_rank",
-    "world_size",
-    "local_world_size",
-    "node_rank",
-    "nnodes",
-    "master_addr",
-    "master_port",
-    "init_file",
-)
+PLACEHOLDERS = {
+    "rank": "RANK",
+    "local_rank": "LOCAL_RANK",
+    "world_size": "WORLD_SIZE",
+    "local_world_size": "LOCAL_WORLD_SIZE",
+    "node_rank": "GROUP_RANK",
+    "nnodes": "GROUP_WORLD_SIZE",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+    "init_file": "",
+}
+"""Placeholders of a job, and the variable in a rank's environment that has the value ("": none has)."""
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -67,6 +68,7 @@ class Process:
     `ranks` end when it ends, each with its exit code (-N: signal N). `log` is the file in logs/ that receives
     its output: rank3.log where it is rank 3; else launcher0.log on node 0, and its ranks write their own
     rank3.log. `environment` is added to the node's. `script` must exist on the node (None: do not check).
+    `files` are written into the job's folder before, by name.
     """
 
     ranks: tuple[int, ...]
@@ -74,6 +76,7 @@ class Process:
     environment: Mapping[str, str]
     log: str
     script: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def layout(
@@ -108,6 +111,17 @@ def layout(
         )
         for node_rank, node in enumerate(nodes[:count])
         for local_rank in range(each)
+    )
+
+
+def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
+    """Return the layout `ranks` with its nodes in the order that torch's rendezvous has: by address.
+
+    It compares them as text: 10.0.0.10 comes before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
+    """
+    nodes = sorted({rank.node for rank in ranks}, key=addresses.__getitem__)
+    return tuple(
+        replace(rank, node=nodes[rank.node_rank]) for rank in sorted(ranks, key=lambda rank: rank.rank)
     )
 
 
@@ -148,16 +162,10 @@ def environment(
     The names and values are those that torchrun of torch 2.13 gives its workers
     (torch/distributed/elastic/agent/server/local_elastic_agent.py, _start_workers). `nic` carries the node's
     private address; `folder` is the job's folder on the node; `variables` are the user's own: they win over
-    all but the rank's identity. NCCL takes `=nic` for that name alone, else for a prefix
-    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
+    all but the rank's identity.
     """
     return {
-        "NCCL_SOCKET_IFNAME": f"={nic}",
-        "GLOO_SOCKET_IFNAME": nic,
-        "TP_SOCKET_IFNAME": nic,
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-        **variables,
+        **node_environment(nic=nic, folder=folder, variables=variables),
         "RANK": str(rank.rank),
         "LOCAL_RANK": str(rank.local_rank),
         "WORLD_SIZE": str(rank.world_size),
@@ -175,6 +183,22 @@ def environment(
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_ERROR_FILE": f"{folder}/errors/rank{rank.rank}.json",
+    }
+
+
+def node_environment(*, nic: str, folder: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what all ranks of a node get alike; `variables` win over all but the run folder.
+
+    NCCL takes `=nic` for that name alone, else for a prefix
+    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
+    """
+    return {
+        "NCCL_SOCKET_IFNAME": f"={nic}",
+        "GLOO_SOCKET_IFNAME": nic,
+        "TP_SOCKET_IFNAME": nic,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        **variables,
         "AWSDDP_RUN_DIR": f"{folder}/run",
     }
 
@@ -193,33 +217,40 @@ def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str) -> str
     Raises UsageError for an unknown placeholder, a lone brace, and {init_file} on several nodes, which share
     no file system.
     """
-    values = {
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "world_size": rank.world_size,
-        "local_world_size": rank.local_world_size,
-        "node_rank": rank.node_rank,
-        "nnodes": rank.nnodes,
-        "master_addr": rendezvous.master_addr,
-        "master_port": rendezvous.master_port,
-        "init_file": f"{folder}/init",
-    }
+    environ = environment(rank, rendezvous=rendezvous, nic="", folder=folder, variables={})
+    parts = template(text, nnodes=rank.nnodes, folder=folder)
+    return "".join(environ[part] if number % 2 else part for number, part in enumerate(parts))
 
-    def fill(match: re.Match[str]) -> str:
+
+def template(text: str, *, nnodes: int, folder: str) -> list[str]:
+    """Return `text` as its literal parts, and between each two of them the variable that has the value.
+
+    Raises UsageError, as `expand`.
+    """
+    parts, end = [""], 0
+    for match in _BRACES.finditer(text):
+        parts[-1] += text[end : match.start()]
+        end = match.end()
         if match[0] in ("{{", "}}"):
-            return match[0][0]
-        name = match[1]
-        if name not in values:
+            parts[-1] += match[0][0]
+        elif match[1] not in PLACEHOLDERS:
             raise _unknown(match[0], text)
-        if name == "init_file" and rank.nnodes > 1:
-            raise UsageError(
-                "{init_file} needs a single node",
-                "nodes share no file system",
-                "try: tcp://{master_addr}:{master_port}",
-            )
-        return str(values[name])
+        elif match[1] == "init_file":
+            parts[-1] += _init_file(nnodes, folder)
+        else:
+            parts += [PLACEHOLDERS[match[1]], ""]
+    parts[-1] += text[end:]
+    return parts
 
-    return _BRACES.sub(fill, text)
+
+def _init_file(nnodes: int, folder: str) -> str:
+    if nnodes > 1:
+        raise UsageError(
+            "{init_file} needs a single node",
+            "nodes share no file system",
+            "try: tcp://{master_addr}:{master_port}",
+        )
+    return f"{folder}/init"
 
 
 def _unknown(found: str, text: str) -> UsageError:

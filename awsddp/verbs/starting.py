@@ -90,7 +90,7 @@ def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict
         job=_free_name(cluster, answers),
         ranks=ranks,
         hosts=_hosts(cluster, used),
-        slot=protocol.choose_slot(answers, first=ranks[0].node, master_port=port),
+        slot=protocol.choose_slot(answers, first=used[0], master_port=port),
         facts=_facts(cluster.record, len(used), *commit.result()),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs.launchers import launcher
-from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout
+from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
@@ -43,7 +43,7 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
 def check(ctx: Context) -> None:
     """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none."""
     asked = ctx.job.job
-    launcher(asked.launcher)
+    launcher(asked.launcher_name)
     _check_words(ctx, layout([0], gpus=0)[0])
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(
@@ -83,12 +83,15 @@ def _any_file(folder: Path, pattern: str) -> bool:
 
 def _layout(cluster: ClusterHandle) -> tuple[Rank, ...]:
     requested = cluster.ctx.job.job
-    return layout(
-        [node.node for node in cluster.nodes],
+    ranks = layout(
+        [node.node for node in cluster.nodes][: requested.max_nodes],
         gpus=min(one.gpus for one in cluster.record.prepared),
         world_size=requested.world_size,
         nproc_per_node=requested.nproc_per_node,
     )
+    if requested.launcher_name != "torchrun":
+        return ranks
+    return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
 
 
 def attend(cluster: ClusterHandle, job: Job, *, on_lines: Callable[[bytes], None]) -> dict[str, Any]:

@@ -125,6 +125,9 @@ def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
     for path in (folder.logs, folder.run, folder.path / "errors"):
         path.mkdir(mode=0o700)
     write_json(folder.path / "job.json", request)
+    for process in request["processes"]:
+        for name, text in process["files"].items():
+            (folder.path / name).write_text(text, encoding="utf-8")
     folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
     folder.snapshot.write_text(json.dumps(snapshot(Path(request["workdir"]))), encoding="utf-8")
     return lock
