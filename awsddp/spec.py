@@ -27,6 +27,7 @@ MIN_HEARTBEAT_TIMEOUT_S = 5.0
 MAX_DURATION_S = 365 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
 _NODES = re.compile(r"(\d{1,4})(?::(\d{1,4}))?", re.ASCII)
+_ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.ASCII)
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
@@ -147,6 +148,10 @@ class JobSection:
     `launcher` is "ssh" (a process per rank; one that fails ends the job) or "torchrun" (torch's elastic
     agent). Only the agent restarts ranks, `max_restarts` times, and goes on with MIN of MAX nodes
     (`nnodes` "MIN:MAX"): either implies it.
+
+    `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
+    GPUs run at the same time. A rank drives `gpus_per_process` GPUs. With `uneven` nodes may run different
+    numbers of ranks.
     """
 
     script: str | None = None
@@ -155,6 +160,9 @@ class JobSection:
     nproc_per_node: int | None = None
     launcher: str = ""
     nnodes: str | None = None
+    on: str | None = None
+    gpus_per_process: int = 1
+    uneven: bool = False
     max_restarts: int | None = None
     module: bool = False
     name: str | None = None
@@ -176,6 +184,12 @@ class JobSection:
     def launcher_name(self) -> str:
         """The launcher: the one that was set, else the one that the other keys imply."""
         return self.launcher or ("torchrun" if self.elastic else "ssh")
+
+    @property
+    def work_folder(self) -> str:
+        """The synced folder on a node: jobs on some of its GPUs have one each, as they run side by side."""
+        parts = self.on is not None and any(gpus for gpus in gpus_of(self.on).values())
+        return f"work-{re.sub('[^0-9-]+', '_', self.on or '')}" if parts else "work"
 
     @property
     def max_nodes(self) -> int | None:
@@ -331,6 +345,27 @@ def nodes_range(text: str) -> tuple[int, int]:
     return low, high
 
 
+def gpus_of(text: str) -> dict[int, tuple[int, ...]]:
+    """Return the nodes of `job.on`, each with its GPUs (none: all of them). Raises ConfigError."""
+    found: dict[int, tuple[int, ...]] = {}
+    for part in text.split(","):
+        match = _ON.fullmatch(part.strip())
+        nodes = _numbers(match[1], match[2]) if match else ()
+        gpus = _numbers(match[3], match[4]) if match and match[3] else ()
+        if not nodes or (match and match[3] and not gpus) or not found.keys().isdisjoint(nodes):
+            raise ConfigError(
+                f"job.on: invalid {text!r}",
+                f"{part!r} is neither nodes nor GPUs of nodes, or names a node twice",
+                "write it as 0,2-3 (nodes) or 0:4-7,1:0-3 (GPUs of nodes)",
+            )
+        found |= dict.fromkeys(nodes, gpus)
+    return dict(sorted(found.items()))
+
+
+def _numbers(first: str, last: str | None) -> tuple[int, ...]:
+    return tuple(range(int(first), int(last or first) + 1))
+
+
 def idle_seconds(text: str) -> int:
     """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
     if text == "off":
@@ -432,6 +467,7 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         ("job.nproc_per_node", job.nproc_per_node, 1, 1024),
         ("job.master_port", job.master_port, 1024, 65000),
         ("job.max_restarts", job.max_restarts, 0, 1000),
+        ("job.gpus_per_process", job.gpus_per_process, 1, 1024),
     )
     for place, value, low, high in limits:
         if value is not None and not low <= value <= high:
@@ -448,6 +484,8 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
     size_of(job.results_limit)
     if job.nnodes is not None:
         nodes_range(job.nnodes)
+    if job.on is not None:
+        gpus_of(job.on)
     if job.elastic and job.launcher_name != "torchrun":
         raise ConfigError(
             f"job.launcher: {job.launcher} restarts no rank and goes on without no node",

@@ -72,6 +72,11 @@ JOB_OPTIONS = {
     "job.nnodes": click.option(
         "--nnodes", metavar="MIN:MAX", help="Go on with MIN of MAX nodes; implies --launcher torchrun."
     ),
+    "job.on": click.option(
+        "--on",
+        metavar="NODES",
+        help="Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
+    ),
     "job.launcher": click.option(
         "--launcher",
         type=click.Choice(["ssh", "torchrun"]),

@@ -178,6 +178,7 @@ def launch_requests(
             "node": host.node.node,
             "folder": host.folder(job),
             "workdir": host.workdir,
+            "gpus": list(host.gpus),
             "processes": [
                 asdict(one) for one in processes(spec, _of(ranks, host), host=host, rendezvous=rendezvous)
             ],
@@ -244,10 +245,13 @@ def hashes_request(paths: Sequence[str]) -> dict[str, Any]:
     return {"do": "hashes", "paths": list(paths)}
 
 
-def slots_request(master_port: int | None = None) -> dict[str, Any]:
-    """Ask which jobs and slots the node has, and which of the ports that a job could take are taken."""
+def slots_request(master_port: int | None = None, gpus: Sequence[int] = ()) -> dict[str, Any]:
+    """Ask which jobs and slots the node has, and which of the ports that a job could take are taken.
+
+    With `gpus` a job that runs on other GPUs of the node is not told to run.
+    """
     ports = {port for slot in range(SLOTS) for port in _ports(slot, master_port)}
-    return {"do": "slots", "ports": sorted(ports)}
+    return {"do": "slots", "ports": sorted(ports), "gpus": list(gpus)}
 
 
 def choose_slot(

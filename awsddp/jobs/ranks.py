@@ -50,11 +50,19 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute)."""
+    """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute).
+
+    `gpus` are those that the job may use (none: all that there are).
+    """
 
     node: Node
     prepared: Prepared
     workdir: str
+    gpus: tuple[int, ...] = ()
+
+    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return the user's variables, with the GPUs of a job that gets a part of the node's."""
+        return {**given, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {})}
 
     def folder(self, job: str) -> str:
         """Return the job's folder on the node."""
@@ -82,36 +90,71 @@ class Process:
 def layout(
     nodes: Sequence[int],
     *,
-    gpus: int,
+    gpus: int | Mapping[int, int],
     world_size: int | None = None,
     nproc_per_node: int | None = None,
+    gpus_per_process: int = 1,
+    uneven: bool = False,
 ) -> tuple[Rank, ...]:
-    """Lay `world_size` ranks out over `nodes`, contiguous by node and equally many on each.
+    """Lay `world_size` ranks out over `nodes`, contiguous by node and, unless `uneven`, equally many on each.
 
-    `gpus` is how many each node's torch finds, rehearsed ones too; 0 (none, or pretended) sets no limit.
+    `gpus` is how many the job may use on each node, rehearsed ones too; 0 (none, or pretended) sets no limit.
     Without a world size every node is used; one smaller than the cluster uses the first nodes. Raises
     UsageError, naming what fits.
     """
-    count, each = _shape(len(nodes), gpus or CPU_RANKS_PER_NODE, world_size, nproc_per_node)
-    if gpus and each > gpus:
-        raise UsageError(
-            f"{each} ranks a node do not fit: a node has {_many(gpus, 'GPU')}",
-            "each rank drives a GPU of its own",
-            f"try: --world-size {gpus * len(nodes)}, or more nodes",
-        )
+    limits = dict.fromkeys(nodes, gpus) if isinstance(gpus, int) else gpus
+    rooms = [limits[node] // gpus_per_process if limits[node] else None for node in nodes]
+    if uneven:
+        counts = _uneven(rooms, world_size, nproc_per_node)
+    else:
+        least = min((room for room in rooms if room is not None), default=CPU_RANKS_PER_NODE)
+        count, each = _shape(len(nodes), least, world_size, nproc_per_node)
+        counts = [each] * count
+    _check_room(counts, [limits[node] for node in nodes], gpus_per_process)
+    used = [(node, count) for node, count in zip(nodes, counts, strict=False) if count]
+    places = [(node_rank, *one, local) for node_rank, one in enumerate(used) for local in range(one[1])]
     return tuple(
         Rank(
-            rank=node_rank * each + local_rank,
+            rank=rank,
             local_rank=local_rank,
             node=node,
             node_rank=node_rank,
-            world_size=count * each,
-            local_world_size=each,
-            nnodes=count,
+            world_size=len(places),
+            local_world_size=count,
+            nnodes=len(used),
         )
-        for node_rank, node in enumerate(nodes[:count])
-        for local_rank in range(each)
+        for rank, (node_rank, node, count, local_rank) in enumerate(places)
     )
+
+
+def _check_room(counts: Sequence[int], gpus: Sequence[int], each: int) -> None:
+    """Raise UsageError where a node has fewer GPUs than its ranks drive, `each` per rank."""
+    for count, limit in zip(counts, gpus, strict=False):
+        if limit and (count * each > limit or not count):
+            raise UsageError(
+                f"{_many(max(count, 1), 'rank')} a node do not fit: a node has {_many(limit, 'GPU')}",
+                "each rank drives a GPU of its own" if each == 1 else f"each rank drives {each} GPUs",
+                f"try: --world-size {sum(one // each for one in gpus)}, or more nodes"
+                if each <= limit
+                else "use a smaller job.gpus_per_process",
+            )
+
+
+def _uneven(rooms: Sequence[int | None], world_size: int | None, each: int | None) -> list[int]:
+    """Return how many ranks run on each node: as equally as its room allows, the first nodes more."""
+    most = [each if room is None else min(room, each or room) for room in rooms]
+    wanted = sum(one or CPU_RANKS_PER_NODE for one in most) if world_size is None else world_size
+    counts = [0] * len(rooms)
+    while sum(counts) < wanted:
+        free = [node for node, one in enumerate(most) if one is None or counts[node] < one]
+        if not free:
+            raise UsageError(
+                f"{_many(wanted, 'rank')} do not fit: there is room for {sum(counts)}",
+                "",
+                f"try: --world-size {sum(counts)}, or more nodes",
+            )
+        counts[min(free, key=counts.__getitem__)] += 1
+    return counts
 
 
 def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
@@ -120,8 +163,9 @@ def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, 
     It compares them as text: 10.0.0.10 comes before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
     """
     nodes = sorted({rank.node for rank in ranks}, key=addresses.__getitem__)
+    moved = sorted(ranks, key=lambda rank: (nodes.index(rank.node), rank.local_rank))
     return tuple(
-        replace(rank, node=nodes[rank.node_rank]) for rank in sorted(ranks, key=lambda rank: rank.rank)
+        replace(rank, rank=number, node_rank=nodes.index(rank.node)) for number, rank in enumerate(moved)
     )
 
 

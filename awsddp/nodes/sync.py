@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,16 +86,17 @@ def push(
     *,
     ssh_config: Path,
     folder: str = WORK,
+    nodes: Collection[int] | None = None,
     on_event: OnEvent = ignore,
 ) -> dict[int, Sent]:
-    """Make ~/awsddp/FOLDER on all connected nodes hold what `listing` names, all at once.
+    """Make ~/awsddp/FOLDER on the nodes (all that are connected) hold what `listing` names, all at once.
 
     Each node says which paths differ from home; only those travel: a few small ones over the connection that
     is open, the rest by rsync. A path that an earlier sync sent and that is gone at home is removed, unless
     the node changed it; what a node made stays. Raises NodesFailed; the other nodes are complete then.
     """
     failures: dict[int, NodeError] = {}
-    changed, gone = _compare(listing, fleet, folder, failures)
+    changed, gone = _compare(listing, fleet, folder, failures, nodes)
     _remove(fleet, folder, gone, failures)
     complete = _send_at_once(listing.root, fleet, folder, changed)
 
@@ -126,7 +127,11 @@ def push(
 
 
 def _compare(
-    listing: Listing, fleet: Fleet, folder: str, failures: dict[int, NodeError]
+    listing: Listing,
+    fleet: Fleet,
+    folder: str,
+    failures: dict[int, NodeError],
+    nodes: Collection[int] | None,
 ) -> tuple[dict[int, list[Entry]], dict[int, list[bytes]]]:
     """Return, by node, the entries that differ there, and the paths sent earlier that are gone at home.
 
@@ -135,7 +140,7 @@ def _compare(
     entries = {os.fsencode(entry.path): entry for entry in listing.entries}
     records = b"".join(_record(entry) for entry in listing.entries)
     changed, gone = {}, {}
-    for node, result in fleet.run(_script(folder), stdin=records, timeout_s=_ASK_S).items():
+    for node, result in fleet.run(_script(folder), stdin=records, nodes=nodes, timeout_s=_ASK_S).items():
         if result.exit_code:
             failures[node] = _refused(node, result)
             continue

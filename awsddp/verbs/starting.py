@@ -18,7 +18,7 @@ from awsddp.jobs.git import commit_of
 from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
 from awsddp.report import iso, node_name
-from awsddp.spec import JobSpec
+from awsddp.spec import JobSpec, gpus_of
 from awsddp.state import Record
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
@@ -48,7 +48,14 @@ def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -
         name = str(launch["job"])
         with _undone(cluster, nodes, launch):
             both(
-                lambda: sync.send(ctx, cluster.fleet, listing, bundled=ctx.job.job.script is None),
+                lambda: sync.send(
+                    ctx,
+                    cluster.fleet,
+                    listing,
+                    folder=ctx.job.job.work_folder,
+                    nodes=set(requests),
+                    bundled=ctx.job.job.script is None,
+                ),
                 lambda: cluster.keep(nodes, name),
             )
             ask(cluster.fleet, requests)
@@ -83,7 +90,8 @@ def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict
     claim = protocol.claim_request(owner, wait_s=CLAIM_S)
     ask(fleet, {min(fleet.nodes): claim}, timeout_s=CLAIM_S + ANSWER_S)
     used = sorted({rank.node for rank in ranks})
-    answers = ask(fleet, dict.fromkeys(used, protocol.slots_request(port)))
+    gpus = gpus_of(ctx.job.job.on) if ctx.job.job.on else {}
+    answers = ask(fleet, {node: protocol.slots_request(port, gpus.get(node, ())) for node in used})
     refuse_in_use(answers)
     return protocol.launch_requests(
         _spec(cluster),
@@ -169,13 +177,16 @@ def _spec(cluster: ClusterHandle) -> JobSpec:
 
 
 def _hosts(cluster: ClusterHandle, used: Collection[int]) -> list[Host]:
-    from awsddp.nodes.sync import PLACE, WORK
+    from awsddp.nodes.sync import PLACE
 
+    requested = cluster.ctx.job.job
+    gpus = gpus_of(requested.on) if requested.on else {}
     return [
         Host(
             node=node,
             prepared=cluster.prepared(node.node),
-            workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{WORK}",
+            workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{requested.work_folder}",
+            gpus=gpus.get(node.node, ()),
         )
         for node in cluster.nodes
         if node.node in used

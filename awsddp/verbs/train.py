@@ -9,6 +9,7 @@ from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs.launchers import launcher
 from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered
+from awsddp.spec import gpus_of
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
@@ -83,15 +84,32 @@ def _any_file(folder: Path, pattern: str) -> bool:
 
 def _layout(cluster: ClusterHandle) -> tuple[Rank, ...]:
     requested = cluster.ctx.job.job
+    gpus = _chosen_gpus(cluster)
     ranks = layout(
-        [node.node for node in cluster.nodes][: requested.max_nodes],
-        gpus=min(one.gpus for one in cluster.record.prepared),
+        list(gpus)[: requested.max_nodes],
+        gpus=gpus,
         world_size=requested.world_size,
         nproc_per_node=requested.nproc_per_node,
+        gpus_per_process=requested.gpus_per_process,
+        uneven=requested.uneven,
     )
     if requested.launcher_name != "torchrun":
         return ranks
     return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
+
+
+def _chosen_gpus(cluster: ClusterHandle) -> dict[int, int]:
+    """Return how many GPUs the job may use, by node, on the nodes that `job.on` names. Raises UsageError."""
+    has = {node.node: cluster.prepared(node.node).gpus for node in cluster.nodes}
+    text = cluster.ctx.job.job.on
+    if text is None:
+        return has
+    for node, gpus in gpus_of(text).items():
+        if node not in has:
+            raise UsageError(f"--on {text}: there is no node{node}", f"nodes are: {', '.join(map(str, has))}")
+        if gpus and gpus[-1] >= has[node]:
+            raise UsageError(f"--on {text}: node{node} has no GPU {gpus[-1]}", f"it has {has[node]} GPUs")
+    return {node: len(gpus) or has[node] for node, gpus in gpus_of(text).items()}
 
 
 def attend(cluster: ClusterHandle, job: Job, *, on_lines: Callable[[bytes], None]) -> dict[str, Any]:

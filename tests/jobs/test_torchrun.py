@@ -179,6 +179,6 @@ def worker_pids(fleet: "Fleet", node: int) -> list[int]:
     found = []
     for pid in fleet.processes():
         line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if line[1:2] == [b"job.py"] and os.fsencode(os.readlink(f"/proc/{pid}/cwd")) == script:
+        if line[1:2] == [b"job.py"] and os.fsencode(Path(f"/proc/{pid}/cwd").readlink()) == script:
             found.append(pid)
     return found

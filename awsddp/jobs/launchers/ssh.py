@@ -28,7 +28,7 @@ def _process(spec: JobSpec, rank: Rank, host: Host, rendezvous: Rendezvous) -> P
             rendezvous=rendezvous,
             nic=host.prepared.nic,
             folder=folder,
-            variables=spec.env.variables,
+            variables=host.variables(spec.env.variables),
         ),
         log=f"rank{rank.rank}.log",
         script=None if spec.job.module else file,

@@ -31,7 +31,9 @@ def processes(
             ranks=tuple(rank.rank for rank in ranks),
             argv=(*_agent(spec, len(ranks), host, rendezvous, first.nnodes), python, *worker),
             environment={
-                **node_environment(nic=host.prepared.nic, folder=folder, variables=spec.env.variables),
+                **node_environment(
+                    nic=host.prepared.nic, folder=folder, variables=host.variables(spec.env.variables)
+                ),
                 # Between TERM and KILL for its workers, which end their ranks earlier.
                 "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(seconds(spec.job.grace)) + 5),
             },
