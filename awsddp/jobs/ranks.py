@@ -4,6 +4,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from awsddp.cluster import Node, Prepared
 from awsddp.errors import UsageError
@@ -23,6 +24,7 @@ PLACEHOLDERS = {
     "init_file": "",
 }
 """Placeholders of a job, and the variable in a rank's environment that has the value ("": none has)."""
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -307,3 +309,31 @@ def _unknown(found: str, text: str) -> UsageError:
 
 def _many(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def shown(requests: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what launch requests start, by node, as `train --dry-run` shows it; secrets are masked."""
+    first = next(iter(requests.values()))
+    return {
+        "job": first["job"],
+        "launcher": first["facts"]["launcher"],
+        "world_size": len(first["layout"]),
+        "ranks": [
+            {"rank": rank, "local_rank": local_rank, "node": node}
+            for rank, local_rank, node in first["layout"]
+        ],
+        "nodes": [
+            {
+                "node": node,
+                "workdir": request["workdir"],
+                "processes": [_shown(one, request["defaults"]) for one in request["processes"]],
+            }
+            for node, request in sorted(requests.items())
+        ],
+    }
+
+
+def _shown(process: Mapping[str, Any], defaults: Mapping[str, str]) -> dict[str, Any]:
+    environ = {**defaults, **process["environment"]}
+    masked = {name: "[REDACTED]" if _SECRET.search(name) else text for name, text in environ.items()}
+    return {"ranks": list(process["ranks"]), "argv": list(process["argv"]), "environment": masked}

@@ -93,14 +93,26 @@ def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict
     gpus = gpus_of(ctx.job.job.on) if ctx.job.job.on else {}
     answers = ask(fleet, {node: protocol.slots_request(port, gpus.get(node, ())) for node in used})
     refuse_in_use(answers)
-    return protocol.launch_requests(
-        _spec(cluster),
+    return requests_for(
+        cluster,
+        ranks,
         job=_free_name(cluster, answers),
-        ranks=ranks,
-        hosts=_hosts(cluster, used),
         slot=protocol.choose_slot(answers, first=used[0], master_port=port),
         facts=_facts(cluster.record, len(used), *commit.result()),
     )
+
+
+def requests_for(
+    cluster: ClusterHandle,
+    ranks: tuple[Rank, ...],
+    *,
+    job: str,
+    slot: int = 0,
+    facts: Mapping[str, Any] | None = None,
+) -> dict[int, dict[str, Any]]:
+    """Return the launch requests of a job by node. Raises UsageError."""
+    hosts = _hosts(cluster, {rank.node for rank in ranks})
+    return protocol.launch_requests(_spec(cluster), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts)
 
 
 def _facts(record: Record, used: int, commit: str | None, dirty: bool | None) -> dict[str, Any]:

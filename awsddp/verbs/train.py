@@ -8,14 +8,14 @@ from typing import Any
 from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs.launchers import launcher
-from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered
+from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered, shown
 from awsddp.spec import gpus_of
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.logs import merger_of
 from awsddp.verbs.results import job_result, results_dir
-from awsddp.verbs.starting import start
+from awsddp.verbs.starting import requests_for, start
 from awsddp.verbs.watching import Watch
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -39,6 +39,20 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
             if detach:
                 return job_result(ctx, job)
             return attend(cluster, job, on_lines=on_lines)
+
+
+def preview(ctx: Context) -> dict[str, Any]:
+    """Return what `train` would start: the ranks, and the command and environment on each node.
+
+    Only AWS is asked, which nodes there are. The port is that of a cluster without other jobs. Raises as
+    `train`.
+    """
+    check(ctx)
+    with ClusterHandle.find(ctx) as cluster:
+        cluster.nodes = cluster.ready_nodes()
+        ranks = _layout(cluster)
+        _check_words(ctx, ranks[0])
+        return shown(requests_for(cluster, ranks, job=ctx.job.job.name or "JOB"))
 
 
 def check(ctx: Context) -> None:

@@ -36,26 +36,32 @@ def test_ranks_get_what_torchrun_gives_them(fleet: "Fleet") -> None:
     assert fleet.processes() == []
 
 
-# Adds to a checkpoint in 6 steps over a gloo group; each rank's first life ends as its argument says.
+# Adds to a checkpoint in 6 steps over a gloo group; rank 3 fails at step 3 in its first lives.
 TRAIN = """
-import os, pathlib, signal, sys, time
+import os, pathlib, sys, time
 import torch, torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 @record
 def main():
     dist.init_process_group('gloo')
-    rank, again = dist.get_rank(), int(os.environ['TORCHELASTIC_RESTART_COUNT'])
+    rank, life = dist.get_rank(), pathlib.Path(os.environ['AWSDDP_RUN_DIR'], 'lives')
     latest = pathlib.Path(os.environ['AWSDDP_RUN_DIR'], 'latest.pt')
-    state = torch.load(latest) if latest.exists() else {'step': 0, 'sum': torch.zeros(1)}
+    state = [torch.load(latest) if rank == 0 and latest.exists() else {'step': 0, 'sum': torch.zeros(1)}]
+    dist.broadcast_object_list(state)
+    state = state[0]
     print('rank', rank, 'of', dist.get_world_size(), 'begins at step', state['step'], flush=True)
     while state['step'] < 6:
         one = torch.ones(1)
         dist.all_reduce(one)
         state = {'step': state['step'] + 1, 'sum': state['sum'] + one}
-        torch.save(state, str(latest) + '.new'); os.replace(str(latest) + '.new', latest)
-        if state['step'] == 3 and rank == 3 and again < int(sys.argv[1]):
-            raise ValueError(f'life {again}')
+        if rank == 0:
+            torch.save(state, f'{latest}.new'); os.replace(f'{latest}.new', latest)
+        dist.barrier()
+        lives = len(life.read_text()) if life.exists() else 0
+        if rank == 3 and state['step'] == 3 + lives and lives < int(sys.argv[1]):
+            life.write_text('x' * (lives + 1))
+            raise ValueError(f'life {lives}')
     print('rank', rank, 'has', state['sum'].item(), flush=True)
     dist.barrier(); time.sleep(0.2)
     dist.destroy_process_group()

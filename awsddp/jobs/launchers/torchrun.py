@@ -31,6 +31,9 @@ def processes(
             ranks=tuple(rank.rank for rank in ranks),
             argv=(*_agent(spec, len(ranks), host, rendezvous, first.nnodes), python, *worker),
             environment={
+                # A store that outlives the round gives its keys to the next: restarts over several nodes hang
+                # or meet addresses of ranks that are gone. https://github.com/pytorch/pytorch/issues/135712
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 **node_environment(
                     nic=host.prepared.nic, folder=folder, variables=host.variables(spec.env.variables)
                 ),
