@@ -134,7 +134,7 @@ def _check_room(counts: Sequence[int], gpus: Sequence[int], each: int) -> None:
     for count, limit in zip(counts, gpus, strict=False):
         if limit and (count * each > limit or not count):
             raise UsageError(
-                f"{_many(max(count, 1), 'rank')} a node do not fit: a node has {_many(limit, 'GPU')}",
+                f"{_many(max(count, 1), 'rank')} per node do not fit: a node has {_many(limit, 'GPU')}",
                 "each rank drives a GPU of its own" if each == 1 else f"each rank drives {each} GPUs",
                 f"try: --world-size {sum(one // each for one in gpus)}, or more nodes"
                 if each <= limit
@@ -188,9 +188,9 @@ def _shape(available: int, default: int, world_size: int | None, each: int | Non
     if world_size % each or world_size > available * each:
         fits = [str(each * nodes) for nodes in range(1, available + 1)]
         raise UsageError(
-            f"{world_size} ranks, {each} a node, do not fit {_many(available, 'node')}",
-            f"with {each} a node, these world sizes fit: {', '.join(fits)}",
-            f"try: --world-size {fits[-1]}, or leave --nproc-per-node out",
+            f"{world_size} ranks, {each} per node, do not fit {_many(available, 'node')}",
+            f"with {each} per node, these world sizes fit: {', '.join(fits)}",
+            f"try: --world-size {fits[-1]}, or omit --nproc-per-node",
         )
     return world_size // each, each
 
@@ -301,9 +301,9 @@ def _init_file(nnodes: int, folder: str) -> str:
 
 def _unknown(found: str, text: str) -> UsageError:
     return UsageError(
-        f"{found} in {text!r} is no placeholder",
+        f"invalid placeholder {found} in {text!r}",
         f"placeholders are: {' '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
-        "write a brace that is meant as such twice: {{ or }}",
+        "double a literal brace: {{ or }}",
     )
 
 

@@ -1,14 +1,19 @@
 """status: what there is, what it costs, and until when. The truth is in AWS, the jobs as last seen."""
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from awsddp import report
-from awsddp.cluster import Cluster, Target
+from awsddp.cluster import Cluster
+from awsddp.errors import AwsddpError
 from awsddp.state import Record
-from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import Context
 from awsddp.verbs.ledger import bill_of
+
+REACH_S = 5.0
+"""How long connecting to a node may take before a running job is shown as last seen."""
 
 
 def status(ctx: Context) -> dict[str, Any]:
@@ -17,24 +22,28 @@ def status(ctx: Context) -> dict[str, Any]:
     Raises CloudError where AWS cannot be asked.
     """
     with ClusterHandle.find(ctx, newer=True) as cluster:
-        return cluster_document(
-            ctx, cluster.known, cluster.listed, target=cluster.target, looked=cluster.searched
-        )
+        _refresh(cluster)
+        return cluster_document(cluster)
 
 
-def cluster_document(
-    ctx: Context,
-    record: Record | None,
-    cluster: Cluster | None,
-    *,
-    target: Target | None = None,
-    looked: tuple[str, ...] = (),
-) -> dict[str, Any]:
+def _refresh(cluster: ClusterHandle) -> None:
+    """Remember the progress of jobs that ran when last seen, if their nodes answer."""
+    record = cluster.known
+    if record is None or cluster.own is None or all(job.state != "running" for job in record.jobs):
+        return
+    prepared = {one.instance_id for one in record.prepared}
+    nodes = [node for node in reachable(cluster.own.live) if node.instance_id in prepared]
+    with contextlib.suppress(AwsddpError), cluster.connect(nodes, deadline_s=REACH_S, partial=True):
+        cluster.ctx.folder.remember(*cluster.jobs(partial=True))
+        cluster.known = cluster.ctx.folder.read()
+
+
+def cluster_document(handle: ClusterHandle) -> dict[str, Any]:
     """Return the document of `up` and `status` from what AWS and the folder know."""
+    ctx, record, cluster = handle.ctx, handle.known, handle.listed
     nodes = cluster.live if cluster else ()
     prepared = {found.instance_id: found for found in record.prepared} if record else {}
-    place = target or (record.target if record else Target())
-    bill = bill_of(ctx, record, cluster)
+    bill = bill_of(ctx, record, cluster, handle.gateway)
     state = report.cluster_state(
         cluster,
         prepared=frozenset(prepared) if record else None,
@@ -45,8 +54,8 @@ def cluster_document(
     return {
         "cluster": ctx.spec.name,
         "state": state,
-        "target": place.name,
-        "region": cluster.region if cluster else place.region,
+        "target": handle.target.name,
+        "region": cluster.region if cluster else handle.target.region,
         "instance_type": nodes[0].instance_type if nodes else (record.instance_type if record else None),
         "nodes": [
             report.node_document(
@@ -62,7 +71,7 @@ def cluster_document(
         "budget_usd": record.asked.get("cluster.budget_usd") if record else None,
         "expires": report.iso(expires),
         "idle": record.idle or None if record and nodes else None,
-        "looked": list(looked),
+        "looked": list(handle.searched),
     }
 
 

@@ -39,8 +39,8 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
             )
             if cluster.known is not None:
                 ctx.folder.note("stopped", id=listed.id, instances=sorted(names))
-        after = find_cluster(cluster.aws, ctx.spec.name, listed.owner)
-        return cluster_document(ctx, ctx.folder.read(), after, target=cluster.target, looked=cluster.searched)
+        cluster.listed = find_cluster(cluster.aws, ctx.spec.name, listed.owner)
+        return cluster_document(cluster)
 
 
 def _refuse_spot(cluster: Cluster) -> None:
@@ -49,7 +49,7 @@ def _refuse_spot(cluster: Cluster) -> None:
         raise ConfigError(
             f"{', '.join(spot)}: spot machines cannot be stopped",
             "AWS can only end what one launch bought on the spot market",
-            "awsddp down   # bring results home, and end them",
+            "awsddp down   # fetch the results, then terminate them",
         )
 
 

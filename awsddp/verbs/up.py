@@ -42,7 +42,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         if cluster.record.target.region not in (None, cluster.aws.region):
             cluster.gateway = aws_of(ctx, cluster.record.target)  # another region, that the spec lists
         _prepare(cluster, hosts=hosts)
-        return cluster_document(cluster.ctx, cluster.record, _only(cluster))
+        cluster.listed = _only(cluster)
+        return cluster_document(cluster)
 
 
 def as_before(ctx: Context) -> Context:
@@ -83,7 +84,7 @@ def to_reconcile(cluster: ClusterHandle) -> bool:
     if not live:
         return False
     raise ConfigError(
-        f"cluster {live[0].name} exists, but its key is not on this machine",
+        f"cluster {live[0].name} exists, but this machine does not have its key",
         f"it was made elsewhere, or {ctx.folder.path} was lost",
         "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
     )
