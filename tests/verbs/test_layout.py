@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from awsddp.errors import InUse, UsageError
+from awsddp.errors import SCHEMA, InUse, UsageError
 from awsddp.spec import JobSpec
 from awsddp.verbs import starting
 from awsddp.verbs import train as train_module
 from awsddp.verbs.train import preview
+from tests.cli.schema import check
 from tests.jobs.conftest import free_ports
 from tests.verbs.conftest import World
 
@@ -62,6 +63,7 @@ def test_dry_run_shows_what_is_started_and_masks_secrets(
         ),
     )
     found = preview(ctx)
+    check({**found, "schema": SCHEMA}, "train", "--dry-run")
     assert found["ranks"] == [
         {"rank": 0, "local_rank": 0, "node": 1},
         {"rank": 1, "local_rank": 1, "node": 1},
