@@ -49,6 +49,7 @@ class ResultFile:
     home: _Path
     size: _Size
     limited: bool = False
+    modified: _Seconds = 0.0
     ephemeral: bool = False
     sha256: _Sha256 | None = None
     data: bytes | None = field(default=None, repr=False)

@@ -149,6 +149,8 @@ class JobSection:
     agent). Only the agent restarts ranks, `max_restarts` times, and goes on with MIN of MAX nodes
     (`nnodes` "MIN:MAX"): either implies it.
 
+    `resume` names the job whose newest checkpoint the ranks get ("last": the last one of the same script).
+
     `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
     GPUs run at the same time. A rank drives `gpus_per_process` GPUs. With `uneven` nodes may run different
     numbers of ranks.
@@ -160,6 +162,7 @@ class JobSection:
     nproc_per_node: int | None = None
     launcher: str = ""
     nnodes: str | None = None
+    resume: str | None = None
     on: str | None = None
     gpus_per_process: int = 1
     uneven: bool = False

@@ -72,6 +72,11 @@ JOB_OPTIONS = {
     "job.nnodes": click.option(
         "--nnodes", metavar="MIN:MAX", help="Go on with MIN of MAX nodes; implies --launcher torchrun."
     ),
+    "job.resume": click.option(
+        "--resume",
+        metavar="last|JOB",
+        help="Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
+    ),
     "job.on": click.option(
         "--on",
         metavar="NODES",

@@ -64,8 +64,8 @@ def command(ctx: click.Context, /, options: Globals, *, detach: bool, dry_run: b
 
     Nodes (or, with --on, GPUs) run one job at a time: if another one runs, nothing is launched (exit 3).
     Without SCRIPT the bundled program trains on handwritten digits. SCRIPT and ARGS may hold {rank},
-    {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port} and
-    {init_file}; a doubled brace is a brace.
+    {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port},
+    {init_file} and {resume}; a doubled brace is a brace.
     """
     from awsddp.verbs.train import preview, train
 

@@ -22,6 +22,7 @@ PLACEHOLDERS = {
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",
     "init_file": "",
+    "resume": "",
 }
 """Placeholders of a job, and the variable in a rank's environment that has the value ("": none has)."""
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
@@ -54,17 +55,19 @@ class Rendezvous:
 class Host:
     """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute).
 
-    `gpus` are those that the job may use (none: all that there are).
+    `gpus` are those that the job may use (none: all that there are), `resume` is where its checkpoint is.
     """
 
     node: Node
     prepared: Prepared
     workdir: str
     gpus: tuple[int, ...] = ()
+    resume: str | None = None
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the user's variables, with the GPUs of a job that gets a part of the node's."""
-        return {**given, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {})}
+        """Return the user's variables, with the checkpoint, and the GPUs of a job on a part of the node's."""
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
+        return {**given, **gpus, **({"AWSDDP_RESUME": self.resume} if self.resume else {})}
 
     def folder(self, job: str) -> str:
         """Return the job's folder on the node."""
@@ -257,18 +260,18 @@ def defaults(local_world_size: int) -> dict[str, str]:
     }
 
 
-def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str) -> str:
+def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str, resume: str | None = None) -> str:
     """Fill the placeholders of `text` in for `rank`; a doubled brace is a brace.
 
-    Raises UsageError for an unknown placeholder, a lone brace, and {init_file} on several nodes, which share
-    no file system.
+    Raises UsageError for an unknown placeholder, a lone brace, {resume} without a checkpoint, and {init_file}
+    on several nodes, which share no file system.
     """
     environ = environment(rank, rendezvous=rendezvous, nic="", folder=folder, variables={})
-    parts = template(text, nnodes=rank.nnodes, folder=folder)
+    parts = template(text, nnodes=rank.nnodes, folder=folder, resume=resume)
     return "".join(environ[part] if number % 2 else part for number, part in enumerate(parts))
 
 
-def template(text: str, *, nnodes: int, folder: str) -> list[str]:
+def template(text: str, *, nnodes: int, folder: str, resume: str | None = None) -> list[str]:
     """Return `text` as its literal parts, and between each two of them the variable that has the value.
 
     Raises UsageError, as `expand`.
@@ -283,6 +286,10 @@ def template(text: str, *, nnodes: int, folder: str) -> list[str]:
             raise _unknown(match[0], text)
         elif match[1] == "init_file":
             parts[-1] += _init_file(nnodes, folder)
+        elif match[1] == "resume":
+            if resume is None:
+                raise UsageError("{resume} needs a checkpoint", "", "use --resume last, or --resume JOB")
+            parts[-1] += resume
         else:
             parts += [PLACEHOLDERS[match[1]], ""]
     parts[-1] += text[end:]

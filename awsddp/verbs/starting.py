@@ -27,13 +27,19 @@ from awsddp.verbs.results import results_dir
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Listing
+    from awsddp.verbs.resuming import Checkpoint
 
 BUNDLED_SCRIPT = "main.py"
 CLAIM_S = 60.0
 """How long another client, here or elsewhere, may be at it, starting a job."""
 
 
-def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -> Job:
+def start(
+    cluster: ClusterHandle,
+    ranks: tuple[Rank, ...],
+    listing: "Listing",
+    checkpoint: "Checkpoint | None" = None,
+) -> Job:
     """Send the files and start the job; one client at a time does so, on all machines.
 
     Nothing is sent while a job runs on the nodes, and nothing starts unless AWS agreed that a poweroff keeps
@@ -42,7 +48,7 @@ def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -
     """
     ctx, folder = cluster.ctx, cluster.ctx.folder
     with folder.lock("train", wait_s=CLAIM_S):
-        requests = _requests(cluster, ranks)
+        requests = _requests(cluster, ranks, checkpoint)
         nodes = [node for node in cluster.nodes if node.node in requests]
         launch = next(iter(requests.values()))
         name = str(launch["job"])
@@ -58,6 +64,9 @@ def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -
                 ),
                 lambda: cluster.keep(nodes, name),
             )
+            if checkpoint is not None:
+                with checkpoint.staged() as staged:
+                    sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))
             ask(cluster.fleet, requests)
     folder.note("train", job=name, world_size=len(ranks))
     job = Job(
@@ -78,7 +87,9 @@ def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -
     return job
 
 
-def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict[str, Any]]:
+def _requests(
+    cluster: ClusterHandle, ranks: tuple[Rank, ...], checkpoint: "Checkpoint | None"
+) -> dict[int, dict[str, Any]]:
     """Return the launch requests by node, once the nodes have said that nothing is in the way.
 
     The claim, on the cluster's first node, holds until that node launches or the connection ends.
@@ -99,6 +110,7 @@ def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict
         job=_free_name(cluster, answers),
         slot=protocol.choose_slot(answers, first=used[0], master_port=port),
         facts=_facts(cluster.record, len(used), *commit.result()),
+        checkpoint=checkpoint,
     )
 
 
@@ -109,9 +121,10 @@ def requests_for(
     job: str,
     slot: int = 0,
     facts: Mapping[str, Any] | None = None,
+    checkpoint: "Checkpoint | None" = None,
 ) -> dict[int, dict[str, Any]]:
     """Return the launch requests of a job by node. Raises UsageError."""
-    hosts = _hosts(cluster, {rank.node for rank in ranks})
+    hosts = _hosts(cluster, {rank.node for rank in ranks}, checkpoint)
     return protocol.launch_requests(_spec(cluster), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts)
 
 
@@ -186,7 +199,7 @@ def _spec(cluster: ClusterHandle) -> JobSpec:
     return replace(spec, job=replace(spec.job, script=script, module=False))
 
 
-def _hosts(cluster: ClusterHandle, used: Collection[int]) -> list[Host]:
+def _hosts(cluster: ClusterHandle, used: Collection[int], checkpoint: "Checkpoint | None") -> list[Host]:
     from awsddp.nodes.sync import PLACE
 
     requested = cluster.ctx.job.job
@@ -197,6 +210,9 @@ def _hosts(cluster: ClusterHandle, used: Collection[int]) -> list[Host]:
             prepared=cluster.prepared(node.node),
             workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{requested.work_folder}",
             gpus=gpus.get(node.node, ()),
+            resume=f"{cluster.prepared(node.node).home}/{PLACE}/{checkpoint.folder}/{checkpoint.name}"
+            if checkpoint
+            else None,
         )
         for node in cluster.nodes
         if node.node in used

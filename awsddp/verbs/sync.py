@@ -85,6 +85,14 @@ def send(
     return sent
 
 
+def send_checkpoint(cluster: ClusterHandle, staged: Path, *, folder: str, nodes: Collection[int]) -> None:
+    """Send what the folder `staged` holds to nodes. Raises NodeError."""
+    from awsddp.nodes.sync import files_to_send, push
+
+    config, tell = cluster.ctx.folder.ssh_config, cluster.ctx.on_event
+    push(files_to_send(staged), cluster.fleet, ssh_config=config, folder=folder, nodes=nodes, on_event=tell)
+
+
 def document(sent: "dict[int, Sent]") -> dict[str, Any]:
     """Return what was sent as the `sync` document."""
     nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(sent.items())]

@@ -15,6 +15,7 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.logs import merger_of
 from awsddp.verbs.results import job_result, results_dir
+from awsddp.verbs.resuming import checkpoint_of
 from awsddp.verbs.starting import requests_for, start
 from awsddp.verbs.watching import Watch
 
@@ -30,12 +31,13 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
     another job runs, NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
     check(ctx)
+    checkpoint = checkpoint_of(ctx)
     listing = sync.listed(ctx)
     with ClusterHandle.ready(ctx) as cluster:
         ranks = _layout(cluster)
         _check_words(ctx, ranks[0])
         with cluster.connect():
-            job = start(cluster, ranks, listing)
+            job = start(cluster, ranks, listing, checkpoint)
             if detach:
                 return job_result(ctx, job)
             return attend(cluster, job, on_lines=on_lines)
@@ -48,11 +50,12 @@ def preview(ctx: Context) -> dict[str, Any]:
     `train`.
     """
     check(ctx)
+    checkpoint = checkpoint_of(ctx)
     with ClusterHandle.find(ctx) as cluster:
         cluster.nodes = cluster.ready_nodes()
         ranks = _layout(cluster)
         _check_words(ctx, ranks[0])
-        return shown(requests_for(cluster, ranks, job=ctx.job.job.name or "JOB"))
+        return shown(requests_for(cluster, ranks, job=ctx.job.job.name or "JOB", checkpoint=checkpoint))
 
 
 def check(ctx: Context) -> None:
@@ -87,7 +90,13 @@ def check(ctx: Context) -> None:
 def _check_words(ctx: Context, rank: Rank) -> None:
     """Raise UsageError where a word of the job cannot be filled in for a rank like this."""
     for word in (ctx.job.job.script or "", *ctx.job.job.args):
-        expand(word, rank, rendezvous=Rendezvous(job="", master_addr="", master_port=0), folder="")
+        expand(
+            word,
+            rank,
+            rendezvous=Rendezvous(job="", master_addr="", master_port=0),
+            folder="",
+            resume=ctx.job.job.resume,
+        )
 
 
 def _any_file(folder: Path, pattern: str) -> bool:

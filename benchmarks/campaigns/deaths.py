@@ -3,8 +3,8 @@
     python -m benchmarks.campaigns.deaths [--seed N] [--runs N] [--state FILE]
 
 Needs root: two nodes of the local cloud. Every kind in turn under each launcher: each signal that ends a
-process, exit codes, an import error, an exception, a thread's os._exit; before the rendezvous, in the middle of
-collectives, at the end. The first, a middle or the last rank is drawn.
+process, exit codes, an import error, an exception, a thread's os._exit; before the rendezvous, in the middle
+of collectives, at the end. The first, a middle or the last rank is drawn.
 """
 
 import itertools
@@ -21,9 +21,9 @@ from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
 GONE_S = 2.0
 SEEN_S = 0.5
 """Until a death is seen: torch's agent looks every 0.1 s, and so do we at what its workers note."""
-_SIGNALS = "INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM XCPU SYS".split()
+_SIGNALS = "INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM XCPU SYS"
 WAYS = (
-    *(("signal", int(Signals[f"SIG{name}"])) for name in _SIGNALS),
+    *(("signal", int(Signals[f"SIG{name}"])) for name in _SIGNALS.split()),
     *(("exit", code) for code in (1, 2, 3, 75, 127, 255)),
     ("import", 1),
     ("raise", 1),

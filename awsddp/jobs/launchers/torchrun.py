@@ -19,7 +19,8 @@ def processes(
     """Return the agent of `host`, which runs worker.py for each of its ranks."""
     folder, first = host.folder(rendezvous.job), ranks[0]
     words = [
-        template(text, nnodes=first.nnodes, folder=folder) for text in (spec.job.script or "", *spec.job.args)
+        template(text, nnodes=first.nnodes, folder=folder, resume=host.resume)
+        for text in (spec.job.script or "", *spec.job.args)
     ]
     if not spec.job.module and words[0][0].startswith("-"):  # python reads "-c.py" as an option
         words[0][0] = f"./{words[0][0]}"
