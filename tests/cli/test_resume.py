@@ -14,7 +14,8 @@ kind, steps = sys.argv[1], int(sys.argv[2])
 dist.init_process_group('gloo')
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 4, dtype=torch.float64)
-state = {'model': model.state_dict(), 'momentum': torch.zeros(20, dtype=torch.float64), 'step': torch.tensor(0)}
+momentum = torch.zeros(20, dtype=torch.float64)
+state = {'model': model.state_dict(), 'momentum': momentum, 'step': torch.tensor(0)}
 found = os.environ.get('AWSDDP_RESUME')
 assert found == (sys.argv[3] if sys.argv[3:] else None)
 if found and kind == 'save':
@@ -25,7 +26,8 @@ model.load_state_dict(state['model'])
 parameters, momentum = list(model.parameters()), state['momentum']
 run = pathlib.Path(os.environ['AWSDDP_RUN_DIR'])
 for step in range(int(state['step']) + 1, steps + 1):
-    x = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step * 10 + dist.get_rank()))
+    seeded = torch.Generator().manual_seed(step * 10 + dist.get_rank())
+    x = torch.randn(8, 4, dtype=torch.float64, generator=seeded)
     model.zero_grad()
     ((model(x) - x.roll(1, 1)) ** 2).mean().backward()
     grad = torch.cat([one.grad.flatten() for one in parameters])
