@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 _EXAMPLE = re.compile(
     r"^(?:New file `(?P<new>[^`]+)`|In `(?P<old>[^`]+)`, below `(?P<line>[^`]+)`):"
-    r"\n\n```python\n(?P<code>.*?)```",
+    r"\n\n```(?:python)?\n(?P<code>.*?)```",
     re.M | re.S,
 )
 

@@ -268,7 +268,7 @@ class ClusterHandle:
         """End everything of a listed cluster. Raises CloudError."""
         from awsddp.aws.teardown import teardown
 
-        return teardown(self.aws, cluster, on_event=self.ctx.say)
+        return teardown(self.aws, cluster, on_event=self.ctx.on_event)
 
     # Connections.
 
