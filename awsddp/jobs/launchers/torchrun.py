@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from awsddp.jobs import supervisor
 from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, node_environment, template
 from awsddp.spec import JobSpec, seconds
 
@@ -43,7 +42,7 @@ def processes(
             },
             log=f"launcher{host.node.node}.log",
             script=words[0][0] if len(words[0]) == 1 and not spec.job.module else None,
-            files={"worker.py": (Path(supervisor.__file__).parent / "worker.py").read_text("utf-8")},
+            files={"worker.py": (Path(__file__).with_name("worker.py")).read_text("utf-8")},
         ),
     )
 
