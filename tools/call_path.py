@@ -53,7 +53,7 @@ class Observer:
     def _over(self, frame: FrameType) -> bool:
         if self._verb == "up":
             return frame.f_code.co_qualname == "Aws.call"
-        messages = frame.f_locals.get("messages") if frame.f_code.co_name == "converse" else None
+        messages = frame.f_locals.get("messages") if frame.f_code.co_name == "request" else None
         return bool(messages) and any(b'"do": "launch"' in data for data in messages.values())
 
     def _file(self, frame: FrameType) -> str | None:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from awsddp.spec import JobSpec, gpus_of
 from awsddp.state import Record
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.environment import ensure_environment
 from awsddp.verbs.requests import ANSWER_S, answering, ask
 from awsddp.verbs.results import results_dir
 
@@ -48,7 +50,7 @@ def start(
     """
     ctx, folder = cluster.ctx, cluster.ctx.folder
     with folder.lock("train", wait_s=CLAIM_S):
-        requests = _requests(cluster, ranks, checkpoint)
+        requests = _requests(cluster, ranks, listing, checkpoint)
         nodes = [node for node in cluster.nodes if node.node in requests]
         launch = next(iter(requests.values()))
         name = str(launch["job"])
@@ -88,7 +90,7 @@ def start(
 
 
 def _requests(
-    cluster: ClusterHandle, ranks: tuple[Rank, ...], checkpoint: "Checkpoint | None"
+    cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None"
 ) -> dict[int, dict[str, Any]]:
     """Return the launch requests by node, once the nodes have said that nothing is in the way.
 
@@ -104,9 +106,13 @@ def _requests(
     gpus = gpus_of(ctx.job.job.on) if ctx.job.job.on else {}
     answers = ask(fleet, {node: protocol.slots_request(port, gpus.get(node, ())) for node in used})
     refuse_in_use(answers)
+    folder = ctx.job.job.work_folder
+    send_files = partial(sync.send, ctx, fleet, listing, folder=folder, nodes=set(used))
+    spec = ensure_environment(cluster, send_files=send_files)
     return requests_for(
         cluster,
         ranks,
+        spec=spec,
         job=_free_name(cluster, answers),
         slot=protocol.choose_slot(answers, first=used[0], master_port=port),
         facts=_facts(cluster.record, len(used), *commit.result()),
@@ -118,6 +124,7 @@ def requests_for(
     cluster: ClusterHandle,
     ranks: tuple[Rank, ...],
     *,
+    spec: JobSpec,
     job: str,
     slot: int = 0,
     facts: Mapping[str, Any] | None = None,
@@ -125,7 +132,9 @@ def requests_for(
 ) -> dict[int, dict[str, Any]]:
     """Return the launch requests of a job by node. Raises UsageError."""
     hosts = _hosts(cluster, {rank.node for rank in ranks}, checkpoint)
-    return protocol.launch_requests(_spec(cluster), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts)
+    return protocol.launch_requests(
+        _spec(cluster, spec), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts
+    )
 
 
 def _facts(record: Record, used: int, commit: str | None, dirty: bool | None) -> dict[str, Any]:
@@ -188,19 +197,18 @@ def _undone(cluster: ClusterHandle, nodes: list[Node], launch: Mapping[str, Any]
         raise
 
 
-def _spec(cluster: ClusterHandle) -> JobSpec:
+def _spec(cluster: ClusterHandle, spec: JobSpec) -> JobSpec:
     """Return the job's spec with the bundled program as its script where none is named."""
-    spec = cluster.ctx.job
     if spec.job.script is not None:
         return spec
-    from awsddp.nodes.sync import PLACE
+    from awsddp.nodes.sync import REMOTE_DIR
 
-    script = f"{cluster.record.prepared[0].home}/{PLACE}/{sync.BUNDLED}/{BUNDLED_SCRIPT}"
+    script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{sync.BUNDLED}/{BUNDLED_SCRIPT}"
     return replace(spec, job=replace(spec.job, script=script, module=False))
 
 
 def _hosts(cluster: ClusterHandle, used: Collection[int], checkpoint: "Checkpoint | None") -> list[Host]:
-    from awsddp.nodes.sync import PLACE
+    from awsddp.nodes.sync import REMOTE_DIR
 
     requested = cluster.ctx.job.job
     gpus = gpus_of(requested.on) if requested.on else {}
@@ -208,9 +216,9 @@ def _hosts(cluster: ClusterHandle, used: Collection[int], checkpoint: "Checkpoin
         Host(
             node=node,
             prepared=cluster.prepared(node.node),
-            workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{requested.work_folder}",
+            workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{requested.work_folder}",
             gpus=gpus.get(node.node, ()),
-            resume=f"{cluster.prepared(node.node).home}/{PLACE}/{checkpoint.folder}/{checkpoint.name}"
+            resume=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{checkpoint.folder}/{checkpoint.name}"
             if checkpoint
             else None,
         )

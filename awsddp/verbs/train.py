@@ -13,6 +13,7 @@ from awsddp.spec import gpus_of
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
+from awsddp.verbs.environment import check_environment
 from awsddp.verbs.logs import merger_of
 from awsddp.verbs.results import job_result, results_dir
 from awsddp.verbs.resuming import checkpoint_of
@@ -55,13 +56,16 @@ def preview(ctx: Context) -> dict[str, Any]:
         cluster.nodes = cluster.ready_nodes()
         ranks = _layout(cluster)
         _check_words(ctx, ranks[0])
-        return shown(requests_for(cluster, ranks, job=ctx.job.job.name or "JOB", checkpoint=checkpoint))
+        return shown(
+            requests_for(cluster, ranks, spec=ctx.job, job=ctx.job.job.name or "JOB", checkpoint=checkpoint)
+        )
 
 
 def check(ctx: Context) -> None:
     """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none."""
     asked = ctx.job.job
     launcher(asked.launcher_name)
+    check_environment(ctx)
     _check_words(ctx, layout([0], gpus=0)[0])
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(

@@ -17,7 +17,10 @@ class Launcher(Protocol):
     ) -> Sequence[Process]: ...
 
 
-LAUNCHERS: dict[str, Launcher] = {"ssh": ssh.processes, "torchrun": torchrun.processes}
+LAUNCHERS: dict[str, Launcher] = {
+    "ssh": ssh.processes,
+    "torchrun": torchrun.processes,
+}
 
 
 def launcher(name: str) -> Launcher:

@@ -1,4 +1,4 @@
-"""What the workers of this node have noted (launchers/worker.py): a line when a rank starts, one when it has ended."""
+"""What the workers of this node have noted: a line when a rank starts, and one when it has ended."""
 
 from __future__ import annotations
 
