@@ -49,6 +49,7 @@ class ResultFile:
     home: _Path
     size: _Size
     limited: bool = False
+    modified: _Seconds = 0.0
     ephemeral: bool = False
     sha256: _Sha256 | None = None
     data: bytes | None = field(default=None, repr=False)
@@ -135,6 +136,8 @@ class _RankLine:
     exit_code: _Exit | None
     seconds: _Seconds
     started: _Seconds | None = None
+    round: _Rank | None = None
+    number: _Rank | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +174,16 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Restart:
+    round: _Rank
+    restart: _Rank
+    max_restarts: _Rank
+    rank: _Rank | None
+    node: _Node
+    explanation: _Text
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Metrics:
     rank: _Rank
     step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None
@@ -190,6 +203,7 @@ class _Document:
     ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
     nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
     facts: Facts = Facts()
+    restarts: Annotated[tuple[_Restart, ...], Meta(max_length=100_000)] = ()
     metrics: Annotated[tuple[_Metrics, ...], Meta(max_length=100_000)] = ()
 
 

@@ -149,13 +149,31 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """How one rank ended. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time."""
+    """How one rank ended. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time.
+
+    `rank` is the number of its log. Under torchrun it is the rank `number` in its last `round`: they differ
+    when nodes have come or gone.
+    """
 
     rank: int
     local_rank: int
     node: int
     exit_code: int | None
     seconds: float
+    round: int | None = None
+    number: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """The end of a round under torchrun: the worker that failed first, and which restart came after it."""
+
+    round: int
+    restart: int
+    max_restarts: int
+    rank: int | None
+    node: int
+    explanation: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +222,7 @@ class Job:
     price_usd_per_hour: float | None = None
     started: str | None = None
     ended: str | None = None
+    restarts: tuple[Restart, ...] = ()
     progress: tuple[RankProgress, ...] = ()
     slowest_rank: int | None = None
 

@@ -378,6 +378,44 @@ class EventLine:
     size: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchRank:
+    """A rank that `train` would start."""
+
+    rank: int
+    local_rank: int
+    node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchProcess:
+    """A process that `train` would start; values of secret variables are [REDACTED]."""
+
+    ranks: tuple[int, ...]
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchNode:
+    """What `train` would start on a node, in its folder `workdir`."""
+
+    node: int
+    workdir: str
+    processes: tuple[LaunchProcess, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchDocument:
+    """`train --dry-run`."""
+
+    job: str
+    launcher: str
+    world_size: int
+    ranks: tuple[LaunchRank, ...]
+    nodes: tuple[LaunchNode, ...]
+
+
 DOCUMENTS: dict[str, Any] = {
     "": HomeDocument,
     "init": InitDocument,
@@ -389,6 +427,7 @@ DOCUMENTS: dict[str, Any] = {
     "status --all": list[FoundCluster],
     "sync": SyncDocument,
     "train": JobDocument,
+    "train --dry-run": LaunchDocument,
     "jobs": list[JobDocument],
     "logs": JobDocument,
     "cancel": JobDocument,

@@ -26,6 +26,8 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
 MAX_DURATION_S = 365 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
+_NODES = re.compile(r"(\d{1,4})(?::(\d{1,4}))?", re.ASCII)
+_ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.ASCII)
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
@@ -160,13 +162,29 @@ class JobSection:
     `outputs` are paths on the node, relative to the synced folder or absolute, fetched beside new and
     changed files; `results` is the local folder for them. New and changed files that match `exclude`
     (gitignore patterns) stay on the node; over `results_limit`, all nodes together, a question comes first.
+
+    `launcher` is "ssh" (a process per rank; one that fails ends the job) or "torchrun" (torch's elastic
+    agent). Only the agent restarts ranks, `max_restarts` times, and goes on with MIN of MAX nodes
+    (`nnodes` "MIN:MAX"): either implies it.
+
+    `resume` names the job whose newest checkpoint the ranks get ("last": the last one of the same script).
+
+    `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
+    GPUs run at the same time. A rank drives `gpus_per_process` GPUs. With `uneven` nodes may run different
+    numbers of ranks.
     """
 
     script: str | None = None
     args: tuple[str, ...] = ()
     world_size: int | None = None
     nproc_per_node: int | None = None
-    launcher: str = "ssh"
+    launcher: str = ""
+    nnodes: str | None = None
+    resume: str | None = None
+    on: str | None = None
+    gpus_per_process: int = 1
+    uneven: bool = False
+    max_restarts: int | None = None
     module: bool = False
     name: str | None = None
     outputs: tuple[str, ...] = ()
@@ -177,6 +195,31 @@ class JobSection:
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
     master_port: int | None = None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job asks for what only torch's elastic agent does."""
+        return self.max_restarts is not None or self.nnodes is not None
+
+    @property
+    def launcher_name(self) -> str:
+        """The launcher: the one that was set, else the one that the other keys imply."""
+        return self.launcher or ("torchrun" if self.elastic else "ssh")
+
+    @property
+    def work_folder(self) -> str:
+        """The synced folder on a node: jobs on some of its GPUs have one each, as they run side by side."""
+        parts = self.on is not None and any(gpus for gpus in gpus_of(self.on).values())
+        return f"work-{re.sub('[^0-9-]+', '_', self.on or '')}" if parts else "work"
+
+    @property
+    def max_nodes(self) -> int | None:
+        """How many nodes the job uses at most."""
+        return None if self.nnodes is None else nodes_range(self.nnodes)[1]
+
+    def min_nodes(self, nodes: int) -> int:
+        """Return with how many of its `nodes` the job goes on."""
+        return nodes if self.nnodes is None else min(nodes, nodes_range(self.nnodes)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,6 +380,36 @@ def size_of(text: str, *, place: str = "job.results_limit") -> float:
     return float(match[1]) * _BYTES[match[2].upper()]
 
 
+def nodes_range(text: str) -> tuple[int, int]:
+    """Return MIN and MAX of `job.nnodes`, "MIN:MAX" or a number. Raises ConfigError."""
+    match = _NODES.fullmatch(text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < low <= high:
+        raise ConfigError(f"job.nnodes: invalid range {text!r}", "", "write it as MIN:MAX, such as 1:4")
+    return low, high
+
+
+def gpus_of(text: str) -> dict[int, tuple[int, ...]]:
+    """Return the nodes of `job.on`, each with its GPUs (none: all of them). Raises ConfigError."""
+    found: dict[int, tuple[int, ...]] = {}
+    for part in text.split(","):
+        match = _ON.fullmatch(part.strip())
+        nodes = _numbers(match[1], match[2]) if match else ()
+        gpus = _numbers(match[3], match[4]) if match and match[3] else ()
+        if not nodes or (match and match[3] and not gpus) or not found.keys().isdisjoint(nodes):
+            raise ConfigError(
+                f"job.on: invalid {text!r}",
+                f"{part!r} is neither nodes nor GPUs of nodes, or names a node twice",
+                "write it as 0,2-3 (nodes) or 0:4-7,1:0-3 (GPUs of nodes)",
+            )
+        found |= dict.fromkeys(nodes, gpus)
+    return dict(sorted(found.items()))
+
+
+def _numbers(first: str, last: str | None) -> tuple[int, ...]:
+    return tuple(range(int(first), int(last or first) + 1))
+
+
 def idle_seconds(text: str) -> int:
     """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
     if text == "off":
@@ -437,6 +510,8 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         ("job.world_size", job.world_size, 1, 100_000),
         ("job.nproc_per_node", job.nproc_per_node, 1, 1024),
         ("job.master_port", job.master_port, 1024, 65000),
+        ("job.max_restarts", job.max_restarts, 0, 1000),
+        ("job.gpus_per_process", job.gpus_per_process, 1, 1024),
     )
     for place, value, low, high in limits:
         if value is not None and not low <= value <= high:
@@ -451,5 +526,15 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
             f"a duration of {MIN_HEARTBEAT_TIMEOUT_S:g} s or more",
         )
     size_of(job.results_limit)
+    if job.nnodes is not None:
+        nodes_range(job.nnodes)
+    if job.on is not None:
+        gpus_of(job.on)
+    if job.elastic and job.launcher_name != "torchrun":
+        raise ConfigError(
+            f"job.launcher: {job.launcher} restarts no rank and goes on without no node",
+            "job.max_restarts and job.nnodes are torch's elastic agent's",
+            "use --launcher torchrun, or leave --max-restarts and --nnodes out",
+        )
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")

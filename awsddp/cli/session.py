@@ -77,6 +77,30 @@ JOB_OPTIONS = {
         "--world-size", type=int, metavar="N", help="Total ranks.  [default: one per GPU]"
     ),
     "job.nproc_per_node": click.option("--nproc-per-node", type=int, metavar="N", help="Ranks per node."),
+    "job.nnodes": click.option(
+        "--nnodes", metavar="MIN:MAX", help="Go on with MIN of MAX nodes; implies --launcher torchrun."
+    ),
+    "job.resume": click.option(
+        "--resume",
+        metavar="last|JOB",
+        help="Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
+    ),
+    "job.on": click.option(
+        "--on",
+        metavar="NODES",
+        help="Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
+    ),
+    "job.launcher": click.option(
+        "--launcher",
+        type=click.Choice(["ssh", "torchrun"]),
+        help="One process per rank, or torch's elastic agent.  [default: ssh]",
+    ),
+    "job.max_restarts": click.option(
+        "--max-restarts",
+        type=int,
+        metavar="N",
+        help="Restart the ranks up to N times; implies --launcher torchrun.",
+    ),
     "job.module": click.option(
         "--module", is_flag=True, default=None, help="SCRIPT is a module (python -m)."
     ),

@@ -23,6 +23,7 @@ PARTIAL_SECONDS = 1.0
 _PARTIAL_BYTES = 32 << 20
 _MAGIC_WITHIN = 1 << 20
 _FRAME_BYTES = 16 << 20  # a document of 10,000 ranks has 2 MB
+_NUMBERS = "ranks.json"
 _LINE_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
@@ -57,7 +58,7 @@ class Stream:
         frames, at = [], 0
         while len(self._data) - at >= HEADER.size:
             kind, rank, offset, length = HEADER.unpack_from(self._data, at)
-            if kind not in (b"T", b"L", b"S", b"H", b"E"):
+            if kind not in (b"T", b"L", b"S", b"H", b"E", b"N"):
                 raise self._unexpected(bytes(self._data[at : at + 4000]))
             if length > _FRAME_BYTES:
                 raise self._unexpected(b"a frame of %d bytes" % length)
@@ -122,6 +123,12 @@ class Labeller:
         self._since = 0.0  # when it began, or when a part of it was given out
         self._heard = 0.0
         self._broken = False  # the beginning of the line that comes next was given out already
+
+    def rename(self, label: bytes) -> bytes:
+        """Put `label` before the lines that come from now on; return what is left of those before."""
+        left = b"" if label == self._label else self.finish()
+        self._label = label
+        return left
 
     def feed(self, data: bytes, *, now: float) -> bytes:
         """Add bytes of the rank and return the lines that they complete, labelled."""
@@ -200,9 +207,8 @@ class Merger:
         self._streams: dict[int, Stream] = {}
         self._offsets = dict.fromkeys(self._nodes, 0)
         self._shown_from: dict[int, int] = {}
-        self._labellers = {
-            rank: Labeller(b"[rank %d @ node%d] " % (rank, node)) for rank, node in self._nodes.items()
-        }
+        self._labellers = {rank: Labeller(self._label(rank, rank)) for rank in self._nodes}
+        self._numbers: dict[int, list[tuple[int, int]]] = {}  # by log: (offset, rank from there on)
         self._files: dict[int, int] = {}
         self._ended: set[int] = set()
         self.documents: dict[int, dict[str, Any]] = {}
@@ -218,6 +224,9 @@ class Merger:
 
     def replay(self) -> Iterator[bytes]:
         """Yield the lines that were fetched before; `attach` then returns the offsets of the rest."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            known = json.loads((self._folder / _NUMBERS).read_text(encoding="ascii"))
+            self._numbers = {int(rank): [(at, number) for at, number in said] for rank, said in known.items()}
         if self.since is not None:
             for times in self._folder.glob("times*.jsonl"):
                 self._shown_from |= positions(times, self._folder, self.since)
@@ -261,7 +270,20 @@ class Merger:
             self._shown_from |= check_positions(frame.payload, node=node, ranks=self._nodes)
         if frame.kind == b"E":
             self._ended.add(node)
+        if frame.kind == b"N":
+            self._number(node, frame)
         return self._log(node, frame) if frame.kind == b"L" else b""
+
+    def _number(self, node: int, frame: Frame) -> None:
+        """Take in which rank the worker behind a log has, and keep that beside the log."""
+        if self._nodes.get(frame.rank) != node or not re.fullmatch(rb"\d{1,5}", frame.payload):
+            raise StreamError(f"node{node} gave rank {frame.rank} a number that it cannot have")
+        said = self._numbers.setdefault(frame.rank, [])
+        entry = (frame.offset, int(frame.payload))
+        if entry not in said:
+            said.append(entry)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / _NUMBERS).write_text(json.dumps(self._numbers), encoding="ascii")
 
     def _log(self, node: int, frame: Frame) -> bytes:
         """Write and show what is new in a piece of a rank's log."""
@@ -279,7 +301,19 @@ class Merger:
         """Label what is to be shown of a piece that ends at the rank's offset."""
         begin = self._offsets[rank] - len(data)
         data = data[max(0, self._shown_from.get(rank, 0) - begin) :]
-        return labeller.feed(data, now=self._clock()) if data and rank in self._shown else b""
+        if not data or rank not in self._shown:
+            return b""
+        begin, shown = self._offsets[rank] - len(data), b""
+        for at, number in self._numbers.get(rank, ()):
+            if at < self._offsets[rank]:
+                cut = max(0, at - begin)
+                shown += labeller.feed(data[:cut], now=self._clock()) if cut else b""
+                shown += labeller.rename(self._label(rank, number))
+                begin, data = begin + cut, data[cut:]
+        return shown + labeller.feed(data, now=self._clock())
+
+    def _label(self, rank: int, number: int) -> bytes:
+        return b"[rank %d @ node%d] " % (number, self._nodes[rank])
 
     def _file(self, rank: int) -> int:
         if rank not in self._files:

@@ -36,11 +36,14 @@ _MODULES = (
     "folder",
     "claim",
     "processes",
+    "journal",
+    "workers",
     "link",
     "session",
     "peers",
     "shutdown",
     "coordinator",
+    "elastic",
     "times",
     "serve",
     "follow",
@@ -138,11 +141,11 @@ def launch_requests(
     if not spec.job.script:
         raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
     by_node = {host.node.node: host for host in hosts}
-    used = [by_node[rank.node] for rank in ranks if rank.local_rank == 0]
+    used = [by_node[node] for node in sorted({rank.node for rank in ranks})]
     port, link_port = _ports(slot, spec.job.master_port)
     first = _private(used[0])
     rendezvous = Rendezvous(job=job, master_addr=first, master_port=port)
-    processes = launcher(spec.job.launcher)
+    processes = launcher(spec.job.launcher_name)
     common: dict[str, Any] = {
         "do": "launch",
         "job": job,
@@ -156,7 +159,7 @@ def launch_requests(
         "facts": {
             "script": _shown(spec.job.script),
             "args": tuple(_shown(text) for text in spec.job.args[:_MOST_ARGS]),
-            "launcher": spec.job.launcher,
+            "launcher": spec.job.launcher_name,
             **(facts or {}),
         },
         "layout": [(rank.rank, rank.local_rank, rank.node) for rank in ranks],
@@ -169,6 +172,7 @@ def launch_requests(
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
         "defaults": defaults(ranks[0].local_world_size),
+        "elastic": _elastic(spec, len(used)),
     }
     return {
         host.node.node: {
@@ -176,12 +180,20 @@ def launch_requests(
             "node": host.node.node,
             "folder": host.folder(job),
             "workdir": host.workdir,
+            "gpus": list(host.gpus),
             "processes": [
                 asdict(one) for one in processes(spec, _of(ranks, host), host=host, rendezvous=rendezvous)
             ],
         }
         for host in used
     }
+
+
+def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
+    """Return what torch's elastic agent may do on its own, None under a launcher without one."""
+    if spec.job.launcher_name != "torchrun":
+        return None
+    return {"min_nodes": spec.job.min_nodes(nodes), "max_restarts": spec.job.max_restarts or 0}
 
 
 def follow_request(
@@ -235,10 +247,13 @@ def hashes_request(paths: Sequence[str]) -> dict[str, Any]:
     return {"do": "hashes", "paths": list(paths)}
 
 
-def slots_request(master_port: int | None = None) -> dict[str, Any]:
-    """Ask which jobs and slots the node has, and which of the ports that a job could take are taken."""
+def slots_request(master_port: int | None = None, gpus: Sequence[int] = ()) -> dict[str, Any]:
+    """Ask which jobs and slots the node has, and which of the ports that a job could take are taken.
+
+    With `gpus` a job that runs on other GPUs of the node is not told to run.
+    """
     ports = {port for slot in range(SLOTS) for port in _ports(slot, master_port)}
-    return {"do": "slots", "ports": sorted(ports)}
+    return {"do": "slots", "ports": sorted(ports), "gpus": list(gpus)}
 
 
 def choose_slot(

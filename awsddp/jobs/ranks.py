@@ -3,7 +3,8 @@
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from awsddp.cluster import Node, Prepared
 from awsddp.errors import UsageError
@@ -11,17 +12,20 @@ from awsddp.errors import UsageError
 CPU_RANKS_PER_NODE = 2
 """Ranks of a node without GPUs of its own (or with pretended ones), where nothing else is asked for."""
 
-PLACEHOLDERS = (
-    "rank",
-    "local_rank",
-    "world_size",
-    "local_world_size",
-    "node_rank",
-    "nnodes",
-    "master_addr",
-    "master_port",
-    "init_file",
-)
+PLACEHOLDERS = {
+    "rank": "RANK",
+    "local_rank": "LOCAL_RANK",
+    "world_size": "WORLD_SIZE",
+    "local_world_size": "LOCAL_WORLD_SIZE",
+    "node_rank": "GROUP_RANK",
+    "nnodes": "GROUP_WORLD_SIZE",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+    "init_file": "",
+    "resume": "",
+}
+"""Placeholders of a job, and the variable in a rank's environment that has the value ("": none has)."""
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -49,11 +53,21 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute)."""
+    """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute).
+
+    `gpus` are those that the job may use (none: all that there are), `resume` is where its checkpoint is.
+    """
 
     node: Node
     prepared: Prepared
     workdir: str
+    gpus: tuple[int, ...] = ()
+    resume: str | None = None
+
+    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return the user's variables, with the checkpoint, and the GPUs of a job on a part of the node's."""
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
+        return {**given, **gpus, **({"AWSDDP_RESUME": self.resume} if self.resume else {})}
 
     def folder(self, job: str) -> str:
         """Return the job's folder on the node."""
@@ -67,6 +81,7 @@ class Process:
     `ranks` end when it ends, each with its exit code (-N: signal N). `log` is the file in logs/ that receives
     its output: rank3.log where it is rank 3; else launcher0.log on node 0, and its ranks write their own
     rank3.log. `environment` is added to the node's. `script` must exist on the node (None: do not check).
+    `files` are written into the job's folder before, by name.
     """
 
     ranks: tuple[int, ...]
@@ -74,40 +89,88 @@ class Process:
     environment: Mapping[str, str]
     log: str
     script: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def layout(
     nodes: Sequence[int],
     *,
-    gpus: int,
+    gpus: int | Mapping[int, int],
     world_size: int | None = None,
     nproc_per_node: int | None = None,
+    gpus_per_process: int = 1,
+    uneven: bool = False,
 ) -> tuple[Rank, ...]:
-    """Lay `world_size` ranks out over `nodes`, contiguous by node and equally many on each.
+    """Lay `world_size` ranks out over `nodes`, contiguous by node and, unless `uneven`, equally many on each.
 
-    `gpus` is how many each node's torch finds, rehearsed ones too; 0 (none, or pretended) sets no limit.
+    `gpus` is how many the job may use on each node, rehearsed ones too; 0 (none, or pretended) sets no limit.
     Without a world size every node is used; one smaller than the cluster uses the first nodes. Raises
     UsageError, naming what fits.
     """
-    count, each = _shape(len(nodes), gpus or CPU_RANKS_PER_NODE, world_size, nproc_per_node)
-    if gpus and each > gpus:
-        raise UsageError(
-            f"{each} ranks per node do not fit: a node has {_many(gpus, 'GPU')}",
-            "each rank drives a GPU of its own",
-            f"try: --world-size {gpus * len(nodes)}, or more nodes",
-        )
+    limits = dict.fromkeys(nodes, gpus) if isinstance(gpus, int) else gpus
+    rooms = [limits[node] // gpus_per_process if limits[node] else None for node in nodes]
+    if uneven:
+        counts = _uneven(rooms, world_size, nproc_per_node)
+    else:
+        least = min((room for room in rooms if room is not None), default=CPU_RANKS_PER_NODE)
+        count, each = _shape(len(nodes), least, world_size, nproc_per_node)
+        counts = [each] * count
+    _check_room(counts, [limits[node] for node in nodes], gpus_per_process)
+    used = [(node, count) for node, count in zip(nodes, counts, strict=False) if count]
+    places = [(node_rank, *one, local) for node_rank, one in enumerate(used) for local in range(one[1])]
     return tuple(
         Rank(
-            rank=node_rank * each + local_rank,
+            rank=rank,
             local_rank=local_rank,
             node=node,
             node_rank=node_rank,
-            world_size=count * each,
-            local_world_size=each,
-            nnodes=count,
+            world_size=len(places),
+            local_world_size=count,
+            nnodes=len(used),
         )
-        for node_rank, node in enumerate(nodes[:count])
-        for local_rank in range(each)
+        for rank, (node_rank, node, count, local_rank) in enumerate(places)
+    )
+
+
+def _check_room(counts: Sequence[int], gpus: Sequence[int], each: int) -> None:
+    """Raise UsageError where a node has fewer GPUs than its ranks drive, `each` per rank."""
+    for count, limit in zip(counts, gpus, strict=False):
+        if limit and (count * each > limit or not count):
+            raise UsageError(
+                f"{_many(max(count, 1), 'rank')} per node do not fit: a node has {_many(limit, 'GPU')}",
+                "each rank drives a GPU of its own" if each == 1 else f"each rank drives {each} GPUs",
+                f"try: --world-size {sum(one // each for one in gpus)}, or more nodes"
+                if each <= limit
+                else "use a smaller job.gpus_per_process",
+            )
+
+
+def _uneven(rooms: Sequence[int | None], world_size: int | None, each: int | None) -> list[int]:
+    """Return how many ranks run on each node: as equally as its room allows, the first nodes more."""
+    most = [each if room is None else min(room, each or room) for room in rooms]
+    wanted = sum(one or CPU_RANKS_PER_NODE for one in most) if world_size is None else world_size
+    counts = [0] * len(rooms)
+    while sum(counts) < wanted:
+        free = [node for node, one in enumerate(most) if one is None or counts[node] < one]
+        if not free:
+            raise UsageError(
+                f"{_many(wanted, 'rank')} do not fit: there is room for {sum(counts)}",
+                "",
+                f"try: --world-size {sum(counts)}, or more nodes",
+            )
+        counts[min(free, key=counts.__getitem__)] += 1
+    return counts
+
+
+def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
+    """Return the layout `ranks` with its nodes in the order that torch's rendezvous has: by address.
+
+    It compares them as text: 10.0.0.10 comes before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
+    """
+    nodes = sorted({rank.node for rank in ranks}, key=addresses.__getitem__)
+    moved = sorted(ranks, key=lambda rank: (nodes.index(rank.node), rank.local_rank))
+    return tuple(
+        replace(rank, rank=number, node_rank=nodes.index(rank.node)) for number, rank in enumerate(moved)
     )
 
 
@@ -148,16 +211,10 @@ def environment(
     The names and values are those that torchrun of torch 2.13 gives its workers
     (torch/distributed/elastic/agent/server/local_elastic_agent.py, _start_workers). `nic` carries the node's
     private address; `folder` is the job's folder on the node; `variables` are the user's own: they win over
-    all but the rank's identity. NCCL takes `=nic` for that name alone, else for a prefix
-    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
+    all but the rank's identity.
     """
     return {
-        "NCCL_SOCKET_IFNAME": f"={nic}",
-        "GLOO_SOCKET_IFNAME": nic,
-        "TP_SOCKET_IFNAME": nic,
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-        **variables,
+        **node_environment(nic=nic, folder=folder, variables=variables),
         "RANK": str(rank.rank),
         "LOCAL_RANK": str(rank.local_rank),
         "WORLD_SIZE": str(rank.world_size),
@@ -175,6 +232,22 @@ def environment(
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_ERROR_FILE": f"{folder}/errors/rank{rank.rank}.json",
+    }
+
+
+def node_environment(*, nic: str, folder: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what all ranks of a node get alike; `variables` win over all but the run folder.
+
+    NCCL takes `=nic` for that name alone, else for a prefix
+    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
+    """
+    return {
+        "NCCL_SOCKET_IFNAME": f"={nic}",
+        "GLOO_SOCKET_IFNAME": nic,
+        "TP_SOCKET_IFNAME": nic,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        **variables,
         "AWSDDP_RUN_DIR": f"{folder}/run",
     }
 
@@ -187,39 +260,50 @@ def defaults(local_world_size: int) -> dict[str, str]:
     }
 
 
-def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str) -> str:
+def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str, resume: str | None = None) -> str:
     """Fill the placeholders of `text` in for `rank`; a doubled brace is a brace.
 
-    Raises UsageError for an unknown placeholder, a lone brace, and {init_file} on several nodes, which share
-    no file system.
+    Raises UsageError for an unknown placeholder, a lone brace, {resume} without a checkpoint, and {init_file}
+    on several nodes, which share no file system.
     """
-    values = {
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "world_size": rank.world_size,
-        "local_world_size": rank.local_world_size,
-        "node_rank": rank.node_rank,
-        "nnodes": rank.nnodes,
-        "master_addr": rendezvous.master_addr,
-        "master_port": rendezvous.master_port,
-        "init_file": f"{folder}/init",
-    }
+    environ = environment(rank, rendezvous=rendezvous, nic="", folder=folder, variables={})
+    parts = template(text, nnodes=rank.nnodes, folder=folder, resume=resume)
+    return "".join(environ[part] if number % 2 else part for number, part in enumerate(parts))
 
-    def fill(match: re.Match[str]) -> str:
+
+def template(text: str, *, nnodes: int, folder: str, resume: str | None = None) -> list[str]:
+    """Return `text` as its literal parts, and between each two of them the variable that has the value.
+
+    Raises UsageError, as `expand`.
+    """
+    parts, end = [""], 0
+    for match in _BRACES.finditer(text):
+        parts[-1] += text[end : match.start()]
+        end = match.end()
         if match[0] in ("{{", "}}"):
-            return match[0][0]
-        name = match[1]
-        if name not in values:
+            parts[-1] += match[0][0]
+        elif match[1] not in PLACEHOLDERS:
             raise _unknown(match[0], text)
-        if name == "init_file" and rank.nnodes > 1:
-            raise UsageError(
-                "{init_file} needs a single node",
-                "nodes share no file system",
-                "try: tcp://{master_addr}:{master_port}",
-            )
-        return str(values[name])
+        elif match[1] == "init_file":
+            parts[-1] += _init_file(nnodes, folder)
+        elif match[1] == "resume":
+            if resume is None:
+                raise UsageError("{resume} needs a checkpoint", "", "use --resume last, or --resume JOB")
+            parts[-1] += resume
+        else:
+            parts += [PLACEHOLDERS[match[1]], ""]
+    parts[-1] += text[end:]
+    return parts
 
-    return _BRACES.sub(fill, text)
+
+def _init_file(nnodes: int, folder: str) -> str:
+    if nnodes > 1:
+        raise UsageError(
+            "{init_file} needs a single node",
+            "nodes share no file system",
+            "try: tcp://{master_addr}:{master_port}",
+        )
+    return f"{folder}/init"
 
 
 def _unknown(found: str, text: str) -> UsageError:
@@ -232,3 +316,31 @@ def _unknown(found: str, text: str) -> UsageError:
 
 def _many(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def shown(requests: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what launch requests start, by node, as `train --dry-run` shows it; secrets are masked."""
+    first = next(iter(requests.values()))
+    return {
+        "job": first["job"],
+        "launcher": first["facts"]["launcher"],
+        "world_size": len(first["layout"]),
+        "ranks": [
+            {"rank": rank, "local_rank": local_rank, "node": node}
+            for rank, local_rank, node in first["layout"]
+        ],
+        "nodes": [
+            {
+                "node": node,
+                "workdir": request["workdir"],
+                "processes": [_shown(one, request["defaults"]) for one in request["processes"]],
+            }
+            for node, request in sorted(requests.items())
+        ],
+    }
+
+
+def _shown(process: Mapping[str, Any], defaults: Mapping[str, str]) -> dict[str, Any]:
+    environ = {**defaults, **process["environment"]}
+    masked = {name: "[REDACTED]" if _SECRET.search(name) else text for name, text in environ.items()}
+    return {"ranks": list(process["ranks"]), "argv": list(process["argv"]), "environment": masked}

@@ -38,6 +38,7 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
         "nodes": [machines[node] for node in sorted(machines)],
         "home": f"{results}/{believed['job']}",
         "world_size": len(ranks),
+        "restarts": believed.get("restarts", ()),
         **_times(believed["state"], ranks),
     }
     job = msgspec.convert(document, Job)

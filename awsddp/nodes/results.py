@@ -28,7 +28,7 @@ _CHUNK = 2**20
 class Wanted:
     """A file on a node: its absolute path there, where it belongs at home (relative), and what it must be.
 
-    `data` is its content where that is here already.
+    `data` is its content where that is here already; `modified` is when it was written (0: not known).
     """
 
     remote: str
@@ -36,6 +36,7 @@ class Wanted:
     size: int
     sha256: str
     data: bytes | None = field(default=None, repr=False)
+    modified: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,8 @@ def pull(
             (whole / path).parent.mkdir(parents=True, exist_ok=True)
             (whole / path).write_bytes(data)
         _show(whole, target, links)
+        for one in (one for files in wanted.values() for one in files if one.modified):
+            os.utime(target / one.home, (one.modified, one.modified))
     except OSError as error:
         raise ConfigError(f"cannot write {target}", error.strerror or str(error)) from error
     finally:

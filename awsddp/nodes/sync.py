@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,16 +78,17 @@ def push(
     *,
     ssh_config: Path,
     folder: str = WORK,
+    nodes: Collection[int] | None = None,
     on_event: OnEvent = ignore,
 ) -> dict[int, Sent]:
-    """Make ~/awsddp/FOLDER on all connected nodes hold what `listing` names, all at once.
+    """Make ~/awsddp/FOLDER on the nodes (all that are connected) hold what `listing` names, all at once.
 
     Each node reports which paths differ; only those are sent: up to AT_ONCE_BYTES over the open connection,
     else by rsync. A path that an earlier sync sent and that no longer exists here is removed, unless the node
     changed it; files that a node made stay. Raises NodesFailed; the other nodes are complete then.
     """
     failures: dict[int, NodeError] = {}
-    changed, gone = _compare(listing, fleet, folder, failures)
+    changed, gone = _compare(listing, fleet, folder, failures, nodes)
     _remove(fleet, folder, gone, failures)
     complete = _send_at_once(listing.root, fleet, folder, changed)
 
@@ -118,7 +119,11 @@ def push(
 
 
 def _compare(
-    listing: Listing, fleet: Fleet, folder: str, failures: dict[int, NodeError]
+    listing: Listing,
+    fleet: Fleet,
+    folder: str,
+    failures: dict[int, NodeError],
+    nodes: Collection[int] | None,
 ) -> tuple[dict[int, list[Entry]], dict[int, list[bytes]]]:
     """Return, by node, the entries that differ there, and the paths sent earlier that no longer exist here.
 
@@ -127,7 +132,7 @@ def _compare(
     entries = {os.fsencode(entry.path): entry for entry in listing.entries}
     records = b"".join(_record(entry) for entry in listing.entries)
     changed, gone = {}, {}
-    for node, result in fleet.run(_script(folder), stdin=records, timeout_s=_ASK_S).items():
+    for node, result in fleet.run(_script(folder), stdin=records, nodes=nodes, timeout_s=_ASK_S).items():
         if result.exit_code:
             failures[node] = _refused(node, result)
             continue

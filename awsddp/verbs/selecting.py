@@ -187,7 +187,14 @@ def _hashed(
             continue
         size = one.file.size if entry is None else entry.size
         wanted[one.node].append(
-            Wanted(remote=one.file.path, home=one.home, size=size, sha256=sha256, data=one.file.data)
+            Wanted(
+                remote=one.file.path,
+                home=one.home,
+                size=size,
+                sha256=sha256,
+                data=one.file.data,
+                modified=one.file.modified,
+            )
         )
     return wanted, owed
 

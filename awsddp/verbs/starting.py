@@ -8,6 +8,7 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from awsddp.jobs.git import commit_of
 from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
 from awsddp.report import iso, node_name
-from awsddp.spec import JobSpec
+from awsddp.spec import JobSpec, gpus_of
 from awsddp.state import Record
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
@@ -28,13 +29,19 @@ from awsddp.verbs.results import results_dir
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Listing
+    from awsddp.verbs.resuming import Checkpoint
 
 BUNDLED_SCRIPT = "main.py"
 CLAIM_S = 60.0
 """How long another client, here or elsewhere, may be at it, starting a job."""
 
 
-def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -> Job:
+def start(
+    cluster: ClusterHandle,
+    ranks: tuple[Rank, ...],
+    listing: "Listing",
+    checkpoint: "Checkpoint | None" = None,
+) -> Job:
     """Send the files and start the job; one client at a time does so, on all machines.
 
     Nothing is sent while a job runs on the nodes, and nothing starts unless AWS agreed that a poweroff keeps
@@ -43,15 +50,25 @@ def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -
     """
     ctx, folder = cluster.ctx, cluster.ctx.folder
     with folder.lock("train", wait_s=CLAIM_S):
-        requests = _requests(cluster, ranks, listing)
+        requests = _requests(cluster, ranks, listing, checkpoint)
         nodes = [node for node in cluster.nodes if node.node in requests]
         launch = next(iter(requests.values()))
         name = str(launch["job"])
         with _undone(cluster, nodes, launch):
             both(
-                lambda: sync.send(ctx, cluster.fleet, listing, bundled=ctx.job.job.script is None),
+                lambda: sync.send(
+                    ctx,
+                    cluster.fleet,
+                    listing,
+                    folder=ctx.job.job.work_folder,
+                    nodes=set(requests),
+                    bundled=ctx.job.job.script is None,
+                ),
                 lambda: cluster.keep(nodes, name),
             )
+            if checkpoint is not None:
+                with checkpoint.staged() as staged:
+                    sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))
             ask(cluster.fleet, requests)
     folder.note("train", job=name, world_size=len(ranks))
     job = Job(
@@ -73,7 +90,7 @@ def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -
 
 
 def _requests(
-    cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing"
+    cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None"
 ) -> dict[int, dict[str, Any]]:
     """Return the launch requests by node, once the nodes have said that nothing is in the way.
 
@@ -86,16 +103,37 @@ def _requests(
     claim = protocol.claim_request(owner, wait_s=CLAIM_S)
     ask(fleet, {min(fleet.nodes): claim}, timeout_s=CLAIM_S + ANSWER_S)
     used = sorted({rank.node for rank in ranks})
-    answers = ask(fleet, dict.fromkeys(used, protocol.slots_request(port)))
+    gpus = gpus_of(ctx.job.job.on) if ctx.job.job.on else {}
+    answers = ask(fleet, {node: protocol.slots_request(port, gpus.get(node, ())) for node in used})
     refuse_in_use(answers)
-    job = ensure_environment(cluster, send_files=lambda: sync.send(ctx, fleet, listing))
-    return protocol.launch_requests(
-        _spec(cluster, job),
+    folder = ctx.job.job.work_folder
+    send_files = partial(sync.send, ctx, fleet, listing, folder=folder, nodes=set(used))
+    spec = ensure_environment(cluster, send_files=send_files)
+    return requests_for(
+        cluster,
+        ranks,
+        spec=spec,
         job=_free_name(cluster, answers),
-        ranks=ranks,
-        hosts=_hosts(cluster, used),
-        slot=protocol.choose_slot(answers, first=ranks[0].node, master_port=port),
+        slot=protocol.choose_slot(answers, first=used[0], master_port=port),
         facts=_facts(cluster.record, len(used), *commit.result()),
+        checkpoint=checkpoint,
+    )
+
+
+def requests_for(
+    cluster: ClusterHandle,
+    ranks: tuple[Rank, ...],
+    *,
+    spec: JobSpec,
+    job: str,
+    slot: int = 0,
+    facts: Mapping[str, Any] | None = None,
+    checkpoint: "Checkpoint | None" = None,
+) -> dict[int, dict[str, Any]]:
+    """Return the launch requests of a job by node. Raises UsageError."""
+    hosts = _hosts(cluster, {rank.node for rank in ranks}, checkpoint)
+    return protocol.launch_requests(
+        _spec(cluster, spec), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts
     )
 
 
@@ -169,14 +207,20 @@ def _spec(cluster: ClusterHandle, spec: JobSpec) -> JobSpec:
     return replace(spec, job=replace(spec.job, script=script, module=False))
 
 
-def _hosts(cluster: ClusterHandle, used: Collection[int]) -> list[Host]:
-    from awsddp.nodes.sync import REMOTE_DIR, WORK
+def _hosts(cluster: ClusterHandle, used: Collection[int], checkpoint: "Checkpoint | None") -> list[Host]:
+    from awsddp.nodes.sync import REMOTE_DIR
 
+    requested = cluster.ctx.job.job
+    gpus = gpus_of(requested.on) if requested.on else {}
     return [
         Host(
             node=node,
             prepared=cluster.prepared(node.node),
-            workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{WORK}",
+            workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{requested.work_folder}",
+            gpus=gpus.get(node.node, ()),
+            resume=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{checkpoint.folder}/{checkpoint.name}"
+            if checkpoint
+            else None,
         )
         for node in cluster.nodes
         if node.node in used

@@ -1,6 +1,7 @@
 """sync: the working folder, to every node. What a node made itself stays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,19 +64,33 @@ def listed(ctx: Context) -> "Listing":
     return listing
 
 
-def send(ctx: Context, fleet: "Fleet", listing: "Listing", *, bundled: bool = False) -> "dict[int, Sent]":
-    """Send the working folder, and with `bundled` the programs that ship with awsddp beside it."""
+def send(
+    ctx: Context,
+    fleet: "Fleet",
+    listing: "Listing",
+    *,
+    folder: str = "work",
+    nodes: Collection[int] | None = None,
+    bundled: bool = False,
+) -> "dict[int, Sent]":
+    """Send the working folder to nodes (all), and with `bundled` the programs that ship with awsddp."""
     from awsddp.nodes.sync import files_to_send, push
 
     config = ctx.folder.ssh_config
+    work = partial(push, listing, fleet, ssh_config=config, folder=folder, nodes=nodes, on_event=ctx.on_event)
     if not bundled:
-        return push(listing, fleet, ssh_config=config, on_event=ctx.on_event)
+        return work()
     programs = files_to_send(train_folder())
-    sent, _ = both(
-        lambda: push(listing, fleet, ssh_config=config, on_event=ctx.on_event),
-        lambda: push(programs, fleet, ssh_config=config, folder=BUNDLED),
-    )
+    sent, _ = both(work, lambda: push(programs, fleet, ssh_config=config, folder=BUNDLED, nodes=nodes))
     return sent
+
+
+def send_checkpoint(cluster: ClusterHandle, staged: Path, *, folder: str, nodes: Collection[int]) -> None:
+    """Send what the folder `staged` holds to nodes. Raises NodeError."""
+    from awsddp.nodes.sync import files_to_send, push
+
+    config, tell = cluster.ctx.folder.ssh_config, cluster.ctx.on_event
+    push(files_to_send(staged), cluster.fleet, ssh_config=config, folder=folder, nodes=nodes, on_event=tell)
 
 
 def document(sent: "dict[int, Sent]") -> dict[str, Any]:

@@ -8,14 +8,16 @@ from typing import Any
 from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs.launchers import launcher
-from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout
+from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered, shown
+from awsddp.spec import gpus_of
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.environment import check_environment
 from awsddp.verbs.logs import merger_of
 from awsddp.verbs.results import job_result, results_dir
-from awsddp.verbs.starting import start
+from awsddp.verbs.resuming import checkpoint_of
+from awsddp.verbs.starting import requests_for, start
 from awsddp.verbs.watching import Watch
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -30,21 +32,39 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
     another job runs, NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
     check(ctx)
+    checkpoint = checkpoint_of(ctx)
     listing = sync.listed(ctx)
     with ClusterHandle.ready(ctx) as cluster:
         ranks = _layout(cluster)
         _check_words(ctx, ranks[0])
         with cluster.connect():
-            job = start(cluster, ranks, listing)
+            job = start(cluster, ranks, listing, checkpoint)
             if detach:
                 return job_result(ctx, job)
             return attend(cluster, job, on_lines=on_lines)
 
 
+def preview(ctx: Context) -> dict[str, Any]:
+    """Return what `train` would start: the ranks, and the command and environment on each node.
+
+    Only AWS is asked, which nodes there are. The port is that of a cluster without other jobs. Raises as
+    `train`.
+    """
+    check(ctx)
+    checkpoint = checkpoint_of(ctx)
+    with ClusterHandle.find(ctx) as cluster:
+        cluster.nodes = cluster.ready_nodes()
+        ranks = _layout(cluster)
+        _check_words(ctx, ranks[0])
+        return shown(
+            requests_for(cluster, ranks, spec=ctx.job, job=ctx.job.job.name or "JOB", checkpoint=checkpoint)
+        )
+
+
 def check(ctx: Context) -> None:
     """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none."""
     asked = ctx.job.job
-    launcher(asked.launcher)
+    launcher(asked.launcher_name)
     check_environment(ctx)
     _check_words(ctx, layout([0], gpus=0)[0])
     if asked.name is not None and not _NAME.fullmatch(asked.name):
@@ -74,7 +94,13 @@ def check(ctx: Context) -> None:
 def _check_words(ctx: Context, rank: Rank) -> None:
     """Raise UsageError where a word of the job cannot be filled in for a rank like this."""
     for word in (ctx.job.job.script or "", *ctx.job.job.args):
-        expand(word, rank, rendezvous=Rendezvous(job="", master_addr="", master_port=0), folder="")
+        expand(
+            word,
+            rank,
+            rendezvous=Rendezvous(job="", master_addr="", master_port=0),
+            folder="",
+            resume=ctx.job.job.resume,
+        )
 
 
 def _any_file(folder: Path, pattern: str) -> bool:
@@ -87,12 +113,32 @@ def _any_file(folder: Path, pattern: str) -> bool:
 
 def _layout(cluster: ClusterHandle) -> tuple[Rank, ...]:
     requested = cluster.ctx.job.job
-    return layout(
-        [node.node for node in cluster.nodes],
-        gpus=min(one.gpus for one in cluster.record.prepared),
+    gpus = _chosen_gpus(cluster)
+    ranks = layout(
+        list(gpus)[: requested.max_nodes],
+        gpus=gpus,
         world_size=requested.world_size,
         nproc_per_node=requested.nproc_per_node,
+        gpus_per_process=requested.gpus_per_process,
+        uneven=requested.uneven,
     )
+    if requested.launcher_name != "torchrun":
+        return ranks
+    return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
+
+
+def _chosen_gpus(cluster: ClusterHandle) -> dict[int, int]:
+    """Return how many GPUs the job may use, by node, on the nodes that `job.on` names. Raises UsageError."""
+    has = {node.node: cluster.prepared(node.node).gpus for node in cluster.nodes}
+    text = cluster.ctx.job.job.on
+    if text is None:
+        return has
+    for node, gpus in gpus_of(text).items():
+        if node not in has:
+            raise UsageError(f"--on {text}: there is no node{node}", f"nodes are: {', '.join(map(str, has))}")
+        if gpus and gpus[-1] >= has[node]:
+            raise UsageError(f"--on {text}: node{node} has no GPU {gpus[-1]}", f"it has {has[node]} GPUs")
+    return {node: len(gpus) or has[node] for node, gpus in gpus_of(text).items()}
 
 
 def attend(cluster: ClusterHandle, job: Job, *, on_lines: Callable[[bytes], None]) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Watch:
         self._followed = set(holders(fleet, job))
         self._away: dict[int, float] = {}  # nodes without a connection, and since when
         self._fruitless = Counter[int]()
+        self._restarts = len(job.restarts)
 
     def run(self) -> Job:
         """Show every line, from the first byte, each once, and return the job as it is at the end.
@@ -90,6 +91,7 @@ class Watch:
             del self._fruitless[node]
             if lines := self._merger.feed(node, data) + self._merger.idle():
                 self._on_lines(lines)
+            self._tell_restarts()
             now = time.monotonic()
             if now >= check_at:
                 check_at = now + _CHECK_S
@@ -106,6 +108,20 @@ class Watch:
             for node, end in outcomes.items()
             if not self._merger.ended(node)
         }
+
+    def _tell_restarts(self) -> None:
+        """Say of each new restart of the ranks which it is, and why."""
+        restarts = max(
+            (told.get("restarts", ()) for told in self._merger.documents.values()), key=len, default=()
+        )
+        for one in restarts[self._restarts :]:
+            who = (
+                node_name(one["node"])
+                if one["rank"] is None
+                else f"rank {one['rank']} @ {node_name(one['node'])}"
+            )
+            self._ctx.say(f"restart {one['restart']} of {one['max_restarts']}: {who}: {one['explanation']}")
+        self._restarts = max(self._restarts, len(restarts))
 
     def _request(self, node: int) -> dict[str, object]:
         return protocol.follow_request(
@@ -150,7 +166,7 @@ class Watch:
                 self._report(node, f"EC2 says that its instance is {states[ids[node]]}")
 
     def _report(self, node: int, why: str) -> None:
-        first = self._job.ranks[0].node
+        first = min(rank.node for rank in self._job.ranks)
         if first in self._followed and first not in self._away and not self._merger.ended(first):
             with contextlib.suppress(AwsddpError):
                 ask(

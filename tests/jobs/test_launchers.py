@@ -68,4 +68,4 @@ def test_exit_code_of_the_process_is_that_of_its_ranks(fleet: "Fleet") -> None:
 def test_unknown_launcher_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"job\.launcher: no launcher 'mpi'") as caught:
         launchers.launcher("mpi")
-    assert caught.value.next == "use ssh"
+    assert caught.value.next == "use ssh or torchrun"

@@ -87,7 +87,9 @@ def test_init_file_is_for_a_single_node() -> None:
 def test_every_placeholder_that_is_named_is_filled_in() -> None:
     (alone,) = layout([0], gpus=0, world_size=1)
     for name in PLACEHOLDERS:
-        assert "{" not in expand(f"{{{name}}}", alone, rendezvous=MEETING, folder="/job")
+        assert "{" not in expand(
+            f"{{{name}}}", alone, rendezvous=MEETING, folder="/job", resume="/checkpoint"
+        )
 
 
 def test_users_variables_win_over_all_but_the_ranks_identity() -> None:

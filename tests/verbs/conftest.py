@@ -215,10 +215,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(poweroff, "keep_on_poweroff", made.keep)
     monkeypatch.setattr(poweroff, "release", made.release)
 
-    def send(ctx: Context, fleet: object, listing: object, *, bundled: bool = False) -> None:
+    def send(ctx: Context, fleet: object, listing: object, *, folder: str, **_: object) -> None:
         made.said.append("sent")
         for name, workdir in itertools.product(made.project.glob("*.py"), homes.workdirs):
-            (workdir / name.name).write_text(name.read_text())
+            (workdir.parent / folder).mkdir(exist_ok=True)
+            (workdir.parent / folder / name.name).write_text(name.read_text())
 
     monkeypatch.setattr(sync, "send", send)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from awsddp.errors import ConfigError
-from awsddp.jobs.launchers import ssh
+from awsddp.jobs.launchers import ssh, torchrun
 from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous
 from awsddp.spec import JobSpec
 
@@ -19,6 +19,7 @@ class Launcher(Protocol):
 
 LAUNCHERS: dict[str, Launcher] = {
     "ssh": ssh.processes,
+    "torchrun": torchrun.processes,
 }
 
 

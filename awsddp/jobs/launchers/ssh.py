@@ -16,7 +16,7 @@ def processes(
 def _process(spec: JobSpec, rank: Rank, host: Host, rendezvous: Rendezvous) -> Process:
     folder = host.folder(rendezvous.job)
     script, *args = (
-        expand(text, rank, rendezvous=rendezvous, folder=folder)
+        expand(text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume)
         for text in (spec.job.script or "", *spec.job.args)
     )
     file = f"./{script}" if script.startswith("-") else script  # python reads "-c.py" as an option
@@ -28,7 +28,7 @@ def _process(spec: JobSpec, rank: Rank, host: Host, rendezvous: Rendezvous) -> P
             rendezvous=rendezvous,
             nic=host.prepared.nic,
             folder=folder,
-            variables=spec.env.variables,
+            variables=host.variables(spec.env.variables),
         ),
         log=f"rank{rank.rank}.log",
         script=None if spec.job.module else file,

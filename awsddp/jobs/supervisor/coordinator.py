@@ -143,7 +143,7 @@ class Coordinator:
         """Return the cause: the first rank with a fault of its own, else a lost node, else the first rank."""
         if self._verdict != "failed" or self._cause is not None:
             return self._cause
-        first = min(self._failures, key=lambda failure: _FAULTS.index(failure["fault"]), default=None)
+        first = self._first(self._failures) if self._failures else None
         if first is None or (first["fault"] != "own" and self._lost is not None):
             return self._lost
         code = first["exit_code"]
@@ -151,6 +151,10 @@ class Coordinator:
         return cause(
             self._request, first["node"], first["cause"], rank=first["rank"], tail=first["tail"], **ended
         )
+
+    def _first(self, failures: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the failure that the others are due to."""
+        return min(failures, key=lambda failure: _FAULTS.index(failure["fault"]))
 
     def _early(self, now: float) -> str:
         """Name the ranks that had ended with exit code 0 before: they are often why the others fail."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -13,15 +14,27 @@ _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _WIDTH = 2000  # of a line of the tail, in characters
 
 
-def read_tail(path: Path) -> str:
-    """Return the end of the log `path` as text; bytes that are no UTF-8 are replaced."""
+def read_tail(path: Path, begin: int = 0) -> str:
+    """Return the end of the log `path`, from byte `begin` on; bytes that are no UTF-8 are replaced."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - _BYTES))
+            file.seek(max(begin, file.tell() - _BYTES))
             return file.read().decode("utf-8", "replace")
     except OSError as error:
         return f"(its log cannot be read: {error})"
+
+
+def recorded(path: Path) -> str:
+    """Return the traceback in the error file that torch's @record has written, "" where there is none.
+
+    https://docs.pytorch.org/docs/stable/elastic/errors.html
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["message"]["extraInfo"]["py_callstack"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return "\n" + str(found)[-_BYTES:]
 
 
 def last_lines(text: str) -> list[str]:

@@ -6,6 +6,8 @@
                      cancel.json    how to end, written before the supervisor is signalled
                      snapshot.json  the synced folder as it was before the ranks started
                      logs/          rank3.log, written by the rank itself
+                     worker.py      what torch's elastic agent starts for each rank
+                     workers.jsonl  its notes: rounds, and how the ranks ended
                      reserve        room for the last state.json on a full disk
                      times.jsonl    how long the logs were, and when
                      run/           AWSDDP_RUN_DIR
@@ -50,6 +52,7 @@ class JobFolder:
         self.snapshot = self.path / "snapshot.json"
         self.reserve = self.path / "reserve"
         self.times = self.path / "times.jsonl"
+        self.workers = self.path / "workers.jsonl"
 
     def log(self, rank: int) -> Path:
         """Return the log of `rank`."""

@@ -11,6 +11,7 @@ import time
 from typing import Any, BinaryIO
 
 from awsddp.jobs.supervisor.folder import FINAL, JobFolder, local_ranks
+from awsddp.jobs.supervisor.journal import Journal
 from awsddp.jobs.supervisor.times import positions
 from awsddp.jobs.supervisor.wire import HEADER
 
@@ -47,6 +48,8 @@ class _Stream:
         self._offsets = dict.fromkeys(local_ranks(folder.request()), 0)
         self._offsets.update({int(rank): offset for rank, offset in offsets.items()})
         self._files: dict[int, int] = {}
+        self._journal = Journal(folder.workers)
+        self._numbers: dict[int, int] = {}
         self._sent_at = 0.0
         self._seen: tuple[int, int, bool] | None = None
         self._document: dict[str, Any] = {}
@@ -66,7 +69,16 @@ class _Stream:
 
     def logs(self) -> bool:
         """Send the next piece of each log; tell whether there was any."""
+        self._number()  # a worker notes its rank before it says anything
         return sum(self._log(rank) for rank in self._offsets) > 0
+
+    def _number(self) -> None:
+        """Send the rank of each worker that has another one than before."""
+        for entry in self._journal.read():
+            slot, number = entry["slot"], entry.get("rank")
+            if number is not None and number != self._numbers.get(slot, slot):
+                self._numbers[slot] = number
+                self.frame(b"N", rank=slot, offset=entry["offset"], payload=b"%d" % number)
 
     def _log(self, rank: int) -> bool:
         if rank not in self._files:

@@ -38,7 +38,7 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
     folder = JobFolder(request["job"])
     if request["folder"] != str(folder.path):
         raise CommandError(f"the home of this node is {Path.home()}, not as it was probed", kind="node")
-    for other, runs in jobs().items():
+    for other, runs in jobs(request["gpus"]).items():
         if runs and other != folder.job:
             raise CommandError(f"job {other} runs on this node", "a node runs one job at a time", kind="busy")
     _check(request)
@@ -62,15 +62,24 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
     return {"job": request["job"], "pid": _detach(request, folder, listener, lock)}
 
 
-def slots(ports: list[int]) -> dict[str, Any]:
+def slots(ports: list[int], gpus: list[int]) -> dict[str, Any]:
     """Return the slots that jobs of this node hold, those of `ports` that are taken here, and its `jobs`."""
     used = [folder.request()["slot"] for folder in folders() if folder.held()]
-    return {"used": sorted(used), "taken": [port for port in ports if not _is_free(port)], "jobs": jobs()}
+    return {"used": sorted(used), "taken": [port for port in ports if not _is_free(port)], "jobs": jobs(gpus)}
 
 
-def jobs() -> dict[str, bool]:
-    """Return every job of this node by name, and whether it runs. One that has ended may say farewell yet."""
-    return {folder.job: folder.held() and folder.document()["state"] == "running" for folder in folders()}
+def jobs(gpus: list[int]) -> dict[str, bool]:
+    """Return every job of this node by name, and whether it is in the way: it runs, and shares a GPU.
+
+    Without `gpus` a job uses all of them. One that has ended may say farewell yet.
+    """
+    return {folder.job: folder.held() and _in_the_way(folder, gpus) for folder in folders()}
+
+
+def _in_the_way(folder: JobFolder, gpus: list[int]) -> bool:
+    theirs = folder.request().get("gpus", [])
+    apart = gpus and theirs and not set(gpus) & set(theirs)
+    return not apart and bool(folder.document()["state"] == "running")
 
 
 def _check(request: dict[str, Any]) -> None:
@@ -125,6 +134,9 @@ def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
     for path in (folder.logs, folder.run, folder.path / "errors"):
         path.mkdir(mode=0o700)
     write_json(folder.path / "job.json", request)
+    for process in request["processes"]:
+        for name, text in process["files"].items():
+            (folder.path / name).write_text(text, encoding="utf-8")
     folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
     folder.snapshot.write_text(json.dumps(snapshot(Path(request["workdir"]))), encoding="utf-8")
     return lock

@@ -69,7 +69,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         chosen = folders() if request["job"] is None else [JobFolder(request["job"])]
         return {"jobs": [_with_metrics(folder) for folder in chosen]}
     if kind == "slots":
-        return slots(request["ports"])
+        return slots(request["ports"], request["gpus"])
     if kind == "manifest":
         return manifest(JobFolder(request["job"]), request)
     if kind == "hashes":

@@ -30,8 +30,9 @@ def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
     """Return {"files", "links", "skipped", "excluded"}: the job's results here.
 
     A file has `path` (absolute, without links), `home` (where it belongs in the folder of results), `size`,
-    `limited` (it counts against job.results_limit), `ephemeral` where a stop loses it, and where it is small
-    `sha256` and `data` (base64, up to `at_once` bytes in all; logs of ranks come without: who watched has
+    `modified` (s since 1970), `limited` (it counts against job.results_limit), `ephemeral` where a stop loses
+    it, and where it is small `sha256` and `data` (base64, up to `at_once` bytes in all; logs of ranks come
+    without: who watched has
     them). A link has `path`, `home` and `target`, relative to the link's own folder. What is skipped has
     `path`, `size`, `why` and
     `owed`: the job made it, and it is not fetched. `excluded` counts what the request's `exclude` matches.
@@ -191,6 +192,7 @@ class _Found:
 
     def _add_file(self, path: Path, home: str, info: os.stat_result, limited: bool) -> None:
         line: dict[str, Any] = {"path": str(path), "home": home, "size": info.st_size, "limited": limited}
+        line["modified"] = info.st_mtime
         if info.st_dev not in self._ephemeral:
             self._ephemeral[info.st_dev] = is_ephemeral(info.st_dev)
         if self._ephemeral[info.st_dev]:

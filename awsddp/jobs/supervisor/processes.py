@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.causes import Evidence, explain
-from awsddp.jobs.supervisor.diagnose import exception, full_disk, last_lines, read_tail
+from awsddp.jobs.supervisor.diagnose import exception, full_disk, last_lines, read_tail, recorded
 from awsddp.jobs.supervisor.folder import JobFolder
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -61,6 +61,10 @@ class Ranks:
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._kill_at is not None
+
+    def entries(self) -> dict[int, dict[str, Any]]:
+        """Return what is known of each rank that has started."""
+        return {rank: process.entry() for process in self.processes for rank in process.ranks}
 
     @property
     def alive(self) -> list[Process]:
@@ -129,22 +133,23 @@ class Ranks:
     def _report(self, process: Process, code: int) -> dict[str, Any]:
         report: dict[str, Any] = {"is": "exit", **process.entry()}
         if code != 0:
-            text = process.error or read_tail(process.log)
-            report["tail"] = last_lines(text)
-            cause = explain(Evidence(code, text, oom_kills=oom_kills() - self._oom_kills))
-            full = full_disk(self._folder.path, Path(self._request["workdir"]), Path("/tmp"))
-            cause["explanation"] = f"{cause['explanation']} {full}".rstrip()
-            report.update(cause=cause, fault=self._fault(process, text, cause["kind"]))
+            said = process.error or read_tail(process.log)
+            report.update(self._failure(code, said, process.ranks[0], asked_at=self._stopped_at))
         return report
 
-    def _fault(self, process: Process, text: str, kind: str) -> str:
-        """Return own, echo or stopped: whether a rank's end is its own doing, another's, or ours.
+    def _failure(self, code: int, said: str, rank: int, *, asked_at: float) -> dict[str, Any]:
+        """Return why `rank` ended after it `said` so much; `asked_at` is when it was asked to end (0: never).
 
-        A rank that is still taking itself down after an exception when we stop it has a reason of its own.
+        A rank that is still taking itself down after an exception when it is asked has a reason of its own.
         """
-        if self._stopped_at and not (exception(text) and _written(process.log) < self._stopped_at):
-            return "stopped"
-        return "echo" if kind == "peer_lost" else "own"
+        text = said + recorded(self._folder.path / "errors" / f"rank{rank}.json")
+        cause = explain(Evidence(code, text, oom_kills=oom_kills() - self._oom_kills))
+        full = full_disk(self._folder.path, Path(self._request["workdir"]), Path("/tmp"))
+        cause["explanation"] = f"{cause['explanation']} {full}".rstrip()
+        fault = "echo" if cause["kind"] == "peer_lost" else "own"
+        if asked_at and not (exception(text) and _written(self._folder.log(rank)) < asked_at):
+            fault = "stopped"
+        return {"tail": last_lines(said), "cause": cause, "fault": fault}
 
     def stop(self, grace: float) -> None:
         """Ask the ranks to end; what is left after `grace` seconds is killed, with all that it started.

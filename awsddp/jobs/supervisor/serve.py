@@ -13,11 +13,13 @@ from typing import Any
 from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, Coordinator
 from awsddp.jobs.supervisor.diagnose import full_disk
+from awsddp.jobs.supervisor.elastic import Elastic
 from awsddp.jobs.supervisor.folder import JobFolder, initial, read_json, write_json
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
 from awsddp.jobs.supervisor.shutdown import shutdown
 from awsddp.jobs.supervisor.times import Times
+from awsddp.jobs.supervisor.workers import Workers
 
 
 def guard(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
@@ -61,9 +63,12 @@ class Supervisor:
         self._folder = folder
         self._me: int = request["node"]
         self._first: int = request["nodes"][0]["node"]
-        self._ranks = Ranks(request, folder)
+        elastic = request.get("elastic")
+        self._patience_s = 0.1 if elastic else 0.25  # no signal tells that a worker has noted something
+        self._ranks = Workers(request, folder) if elastic else Ranks(request, folder)
         self._times = Times(request, folder)
-        self._coordinator = Coordinator(request, now=now) if listener is not None else None
+        kind = Elastic if elastic else Coordinator
+        self._coordinator = kind(request, now=now) if listener is not None else None
         self._selector = selectors.DefaultSelector()
         self._peers = Peers(request, self._selector, listener, now=now)
         self._join_by = now + request["join_s"]
@@ -110,18 +115,22 @@ class Supervisor:
     def _turn(self) -> None:
         """Wait for one event or the next check of the deadlines, and handle it."""
         waiting = self._ranks.stopping or self._alone  # the first node opens its port at the same moment
-        now = self._exchange(0.02 if waiting else 0.25)
+        now = self._exchange(0.02 if waiting else self._patience_s)
         if self._asked != self._sent:
             self._ask_to_end()
         if self._alone and now >= self._join_by:
             self._abandon(f"node{self._first} could not be reached ({self._peers.error})")
-        for report in self._ranks.reap():
-            self._note()
-            self._say(report)
+        self._report()
         self._times.note()
         self._look_left()
         if self._coordinator is not None:
             self._coordinate(now)
+
+    def _report(self) -> None:
+        """Tell the first node what has become of this node's ranks."""
+        for report in self._ranks.reap():
+            self._note()
+            self._say(report)
 
     @property
     def _alone(self) -> bool:
@@ -191,9 +200,9 @@ class Supervisor:
         if kind == "go" and not self._ranks.stopping:
             self._ranks.start()
             self._note()
-            started = [(rank, one.started) for one in self._ranks.processes for rank in one.ranks]
+            started = [(rank, entry["started"]) for rank, entry in self._ranks.entries().items()]
             self._say({"is": "started", "ranks": started})
-        elif kind == "stop":
+        elif kind == "stop" and order.get("node", self._me) == self._me:
             self._ranks.stop(order["grace"])
         elif kind == "end":
             self._end = order["document"]
@@ -201,15 +210,15 @@ class Supervisor:
     def _note(self) -> None:
         """Write the state of this node's ranks; the first node writes that of all ranks."""
         if self._coordinator is None:
-            mine = {rank: process for process in self._ranks.processes for rank in process.ranks}
+            mine = self._ranks.entries()
             for rank in self._own["ranks"]:
-                if rank["rank"] in mine:
-                    rank.update(mine[rank["rank"]].entry())
+                rank.update(mine.get(rank["rank"], {}))
             self._write()
 
     def _look_left(self) -> None:
         """Report once that nothing of the job is left on this node."""
         if not self._gone and self._ranks.gone():
+            self._report()  # what a worker has noted at its end
             self._gone = True
             self._say({"is": "gone", "stuck": self._ranks.stuck})
         if self._gone and self._verdict is not None:

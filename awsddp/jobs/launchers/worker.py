@@ -1,0 +1,160 @@
+"""A worker of torch's elastic agent: it runs one rank, keeps its log, and notes its start and its end.
+
+It lies in the job's folder as a program of its own, under the interpreter of the ranks. Signals that the
+agent sends go on to the rank, which leads a session of its own: its loader workers are not asked to end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RESTART_GRACE = 1.0
+"""Seconds between TERM and KILL of a rank; the supervisor writes another into the job's folder."""
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None)
+
+
+class Worker:
+    """One rank in one round. `folder` is the job's, `first` the number of the node's first log."""
+
+    def __init__(self, folder: Path, first: int) -> None:
+        self._folder = folder
+        self._slot = first + int(os.environ["LOCAL_RANK"])
+        self._rank: int | None = None  # the process
+        self._pending: list[int] = []
+        self._stopped_at: float | None = None
+
+    def run(self, argv: list[str]) -> int:
+        """Run `argv` and return its exit code (-N: signal N); after a failure nothing of it is left."""
+        for number in _PASSED_ON:
+            signal.signal(number, self._pass_on)
+        signal.signal(signal.SIGALRM, lambda *_: self._kill())
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        log = os.open(str(self._folder / "logs" / f"rank{self._slot}.log"), _APPEND, 0o600)
+        started = time.time()
+        self._note(is_="start", offset=os.fstat(log).st_size, started=started, **_identity())
+        code = self._start(argv, log)
+        if code is None:
+            code = self._wait()
+        self._note(
+            is_="exit",
+            exit_code=code,
+            seconds=round(time.time() - started, 3),
+            started=started,
+            stopped_at=self._stopped_at,
+            restart=int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+        )
+        if code != 0 or self._stopped_at is not None:
+            self._sweep()
+        return code
+
+    def _start(self, argv: list[str], log: int) -> int | None:
+        error_file = self._folder / "errors" / f"rank{self._slot}.json"
+        if error_file.exists():
+            error_file.unlink()
+        try:
+            child = subprocess.Popen(
+                argv,
+                env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_before_program,  # noqa: PLW1509 (this process has one thread)
+            )
+        except (OSError, ValueError) as error:
+            os.write(log, f"awsddp could not start this rank: {error}\n".encode("utf-8", "replace"))
+            return 127
+        self._rank = child.pid
+        for number in self._pending:
+            self._pass_on(number)
+        return None
+
+    def _pass_on(self, number: int, *_: Any) -> None:
+        """Send the rank a signal; one that asks it to end is followed by KILL after the grace."""
+        if self._rank is None:
+            self._pending.append(number)
+            return
+        if number not in (signal.SIGUSR1, signal.SIGUSR2) and self._stopped_at is None:
+            self._stopped_at = time.time()
+            signal.setitimer(signal.ITIMER_REAL, max(self._grace(), 0.001))
+        os.kill(self._rank, number)
+
+    def _grace(self) -> float:
+        try:
+            return float((self._folder / "grace").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return RESTART_GRACE
+
+    def _kill(self) -> None:
+        if self._rank is not None:
+            os.kill(self._rank, signal.SIGKILL)
+
+    def _wait(self) -> int:
+        """Reap until the rank has ended."""
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == self._rank:
+                return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def _sweep(self) -> None:
+        """Kill what the rank has left: each becomes a child of this process when its parent ends."""
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        end = time.monotonic() + RESTART_GRACE
+        while time.monotonic() < end:
+            for pid in children.read_text(encoding="ascii").split():
+                os.kill(int(pid), signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            time.sleep(0.01)
+
+    def _note(self, *, is_: str, **said: Any) -> None:
+        """Append a line to the journal of this node's workers, in one write."""
+        line = json.dumps({"is": is_, "slot": self._slot, **said}) + "\n"
+        descriptor = os.open(str(self._folder / "workers.jsonl"), _APPEND, 0o600)
+        os.write(descriptor, line.encode())
+        os.close(descriptor)
+
+
+_APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+
+
+def _identity() -> dict[str, int]:
+    """Return who this worker is in this round."""
+    return {
+        "rank": int(os.environ["RANK"]),
+        "world_size": int(os.environ["WORLD_SIZE"]),
+        "restart": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+    }
+
+
+def _before_program() -> None:
+    """In the rank: end with this process, also where it gets kill -9, and not with the login (SIGHUP)."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def main(folder: str, first: str, words: str) -> int:
+    """Run the rank whose words are templates: literal text, a variable, literal text, ..."""
+    argv = [
+        "".join(os.environ[part] if number % 2 else part for number, part in enumerate(parts))
+        for parts in json.loads(words)
+    ]
+    code = Worker(Path(folder), int(first)).run(argv)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

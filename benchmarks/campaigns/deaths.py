@@ -1,0 +1,114 @@
+"""A rank dies, in many ways and moments, under both launchers: it is the cause, and all are gone within 2 s.
+
+    python -m benchmarks.campaigns.deaths [--seed N] [--runs N] [--state FILE]
+
+Needs root: two nodes of the local cloud. Every kind in turn under each launcher: each signal that ends a
+process, exit codes, an import error, an exception, a thread's os._exit; before the rendezvous, in the middle
+of collectives, at the end. The first, a middle or the last rank is drawn.
+"""
+
+import itertools
+import json
+import random
+import sys
+from signal import Signals
+from typing import Any
+
+from awsddp.jobs.launchers import LAUNCHERS
+from benchmarks._rehearsal import Rehearsal
+from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
+
+GONE_S = 2.0
+SEEN_S = 0.5
+"""Until a death is seen: torch's agent looks every 0.1 s, and so do we at what its workers note."""
+_SIGNALS = "INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM XCPU SYS"
+WAYS = (
+    *(("signal", int(Signals[f"SIG{name}"])) for name in _SIGNALS.split()),
+    *(("exit", code) for code in (1, 2, 3, 75, 127, 255)),
+    ("import", 1),
+    ("raise", 1),
+    ("thread", 4),
+)
+MOMENTS = ("before", "middle", "end")
+KINDS = tuple(itertools.product(WAYS, MOMENTS))
+SCRIPT = """\
+import os, signal, sys, threading, time
+
+way, value, moment, victim = sys.argv[1:]
+mine = os.environ['RANK'] == victim
+
+def die():
+    print('dies at', time.time(), flush=True)
+    if way == 'signal':
+        if int(value) != signal.SIGKILL:
+            signal.signal(int(value), signal.SIG_DFL)
+        os.kill(os.getpid(), int(value))
+        time.sleep(600)
+    if way == 'exit':
+        sys.exit(int(value))
+    if way == 'thread':
+        threading.Thread(target=os._exit, args=(int(value),)).start()
+        time.sleep(600)
+    if way == 'import':
+        import no_such_module
+    raise ValueError('this rank dies')
+
+if mine and moment == 'before':
+    die()
+import torch, torch.distributed as dist
+dist.init_process_group('gloo')
+for step in range(20):
+    dist.all_reduce(torch.ones(1000))
+    if mine and moment == 'middle' and step == 10:
+        die()
+dist.barrier()
+time.sleep(0.2)
+dist.destroy_process_group()
+if mine:
+    die()
+"""
+
+
+def words(kind: tuple[tuple[str, int], str], victim: int) -> tuple[str, ...]:
+    """Return the script's arguments."""
+    (way, value), moment = kind
+    return way, str(value), moment, str(victim)
+
+
+def judged(kind: tuple[tuple[str, int], str], victim: int, job: dict[str, Any], log: str) -> Row:
+    """Return what is told of a job (its state on node 0) in which `victim`, whose log this is, has died."""
+    (way, value), _ = kind
+    code = -value if way == "signal" else value
+    died_at = float(log.partition("dies at ")[2].split()[0])
+    ends = [one["started"] + one["seconds"] for one in job["ranks"] if one.get("started")]
+    gone_s = round(max(ends) - died_at, 2)
+    cause = job["cause"] or {"rank": None, "exit_code": None}
+    right = (cause["rank"], cause["exit_code"]) == (victim, code)
+    told = f"rank {cause['rank']} with {cause['exit_code']}"
+    return {"cause": told, "gone_s": gone_s, "ok": right and gone_s <= GONE_S + SEEN_S}
+
+
+def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
+    """Let a rank die once, and return what came of it."""
+    launcher, kind = list(LAUNCHERS)[number % 2], KINDS[number // 2 % len(KINDS)]
+    victim, name = dice.choice((0, 1, 3)), f"death{number}"
+    options = ("--name", name, "--launcher", launcher, "--nproc-per-node", "2", "--json")
+    follower = lab.started("train", "die.py", *options, "--", *words(kind, victim))
+    follower.communicate(timeout=300)
+    state = json.loads(lab.run("exec", "--json", "--node", "0", f"cat ~/.awsddp/jobs/{name}/state.json"))
+    log = lab.project / "runs" / name / "logs" / f"rank{victim}.log"
+    row = judged(kind, victim, json.loads(state["nodes"][0]["stdout"]), log.read_text())
+    left = json.loads(lab.run("exec", "--json", "pgrep -fc '[d]ie.py|[w]orker.py' || true"))
+    stray = [node["stdout"].strip() for node in left["nodes"]]
+    told = {"launcher": launcher, "way": "{} {}".format(*kind[0]), "moment": kind[1], "victim": victim}
+    return {**told, **row, "left": ",".join(stray), "ok": row["ok"] and set(stray) == {"0"}}
+
+
+def main() -> int:
+    asked = arguments(str(__doc__).splitlines()[0], runs=2 * len(KINDS)).parse_args()
+    with cluster(2, {"die.py": SCRIPT}) as lab:
+        return campaign(asked, lambda number, dice: run(lab, number, dice))
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

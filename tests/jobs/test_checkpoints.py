@@ -1,0 +1,53 @@
+"""Which checkpoint of a job's results --resume takes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from awsddp.jobs.checkpoints import newest
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([], []),
+        (["node0/run/metrics.jsonl", "logs/rank0.pt"], []),
+        (["node0/run/a.pt", "node0/run/b.pth", "node0/c.ckpt"], ["node0/c.ckpt"]),
+        (["node0/run/latest", "node0/run/z.pt"], ["node0/run/latest"]),
+        (["node0/run/a.pt", "node1/a.pt"], ["node1/a.pt"]),
+        (
+            [
+                "node0/run/s1/.metadata",
+                "node0/run/s1/__0.distcp",
+                "node1/run/s1/__2.distcp",
+                "node1/run/s0/x",
+            ],
+            ["node0/run/s1", "node1/run/s1"],
+        ),
+        (
+            ["node0/run/latest/__0.distcp", "node1/run/latest/__2.distcp"],
+            ["node0/run/latest", "node1/run/latest"],
+        ),
+    ],
+)
+def test_newest_checkpoint(tmp_path: Path, files: list[str], expected: list[str]) -> None:
+    for moment, name in enumerate(files):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (moment, moment))
+    assert [str(path.relative_to(tmp_path)) for path in newest(tmp_path)] == expected
+
+
+def test_link_latest_counts_if_it_stays_in_the_results(tmp_path: Path) -> None:
+    run = tmp_path / "job" / "node0" / "run"
+    run.mkdir(parents=True)
+    (run / "step-3.pt").touch()
+    (run / "step-4.pt").touch()
+    (run / "latest").symlink_to("step-3.pt")
+    assert newest(tmp_path / "job") == [run / "step-3.pt"]
+    (run / "latest").unlink()
+    (run / "latest").symlink_to(tmp_path)
+    os.utime(run / "step-3.pt", (0, 0))
+    assert newest(tmp_path / "job") == [run / "step-4.pt"]

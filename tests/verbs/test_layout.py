@@ -1,0 +1,86 @@
+"""Two jobs on parts of a cluster, and what a dry run shows."""
+
+from dataclasses import replace
+
+import pytest
+
+from awsddp.errors import SCHEMA, InUse, UsageError
+from awsddp.spec import JobSpec
+from awsddp.verbs import starting
+from awsddp.verbs import train as train_module
+from awsddp.verbs.train import preview
+from tests.cli.schema import check
+from tests.jobs.conftest import free_ports
+from tests.verbs.conftest import World
+
+SLEEPS = "import os, time; print('up', os.getcwd(), flush=True); time.sleep(600)\n"
+
+
+def with_gpus(world: World, gpus: int) -> None:
+    world.folder.write(
+        replace(world.record, prepared=tuple(replace(one, gpus=gpus) for one in world.record.prepared))
+    )
+
+
+def start(world: World, name: str, on: str | None) -> None:
+    (world.project / "w.py").write_text(SLEEPS)
+    cluster = world.handle(world.ctx(script="w.py", name=name, on=on, master_port=free_ports()))
+    starting.start(cluster, train_module._layout(cluster), None)  # type: ignore[arg-type]
+
+
+def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None:
+    with_gpus(world, 4)
+    start(world, "a", "0:0-1")
+    start(world, "b", "0:2-3")
+    start(world, "c", "1")
+    for on in ("0", "0:1-2", "1:0", None):
+        with pytest.raises(InUse, match=r"job [abc] runs on node"):
+            start(world, "d", on)
+    jobs = {job.job: job for job in world.handle().jobs()}
+    assert {name: job.state for name, job in jobs.items()} == dict.fromkeys("abc", "running")
+    assert {name: {rank.node for rank in job.ranks} for name, job in jobs.items()} == {
+        "a": {0},
+        "b": {0},
+        "c": {1},
+    }
+    workdirs = {world.homes.folder(node, job).joinpath("job.json") for node, job in ((0, "a"), (0, "b"))}
+    assert len({path.read_text().partition('"workdir": "')[2].partition('"')[0] for path in workdirs}) == 2
+    for name in jobs:
+        world.handle().cancel(name, grace_s=0)
+
+
+def test_dry_run_shows_what_is_started_and_masks_secrets(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus(world, 4)
+    (world.project / "w.py").touch()
+    monkeypatch.setattr(train_module.ClusterHandle, "find", world.find)
+    ctx = world.ctx(script="w.py", args=["{rank}"], on="1:2-3", name="j")
+    ctx = replace(
+        ctx,
+        job=JobSpec(
+            job=ctx.job.job, sync=ctx.job.sync, env=replace(ctx.job.env, variables={"A_TOKEN": "x", "B": "y"})
+        ),
+    )
+    found = preview(ctx)
+    check({**found, "schema": SCHEMA}, "train", "--dry-run")
+    assert found["ranks"] == [
+        {"rank": 0, "local_rank": 0, "node": 1},
+        {"rank": 1, "local_rank": 1, "node": 1},
+    ]
+    (node,) = found["nodes"]
+    assert node["workdir"].endswith("/awsddp/work-1_2-3")
+    first, second = node["processes"]
+    assert (first["argv"][1:], second["argv"][1:]) == (["w.py", "0"], ["w.py", "1"])
+    chosen = {name: first["environment"][name] for name in ("A_TOKEN", "B", "CUDA_VISIBLE_DEVICES", "RANK")}
+    assert chosen == {"A_TOKEN": "[REDACTED]", "B": "y", "CUDA_VISIBLE_DEVICES": "2,3", "RANK": "0"}
+    assert (world.said, world.tags) == ([], {})
+
+
+def test_gpus_and_nodes_that_are_not_there_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(world, 4)
+    (world.project / "w.py").touch()
+    monkeypatch.setattr(train_module.ClusterHandle, "find", world.find)
+    for on, why in (("2", "no node2"), ("0:2-4", "no GPU 4")):
+        with pytest.raises(UsageError, match=why):
+            preview(world.ctx(script="w.py", on=on))
