@@ -172,7 +172,7 @@ def test_no_credentials_say_how_to_get_some() -> None:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        (Target(), "unknown AWS region"),
+        (Target(), "no AWS region"),
         (Target(region="US East; rm -rf"), "unknown AWS region"),
         (Target(region="us-east-1", profile="nobody"), "nobody"),
     ],
