@@ -35,6 +35,8 @@ _MODULES = (
     "folder",
     "claim",
     "processes",
+    "stacks",
+    "hang",
     "link",
     "session",
     "peers",
@@ -158,6 +160,7 @@ def launch_requests(
             **(facts or {}),
         },
         "layout": [(rank.rank, rank.local_rank, rank.node) for rank in ranks],
+        "helper": _bare((Path(__file__).parent / "supervisor" / "helper.py").read_text("utf-8")),
         "secret": secrets.token_hex(32),
         "master_port": port,
         "link_port": link_port,
@@ -210,6 +213,11 @@ def cancel_request(job: str, *, grace: float | None = None, launch: str | None =
 def claim_request(owner: str, *, wait_s: float) -> dict[str, Any]:
     """Ask for the right to start a job, which a launch uses up; `owner` is what another client is told."""
     return {"do": "claim", "owner": owner, "wait_s": wait_s, "lease_s": LEASE_SECONDS}
+
+
+def stacks_request(job: str) -> dict[str, Any]:
+    """Ask what the processes of `job` do at this moment on the node (supervisor/stacks.py)."""
+    return {"do": "stacks", "job": job}
 
 
 def lost_request(job: str, node: int, why: str) -> dict[str, Any]:

@@ -122,8 +122,9 @@ def _bound(host: str, port: int) -> socket.socket:
 def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
     """Make the job's folder and return the descriptor of its lock, which is held."""
     lock = folder.lock()
-    for path in (folder.logs, folder.run, folder.path / "errors"):
+    for path in (folder.logs, folder.run, folder.helper, folder.stacks, folder.path / "errors"):
         path.mkdir(mode=0o700)
+    (folder.helper / "sitecustomize.py").write_text(request.pop("helper"), encoding="utf-8")
     write_json(folder.path / "job.json", request)
     folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
     folder.snapshot.write_text(json.dumps(snapshot(Path(request["workdir"]))), encoding="utf-8")

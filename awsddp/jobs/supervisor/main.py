@@ -16,6 +16,7 @@ from awsddp.jobs.supervisor.follow import follow
 from awsddp.jobs.supervisor.launch import launch, slots
 from awsddp.jobs.supervisor.manifest import hashes, manifest
 from awsddp.jobs.supervisor.peers import report_lost
+from awsddp.jobs.supervisor.stacks import stacks
 from awsddp.jobs.supervisor.wire import MAGIC
 
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
@@ -73,6 +74,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return manifest(JobFolder(request["job"]), request)
     if kind == "hashes":
         return hashes(request["paths"])
+    if kind == "stacks":
+        return stacks(JobFolder(request["job"]))
     if kind == "cancel":
         return _cancel(JobFolder(request["job"]), request["grace"], request["launch"])
     if kind == "lost":
