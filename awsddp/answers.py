@@ -195,6 +195,8 @@ class _Process:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stacks:
+    workdir: _Text
+    silent_s: _Seconds
     processes: Annotated[tuple[_Process, ...], Meta(max_length=10_000)]
 
 

@@ -137,7 +137,8 @@ class SyncSection:
 class JobSection:
     """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
 
-    A node that is silent for `heartbeat_timeout` is given up, and the job with it.
+    A node that is silent for `heartbeat_timeout` is given up, and the job with it. A job of which no rank
+    writes to its log for `hang_after` is ended.
 
     `outputs` are paths on the node, relative to the synced folder or absolute, that come home beside the new
     and changed files; `results` is the folder at home that receives them. New and changed files that match
@@ -156,6 +157,7 @@ class JobSection:
     exclude: tuple[str, ...] = ()
     results_limit: str = "20GB"
     timeout: str | None = None
+    hang_after: str | None = None
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
     master_port: int | None = None
@@ -412,3 +414,5 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
     size_of(job.results_limit)
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")
+    if job.hang_after is not None:
+        seconds(job.hang_after, place="job.hang_after")

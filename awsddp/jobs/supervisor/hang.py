@@ -5,51 +5,64 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Frame = tuple[str, int, str]  # file, line, function
 
 LIVELY_SECONDS = 5.0
 """A collective that began within these tells that the job may be making progress."""
 _FRAME = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
-_INIT = ("init_process_group", "_store_based_barrier", "rendezvous", "_create_c10d_store", "_new_group_with_tag")
+_INIT = (
+    "init_process_group",
+    "_store_based_barrier",
+    "rendezvous",
+    "_create_c10d_store",
+    "_new_group_with_tag",
+)
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python")
+_INNER = ("age", "records", "joined")  # what the judgement needs, and no reader
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
-Frame = tuple  # (file, line, function); of [str, int, str]: Python 3.8 could not say so
 
-
-def diagnose(
-    layout: list[Any], answers: dict[int, Any], *, workdirs: dict[int, str], exit_codes: dict[int, Any]
-) -> dict[str, Any]:
+def diagnose(layout: list[Any], answers: dict[int, Any], *, exit_codes: dict[int, Any]) -> dict[str, Any]:
     """Return which ranks of a job are `behind` the others, an `explanation`, and what each of `ranks` does.
 
+    `moving`: a collective began so recently that the job may not hang at all.
+
     `layout` holds [rank, local rank, node]; `answers` are those of `stacks` by node, None for a node that
-    gave none. `exit_codes` has the ranks that ended. `workdirs` are the synced folders, by node.
+    gave none. `exit_codes` has the ranks that ended.
     """
-    ranks = [
-        _rank(rank, node, answers.get(node), workdirs.get(node, ""), exit_codes.get(rank))
-        for rank, _, node in layout
-    ]
+    ranks = [_rank(rank, node, answers.get(node), exit_codes.get(rank)) for rank, _, node in layout]
     behind, explanation = _behind(ranks)
     lively = [one["age"] for one in ranks if one["age"] is not None and one["age"] < LIVELY_SECONDS]
-    if lively and all(one["state"] == "running" for one in ranks):
+    moving = bool(lively) and all(one["state"] == "running" for one in ranks)
+    if moving:
         ago = f"The job may be making progress: a collective began {max(0.0, min(lively)):.1f} s ago. "
         explanation = ago + explanation
-    return {"behind": behind, "explanation": explanation, "ranks": ranks}
+    silent = [answer["silent_s"] for answer in answers.values() if answer]
+    return {
+        "silent_s": min(silent, default=None),
+        "moving": moving,
+        "behind": behind,
+        "explanation": explanation[:1].upper() + explanation[1:],
+        "ranks": [{key: value for key, value in one.items() if key not in _INNER} for one in ranks],
+    }
 
 
-def _rank(rank: int, node: int, answer: Any, workdir: str, exit_code: Any) -> dict[str, Any]:
+def _rank(rank: int, node: int, answer: Any, exit_code: Any) -> dict[str, Any]:
     """Return what a rank does: its main process, and the children of that in which user code runs."""
     found: dict[str, Any] = {"rank": rank, "node": node, "pid": None, "where": None, "stack": []}
     found.update(collective=None, age=None, joined=False, records={}, workers=[])
     if exit_code is not None:
-        return {**found, "state": "ended", "exit_code": exit_code}
+        return {**found, "state": "ended"}
     if answer is None:
         return {**found, "state": "unreachable"}
     processes = [one for one in answer["processes"] if one["rank"] == rank]
     if not processes:
         return {**found, "state": "missing"}
-    pids = {one["pid"] for one in processes}
+    pids, workdir = {one["pid"] for one in processes}, answer["workdir"]
     main = min(processes, key=lambda one: (not one["joined"], one["parent"] in pids, one["pid"]))
     found.update(_seen(main, workdir), joined=main["joined"], records=main["records"])
     found["workers"] = [_seen(one, workdir) for one in processes if one is not main and one["parent"] in pids]
@@ -136,7 +149,9 @@ def _by_start(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
     absent = [one for one in ranks if one not in joining and not one["joined"]]
     if absent:
         waiting = f"{_names(joining)} wait in init_process_group."
-        return _named(absent), f"{_names(absent)} did not join the process group: {_places(absent)}. {waiting}"
+        return _named(
+            absent
+        ), f"{_names(absent)} did not join the process group: {_places(absent)}. {waiting}"
     if len(joining) == len(ranks):
         why = "all wait in init_process_group: their addresses, ports, world sizes or ranks differ"
         return [], f"No rank is behind: {why}, or the network between the nodes is closed."
@@ -148,8 +163,12 @@ _INITS = tuple(f" in {name}" for name in _INIT)
 
 def _by_records(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
     """Judge by the collectives that torch recorded: the first that differs, then the last number."""
-    for group in sorted({name for one in ranks for name in one["records"]}, key=lambda name: name != "default_pg"):
-        members = [one for one in ranks if group in one["records"] or (group == "default_pg" and one["joined"])]
+    for group in sorted(
+        {name for one in ranks for name in one["records"]}, key=lambda name: name != "default_pg"
+    ):
+        members = [
+            one for one in ranks if group in one["records"] or (group == "default_pg" and one["joined"])
+        ]
         result = _by_difference(members, group) or _by_number(members, group)
         if result is not None:
             return result
@@ -158,9 +177,9 @@ def _by_records(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
 
 def _by_difference(members: list[dict[str, Any]], group: str) -> tuple[list[int], str] | None:
     """Find the first number for which ranks called different operations; fewer ranks are wrong than right."""
-    calls = [{record[0]: tuple(record[1:3]) for record in _records(one, group)} for one in members]
-    for number in sorted(set().union(*calls)):
-        called = [(one, call[number]) for one, call in zip(members, calls) if number in call]
+    calls = [(one, {record[0]: tuple(record[1:3]) for record in _records(one, group)}) for one in members]
+    for number in sorted({number for _, numbers in calls for number in numbers}):
+        called = [(one, numbers[number]) for one, numbers in calls if number in numbers]
         counts = Counter(call for _, call in called)
         if len(counts) > 1:
             usual = max(counts, key=lambda call: counts[call])
@@ -176,11 +195,10 @@ def _call(call: tuple[str, str], other: object) -> str:
 
 
 def _by_number(members: list[dict[str, Any]], group: str) -> tuple[list[int], str] | None:
-    last = [max((record[0] for record in _records(one, group)), default=0) for one in members]
-    if len(set(last)) < 2:
-        return None
-    behind = [one for one, number in zip(members, last) if number < max(last)]
-    return _named(behind), f"{_names(behind)} is not where the others wait: {_places(behind)}. " + _others(members, behind)
+    last = [(one, max((record[0] for record in _records(one, group)), default=0)) for one in members]
+    most = max((number for _, number in last), default=0)
+    behind = [one for one, number in last if number < most]
+    return (_named(behind), _elsewhere(behind, members)) if behind else None
 
 
 def _records(one: dict[str, Any], group: str) -> list[Any]:
@@ -190,11 +208,16 @@ def _records(one: dict[str, Any], group: str) -> list[Any]:
 
 def _by_stacks(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
     """Judge by the stacks alone: who is in no collective while others are."""
-    waiting = [one for one in ranks if one["collective"] or any(_COLLECTIVE in place for place in one["stack"])]
+    waiting = [
+        one for one in ranks if one["collective"] or any(_COLLECTIVE in place for place in one["stack"])
+    ]
     others = [one for one in ranks if one not in waiting]
-    if not waiting or not others:
-        return None
-    return _named(others), f"{_names(others)} is not where the others wait: {_places(others)}. {_others(ranks, others)}"
+    return (_named(others), _elsewhere(others, ranks)) if waiting and others else None
+
+
+def _elsewhere(behind: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> str:
+    verb = "is" if len(behind) == 1 else "are"
+    return f"{_names(behind)} {verb} not where the others wait: {_places(behind)}. {_others(ranks, behind)}"
 
 
 def _others(ranks: list[dict[str, Any]], behind: list[dict[str, Any]]) -> str:
@@ -211,7 +234,9 @@ def _waiting(ranks: list[dict[str, Any]]) -> str:
             text = f"{collective['operation']} (collective {collective['number']}) at {one['where']}"
             places.setdefault(text, []).append(one)
     frequent = sorted(places.items(), key=lambda item: -len(item[1]))
-    return ", ".join(f"{_names(found)} wait{'s' * (len(found) == 1)} in {place}" for place, found in frequent[:3])
+    return ", ".join(
+        f"{_names(found)} wait{'s' * (len(found) == 1)} in {place}" for place, found in frequent[:3]
+    )
 
 
 def _places(ranks: list[dict[str, Any]]) -> str:

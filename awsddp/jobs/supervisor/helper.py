@@ -5,7 +5,7 @@ Where that is held for good, SIGUSR2 still writes the stacks. It imports nothing
 loaded, and what fails here is left out: no program may notice it. The next sitecustomize on the path follows.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import _thread
 import faulthandler
 import os
@@ -38,7 +38,7 @@ def _serve(name: str) -> None:
 
 
 def _answer(name: str) -> None:
-    """Write the stacks of all threads, a line "--", the rank in torch's default group, and torch's records."""
+    """Write the stacks of all threads, a line "--", the rank in the default group, and torch's records."""
     with open(f"{name}.part", "w") as file:  # noqa: PTH123
         faulthandler.dump_traceback(file, all_threads=True)
         file.write(f"--\n{_rank()}\n")
@@ -67,7 +67,7 @@ def _follow() -> None:
     own = sys.modules.pop("sitecustomize")
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)]  # noqa: PTH120
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise

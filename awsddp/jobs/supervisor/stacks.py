@@ -16,33 +16,42 @@ from typing import Any
 
 from awsddp.jobs.supervisor.folder import JobFolder
 
-ANSWER_SECONDS = 1.5
+DUMP = "hang.json"
+"""In the run folder: what `stacks` returned before the job was ended."""
+_ANSWER_SECONDS = 1.5
 _SIGNAL_SECONDS = 0.5
 _MOST_PROCESSES = 256
 _MOST_TEXT = 24_000  # characters of the stacks of one process
+_MOST_ANSWER = 1_000_000  # characters of the stacks of all
 _MOST_RECORDS = 60  # of one process group, the last ones
 
 
-def stacks(folder: JobFolder, *, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """Return the job's `processes` on this node; takes at most `seconds`, and half a second for SIGUSR2.
+def stacks(folder: JobFolder) -> dict[str, Any]:
+    """Return what the job does on this node; takes at most 2 s.
 
-    Each has `pid`, `parent`, `rank` (None: in no process group, and the environment has none), `joined`
-    (whether it is in torch's default group), `state` (of proc(5); T is stopped), `stacks` (faulthandler's
-    text, "" without an answer) and `records` by process group: [number, operation, sizes, whether it is over]
+    `workdir` is the synced folder without links, `silent_s` how long no rank here has written to its log.
+    Each of the `processes` has `pid`, `parent`, `rank`, `joined` (whether it is in torch's default group),
+    `state` (of proc(5); T is stopped), `stacks` (faulthandler's text, "" without an answer) and `records` by
+    process group: [number, operation, sizes, whether it is over]
     with `age`, the seconds since the last began.
     """
     found = [process for process in _processes(folder.run) if process["rank"] is not None][:_MOST_PROCESSES]
-    silent = {process["pid"]: process for process in found if process["state"] not in "Tt"}
-    for pid in silent:
-        _ask(folder.stacks / str(pid))
-    _wait(silent, lambda pid: _take_answer(silent[pid], folder.stacks / str(pid)), seconds)
-    before = {pid: _length(folder.stacks / f"{pid}.signal") for pid in silent if _handles(pid)}
-    for pid in before:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR2)
-    signalled = {pid: silent[pid] for pid in before}
-    _wait(signalled, lambda pid: _take_dump(silent[pid], folder.stacks / str(pid), before[pid]), _SIGNAL_SECONDS)
-    return {"processes": found}
+    awake = [process for process in found if process["state"] not in "Tt"]
+    names = {process["pid"]: folder.stacks / str(process["pid"]) for process in awake}
+    asked = [process for process in awake if _ask(names[process["pid"]])]
+    _wait(asked, lambda process: _take_answer(process, names[process["pid"]]), _ANSWER_SECONDS)
+    silent = [process for process in awake if not process["stacks"]]
+    dumps = {process["pid"]: _Dump(names[process["pid"]]) for process in silent}
+    _wait(silent, lambda process: dumps[process["pid"]].take(process), _SIGNAL_SECONDS)
+    _shorten(found)
+    workdir = os.path.realpath(folder.request()["workdir"])
+    return {"workdir": workdir, "silent_s": silence(folder), "processes": found}
+
+
+def silence(folder: JobFolder) -> float:
+    """Return for how many seconds no rank of this node has written to its log."""
+    written = [path.stat().st_mtime for path in folder.logs.glob("*.log")]
+    return round(max(0.0, time.time() - max(written)), 3) if written else 0.0
 
 
 def _processes(run: Path) -> list[dict[str, Any]]:
@@ -63,21 +72,24 @@ def _processes(run: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda process: process["pid"])
 
 
-def _ask(name: Path) -> None:
-    """Send a request to a helper. Where none listens there is none, or it is busy with another request."""
-    with contextlib.suppress(OSError):
-        name.with_suffix(".answer").unlink()
-    with contextlib.suppress(OSError):
+def _ask(name: Path) -> bool:
+    """Send a request to a helper; return whether one listens."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            name.with_suffix(".answer").unlink()
         os.close(os.open(f"{name}.request", os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
 
 
-def _wait(silent: dict[int, dict[str, Any]], take: Any, seconds: float) -> None:
-    """Take the answers of processes as they come; those that gave one leave `silent`."""
+def _wait(processes: list[dict[str, Any]], take: Any, seconds: float) -> None:
+    """Take what processes give as it comes."""
     end = time.monotonic() + seconds
-    while silent and time.monotonic() < end:
-        for pid in [pid for pid in silent if take(pid)]:
-            del silent[pid]
-        if silent:
+    pending = list(processes)
+    while pending and time.monotonic() < end:
+        pending = [process for process in pending if not take(process)]
+        if pending:
             time.sleep(0.02)
 
 
@@ -85,7 +97,7 @@ def _take_answer(process: dict[str, Any], name: Path) -> bool:
     try:
         text = name.with_suffix(".answer").read_text("utf-8", "replace")
     except OSError:
-        return not os.path.exists(f"/proc/{name.name}")
+        return not Path(f"/proc/{name.name}").exists()
     written, _, rest = text.partition("\n--\n")
     rank, *traces = rest.splitlines()
     process.update(stacks=written[:_MOST_TEXT], records=_records(traces))
@@ -94,18 +106,36 @@ def _take_answer(process: dict[str, Any], name: Path) -> bool:
     return True
 
 
-def _take_dump(process: dict[str, Any], name: Path, before: int) -> bool:
-    with contextlib.suppress(OSError), name.with_suffix(".signal").open("rb") as file:
-        file.seek(before)
-        process["stacks"] = file.read(_MOST_TEXT).decode("utf-8", "replace")
-    return False  # it may still be writing
+class _Dump:
+    """What a process writes on SIGUSR2, which it is sent only if it has the helper and handles the signal."""
+
+    def __init__(self, name: Path) -> None:
+        self._path = name.with_suffix(".signal")
+        self._sent = self._path.exists() and _handles(int(name.name))
+        self._start = self._path.stat().st_size if self._sent else 0
+        if self._sent:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(name.name), signal.SIGUSR2)
+
+    def take(self, process: dict[str, Any]) -> bool:
+        """Take the stacks; return whether there is no more to come."""
+        text = ""
+        if self._sent:
+            with self._path.open("rb") as file:
+                file.seek(self._start)
+                text = file.read(_MOST_TEXT).decode("utf-8", "replace")
+        done = not self._sent or (text != "" and text == process["stacks"])
+        process["stacks"] = text
+        return done
 
 
-def _length(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+def _shorten(found: list[dict[str, Any]]) -> None:
+    """Keep the answer small: a forked child has its parent's records."""
+    joined = {process["pid"]: process["rank"] for process in found if process["joined"]}
+    for process in found:
+        process["stacks"] = process["stacks"][: _MOST_ANSWER // len(found)]
+        if joined.get(process["parent"]) == process["rank"]:
+            process["records"] = {}
 
 
 def _handles(pid: int) -> bool:
