@@ -1,3 +1,63 @@
 """awsddp: from a laptop to a DistributedDataParallel model trained on N EC2 GPU nodes in one command."""
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+_EXPORTS = {
+    **dict.fromkeys(("Cluster", "Job", "JobFailed", "Plan", "run"), "awsddp.api"),
+    **dict.fromkeys(
+        (
+            "AwsddpError",
+            "CapacityError",
+            "CloudError",
+            "ConfigError",
+            "InUse",
+            "Interrupted",
+            "JobError",
+            "LeftoverError",
+            "LocalCloudError",
+            "NodeError",
+            "NotFoundError",
+            "UsageError",
+        ),
+        "awsddp.errors",
+    ),
+    "Event": "awsddp.report",
+    "LogLine": "awsddp.jobs.logs",
+}
+
+if TYPE_CHECKING:
+    from awsddp.api import Cluster as Cluster
+    from awsddp.api import Job as Job
+    from awsddp.api import JobFailed as JobFailed
+    from awsddp.api import Plan as Plan
+    from awsddp.api import run as run
+    from awsddp.errors import AwsddpError as AwsddpError
+    from awsddp.errors import CapacityError as CapacityError
+    from awsddp.errors import CloudError as CloudError
+    from awsddp.errors import ConfigError as ConfigError
+    from awsddp.errors import Interrupted as Interrupted
+    from awsddp.errors import InUse as InUse
+    from awsddp.errors import JobError as JobError
+    from awsddp.errors import LeftoverError as LeftoverError
+    from awsddp.errors import LocalCloudError as LocalCloudError
+    from awsddp.errors import NodeError as NodeError
+    from awsddp.errors import NotFoundError as NotFoundError
+    from awsddp.errors import UsageError as UsageError
+    from awsddp.jobs.logs import LogLine as LogLine
+    from awsddp.report import Event as Event
+
+
+def __getattr__(name: str) -> Any:
+    """Import the API when it is first used, so that `import awsddp` costs nothing."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'awsddp' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return [*_EXPORTS, "__version__"]

@@ -27,6 +27,7 @@ _Node = Annotated[int, Meta(ge=0, lt=10_000)]
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Exit = Annotated[int, Meta(ge=-255, le=255)]
 _Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
+_Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Remote = Annotated[str, Meta(pattern=r"^/", max_length=4096)]
@@ -148,6 +149,15 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Metrics:
+    rank: _Rank
+    step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None
+    loss: _Measure | None
+    steps_per_second: _Measure | None
+    fraction: Annotated[float, Meta(ge=0, le=1)] | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Document:
     job: _Name
     node: _Node
@@ -158,6 +168,7 @@ class _Document:
     ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
     nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
     facts: Facts = Facts()
+    metrics: Annotated[tuple[_Metrics, ...], Meta(max_length=100_000)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,12 +359,12 @@ def _loaded(said: bytes) -> dict[str, Any]:
         raise ValueError(f"over {MOST_BYTES >> 20} MB")
     answer = json.loads(said.decode("utf-8"), parse_constant=_no_number)
     if not isinstance(answer, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("not a JSON object")
     return answer
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _check_text(answer: Any, *, paths: bool = False) -> None:
@@ -397,13 +408,16 @@ def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
         raise ValueError(f"it speaks of job {document['job']!r}, not of {job!r}")
     if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
         raise ValueError("one rank twice")
+    own = {rank["rank"] for rank in document["ranks"] if rank["node"] == node}
+    if not {row["rank"] for row in document.get("metrics", ())} <= own:
+        raise ValueError("metrics of a rank that does not run there")
 
 
 def _check_path(path: str) -> None:
     """Refuse a path that may lead elsewhere, or that no file can have."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
-        raise ValueError(f"{path!r} is no path of a result")
+        raise ValueError(f"invalid result path {path!r}")
 
 
 def _check_home(home: str, node: int) -> None:

@@ -152,6 +152,17 @@ class RankResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankProgress:
+    """How far a rank is, from the rows that it wrote (docs/metrics.md); None: its rows do not tell."""
+
+    rank: int
+    step: int | None = None
+    loss: float | None = None
+    steps_per_second: float | None = None
+    fraction: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobNode:
     """A machine on which a job runs or ran, and the number that it had then."""
 
@@ -165,7 +176,8 @@ class Job:
 
     `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
     `dirty` whether its files differed (None: no repository); `started` and `ended` are when its first rank
-    started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is of its nodes.
+    started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is of its nodes. `progress`
+    holds the ranks that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best.
     """
 
     job: str
@@ -185,6 +197,8 @@ class Job:
     price_usd_per_hour: float | None = None
     started: str | None = None
     ended: str | None = None
+    progress: tuple[RankProgress, ...] = ()
+    slowest_rank: int | None = None
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

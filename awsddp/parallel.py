@@ -44,8 +44,13 @@ def each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16)
 
     Raises the first error, in the order of the items, once all have ended.
     """
-    with ThreadPoolExecutor(max_workers=at_most) as pool:
+    with ThreadPoolExecutor(max_workers=at_most) as pool:  # it starts no more threads than items
         return list(pool.map(work, items))
+
+
+def all_of(works: Iterable[Callable[[], T]]) -> list[T]:
+    """Do several things at once and return their results in order. Raises as `each` does."""
+    return each(lambda work: work(), works)
 
 
 def import_soon(module: str) -> None:

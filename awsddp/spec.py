@@ -216,8 +216,8 @@ def load(
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is no cluster name",
-            "a name is a small letter, then up to 30 small letters, digits and dashes",
+            f"invalid cluster name {name!r}",
+            "a name is a lower-case letter, then up to 30 lower-case letters, digits and dashes",
             "try: awsddp -c my-cluster ...",
         )
     document = _read(file) if file is not None and file.exists() else {}
@@ -283,7 +283,7 @@ def seconds(text: str, *, place: str = "duration") -> float:
     """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: {text!r} is no duration", "", "write it as 30s, 90m, 24h or 7d")
+        raise ConfigError(f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d")
     found = float(match[1]) * _SECONDS[match[2]]
     if found > MAX_DURATION_S:
         raise ConfigError(f"{place}: {text[:40]!r} is out of range", "", "a duration of 365d or less")
@@ -294,7 +294,7 @@ def size_of(text: str, *, place: str = "job.results_limit") -> float:
     """Return the bytes of a size such as "500MB" or "20GB". Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: invalid size {text!r}", "", "write it as 500MB, 20GB or 1.5TB")
+        raise ConfigError(f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB")
     return float(match[1]) * _BYTES[match[2].upper()]
 
 
@@ -313,9 +313,9 @@ def jump_host(text: str) -> tuple[str, int | None]:
     match = _JUMP.fullmatch(text)
     if match is None or not 0 < int(match[4] or 22) < 65536:
         raise ConfigError(
-            f"network.jump: {text!r} is no jump host",
-            "it is one host; more hops are ProxyJump lines of your ~/.ssh/config",
-            "write it as user@host, user@host:2222, or a name of your ~/.ssh/config",
+            f"network.jump: invalid jump host {text!r}",
+            "only one host; configure more hops as ProxyJump in ~/.ssh/config",
+            "use user@host, user@host:2222, or a name of your ~/.ssh/config",
         )
     return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
 
@@ -324,7 +324,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{file} cannot be read", str(error), "mend the file, or move it away") from error
+        raise ConfigError(f"cannot read {file}", str(error), "fix the file, or move it away") from error
 
 
 def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -367,7 +367,7 @@ def _convert(value: object, hint: Any, place: str) -> Any:
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{place}: {value!r} does not fit", str(error), _form(hint)) from error
+        raise ConfigError(f"{place}: invalid value {value!r}", str(error), _form(hint)) from error
 
 
 def _takes_text(hint: Any) -> bool:
@@ -380,13 +380,13 @@ def _form(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return f"one of: {', '.join(typing.get_args(hint))}"
     if typing.get_origin(hint) is tuple:
-        return 'a list of texts, such as ["a", "b"]'
+        return 'a list of strings, such as ["a", "b"]'
     return f"expected: {getattr(hint, '__name__', str(hint))}"
 
 
 def _unknown(place: str, word: str, known: list[str]) -> ConfigError:
     near = difflib.get_close_matches(word, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return ConfigError(f"{place}: unknown key {word!r}", "", hint)
 
 

@@ -75,9 +75,9 @@ def _written(path: Path) -> Iterator[None]:
 
 def _refused(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{path} cannot be written",
+        f"cannot write {path}",
         error.strerror or str(error),
-        "make room, or name another AWSDDP_HOME",
+        "free disk space, or set another AWSDDP_HOME",
     )
 
 
@@ -211,9 +211,7 @@ class Folder:
         finally:
             shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():
-            raise ConfigError(
-                f"{self.path} cannot be removed", "", "remove it: it holds the key of what is gone"
-            )
+            raise ConfigError(f"cannot remove {self.path}", "", "remove it: it holds the key of what is gone")
 
     @contextlib.contextmanager
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[None]:

@@ -9,7 +9,7 @@ from awsddp.billing import account, unwritten
 from awsddp.cluster import Node
 
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
-# Two nodes of $1.00 an hour running, and disks of $0.02 an hour each.
+# Two nodes of $1.00 per hour running, and disks of $0.02 per hour each.
 RATES = {"node_usd_per_hour": 1.0, "disk_usd_per_hour": 0.02}
 
 

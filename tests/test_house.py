@@ -34,6 +34,7 @@ LADDER = {
     "local": _MIDDLE | {"local"},
     "verbs": _MIDDLE | {"aws", "nodes", "jobs", "verbs"},
     "cli": _MIDDLE | {"verbs", "cli"},
+    "api": _MIDDLE | {"verbs", "jobs", "nodes"},
 }
 OWNERS = {
     "boto3": {"aws"},

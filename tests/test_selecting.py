@@ -146,7 +146,7 @@ def test_what_an_output_names_and_what_is_at_home_knows_no_limit(nodes: Nodes) -
 
 def test_what_cannot_be_read_keeps_the_nodes(nodes: Nodes) -> None:
     nodes.files[0] = [file("node0/closed", 5), file("node0/open", 5)]
-    with pytest.raises(Unfetched, match="1 file, 5 bytes of the results of j are not home") as caught:
+    with pytest.raises(Unfetched, match="1 file, 5 bytes of the results of j are not fetched") as caught:
         nodes.bring_home()
     assert "Permission denied" in str(caught.value)
     assert (nodes.fetched, nodes.released) == ({"node0/node0/open"}, [])

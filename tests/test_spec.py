@@ -52,8 +52,8 @@ def test_lists_and_tables_are_read_as_toml_and_a_bare_word_is_a_list_of_one() ->
         ("[cluster]\nnodes = true\n", "[cluster] nodes", "int"),
         ('[cluster]\nexpires = "soon"\n', "cluster.expires", "24h"),
         ('[job]\nheartbeat_timeout = "4.9s"\n', "job.heartbeat_timeout", "5 s or more"),
-        ("[cluster\n", "awsddp.toml", "mend the file"),
-        ("[cluster]\nnodes = 2\nnodes = 3\n", "awsddp.toml", "mend the file"),
+        ("[cluster\n", "awsddp.toml", "fix the file"),
+        ("[cluster]\nnodes = 2\nnodes = 3\n", "awsddp.toml", "fix the file"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_place_and_what_would_be_right(
@@ -68,13 +68,13 @@ def test_a_wrong_file_is_named_with_its_place_and_what_would_be_right(
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "awsddp.toml"
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         load(file=file, environ={})
 
 
 @pytest.mark.parametrize("name", ["", "A", "1a", "a" * 32, "a b", "$(touch canary)", "a\n", "../x", "-a"])
 def test_a_name_that_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="no cluster name"):
+    with pytest.raises(ConfigError, match="invalid cluster name"):
         load(name, environ={})
 
 

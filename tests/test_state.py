@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error_and_leaves_nothing(
     folder: Folder, tmp_path: Path
 ) -> None:
     (tmp_path / "clusters").write_text("in the way")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="cannot write"):
         folder.write(RECORD)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clusters"]
 

@@ -83,7 +83,7 @@ def load(places: list[Path]) -> State | None:
     try:
         return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     except Exception as error:  # torch.load raises whatever the damage leads to: EOFError, KeyError...
-        raise CheckpointError(f"{found} is no checkpoint, or damaged: {error}") from error
+        raise CheckpointError(f"{found} is not a checkpoint, or is damaged: {error}") from error
 
 
 def _step_of(path: Path) -> int:

@@ -6,7 +6,7 @@
     torchrun --nproc-per-node 2 train/ddp_demos.py basic  # under a launcher each process is one rank
     torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/ddp_demos.py basic
     awsddp train train/ddp_demos.py --world-size 4 -- basic
-    awsddp train train/ddp_demos.py --nproc-per-node 4 -- split                               # 8 GPUs a node
+    awsddp train train/ddp_demos.py --nproc-per-node 4 -- split                              # 8 GPUs per node
 
 Legacy launchers pass --local_rank=N, and --local_world_size=N where one process owns several GPUs.
 """

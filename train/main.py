@@ -177,7 +177,9 @@ def train(args: argparse.Namespace, place: group.Place, device: torch.device) ->
 
             if number % (args.log_every * args.accumulate) == 0 or number == len(feed.train):
                 row = progress.row()
-                metrics.write(epoch=epoch, step=at.step, **row, lr=optimizer.param_groups[0]["lr"])
+                total = -(-len(feed.train) // args.accumulate) * args.epochs
+                rate = optimizer.param_groups[0]["lr"]
+                metrics.write(epoch=epoch, step=at.step, total_steps=total, **row, lr=rate)
                 if not math.isfinite(row["loss"]):
                     raise TrainingError(
                         f"the loss is {row['loss']} at step {at.step}. Try a smaller --lr than {lr}."

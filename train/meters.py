@@ -96,9 +96,10 @@ class Metrics:
         self.started = time.perf_counter()
 
     def write(self, **row: Any) -> None:
-        """Append a row, with the seconds since the start."""
+        """Append a row, with the seconds since the start and the time of day."""
         if self.path:
             row["seconds"] = round(time.perf_counter() - self.started, 3)
+            row["time"] = round(time.time(), 3)
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
 

@@ -1,7 +1,6 @@
 """The cluster's key pair, security group and placement group: made once, found again, brought in line."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
 from awsddp.errors import CloudError
+from awsddp.parallel import all_of, each
 from awsddp.plan import LaunchPlan, Request, resolve_request, ssh_permission
 
 _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
@@ -36,13 +36,12 @@ def ensure_access(
     Raises CloudError.
     """
     given: dict[str, Any] = {"ids": ids, "now": now, "on_event": on_event}
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        key = pool.submit(ensure_key, aws, plan, secrets=secrets, **given)
-        near = pool.submit(ensure_placement, aws, plan, **given, clock=clock)
-        group = ensure_group(aws, plan, **given, clock=clock)
-        key.result()
-        near.result()
-    return group
+    works: list[Callable[[], str | None]] = [
+        lambda: ensure_group(aws, plan, **given, clock=clock),
+        lambda: ensure_key(aws, plan, secrets=secrets, **given),
+        lambda: ensure_placement(aws, plan, **given, clock=clock),
+    ]
+    return str(all_of(works)[0])
 
 
 def ensure_placement(
@@ -132,9 +131,7 @@ def ensure_group(
         resolve_request(plan.request(f"AuthorizeSecurityGroup{side}"), ids=known, secrets={}, now=now)
         for side in ("Ingress", "Egress")
     ]
-    with ThreadPoolExecutor(max_workers=len(rules)) as pool:
-        for done in [pool.submit(_authorize, aws, one, clock=clock) for one in rules]:
-            done.result()
+    each(lambda rule: _authorize(aws, rule, clock=clock), rules)
     if not new:
         _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event, clock=clock)
     return group

@@ -4,10 +4,12 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from awsddp.aws.session import Aws
 from awsddp.cluster import ENDED, Cluster, Node, read_numbers
+from awsddp.parallel import all_of
 
 LEFT = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
@@ -69,17 +71,11 @@ def find_clusters(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
     Usually there is one. There are more where an id was lost before its cluster was ended; the first is the
     one that has running nodes. Terminated instances are named only beside something that exists.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     filters = _filters(name, owner)
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        instances = pool.submit(describe, aws, filters)
-        groups = pool.submit(aws.pages, "DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
-        keys = pool.submit(aws.pages, "DescribeKeyPairs", {"Filters": filters}, "KeyPairs")
-        placed = pool.submit(aws.pages, "DescribePlacementGroups", {"Filters": filters}, "PlacementGroups")
-    found = _clusters(
-        aws, name, owner, [*instances.result(), *groups.result(), *keys.result(), *placed.result()]
-    )
+    kinds = ("SecurityGroups", "KeyPairs", "PlacementGroups")
+    works = [partial(aws.pages, f"Describe{kind}", {"Filters": filters}, kind) for kind in kinds]
+    described = all_of([partial(describe, aws, filters), *works])
+    found = _clusters(aws, name, owner, [item for items in described for item in items])
     real = [one for one in found if one.leftovers or any(node.state != "terminated" for node in one.nodes)]
     return tuple(sorted(real, key=lambda one: (not one.live, one.created or _LAST, one.id)))
 

@@ -17,7 +17,7 @@ from awsddp.cluster import Target
 
 # botocore's name for the session of a role, another one in each process.
 _UNSTABLE = re.compile(r":botocore-session-\d+$")
-# The AWS CLI keeps what STS gave it here, so that MFA is asked for once an hour and not once a command:
+# The AWS CLI keeps what STS gave it here, so that MFA is asked for once per hour and not once a command:
 # https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
 CACHE = Path("~/.aws/cli/cache")
 _CACHED = ("assume-role", "assume-role-with-web-identity")

@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from awsddp import compat
@@ -13,6 +13,7 @@ from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import KINDS
 from awsddp.cluster import ENDED, Cluster
+from awsddp.parallel import all_of, each
 
 _OURS = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
 
@@ -55,8 +56,7 @@ def find_everywhere(
         except Refused as refusal:
             return f"{region}: {refusal.message}"
 
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        found = list(pool.map(look, looked))
+    found = each(look, looked)
     return Everywhere(
         holdings=tuple(one for part in found if not isinstance(part, str) for one in part),
         looked=looked,
@@ -66,11 +66,10 @@ def find_everywhere(
 
 def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     """Return whatever carries our tags in one region, by owner and name. Raises CloudError."""
-    with ThreadPoolExecutor(max_workers=len(KINDS) + 1) as pool:
-        instances = pool.submit(describe, aws, _OURS)
-        others = [pool.submit(aws.pages, kind.describe, {"Filters": _OURS}, kind.key) for kind in KINDS]
+    works = [partial(aws.pages, kind.describe, {"Filters": _OURS}, kind.key) for kind in KINDS]
+    described = all_of([partial(describe, aws, _OURS), *works])
     parts: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for item in (*instances.result(), *(item for other in others for item in other.result())):
+    for item in (item for items in described for item in items):
         tags = tags_of(item)
         # An id alone may be a copy: the console's "launch more like this" copies tags.
         id, name, whose = (tags.get(f"awsddp:{tag}", "") for tag in ("id", "cluster", "owner"))
@@ -105,7 +104,7 @@ def _holding(cluster: Cluster, items: list[dict[str, Any]], *, caller: str, now:
 
 
 def _price(cluster: Cluster, items: list[dict[str, Any]]) -> float | None:
-    """Return what running machines cost an hour by the list, and disks, which also cost while they stop."""
+    """Return what running machines cost per hour by the list, and disks, which also cost while they stop."""
     machines = 0.0
     for node in cluster.nodes:
         if node.state in (*ENDED, "stopped", "stopping"):

@@ -6,7 +6,7 @@ import socket
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ from awsddp import compat
 from awsddp.aws import prices
 from awsddp.aws.images import find_image
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws, soon
+from awsddp.aws.session import Aws
 from awsddp.aws.surroundings import (
     check_disk_key,
     check_profile,
@@ -26,6 +26,7 @@ from awsddp.aws.surroundings import (
 )
 from awsddp.cluster import TargetName
 from awsddp.compat import GpuType, Market
+from awsddp.parallel import each, soon
 from awsddp.plan import Facts, Group, Reservation, ssh_cidrs
 from awsddp.spec import ClusterSpec
 
@@ -202,9 +203,8 @@ def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
         return (str(ipaddress.ip_network(caller_address)),)
     if spec.network.address == "private":
         return ()
-    with ThreadPoolExecutor(max_workers=len(ADDRESS_SOURCES)) as pool:
-        told = [address for address in pool.map(_ask_address, ADDRESS_SOURCES) if address]
-    return tuple(f"{address}/32" for address in dict.fromkeys(told))
+    addresses = dict.fromkeys(filter(None, each(_ask_address, ADDRESS_SOURCES)))
+    return tuple(f"{address}/32" for address in addresses)
 
 
 def _ask_address(source: str) -> str | None:

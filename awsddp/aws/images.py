@@ -36,7 +36,7 @@ def find_image(aws: Aws, asked: str | None, *, rehearsed: bool = False) -> Image
     if rehearsed and (found is None or not found.rehearses):
         raise ConfigError(
             f"cluster.rehearse_gpu: no image {asked or ''} in {aws.region} rehearses GPUs".replace("  ", " "),
-            "none is tagged awsddp:gpus=rehearsed: that is for the local cloud, AWS has true GPUs",
+            "none is tagged awsddp:gpus=rehearsed: that is for the local cloud, AWS has real GPUs",
             "awsddp up --local --rehearse-gpu   # rehearse here\nawsddp up   # without --rehearse-gpu",
         )
     if found is None:

@@ -5,13 +5,13 @@ allowed is refused with DryRunOperation.
 """
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from awsddp.aws.refusals import DENIED, OutOfCapacity, Refused
 from awsddp.aws.session import Aws
+from awsddp.parallel import each
 from awsddp.plan import LaunchPlan, Request, resolve_request
 
 # What `up`, jobs, `stop` and `down` call later on, and what has to exist before AWS can say whether it may.
@@ -64,15 +64,11 @@ def dry_run(
             return Permission(operation=told.operation, answer="not asked", why=_NO_GROUP)
         return told
 
-    with ThreadPoolExecutor(max_workers=len(asked)) as pool:
-        answers = list(pool.map(ask, asked))
+    answers = each(ask, asked)
     needed = [name for name, what in LATER.items() if _makes(plan, what)]
     return (
         *answers,
-        *(
-            Permission(operation=name, answer="not asked", why=f"not before there is {LATER[name]}")
-            for name in needed
-        ),
+        *(Permission(operation=name, answer="not asked", why=f"needs {LATER[name]}") for name in needed),
     )
 
 

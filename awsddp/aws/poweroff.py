@@ -1,7 +1,6 @@
 """What a poweroff from inside does to a node: it ends it, or stops it while results are not home yet."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from awsddp.aws.clusters import describe, tags_of
@@ -10,6 +9,7 @@ from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag, unlisted
 from awsddp.aws.waits import CLOCK, Clock, patiently
 from awsddp.cluster import Node
+from awsddp.parallel import all_of, both
 
 TAG = "awsddp:unfetched"
 _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
@@ -21,10 +21,11 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str, *, clock: Clock 
     A spot node cannot be stopped, so it is only tagged. Raises CloudError; the job must not start then.
     """
     kept = [partial(_on_poweroff, aws, node.instance_id, "stop") for node in nodes if not node.spot]
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(_unfetched, aws, nodes)
-        _side_by_side([partial(patiently, act, passes=unlisted, clock=clock) for act in kept])
-    unfetched = {node.instance_id: list(node.unfetched) for node in nodes} | asked.result()
+    _, tagged = both(
+        lambda: all_of(partial(patiently, act, passes=unlisted, clock=clock) for act in kept),
+        lambda: _unfetched(aws, nodes),
+    )
+    unfetched = {node.instance_id: list(node.unfetched) for node in nodes} | tagged
     for key, jobs in unfetched.items():
         unfetched[key] = [*jobs, job] if job not in jobs else jobs
     _write(aws, unfetched)
@@ -40,7 +41,7 @@ def release(aws: Aws, nodes: Sequence[Node], job: str) -> None:
     }
     spot = {node.instance_id for node in nodes if node.spot}
     freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
-    _side_by_side([partial(_forgiving, partial(_on_poweroff, aws, key, "terminate")) for key in freed])
+    all_of([partial(_forgiving, partial(_on_poweroff, aws, key, "terminate")) for key in freed])
     _write(aws, unfetched)
 
 
@@ -76,13 +77,6 @@ def _write(aws: Aws, unfetched: dict[str, list[str]]) -> None:
     for text in sorted({" ".join(jobs) for jobs in unfetched.values()}):
         keys = [key for key, jobs in unfetched.items() if " ".join(jobs) == text]
         tag(aws, keys, TAG, text)
-
-
-def _side_by_side(acts: Sequence[Callable[[], None]]) -> None:
-    if acts:
-        with ThreadPoolExecutor(max_workers=min(len(acts), 16)) as pool:
-            for done in [pool.submit(act) for act in acts]:
-                done.result()
 
 
 def _forgiving(act: Callable[[], None]) -> None:

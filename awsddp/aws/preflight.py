@@ -67,7 +67,7 @@ def _caller(aws: Aws, spec: ClusterSpec, now: datetime) -> list[Check]:
                 ok=True if ends >= expires else None,
                 value=f"{ends:%Y-%m-%d %H:%M} UTC",
                 expected=f"after the cluster's expiry, {expires:%Y-%m-%d %H:%M} UTC",
-                hint="" if ends >= expires else "log in again before then; the nodes end by themselves",
+                hint="" if ends >= expires else "log in again before then; the nodes expire by themselves",
             )
         )
     date = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")

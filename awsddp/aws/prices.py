@@ -11,7 +11,7 @@ from awsddp.aws.session import Aws
 
 
 def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
-    """Return the price of one machine of each type on demand, US dollars an hour; {} where it is not told."""
+    """Return the price of one machine of each type on demand, US dollars per hour; {} where unknown."""
     fixed = {
         "regionCode": aws.region,
         "operatingSystem": "Linux",

@@ -52,8 +52,8 @@ UNKNOWN_KEYS = frozenset(
 
 _NEXT = {
     "OptInRequired": "enable the region, or accept the image's terms, in the AWS console",
-    "PendingVerification": "AWS is verifying the account here: wait for its mail, or use another --region",
-    "Blocked": "the account is blocked: write to AWS support",
+    "PendingVerification": "AWS is verifying the account here: wait for its email, or use another --region",
+    "Blocked": "the account is blocked: contact AWS support",
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "have the role AWSServiceRoleForEC2Spot created",
     "InsufficientFreeAddressesInSubnet": "try fewer --nodes",
     "Unsupported": "try another --instance-type",
@@ -153,11 +153,11 @@ def _client_error(error: exceptions.ClientError, operation: str, *, where: str, 
                 "log in again: aws sso login, or new keys",
                 needs_login=True,
             )
-        return refused("AWS does not know these credentials", "check them: aws sts get-caller-identity")
+        return refused("AWS rejected the credentials", "check them: aws sts get-caller-identity")
     if code in DENIED:
         return refused(
             f"permission denied: {operation} in {where}",
-            "have the permission granted, or use another --profile",
+            "ask for the permission, or use another --profile",
         )
     if code in THROTTLED:
         return refused(f"AWS throttles {operation} in {where}", "wait a minute and try again")
@@ -182,23 +182,21 @@ def _local_error(error: Exception, operation: str, *, where: str) -> AwsddpError
     match error:
         case exceptions.NoCredentialsError() | exceptions.PartialCredentialsError():
             return Refused(
-                "there are no AWS credentials",
+                "no AWS credentials found",
                 str(error),
-                "give them: aws configure (or aws sso login); to try it for nothing: awsddp --local up",
+                "configure them: aws configure (or aws sso login); or try without AWS: awsddp --local up",
                 code=type(error).__name__,
                 operation=operation,
             )
         case exceptions.ProfileNotFound() | exceptions.ConfigParseError():
-            return ConfigError(
-                "the AWS configuration cannot be used", str(error), "see: aws configure list-profiles"
-            )
+            return ConfigError("invalid AWS configuration", str(error), "see: aws configure list-profiles")
         case exceptions.NoRegionError() | exceptions.InvalidRegionError():
             return ConfigError(
-                "no AWS region is known", str(error), "name one: awsddp --region us-east-1 ..."
+                "no AWS region configured", str(error), "set one: awsddp --region us-east-1 ..."
             )
         case exceptions.TokenRetrievalError() | exceptions.SSOError() | exceptions.CredentialRetrievalError():
             return Refused(
-                "the AWS credentials cannot be had",
+                "could not load AWS credentials",
                 str(error),
                 "log in again: aws sso login",
                 code=type(error).__name__,
@@ -209,21 +207,21 @@ def _local_error(error: Exception, operation: str, *, where: str) -> AwsddpError
             return Refused(
                 "the AWS credentials have expired, and a new MFA code is needed",
                 str(error),
-                "type the command again: it asks for the code",
+                "run the command again and enter the code",
                 code=type(error).__name__,
                 operation=operation,
                 needs_login=True,
             )
         case exceptions.SSLError() | exceptions.ProxyConnectionError():
-            return unanswered(f"AWS cannot be reached for {operation} in {where}", "check the proxy settings")
+            return unanswered(f"could not reach AWS for {operation} in {where}", "check the proxy settings")
         case exceptions.EndpointConnectionError() | exceptions.ConnectTimeoutError():
             return unanswered(
-                f"AWS cannot be reached for {operation} at {where}", "check the network, and try again"
+                f"could not reach AWS for {operation} at {where}", "check the network, and try again"
             )
         case exceptions.HTTPClientError() | ResponseParserError():
             return unanswered(f"AWS did not answer {operation} at {where}", "try again in a minute")
     return Refused(
-        f"{operation} cannot be asked as it stands",
+        f"invalid request: {operation}",
         str(error),
         "",
         code=type(error).__name__,

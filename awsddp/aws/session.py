@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -36,23 +35,6 @@ FIRST_ATTEMPTS = 3
 _PRICING_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 _SECRET = ("UserData", "PublicKeyMaterial")
-
-
-def soon(work: Callable[Given, T], /, *given: Given.args, **more: Given.kwargs) -> Future[T]:
-    """Do a read of AWS beside others and return its answer to be.
-
-    On a thread that holds nobody up: where one answer settles a command the others are not waited for.
-    """
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(work(*given, **more))
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +171,9 @@ class Aws:
             raise translate(error, "", where="") from error
         if not region:
             raise ConfigError(
-                "no AWS region is known",
+                "no AWS region configured",
                 "neither --region, nor cluster.region, nor the AWS configuration names one",
-                "name one: awsddp --region us-east-1 ...\nor try it for nothing: awsddp run --local",
+                "set one: awsddp --region us-east-1 ...\nor try without AWS: awsddp run --local",
             )
         if not _REGION.fullmatch(region):
             raise self._no_region(region)
@@ -206,7 +188,7 @@ class Aws:
     def _no_region(self, region: str, why: str = "") -> ConfigError:
         near = difflib.get_close_matches(region, self._regions(), n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else "name one such as us-east-1 or eu-central-1"
-        return ConfigError(f"cluster.region: {region!r} is no AWS region", why, f"--region: {hint}")
+        return ConfigError(f"cluster.region: unknown AWS region {region!r}", why, f"--region: {hint}")
 
     def _regions(self) -> list[str]:
         """Return the regions that this botocore knows, of all partitions."""

@@ -153,7 +153,7 @@ def check_profile(aws: Aws, asked: str | None) -> None:
         raise ConfigError(
             f"access.instance_profile: no instance profile {asked!r} in this account",
             f"the one of this name is {found}" if found else "",
-            "aws iam list-instance-profiles   # name one of these, or leave access.instance_profile out",
+            "aws iam list-instance-profiles   # name one of these, or omit access.instance_profile",
         )
 
 
@@ -182,7 +182,7 @@ def check_disk_key(aws: Aws, asked: str | None) -> None:
         raise ConfigError(
             f"access.kms_key: {asked} cannot encrypt disks in {aws.region}",
             why,
-            "name another, by its id, alias (alias/...) or ARN, or leave access.kms_key out",
+            "name another, by its id, alias (alias/...) or ARN, or omit access.kms_key",
         )
 
 
@@ -219,5 +219,5 @@ def _unknown(error: Exception, key: str, asked: str | None, region: str, what: s
     return ConfigError(
         f"{key}: no {what} {asked!r} in {region}",
         error.why if isinstance(error, Refused) else "",
-        f"name one of {region}, or leave {key} out",
+        f"name one of {region}, or omit {key}",
     )

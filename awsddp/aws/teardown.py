@@ -6,7 +6,6 @@ every network interface that is in it).
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from awsddp.aws.tags import tag, unlisted
 from awsddp.aws.waits import CLOCK, Clock, deadline_s, poll, transient
 from awsddp.cluster import ENDED, Cluster, Node
 from awsddp.errors import LeftoverError
+from awsddp.parallel import each
 from awsddp.plan import names
 
 # How long a group may be held by interfaces of instances that are already terminated.
@@ -211,10 +211,7 @@ class _Ending:
         return True
 
     def _left(self) -> list[tuple[Kind, list[dict[str, Any]]]]:
-        with ThreadPoolExecutor(max_workers=len(KINDS)) as pool:
-            found = pool.map(
-                lambda kind: self._aws.pages(kind.describe, {"Filters": self._filters}, kind.key), KINDS
-            )
+        found = each(lambda kind: self._aws.pages(kind.describe, {"Filters": self._filters}, kind.key), KINDS)
         return [
             (kind, [*items, *self._unlisted(kind, items)]) for kind, items in zip(KINDS, found, strict=True)
         ]

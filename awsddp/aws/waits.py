@@ -86,7 +86,7 @@ def patiently(
             if not passes(refusal):
                 raise
             if not refusals:
-                on_event(f"asking again: {refusal.why}")
+                on_event(f"retrying: {refusal.why}")
             refusals.append(refusal)
             return None
 

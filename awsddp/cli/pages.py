@@ -1,5 +1,6 @@
 """The page of each verb's result: text and tables on stdout."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 
 
 _BUDGET_WARNING = 0.8
+_MEASURES = (
+    ("step", "step {}"),
+    ("fraction", "{:.0%}"),
+    ("steps_per_second", "{:.3g} steps/s"),
+    ("loss", "loss {:.4g}"),
+)
 
 
 def cluster_page(result: dict[str, Any]) -> None:
@@ -35,13 +42,22 @@ def cluster_page(result: dict[str, Any]) -> None:
     )
     if result["jobs"]:
         table(
-            ("job", "state", "results"),
+            ("job", "state", "results", "progress"),
             [
-                (job["job"], _seen(job), job["home"] if job["fetched"] else "on the nodes")
+                (job["job"], _seen(job), job["home"] if job["fetched"] else "on the nodes", _progress(job))
                 for job in result["jobs"]
             ],
         )
     line(_bill(result))
+
+
+def _progress(job: dict[str, Any]) -> str:
+    """Return how far a job that runs is, by the metrics of its first rank that writes them."""
+    if not job["progress"]:
+        return ""
+    first, slowest = job["progress"][0], job["slowest_rank"]
+    parts = [text for key, form in _MEASURES if first[key] is not None and (text := form.format(first[key]))]
+    return ", ".join([*parts, *([f"slowest: rank {slowest}"] if slowest is not None else [])])
 
 
 def _seen(job: dict[str, Any]) -> str:
@@ -105,8 +121,8 @@ def job_lines(result: dict[str, Any]) -> list[str]:
         name = result["job"]
         return [
             *lines,
-            named(f"  follow: awsddp logs -f {name}"),
-            named(f"  cancel: awsddp cancel {name}"),
+            named(f"  follow it: awsddp logs -f {name}"),
+            named(f"  end it: awsddp cancel {name}"),
         ]
     if result["cause"]:
         lines.append(f"  cause: {_cause(result['cause'])}")
@@ -130,8 +146,8 @@ def _results(result: dict[str, Any]) -> str:
     return f"on the nodes; fetch them: {fetch}"
 
 
-def jobs_page(result: list[dict[str, Any]]) -> None:
-    """Show jobs, the newest last."""
+def jobs_page(result: list[dict[str, Any]], *, verbose: bool = False) -> None:
+    """Show jobs, the newest last; if `verbose` also what each runs, and the progress of its ranks."""
     if not result:
         line(named("No jobs on this cluster yet. Start one: awsddp train"))
         return
@@ -146,6 +162,25 @@ def jobs_page(result: list[dict[str, Any]]) -> None:
         for job in result
     ]
     table(("job", "state", "ranks", "time", "cause"), rows)
+    for job in result if verbose else ():
+        _job_details(job)
+
+
+def _job_details(job: dict[str, Any]) -> None:
+    commit = "unknown commit" if job["commit"] is None else f"commit {job['commit'][:12]}"
+    price = "" if job["price_usd_per_hour"] is None else f", {money(job['price_usd_per_hour'])} per hour"
+    line(
+        f"{job['job']}: {shlex.join([job['script'] or '?', *job['args']])}; "
+        f"{commit}{' with changes' * bool(job['dirty'])}; {job['launcher']}, {job['world_size']} ranks on "
+        f"{len(job['nodes'])} x {job['instance_type']}{price}; {job['started']} to {job['ended'] or 'now'}"
+    )
+    if job["progress"]:
+        rows = [
+            ["slowest" if one["rank"] == job["slowest_rank"] else "", one["rank"]]
+            + ["" if one[key] is None else form.format(one[key]) for key, form in _MEASURES]
+            for one in job["progress"]
+        ]
+        table(("", "rank", "step", "done", "speed", "loss"), rows)
 
 
 def report_page(result: dict[str, Any]) -> None:

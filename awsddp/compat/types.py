@@ -225,5 +225,5 @@ def replacements(retired: Retired, offered: Collection[str], *, count: int = 3) 
 
 
 def disk_usd_per_hour(disk_gb: int) -> float:
-    """Return the list price of a gp3 volume of this size, an hour."""
+    """Return the list price of a gp3 volume of this size, per hour."""
     return disk_gb * DISK_USD_PER_GB_MONTH / HOURS_PER_MONTH

@@ -87,6 +87,28 @@ class Stream:
         return StreamError(f"the logs of {self._who} cannot be followed", text, "try: awsddp logs -f")
 
 
+@dataclass(frozen=True)
+class LogLine:
+    """A line of a rank: on which node it runs, and the text without its end."""
+
+    rank: int
+    node: int
+    text: str
+
+
+_LABEL = re.compile(rb"\[rank (\d+) @ node(\d+)\] (.*)")
+
+
+def split_lines(labelled: bytes) -> list[LogLine]:
+    """Return the lines that a Labeller gave out."""
+    matches = (_LABEL.match(line) for line in labelled.split(b"\n") if line)
+    return [
+        LogLine(rank=int(match[1]), node=int(match[2]), text=match[3].decode("utf-8", "replace"))
+        for match in matches
+        if match is not None
+    ]
+
+
 class Labeller:
     """Puts the label of one rank before each of its lines.
 

@@ -47,6 +47,7 @@ _MODULES = (
     "walk",
     "disks",
     "manifest",
+    "metrics",
     "launch",
     "main",
 )
@@ -143,7 +144,7 @@ def launch_requests(
     for invalid placeholders and without a script.
     """
     if not spec.job.script:
-        raise UsageError("there is no script to run", "", "try: awsddp train SCRIPT")
+        raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[rank.node] for rank in ranks if rank.local_rank == 0]
     port, link_port = _ports(slot, spec.job.master_port)
@@ -272,7 +273,7 @@ def choose_slot(
         raise ConfigError(
             f"job.master_port: port {port} is taken on node{first}",
             f"a job needs two: {master_port}, and the one above for its supervisors",
-            "choose another, or leave job.master_port out",
+            "choose another, or omit job.master_port",
         )
     raise ConfigError(
         f"node{first} has no free ports for another job",

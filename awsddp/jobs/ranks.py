@@ -92,7 +92,7 @@ def layout(
     count, each = _shape(len(nodes), gpus or CPU_RANKS_PER_NODE, world_size, nproc_per_node)
     if gpus and each > gpus:
         raise UsageError(
-            f"{each} ranks a node do not fit: a node has {_many(gpus, 'GPU')}",
+            f"{each} ranks per node do not fit: a node has {_many(gpus, 'GPU')}",
             "each rank drives a GPU of its own",
             f"try: --world-size {gpus * len(nodes)}, or more nodes",
         )
@@ -128,9 +128,9 @@ def _shape(available: int, default: int, world_size: int | None, each: int | Non
     if world_size % each or world_size > available * each:
         fits = [str(each * nodes) for nodes in range(1, available + 1)]
         raise UsageError(
-            f"{world_size} ranks, {each} a node, do not fit {_many(available, 'node')}",
-            f"with {each} a node, these world sizes fit: {', '.join(fits)}",
-            f"try: --world-size {fits[-1]}, or leave --nproc-per-node out",
+            f"{world_size} ranks, {each} per node, do not fit {_many(available, 'node')}",
+            f"with {each} per node, these world sizes fit: {', '.join(fits)}",
+            f"try: --world-size {fits[-1]}, or omit --nproc-per-node",
         )
     return world_size // each, each
 
@@ -224,9 +224,9 @@ def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str) -> str
 
 def _unknown(found: str, text: str) -> UsageError:
     return UsageError(
-        f"{found} in {text!r} is no placeholder",
+        f"invalid placeholder {found} in {text!r}",
         f"placeholders are: {' '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
-        "write a brace that is meant as such twice: {{ or }}",
+        "double a literal brace: {{ or }}",
     )
 
 

@@ -1,17 +1,19 @@
 """What a job came to: the documents of its nodes as one Job, and job.json at home."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from awsddp.answers import Facts
-from awsddp.cluster import Job
+from awsddp.cluster import Job, RankProgress
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.report import iso
 
+_PACE = ("step", "steps_per_second")
+_KEEPS_UP = 0.9
 _BY_WEIGHT = ("running", "failed", "cancelled", "interrupted", "succeeded")
 
 
@@ -22,7 +24,7 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     others saw counts. A rank is as its own node says. Raises NotFoundError where there is no document.
     """
     if not documents:
-        raise NotFoundError("no node knows this job", "", "try: awsddp jobs")
+        raise NotFoundError("job not found on any node", "", "try: awsddp jobs")
     believed = min(documents.values(), key=_weight)
     own = {(node, rank["rank"]): rank for node, found in documents.items() for rank in found["ranks"]}
     ranks = [_rank(rank, own.get((rank["node"], rank["rank"]))) for rank in believed["ranks"]]
@@ -38,7 +40,27 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
         "world_size": len(ranks),
         **_times(believed["state"], ranks),
     }
-    return msgspec.convert(document, Job)
+    job = msgspec.convert(document, Job)
+    if job.state != "running":
+        return job
+    progress = tuple(
+        msgspec.convert(one, RankProgress)
+        for _, said in sorted(documents.items())
+        for one in said.get("metrics", ())
+    )
+    return replace(job, progress=progress, slowest_rank=slowest_rank(progress))
+
+
+def slowest_rank(progress: Sequence[RankProgress]) -> int | None:
+    """Return the rank that is furthest behind the best one in steps or steps per second, None within 10 %."""
+    best = {key: max((getattr(one, key) or 0 for one in progress), default=0) for key in _PACE}
+
+    def pace(one: RankProgress) -> float:
+        known = [(getattr(one, key), best[key]) for key in _PACE if getattr(one, key) is not None]
+        return min((value / most for value, most in known if most > 0), default=1.0)
+
+    slowest = min(progress, key=pace, default=None)
+    return slowest.rank if slowest is not None and pace(slowest) < _KEEPS_UP else None
 
 
 def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str = "runs") -> tuple[Job, ...]:

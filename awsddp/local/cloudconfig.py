@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import IO, Any
 
+from awsddp.local import packages
+
 PATIENCE_S = 120.0
 OWN = re.compile(r"(?<![\w./-])(/etc/|/run/awsddp\b)")
 
@@ -47,7 +49,7 @@ def _cloud_config(
     except yaml.YAMLError as error:
         return [f"Failed loading yaml blob: {error}"]
     if not isinstance(config, dict):
-        return ["the user data is no mapping"]
+        return ["the user data is not a mapping"]
     errors: list[str] = []
     if first:
         _host_keys(config.get("ssh_keys") or {}, root / "etc/ssh")
@@ -62,7 +64,17 @@ def _cloud_config(
     for command in commands:
         words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
         errors += _run(words, environ, console)
-    return errors
+    return errors + (_missing(packages.wanted(text.encode())) if first else [])
+
+
+def _missing(names: list[str]) -> list[str]:
+    """What of the packages this machine lacks: without root none can be installed."""
+    query = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", "--"]
+    return [
+        f"packages: {name} is not installed on this machine, and loopback mode installs nothing"
+        for name in names
+        if subprocess.run([*query, name], capture_output=True, text=True).stdout != "installed"
+    ]
 
 
 def _host_keys(keys: dict[str, str], folder: Path) -> None:

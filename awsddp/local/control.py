@@ -24,7 +24,7 @@ from awsddp.local.place import Place
 REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
-VERSION = 2
+VERSION = 3
 """Of what a local cloud keeps and answers: raised when a client or a daemon of before could not read it."""
 KEPT = ("port", "block", "ssh_port", "access_key_id", "secret_access_key")
 
@@ -71,7 +71,7 @@ def start(
         raise LocalCloudError(
             f"the local cloud cannot use {place.folder}",
             why=str(error),
-            next="make room there, or set AWSDDP_HOME to another folder",
+            next="free disk space there, or set AWSDDP_HOME to another folder",
         ) from error
 
 
@@ -240,7 +240,7 @@ def _read_settings(place: Place) -> dict[str, Any]:
         version = settings.get("version", 1)
     except (ValueError, AttributeError) as error:
         raise LocalCloudError(
-            f"{place.settings} cannot be read",
+            f"cannot read {place.settings}",
             why=str(error),
             next="awsddp local stop (it ends all instances)",
         ) from error

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,12 @@ def serve(place: Place) -> None:
     store.save()
     hosts: Hosts = NoHosts()
     if mode == "nspawn":
-        from awsddp.local import torchenv
-        from awsddp.local.inside import Servers
+        from awsddp.local import inside, torchenv
         from awsddp.local.nspawn import NspawnHosts
 
         image = torchenv.describe(Path(settings["torch"]))
-        servers = Servers(lambda *asked: _metadata(emulator, secret, *asked))
-        hosts = NspawnHosts(place, image, metadata=servers, share=lambda: _shared(place))
+        inside.serve(partial(_metadata, emulator, store, secret), place.switch)
+        hosts = NspawnHosts(place, image, share=lambda: _shared(place))
     elif mode == "loopback":
         from awsddp.local.loopback import LoopbackHosts
 
@@ -191,15 +191,18 @@ def _image_tags(mode: str) -> dict[str, str]:
 
 
 def _metadata(
-    emulator: Any, secret: str, instance_id: str, method: str, path: str, headers: Any
+    emulator: Any, store: Any, secret: str, address: str, method: str, path: str, headers: Any
 ) -> tuple[int, bytes]:
-    """What an instance is told of itself."""
+    """Answer the metadata request of the instance with this address."""
     from awsddp.local import metadata
 
     with emulator.lock:
-        found = next((one for one in emulator.instances() if one.id == instance_id), None)
+        alive = (one for one in emulator.instances() if one.state != "terminated")
+        found = next((one for one in alive if one.private_ip == address), None)
         if found is None:
             return 404, b""
+        if metadata.renew_role(found):
+            store.save()
         return metadata.answer(found, method=method, path=path, headers=headers, secret=secret)
 
 

@@ -8,27 +8,33 @@ from __future__ import annotations
 
 import copy
 import ipaddress
+import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.responses import ActionResult
+from moto.core.utils import utcnow
 from moto.ec2 import exceptions as ec2_exceptions
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
+from moto.ec2.models.elastic_ip_addresses import ElasticAddress, ElasticAddressBackend
 from moto.ec2.models.elastic_network_interfaces import Attachment, NetworkInterface
 from moto.ec2.models.instances import Instance, StateReason
+from moto.ec2.models.spot_requests import SpotInstanceRequest
 from moto.ec2.models.subnets import Subnet
 from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses.instances import InstanceResponse
 from moto.ec2.utils import filter_dict_attribute_mapping
-from moto.iam.models import iam_backends
+from moto.iam.aws_managed_policies import aws_managed_policies_data
+from moto.iam.models import AWSManagedPolicy, iam_backends
 from moto.ssm.models import Parameter, ParameterDict, SimpleSystemManagerBackend
+from moto.sts.models import sts_backends
 
 from awsddp.local import dlami
 from awsddp.local.network import hardware_address
@@ -55,6 +61,7 @@ _original_attachment = Attachment.__init__
 _original_terminate = Instance.terminate
 _original_stop = Instance.stop
 _original_ssm_init = SimpleSystemManagerBackend.__init__
+_original_associate = ElasticAddressBackend.associate_address
 
 
 class Emulator:
@@ -88,10 +95,24 @@ class Emulator:
         key = iam.list_access_keys(USER)[0]
         return key.access_key_id, key.secret_access_key
 
-    def secret(self, access_key_id: str) -> str | None:
-        """The secret of an access key, None if there is no such key."""
+    def secret(self, access_key_id: str, session_token: str = "") -> str | None:
+        """Return the secret of an access key of a user or of an assumed role; None if it is not valid now."""
+        role = sts_backends[DEFAULT_ACCOUNT_ID]["aws"].get_assumed_role_from_access_key(access_key_id)
+        if role is not None:
+            valid = role.session_token == session_token and role.expiration > utcnow()
+            return role.secret_access_key if valid else None
         key = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].access_keys.get(access_key_id)
         return key.secret_access_key if key is not None and key.status == "Active" else None
+
+    def load_policy(self, arn: str) -> None:
+        """Make a policy of AWS's own known: moto would keep all of them or none."""
+        policies = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].managed_policies
+        name = arn.rpartition("/")[2]
+        if arn in policies or not arn.startswith("arn:aws:iam::aws:policy/"):
+            return
+        if found := json.loads(aws_managed_policies_data).get(name):
+            policy: Any = AWSManagedPolicy
+            policies[arn] = policy.from_data(name, DEFAULT_ACCOUNT_ID, "us-east-1", found)
 
     def forget_old(self, *, older_than_s: float = 3600) -> bool:
         """Drops terminated instances that EC2 would no longer list; true if there were any."""
@@ -103,6 +124,16 @@ class Emulator:
                     del backend.reservations[key]
                     changed = True
         return changed
+
+
+def elastic_addresses(instance: Any) -> frozenset[str]:
+    """Return the elastic IP addresses of an instance's interfaces."""
+    nics = {nic.id for nic in instance.nics.values()}
+    return frozenset(
+        address.public_ip
+        for address in instance.ec2_backend.addresses
+        if address.eni is not None and address.eni.id in nics
+    )
 
 
 def set_state(instance: Any, name: str) -> None:
@@ -129,6 +160,8 @@ def finish_terminate(instance: Any) -> None:
     _original_terminate(instance)
     instance._reason, instance.state_reason = reason, state_reason
     instance.ended = datetime.now(UTC)
+    for address in elastic_addresses(instance):
+        instance.ec2_backend.disassociate_address(address=address)
 
 
 def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
@@ -148,6 +181,9 @@ def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
         (SimpleSystemManagerBackend, "__init__", _ssm_init),
         (ParameterDict, "__reduce__", _reduce_parameters),
         (VPCBackend, "create_default_vpc", lambda self: _default_vpc(self, block)),
+        (SpotInstanceRequest, "launch_instance", _launched_for_spot),
+        (ElasticAddressBackend, "allocate_address", partialmethod(_allocate, block)),
+        (ElasticAddressBackend, "associate_address", _associate),
     ]
     for owner, name, value in changes:
         setattr(owner, name, value)
@@ -260,11 +296,7 @@ def _subnet_ip(self: Any, instance: Any) -> str:
 
     All VPCs share one network here: an address that another subnet gave away is not free.
     """
-    taken = {
-        eni.private_ip_address
-        for backend in list(ec2_backends[DEFAULT_ACCOUNT_ID].values())
-        for eni in list(backend.enis.values())
-    }
+    taken = _addresses_in_use()
     for address in list(self.cidr.hosts())[3:]:
         if str(address) not in taken | self._subnet_ips.keys() and address not in self._reserved_ips:
             self._subnet_ips[str(address)] = instance
@@ -274,6 +306,54 @@ def _subnet_ip(self: Any, instance: Any) -> str:
         f"There are not enough free addresses in subnet '{self.id}' to satisfy the requested number of "
         "instances.",
     )
+
+
+def _addresses_in_use() -> set[str]:
+    """All private and elastic addresses of all regions."""
+    backends = list(ec2_backends[DEFAULT_ACCOUNT_ID].values())
+    private = {eni.private_ip_address for backend in backends for eni in list(backend.enis.values())}
+    return {str(one) for one in private} | {
+        address.public_ip for backend in backends for address in backend.addresses
+    }
+
+
+def _launched_for_spot(self: Any) -> Any:
+    """The instance of a spot request: launched already, by the path of every launch (launches.py)."""
+    instance = self.ec2_backend.launched_for_spot.pop(0)
+    instance.spot_instance_request_id = self.id
+    return instance
+
+
+def _allocate(
+    self: Any, block: ipaddress.IPv4Network, domain: str, address: str | None = None, tags: Any = None
+) -> Any:
+    """An elastic IP from the last /24 of the block. All are of domain vpc, as EC2-Classic is retired."""
+    if address is not None:
+        raise ec2_exceptions.EC2ClientError(
+            "InvalidAddress.NotFound", f"The address '{address}' does not belong to you."
+        )
+    *_, pool = block.subnets(new_prefix=24)
+    taken = _addresses_in_use()
+    free = [str(one) for one in pool.hosts() if str(one) not in taken]
+    if not free:
+        raise ec2_exceptions.EC2ClientError(
+            "AddressLimitExceeded", "The maximum number of addresses has been reached."
+        )
+    elastic: Any = ElasticAddress
+    made = elastic(self, domain="vpc", address=free[0], tags=tags)
+    self.addresses.append(made)
+    return made
+
+
+def _associate(self: Any, *, instance: Any = None, eni: Any = None, **chosen: Any) -> Any:
+    """moto's association, after what the address and the interface were associated with before."""
+    eni = eni or instance.nics[0]
+    address, allocation_id = chosen.get("address"), chosen.get("allocation_id")
+    for one in [one for one in self.addresses if one.eni is not None]:
+        named = one.public_ip == address or one.allocation_id == allocation_id
+        if one.eni.id == eni.id or (named and chosen.get("reassociate")):
+            self.disassociate_address(address=one.public_ip)
+    return _original_associate(self, instance=eni.instance, eni=eni, **chosen)
 
 
 def _default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:

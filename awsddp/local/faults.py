@@ -100,7 +100,7 @@ class Faults:
         if "clear" in asked:
             wanted = asked["clear"]
             if wanted is not None and wanted not in [fault.id for fault in self._faults]:
-                raise UsageError(f"there is no fault {wanted}", "", "awsddp local fault list")
+                raise UsageError(f"fault not found: {wanted}", "", "awsddp local fault list")
             self._keep([] if wanted is None else [fault for fault in self._faults if fault.id != wanted])
         return [asdict(fault) for fault in self._in_force()]
 
@@ -200,10 +200,10 @@ def _checked(fault: Fault) -> Fault:
         near = difflib.get_close_matches(fault.operation, operations, n=1)
         known = "it is one of EC2, SSM, STS, IAM, Service Quotas or Pricing, or *"
         hint = f"did you mean {near[0]}?" if near else f"{known}; or the id of an instance"
-        raise UsageError(f"there is no operation {fault.operation}", hint, "awsddp local fault add --help")
+        raise UsageError(f"unknown operation {fault.operation}", hint, "awsddp local fault add --help")
     if fault.effect not in EFFECTS and not CODE.fullmatch(fault.effect):
         raise UsageError(
-            f"{fault.effect} is no fault",
+            f"unknown fault {fault.effect}",
             f"it is one of {', '.join(EFFECTS)}, or a code of EC2's such as RequestLimitExceeded",
             "awsddp local fault add --help",
         )

@@ -7,8 +7,6 @@ something, it is written down before the reply goes out, and the hosts are told.
 from __future__ import annotations
 
 import base64
-import hashlib
-import io
 import json
 import socket
 import time
@@ -18,22 +16,56 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlencode
 from xml.sax.saxutils import escape
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
 from awsddp.errors import AwsddpError
-from awsddp.local import faults, node_faults, placement, quotas, refusals, reservations
+from awsddp.local import (
+    attributes,
+    faults,
+    launches,
+    market,
+    node_faults,
+    placement,
+    quotas,
+    refusals,
+    reservations,
+    scope,
+)
 from awsddp.local.emulator import Emulator
 from awsddp.local.faults import Fault, Faults
 from awsddp.local.lifecycle import Lifecycle
-from awsddp.local.requests import Refusal, Reply, Request, check_signature, ec2_reply, read, refuse
-from awsddp.local.store import Launch, Store
+from awsddp.local.requests import Refusal, Reply, Request, check_signature, ec2_reply, read, refuse, stamp
+from awsddp.local.store import Store
 
 SERVICES = frozenset({"ec2", "ssm", "sts", "iam", "kms", "servicequotas"})
 ADMIN = "/_awsddp/"
-NOT_ASKED = ("ClientToken", "DryRun")  # of a launch: what may differ when it is sent again
+
+Check = Callable[[Request, Any], None]
+Handler = Callable[[Request, Any], Reply]
+
+# What EC2 refuses and moto lets pass.
+CHECKS: dict[str, Check] = {
+    "CreateCapacityReservation": refusals.check_reservation,
+    "CreateNetworkInterface": refusals.check_addresses,
+    "CreateTags": refusals.check_tagged,
+    "DeleteNetworkInterface": refusals.check_interface_free,
+    "DeleteSecurityGroup": refusals.check_group_unused,
+    "DeleteSubnet": refusals.check_unused,
+    "DeleteTags": refusals.check_tagged,
+    "DeleteVpc": refusals.check_unused,
+    "StartInstances": refusals.check_start,
+}
+# Where moto's default is not EC2's.
+DEFAULTS = {"AssociateAddress": {"AllowReassociation": "true"}}
+# What moto lacks or does wrong.
+HANDLERS: dict[str, Handler] = {
+    **dict.fromkeys(placement.ACTIONS, placement.answer),
+    **dict.fromkeys(reservations.ACTIONS, reservations.answer),
+    "DescribeSpotPriceHistory": market.answer,
+    "ModifyInstanceAttribute": attributes.modify,
+}
 
 
 class Front:
@@ -61,6 +93,13 @@ class Front:
         self.asked_at = time.monotonic()
         """When the API was last asked for something."""
         self._moto = DomainDispatcherApplication(create_backend_app)
+        self._launcher = launches.Launcher(
+            emulator,
+            store,
+            routed=lifecycle.boots,
+            user_data_keys=scope.USER_DATA_KEYS.get(mode),
+            forward=self._forward,
+        )
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
@@ -121,22 +160,24 @@ class Front:
             service = request.service
             target = target or (rest and service != "s3")
             with self._emulator.lock:
-                check_signature(request, environ, self._emulator.secret)
+                check_signature(request, self._emulator.secret)
                 fault = self._strike(request)
             if fault is not None and fault.effect == "delay":
                 time.sleep(fault.seconds)
-            reply = self._carry_out(request, environ, fault)
+            reply = self._carry_out(request, fault)
             if fault is not None and fault.effect == "late":
                 time.sleep(fault.seconds)
             if fault is not None and fault.effect == "lost":
                 raise ConnectionResetError("a fault: the reply is lost")
-            return reply
+            return stamp(reply)
         except Refusal as refusal:
             return refuse(refusal, service=service, target=target)
         except ConnectionError:
             raise
         except NotImplementedError:
-            return refuse(_not_here(request.action, service=service), service=service, target=target)
+            return refuse(
+                scope.not_carried_out(request.action, service=service), service=service, target=target
+            )
         except Exception:
             traceback.print_exc()
             internal = Refusal(
@@ -163,12 +204,12 @@ class Front:
             fault, instance_type=request.parameters.get("InstanceType", "such"), zone=zone or "any zone"
         )
 
-    def _carry_out(self, request: Request, environ: dict[str, Any], fault: Fault | None) -> Reply:
+    def _carry_out(self, request: Request, fault: Fault | None) -> Reply:
         """What the request asks for; written down before the reply."""
         with self._emulator.lock:
             before = self._store.size()
             with self._view(request, fault):
-                reply = self._answer(request, environ)
+                reply = self._answer(request)
             if request.changes and request.service == "ec2":
                 faults.mark(self._backend(request))
             if request.changes or self._store.size() != before:
@@ -207,91 +248,33 @@ class Front:
         try:
             return self._emulator.backend(request.region)
         except KeyError:
-            raise Refusal("AuthFailure", f"There is no region {request.region}") from None
+            raise Refusal("AuthFailure", f"Unknown region {request.region}") from None
 
-    def _answer(self, request: Request, environ: dict[str, Any]) -> Reply:
-        action = request.action
-        if request.service == "servicequotas" and action in quotas.ACTIONS:
+    def _answer(self, request: Request) -> Reply:
+        if request.service == "servicequotas" and request.action in quotas.ACTIONS:
             known = quotas.answer(request, self._backend(request))
-            return known or self._ask_moto(request, environ)
+            return known or self._forward(request)
         if request.service not in SERVICES:
             raise Refusal("UnknownOperationException", f"The local cloud has no service {request.service}.")
+        scope.check_action(request, mode=self._mode)
         if request.service != "ec2":
-            return self._ask_moto(request, environ)
+            self._emulator.load_policy(request.parameters.get("PolicyArn", ""))
+            return self._forward(request)
         backend = self._backend(request)
         refusals.check_ids(request)
-        if action == "RunInstances":
-            return self._launch(request, environ, backend)
-        if action in placement.ACTIONS:
-            return placement.answer(request, backend)
-        if action in reservations.ACTIONS:
-            refusals.check_reservation(request, backend)
-            return reservations.answer(request, backend)
-        if action == "GetConsoleOutput":
+        if request.action in launches.ACTIONS:
+            return self._launcher.answer(request, backend)
+        if request.action == "GetConsoleOutput":
             return self._console(request, backend)
-        if action == "DeleteSecurityGroup":
-            refusals.check_group_unused(request, backend)
-        elif action == "DeleteNetworkInterface":
-            refusals.check_interface_free(request, backend)
-        elif action in ("DeleteSubnet", "DeleteVpc"):
-            refusals.check_unused(request, backend)
-        elif action in ("CreateTags", "DeleteTags"):
-            refusals.check_tagged(request, backend)
-        elif action == "StartInstances":
-            refusals.check_start(request, backend)
-        return self._ask_moto(request, environ)
-
-    def _launch(self, request: Request, environ: dict[str, Any], backend: Any) -> Reply:
-        """RunInstances; the same token and request again is answered with what was launched then."""
-        digest = _digest(request)
-        key = (request.region, request.parameters.get("ClientToken", ""))
-        if key[1] and (earlier := self._store.launches.get(key)):
-            return self._replay(earlier, digest, backend)
-        refusals.check_launch(request, backend)
-        placement.check_known(request.parameters.get("Placement.GroupName", ""), backend)
-        parameters = {**request.parameters, "MinCount": request.parameters.get("MaxCount", "1")}
-        if not {"SubnetId", "NetworkInterface.1.SubnetId"} & set(parameters):
-            nics = any(name.startswith("NetworkInterface.1.") for name in parameters)
-            subnet = refusals.default_subnet(request, backend)
-            if subnet is None:
-                raise Refusal(
-                    "MissingInput", "No default subnet can take this instance type. Specify a subnet."
-                )
-            parameters["NetworkInterface.1.SubnetId" if nics else "SubnetId"] = subnet
-        if self._lifecycle.boots:
-            refusals.check_subnet(request, backend, self._emulator.block)
-        reserved = refusals.check_capacity(replace(request, parameters=parameters), backend)
-        before = {instance.id for instance in self._emulator.instances()}
-        reply = self._ask_moto(request, environ, parameters)
-        made = [instance for instance in self._emulator.instances() if instance.id not in before]
-        if made:
-            _tag_interfaces(request, made)
-            _give_role(request, backend, made)
-            placement.remember(request, made)
-            reservations.remember(request, made, reserved)
-            if key[1]:
-                self._store.launches[key] = Launch(digest, reply, tuple(one.id for one in made))
+        if check := CHECKS.get(request.action):
+            check(request, backend)
+        if handler := HANDLERS.get(request.action):
+            return handler(request, backend)
+        defaults = DEFAULTS.get(request.action, {})
+        reply = self._forward(replace(request, parameters={**defaults, **request.parameters}))
+        if request.action in launches.TEMPLATE_ACTIONS and reply[0].startswith("200"):
+            launches.remember_template(request, backend)
         return reply
-
-    def _replay(self, earlier: Launch, digest: str, backend: Any) -> Reply:
-        if earlier.digest != digest:
-            raise Refusal(
-                "IdempotentParameterMismatch",
-                "Arguments on this idempotent request are inconsistent with arguments used in previous "
-                "request(s).",
-            )
-        alive = {
-            instance.id
-            for reservation in backend.reservations.values()
-            for instance in reservation.instances
-            if instance.state not in ("shutting-down", "terminated")
-        }
-        if not alive & set(earlier.instance_ids):
-            raise Refusal(
-                "IdempotentInstanceTerminated",
-                "The instances launched with this client token have been terminated. Please use a new token.",
-            )
-        return earlier.reply
 
     def _console(self, request: Request, backend: Any) -> Reply:
         instance_id = request.parameters.get("InstanceId", "")
@@ -304,54 +287,12 @@ class Front:
             f"<timestamp>{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}</timestamp><output>{text}</output>",
         )
 
-    def _ask_moto(
-        self, request: Request, environ: dict[str, Any], parameters: dict[str, str] | None = None
-    ) -> Reply:
-        body = request.body if parameters is None else urlencode(parameters).encode()
+    def _forward(self, request: Request) -> Reply:
+        """Return moto's reply."""
         answer: list[Any] = []
 
         def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
             answer[:] = [status, [pair for pair in headers if pair[0].lower() != "content-length"]]
 
-        inner = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-        chunks = self._moto(inner, start_response)
-        content = b"".join(chunks)
+        content = b"".join(self._moto(request.wsgi_environ(), start_response))
         return answer[0], answer[1], content
-
-
-def _not_here(action: str, *, service: str) -> Refusal:
-    """What moto does not know of a service that is here."""
-    if service == "ec2":
-        return Refusal("UnsupportedOperation", f"The local cloud does not carry out {action}.")
-    return Refusal("UnknownOperationException", f"The local cloud does not carry out {service}:{action}.")
-
-
-def _digest(request: Request) -> str:
-    asked = sorted((k, v) for k, v in request.parameters.items() if k not in NOT_ASKED)
-    return hashlib.sha256(repr(asked).encode()).hexdigest()
-
-
-def _tag_interfaces(request: Request, instances: list[Any]) -> None:
-    """Tags for network interfaces in the launch, which moto drops."""
-    tags: dict[str, str] = {}
-    number = 1
-    while kind := request.parameters.get(f"TagSpecification.{number}.ResourceType"):
-        stem = f"TagSpecification.{number}.Tag"
-        count = 1
-        while kind == "network-interface" and (name := request.parameters.get(f"{stem}.{count}.Key")):
-            tags[name] = request.parameters.get(f"{stem}.{count}.Value", "")
-            count += 1
-        number += 1
-    for instance in instances:
-        for nic in instance.nics.values():
-            nic.add_tags(tags)
-
-
-def _give_role(request: Request, backend: Any, instances: list[Any]) -> None:
-    """The instance profile of the launch, which moto gives to its first instance alone."""
-    name, arn = (request.parameters.get(f"IamInstanceProfile.{key}") for key in ("Name", "Arn"))
-    for instance in instances if name or arn else ():
-        if instance.id not in backend.iam_instance_profile_associations:
-            backend.associate_iam_instance_profile(
-                instance.id, iam_instance_profile_name=name, iam_instance_profile_arn=arn
-            )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from awsddp.local.network import METADATA_ADDRESS
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -35,6 +37,7 @@ def _chain(hook: str, interface: str, side: str, rules: Iterable[Rule]) -> list[
         f"  type filter hook {hook} priority 0; policy drop;",
         "  ct state established,related accept",
         f"  {interface} lo accept",
+        f"  ip {side} {METADATA_ADDRESS} accept",  # EC2's groups do not hold the metadata service
         *(f"  {match} accept" for match in matches),
         " }",
     ]

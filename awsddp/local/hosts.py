@@ -63,6 +63,9 @@ class Hosts(Protocol):
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
         """Puts its security groups in force (nftables)."""
 
+    def assign(self, instance_id: str, addresses: frozenset[str]) -> None:
+        """Let it answer at these elastic IPs as well, and at no others; also when it boots later."""
+
     def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
         """Lets it have these faults of node_faults.py, and heals others; false while it has not booted."""
 
@@ -103,6 +106,9 @@ class NoHosts:
         return b""
 
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
+        return None
+
+    def assign(self, instance_id: str, addresses: frozenset[str]) -> None:
         return None
 
     def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:

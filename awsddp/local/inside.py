@@ -1,20 +1,17 @@
-"""HTTP servers inside the hosts' network namespaces, all in this process: what answers on 169.254.169.254.
+"""The HTTP server of the metadata service, on 169.254.169.254 beside the nodes: in the switch's namespace.
 
-A socket belongs to the namespace in which it was made, whoever accepts from it later.
+Port 80 of the nodes themselves stays free. A socket belongs to the namespace in which it was made, whoever
+accepts from it later; a node is known by its address.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import selectors
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from awsddp.local.network import METADATA_ADDRESS, NAMESPACES
 
@@ -22,75 +19,51 @@ CLONE_NEWNET = 0x40000000
 PATIENCE_S = 5.0
 
 Ask = Callable[[str, str, str, Mapping[str, str]], tuple[int, bytes]]
-"""Instance id, method, path and headers (lower-case names) to status and body."""
+"""Address of the node, method, path and headers (lower-case names) to status and body."""
 
 
-class Servers:
-    """One listening socket for each host; one thread accepts, a few answer."""
+def serve(ask: Ask, namespace: str) -> None:
+    """Serve in a namespace until this process ends.
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-        self._lock = threading.Lock()
-        self._sockets: dict[str, socket.socket] = {}
-        self._selector = selectors.DefaultSelector()
-        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="metadata")
-        self._thread = threading.Thread(target=self._accept, name="metadata", daemon=True)
+    :raises OSError: the address cannot be bound there.
+    """
 
-    def open(self, instance_id: str, namespace: str) -> None:
-        """Listens in a host's namespace; one that listens already is fine."""
-        with self._lock:
-            if instance_id in self._sockets or not (NAMESPACES / namespace).exists():
-                return
-            listening = _listen(namespace)
-            self._sockets[instance_id] = listening
-            self._selector.register(listening, selectors.EVENT_READ, instance_id)
-            if not self._thread.is_alive():
-                self._thread.start()
+    class Handler(BaseHTTPRequestHandler):
+        """One connection with one or more requests."""
 
-    def close(self, instance_id: str) -> None:
-        """Leaves a host's namespace, which could not end else; none is fine."""
-        with self._lock:
-            listening = self._sockets.pop(instance_id, None)
-            if listening is not None:
-                self._selector.unregister(listening)
-                listening.close()
+        server_version = "EC2ws"
+        protocol_version = "HTTP/1.1"
+        timeout = PATIENCE_S
 
-    def _accept(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                listening: Any = key.fileobj
-                with suppress(OSError):
-                    connection, peer = listening.accept()
-                    connection.settimeout(PATIENCE_S)
-                    self._pool.submit(self._serve, connection, peer, key.data)
+        def reply(self) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            self.rfile.read(int(headers.get("content-length", 0)))
+            status, body = ask(self.client_address[0], self.command, self.path, headers)
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
-    def _serve(self, connection: socket.socket, peer: Any, instance_id: str) -> None:
-        ask = self._ask
+        do_GET = do_PUT = do_POST = do_HEAD = reply
 
-        class Handler(BaseHTTPRequestHandler):
-            """One connection, one request or several."""
+        def log_message(self, format: str, *args: object) -> None:
+            return None
 
-            server_version = "EC2ws"
-            protocol_version = "HTTP/1.1"
+    server = _Server((METADATA_ADDRESS, 80), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = _listen(namespace)
+    threading.Thread(target=server.serve_forever, name="metadata", daemon=True).start()
 
-            def reply(self) -> None:
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                self.rfile.read(int(headers.get("content-length", 0)))
-                status, body = ask(instance_id, self.command, self.path, headers)
-                self.send_response(status)
-                self.send_header("Content-Type", "text/plain")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
 
-            do_GET = do_PUT = do_POST = do_HEAD = reply
+class _Server(ThreadingHTTPServer):
+    """A server that says nothing of clients that leave early."""
 
-            def log_message(self, format: str, *args: Any) -> None:
-                return None
+    daemon_threads = True
 
-        with connection, suppress(OSError, ValueError):
-            Handler(connection, peer, None)  # type: ignore[arg-type]
+    def handle_error(self, request: object, client_address: object) -> None:
+        return None
 
 
 def _listen(namespace: str) -> socket.socket:
@@ -105,9 +78,7 @@ def _listen(namespace: str) -> socket.socket:
                     raise OSError(ctypes.get_errno(), f"setns {namespace}")
             finally:
                 os.close(descriptor)
-            listening = socket.create_server((METADATA_ADDRESS, 80))
-            listening.setblocking(False)
-            made.append(listening)
+            made.append(socket.create_server((METADATA_ADDRESS, 80)))
         except OSError as error:
             made.append(error)
 

@@ -46,6 +46,7 @@ class Lifecycle:
         self._broken: dict[str, str] = {}
         self._asked: dict[str, float] = {}
         self._rules: dict[str, str] = {}
+        self._elastic: dict[str, frozenset[str]] = {}
         self._suffered: dict[str, frozenset[str]] = {}
         self._begun = self._ended = 0
         self._turn = threading.Condition()
@@ -131,11 +132,13 @@ class Lifecycle:
             self._faults.forget_nodes({one.id for one in living})
             effects = {one.id: self._faults.of(one.id) for one in living}
             rules = {one.id: _rules(one, living) + node_faults.rules(effects[one.id]) for one in living}
+            elastic = {one.id: records.elastic_addresses(one) for one in living}
             names = {one.private_ip: one.private_dns_name for one in living}
             unsettled = bool(self._busy) or any(
                 one.state not in (*ENDED, "running") or one.reboot_wanted for one in living
             )
         self._enforce(rules, names)
+        self._assign(elastic)
         self._break_nodes(effects)
         return not unsettled and not changed
 
@@ -149,6 +152,14 @@ class Lifecycle:
             self._names = names
         for gone in set(self._rules) - set(rules):
             del self._rules[gone]
+
+    def _assign(self, elastic: dict[str, frozenset[str]]) -> None:
+        for instance_id, addresses in elastic.items():
+            if instance_id not in self._busy and self._elastic.get(instance_id) != addresses:
+                self._hosts.assign(instance_id, addresses)
+                self._elastic[instance_id] = addresses
+        for gone in set(self._elastic) - set(elastic):
+            del self._elastic[gone]
 
     def _break_nodes(self, effects: dict[str, frozenset[str]]) -> None:
         """Brings about what rules cannot: at each boot and change, and after a restart of the daemon."""

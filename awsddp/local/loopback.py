@@ -214,6 +214,9 @@ class LoopbackHosts:
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
         return None
 
+    def assign(self, instance_id: str, addresses: frozenset[str]) -> None:
+        return None
+
     def announce(self, names: dict[str, str]) -> None:
         return None
 

@@ -11,9 +11,15 @@ import hmac
 import json
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
+from moto.core.utils import utcnow
+from moto.sts.models import sts_backends
+
 LONGEST_S = 21600
+SESSION_S = 21600
+RENEWED_S = 3600  # before credentials expire, new ones are handed out
 TOKEN = "x-aws-ec2-metadata-token"
 TTL = "x-aws-ec2-metadata-token-ttl-seconds"
 
@@ -117,9 +123,67 @@ def _tree(instance: Any) -> dict[str, Any]:
         "region": instance.region_name,
         "version": "2017-09-30",
     }
+    facts["iam"] = _role(instance)
     meta_data = {name: value for name, value in facts.items() if value not in (None, "")}
     dynamic = {"instance-identity": {"document": json.dumps(document, indent=2)}}
     return {"latest": {"dynamic": dynamic, "meta-data": meta_data}}
+
+
+def _role(instance: Any) -> dict[str, Any] | None:
+    """The instance profile and its role's credentials; None without one.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html
+    """
+    profile = _profile(instance)
+    if profile is None:
+        return None
+    info = {
+        "Code": "Success",
+        "LastUpdated": f"{instance.launch_time:%Y-%m-%dT%H:%M:%SZ}",
+        "InstanceProfileArn": profile.arn,
+        "InstanceProfileId": profile.id,
+    }
+    roles = {role.name: json.dumps(_credentials(instance, role), indent=2) for role in profile.roles}
+    return {"info": json.dumps(info, indent=2), "security-credentials": roles}
+
+
+def _profile(instance: Any) -> Any:
+    association = instance.ec2_backend.iam_instance_profile_associations.get(instance.id)
+    return None if association is None else association.iam_instance_profile
+
+
+def _credentials(instance: Any, role: Any) -> dict[str, str]:
+    session = instance.role_session
+    return {
+        "Code": "Success",
+        "LastUpdated": f"{session.expiration - timedelta(seconds=SESSION_S):%Y-%m-%dT%H:%M:%SZ}",
+        "Type": "AWS-HMAC",
+        "AccessKeyId": session.access_key_id,
+        "SecretAccessKey": session.secret_access_key,
+        "Token": session.session_token,
+        "Expiration": f"{session.expiration:%Y-%m-%dT%H:%M:%SZ}",
+    }
+
+
+def renew_role(instance: Any) -> bool:
+    """Make new credentials for the instance's role where it has none that last; true if it did."""
+    profile = _profile(instance)
+    session: Any = getattr(instance, "role_session", None)
+    if profile is None or not profile.roles:
+        return False
+    arn = profile.roles[0].arn
+    lasts = session is not None and session.expiration > utcnow() + timedelta(seconds=RENEWED_S)
+    if lasts and session.role_arn == arn:
+        return False
+    instance.role_session = sts_backends[instance.owner_id]["aws"].assume_role(
+        region_name=instance.region_name,
+        role_session_name=instance.id,
+        role_arn=arn,
+        policy="",
+        duration=SESSION_S,
+        external_id="",
+    )
+    return True
 
 
 def _interface(nic: Any) -> dict[str, Any]:

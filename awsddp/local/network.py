@@ -151,7 +151,8 @@ def _make_switch(place: Place, block: ipaddress.IPv4Network) -> None:
         name,
         "-batch",
         "-",
-        text="link set lo up\nlink add vpc type bridge\nlink set vpc up\nlink set machine master vpc up\n",
+        text="link set lo up\nlink add vpc type bridge\nlink set vpc up\nlink set machine master vpc up\n"
+        f"addr add {METADATA_ADDRESS}/32 dev vpc\nroute add {block} dev vpc\n",
     )
     # Debian's kernel may lack the bridge family of nftables: then the missing default route still holds.
     with suppress(LocalCloudError):
@@ -189,9 +190,24 @@ def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> Non
         name,
         "-batch",
         "-",
-        text=f"link set lo up\naddr add {METADATA_ADDRESS}/32 dev lo\n"
-        f"addr add {address}/{prefix} dev ens5\nlink set ens5 up\n",
+        text=f"link set lo up\naddr add {address}/{prefix} dev ens5\nlink set ens5 up\n"
+        f"route add {METADATA_ADDRESS}/32 dev ens5\n",
     )
+
+
+def assign(place: Place, instance_id: str, addresses: frozenset[str]) -> None:
+    """Let a node answer at exactly these elastic IPs.
+
+    They are on `lo`: as on EC2, `ens5` does not show them.
+    """
+    name = place.machine(instance_id)
+    shown = json.loads(run("ip", "-n", name, "-4", "-json", "addr", "show", "dev", "lo") or "[{}]")
+    all_of_lo = {one["local"] for one in shown[0].get("addr_info", [])}
+    present = {address for address in all_of_lo if not address.startswith("127.")}
+    lines = [f"addr add {address}/32 dev lo" for address in addresses - present]
+    lines += [f"addr del {address}/32 dev lo" for address in present - addresses]
+    if lines:
+        run("ip", "-n", name, "-batch", "-", text="\n".join(lines) + "\n")
 
 
 def unplug(place: Place, instance_id: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from awsddp.errors import UsageError
 from awsddp.local import cgroups
+from awsddp.local.network import METADATA_ADDRESS
 
 LASTING = ("cut", "one-way", "frozen", "full-disk")
 ONCE = ("reboot", "poweroff")
@@ -42,11 +43,13 @@ def check(asked: Mapping[str, Any], *, states: Mapping[str, str], mode: str) -> 
     """
     instance_id, effect = asked["operation"], asked["effect"]
     if effect not in LASTING + ONCE:
-        raise UsageError(f"{effect} is no fault of a node", f"it is one of {', '.join(LASTING + ONCE)}", HELP)
+        raise UsageError(
+            f"invalid fault of a node: {effect}", f"it is one of {', '.join(LASTING + ONCE)}", HELP
+        )
     alive = [one for one, state in states.items() if state not in ("shutting-down", "terminated")]
     if instance_id not in alive:
-        known = ", ".join(alive) or "none: awsddp up --local makes some"
-        raise UsageError(f"there is no instance {instance_id}", f"the instances are {known}", HELP)
+        known = ", ".join(alive) or "none: run awsddp up --local"
+        raise UsageError(f"instance not found: {instance_id}", f"the instances are {known}", HELP)
     if given := sorted({"times", "seconds", "only"} & set(asked)):
         raise UsageError(f"--{given[0]} is for faults of calls", "a fault of a node takes --for", HELP)
     if effect in ONCE and "for_s" in asked:
@@ -69,9 +72,12 @@ def rules(effects: frozenset[str]) -> str:
     What passes is dropped, not refused: connections live on once it heals.
     """
     chains = ""
-    for hook, side in (("input", "iif"), ("output", "oif")):
+    for hook, side, peer in (("input", "iif", "saddr"), ("output", "oif", "daddr")):
         if "cut" in effects or (hook == "output" and "one-way" in effects):
-            chains += f" chain {hook} {{\n  type filter hook {hook} priority -10;\n  {side} != lo drop\n }}\n"
+            chains += (
+                f" chain {hook} {{\n  type filter hook {hook} priority -10;\n"
+                f"  ip {peer} {METADATA_ADDRESS} accept\n  {side} != lo drop\n }}\n"
+            )
     return f"table inet faults\ndelete table inet faults\ntable inet faults {{\n{chains}}}\n"
 
 

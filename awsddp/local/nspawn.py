@@ -20,9 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from awsddp.errors import LocalCloudError
-from awsddp.local import cgroups, network, node_faults, rehearsal, rootfs, torchenv
+from awsddp.local import cgroups, network, node_faults, packages, rehearsal, rootfs, torchenv
 from awsddp.local.hosts import Condition, HostSpec
-from awsddp.local.inside import Servers
 from awsddp.local.place import Place
 from awsddp.local.torchenv import TorchEnvironment
 
@@ -61,28 +60,31 @@ class NspawnHosts:
         place: Place,
         image: TorchEnvironment,
         *,
-        metadata: Servers,
         share: Callable[[], list[Path]] = list,
     ) -> None:
         self._place = place
         self._image = image
-        self._metadata = metadata
         self._share = share
         self._hosts = "127.0.0.1 localhost\n"
         self._layer_lock = threading.Lock()
+        self._packages_lock = threading.Lock()
 
     def boot(self, spec: HostSpec) -> None:
         node = self._folder(spec.instance_id)
         cgroups.end(self._place, spec.instance_id)
         if not (node / "made").exists():
             self._make(node, spec)
+            with self._packages_lock:
+                packages.provide(packages.wanted(spec.user_data), self._place.packages)
+        _write_seed(node / "seed", spec)
+        if spec.rehearsal is not None:
+            rehearsal.install(node / "rehearsal" / rehearsal.PACKAGES, spec.rehearsal)
         for name in ("exit", "pid", "wrapper", ANSWERS):
             (node / name).unlink(missing_ok=True)
         network.unplug(self._place, spec.instance_id)
-        self._metadata.close(spec.instance_id)  # after that: `announce` cannot open it again
         network.plug_in(self._place, spec.instance_id, spec.address, prefix=spec.prefix)
         network.load_rules(self._place, spec.instance_id, (node / "rules").read_text())
-        self._metadata.open(spec.instance_id, self._place.machine(spec.instance_id))
+        network.assign(self._place, spec.instance_id, _addresses(node))
         groups = cgroups.make(self._place, spec.instance_id)
         with (node / "console.log").open("ab") as console:
             launch = ["sh", "-c", LAUNCHER, "sh", "\n".join(map(str, groups)), WRAPPER, str(node)]
@@ -108,9 +110,6 @@ class NspawnHosts:
                 rootfs.build_layer(self._place.layer / "upper", libraries=self._image.libraries)
                 (self._place.layer / "work").mkdir()
         _format(node / "disk.img", gib=spec.disk_gib, content=self._place.layer)
-        _write_seed(node / "seed", spec)
-        if spec.rehearsal is not None:
-            rehearsal.install(node / "rehearsal" / rehearsal.PACKAGES, spec.rehearsal)
         (node / "hosts").write_text(self._hosts)
         (node / "made").touch()
         (node / "hosts").write_text(self._hosts)  # `announce` may have come between
@@ -131,6 +130,7 @@ class NspawnHosts:
             *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=read-only"),
             *(f"--bind={_escape(node / 'hosts')}:/etc/hosts", f"--bind={_escape(node / 'marks')}:/{MARKS}"),
             *(f"--bind-ro={_escape(node / 'seed')}:/{SEED}", *shown),
+            f"--bind-ro={_escape(self._place.packages)}:{packages.AT}",
         ]
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
@@ -148,7 +148,6 @@ class NspawnHosts:
     def remove(self, instance_id: str) -> None:
         cgroups.end(self._place, instance_id)
         network.unplug(self._place, instance_id)
-        self._metadata.close(instance_id)
         shutil.rmtree(self._folder(instance_id), ignore_errors=True)
         with suppress(OSError):
             (RUNTIME / "propagate" / self._place.machine(instance_id)).rmdir()
@@ -186,6 +185,14 @@ class NspawnHosts:
         if (network.NAMESPACES / self._place.machine(instance_id)).exists():
             network.load_rules(self._place, instance_id, ruleset)
 
+    def assign(self, instance_id: str, addresses: frozenset[str]) -> None:
+        node = self._folder(instance_id)
+        node.mkdir(parents=True, exist_ok=True)
+        if _addresses(node) != addresses:
+            (node / "addresses").write_text("\n".join(sorted(addresses)))
+            if (network.NAMESPACES / self._place.machine(instance_id)).exists():
+                network.assign(self._place, instance_id, addresses)
+
     def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
         node, wrapper = self._folder(instance_id), self._pid(instance_id, "wrapper")
         if wrapper is None:
@@ -208,10 +215,6 @@ class NspawnHosts:
             # In place: the file is mounted over /etc/hosts, a new one would not be seen.
             with suppress(FileNotFoundError):
                 (mark.parent / "hosts").write_text(self._hosts)
-            # After a restart of the daemon its sockets in the hosts are gone. Who is only now plugged in or
-            # removed, by another thread, has no address to listen on.
-            with suppress(OSError):
-                self._metadata.open(mark.parent.name, self._place.machine(mark.parent.name))
 
     def exits(self, instance_id: str) -> int | None:
         # Not nspawn itself: the wrapper ends when the exit status is written.
@@ -231,6 +234,13 @@ class NspawnHosts:
         except (FileNotFoundError, ValueError):
             return None
         return pid if pid in cgroups.processes(self._place, instance_id) else None
+
+
+def _addresses(node: Path) -> frozenset[str]:
+    """The elastic IPs of a host, as they were assigned last."""
+    with suppress(FileNotFoundError):
+        return frozenset((node / "addresses").read_text().split())
+    return frozenset()
 
 
 def forget_locks() -> None:

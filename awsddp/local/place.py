@@ -74,6 +74,11 @@ class Place:
         return self.folder / "nodes"
 
     @property
+    def packages(self) -> Path:
+        """The apt repository that nodes see."""
+        return self.folder / "packages"
+
+    @property
     def layer(self) -> Path:
         """What is on the disk of a node that is made."""
         return self.folder / "layer"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from ipaddress import IPv4Network
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
@@ -17,6 +18,7 @@ from awsddp.local.requests import Refusal, Request
 from awsddp.local.reservations import Reservation
 
 USER_DATA_BYTES = 16384
+PRIVATE_ADDRESS = re.compile(r"(NetworkInterface\.\d+\.)?PrivateIpAddress(es\.\d+\.PrivateIpAddress)?")
 
 
 def check_launch(request: Request, backend: Any) -> None:
@@ -44,7 +46,8 @@ def check_launch(request: Request, backend: Any) -> None:
     _check_profile(request)
     _check_interfaces(request)
     _check_disks(request, image)
-    _check_type(request, backend, image)
+    name = request.parameters.get("InstanceType", "m1.small")
+    check_type(name, image, region=request.region, zone=wanted_zone(request, backend))
 
 
 def check_capacity(request: Request, backend: Any) -> Reservation | None:
@@ -70,17 +73,46 @@ def check_subnet(request: Request, backend: Any, block: IPv4Network) -> None:
     :param block: the addresses that are routed.
     :raises Refusal: UnsupportedOperation.
     """
-    for name, subnet_id in request.parameters.items():
-        if not name.endswith("SubnetId"):
-            continue
-        found = [subnets[subnet_id] for subnets in backend.subnets.values() if subnet_id in subnets]
-        for subnet in found:
-            if not IPv4Network(subnet.cidr_block).subnet_of(block):
-                raise Refusal(
-                    "UnsupportedOperation",
-                    f"The local cloud routes {block} alone, and {subnet_id} is {subnet.cidr_block}: make the "
-                    "VPC and its subnets within it, or launch into the default VPC.",
-                )
+    parameters = request.parameters.items()
+    subnets = [_subnet(value, backend) for name, value in parameters if name.endswith("SubnetId")]
+    interfaces = [
+        backend.enis.get(value) for name, value in parameters if name.endswith("NetworkInterfaceId")
+    ]
+    subnets += [interface.subnet for interface in interfaces if interface is not None]
+    for subnet in filter(None, subnets):
+        if not IPv4Network(subnet.cidr_block).subnet_of(block):
+            raise Refusal(
+                "UnsupportedOperation",
+                f"The local cloud routes {block} alone, and {subnet.id} is {subnet.cidr_block}: make the "
+                "VPC and its subnets within it, or launch into the default VPC.",
+            )
+
+
+def check_addresses(request: Request, backend: Any) -> None:
+    """Refuse private addresses that the subnet does not have, or that are in use.
+
+    :raises Refusal: InvalidParameterValue, InvalidIPAddress.InUse, InvalidParameterCombination.
+    """
+    wanted = {name: text for name, text in request.parameters.items() if PRIVATE_ADDRESS.fullmatch(name)}
+    if wanted and request.parameters.get("MaxCount", "1") != "1":
+        raise Refusal("InvalidParameterCombination", "A private address is for one instance alone.")
+    taken = {eni.private_ip_address for eni in backend.enis.values()}
+    for name, text in wanted.items():
+        stem = name[: name.index("PrivateIpAddress")]
+        subnet = _subnet(request.parameters.get(f"{stem}SubnetId", ""), backend)
+        with suppress(ValueError):
+            if subnet is None or IPv4Address(text) in IPv4Network(subnet.cidr_block):
+                if text in taken:
+                    raise Refusal("InvalidIPAddress.InUse", f"Address {text} is in use.")
+                continue
+        raise Refusal(
+            "InvalidParameterValue", f"Address {text} does not fall within the subnet's address range"
+        )
+
+
+def _subnet(subnet_id: str, backend: Any) -> Any:
+    found = [subnets[subnet_id] for subnets in backend.subnets.values() if subnet_id in subnets]
+    return found[0] if found else None
 
 
 def check_reservation(request: Request, backend: Any) -> None:
@@ -88,8 +120,6 @@ def check_reservation(request: Request, backend: Any) -> None:
 
     :raises Refusal: with EC2's code.
     """
-    if request.action != "CreateCapacityReservation":
-        return
     name, zone = request.parameters.get("InstanceType", ""), request.parameters.get("AvailabilityZone", "")
     if zone not in zones_offering(name, request.region):
         raise Refusal("Unsupported", f"The instance type {name} is not supported in {zone}.")
@@ -253,8 +283,6 @@ def check_interface_free(request: Request, backend: Any) -> None:
 def _image(request: Request, backend: Any) -> Any:
     image_id = request.parameters.get("ImageId")
     if image_id is None:
-        if any(name.startswith("LaunchTemplate.") for name in request.parameters):
-            return None
         raise Refusal("MissingParameter", "The request must contain the parameter ImageId")
     if not image_id.startswith("ami-"):
         raise Refusal("InvalidAMIID.Malformed", f'Invalid id: "{image_id}" (expecting "ami-...")')
@@ -263,12 +291,14 @@ def _image(request: Request, backend: Any) -> Any:
     return backend.amis[image_id]
 
 
-def _check_type(request: Request, backend: Any, image: Any) -> None:
-    name = request.parameters.get("InstanceType", "m1.small")
-    zone = wanted_zone(request, backend)
+def check_type(name: str, image: Any, *, region: str, zone: str | None) -> None:
+    """Refuse a type that EC2 does not have, not there, or not for this image.
+
+    :raises Refusal: InvalidParameterValue, Unsupported.
+    """
     if name not in INSTANCE_TYPES and name not in known_types():
         raise Refusal("InvalidParameterValue", f"Invalid value '{name}' for InstanceType.")
-    offered = zones_offering(name, request.region)
+    offered = zones_offering(name, region)
     if not offered:
         raise Refusal(
             "Unsupported",

@@ -1,19 +1,20 @@
-"""A request to the endpoint as the front reads it, its signature, and EC2's way to refuse."""
+"""Requests to the endpoint: parsing, signature check, replies and error replies in EC2's format."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import json
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlencode
 from xml.sax.saxutils import escape
 
 Reply = tuple[str, list[tuple[str, str]], bytes]
@@ -24,6 +25,9 @@ SCOPE = re.compile(
     r"SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})"
 )
 
+NOTHING_ELSE = re.compile(
+    rb"(doc/[0-9-]+/\">\s*<requestId>[^<]*</requestId>)(\s*</(?!Describe|Get)\w+Response>)"
+)
 SIGNED_FOR_S = 900  # a request is refused that was signed so long ago, or so long from now
 
 
@@ -39,7 +43,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One call of the API."""
+    """One API call. `parameters` are the same whether it came as GET or POST; JSON services have none."""
 
     service: str
     region: str
@@ -50,6 +54,7 @@ class Request:
     signed_headers: str
     date: str
     signature: str
+    environ: dict[str, Any] = field(repr=False)
 
     @property
     def changes(self) -> bool:
@@ -57,8 +62,22 @@ class Request:
 
     @property
     def dry(self) -> bool:
-        """Whether it is only asked if it may be done."""
-        return self.parameters.get("DryRun") == "true"
+        """Whether the caller only checks for permission."""
+        return self.parameters.get("DryRun", "").lower() == "true"
+
+    def wsgi_environ(self) -> dict[str, Any]:
+        """Return the WSGI environment of this call as a POST, however it was encoded."""
+        if "HTTP_X_AMZ_TARGET" in self.environ:
+            body, changes = self.body, {}
+        else:
+            body = urlencode(self.parameters).encode()
+            changes = {
+                "REQUEST_METHOD": "POST",
+                "QUERY_STRING": "",
+                "CONTENT_TYPE": "application/x-www-form-urlencoded; charset=utf-8",
+            }
+        length = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        return {**self.environ, **changes, **length}
 
     def listed(self, name: str) -> list[str]:
         """The values of `Name.1`, `Name.2` and so on, in order."""
@@ -92,10 +111,15 @@ class Request:
         return True
 
 
-def read(environ: dict[str, Any]) -> Request:
-    """Reads a request; the body is taken from the input.
+def under(parameters: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the parameters whose names start with `prefix`, without it."""
+    return {name[len(prefix) :]: value for name, value in parameters.items() if name.startswith(prefix)}
 
-    :raises Refusal: it is not signed, or not a call of the API.
+
+def read(environ: dict[str, Any]) -> Request:
+    """Parse a request and consume its body.
+
+    :raises Refusal: it is not signed, or not an API call.
     """
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length) if length else b""
@@ -110,8 +134,10 @@ def read(environ: dict[str, Any]) -> Request:
     parameters: dict[str, str] = {}
     target = environ.get("HTTP_X_AMZ_TARGET", "")
     if not target:
-        text = body.decode("utf-8", "replace") if body else environ.get("QUERY_STRING", "")
-        parameters = dict(parse_qsl(text, keep_blank_values=True))
+        for text in (environ.get("QUERY_STRING", ""), body.decode("utf-8", "replace")):
+            parameters.update(parse_qsl(text, keep_blank_values=True))
+    if service == "ec2":
+        parameters = {name: value for name, value in parameters.items() if value or _may_be_empty(name)}
     return Request(
         service=service,
         region=region,
@@ -122,21 +148,27 @@ def read(environ: dict[str, Any]) -> Request:
         signed_headers=signed,
         date=date,
         signature=signature,
+        environ=environ,
     )
 
 
-def check_signature(
-    request: Request, environ: dict[str, Any], secret_of: Callable[[str], str | None]
-) -> None:
-    """Lets only holders of the credentials in: nodes run as root, and any user of the machine can connect.
+def _may_be_empty(name: str) -> bool:
+    """Whether an empty string is a value of this parameter: of a tag, a filter, an attribute."""
+    return name.rstrip("0123456789.").endswith("Value")
+
+
+def check_signature(request: Request, secret_of: Callable[[str, str], str | None]) -> None:
+    """Accept only holders of the credentials: nodes run as root, and any user of the machine can connect.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 
-    :raises Refusal: the key is unknown, the signature is not its, or was made at another time.
+    :param secret_of: returns the secret of an access key and session token, None if they are not valid.
+    :raises Refusal: unknown key, wrong or expired signature.
     """
-    _check_time(request, environ)
-    secret = secret_of(request.access_key_id)
-    if secret is None or not hmac.compare_digest(_signature(request, environ, secret), request.signature):
+    environ = request.environ
+    _check_time(request)
+    secret = secret_of(request.access_key_id, environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
+    if secret is None or not hmac.compare_digest(_signature(request, secret), request.signature):
         if request.service == "ec2":
             raise _unknown_to_ec2()
         if secret is None:
@@ -151,7 +183,8 @@ def check_signature(
         )
 
 
-def _check_time(request: Request, environ: dict[str, Any]) -> None:
+def _check_time(request: Request) -> None:
+    environ = request.environ
     made = environ.get("HTTP_X_AMZ_DATE", "")
     with suppress(ValueError):
         late_s = time.time() - datetime.strptime(made, "%Y%m%dT%H%M%S%z").timestamp()
@@ -177,7 +210,8 @@ def _unknown_to_ec2() -> Refusal:
     )
 
 
-def _signature(request: Request, environ: dict[str, Any], secret: str) -> str:
+def _signature(request: Request, secret: str) -> str:
+    environ = request.environ
     names = request.signed_headers.split(";")
     headers = "".join(f"{name}:{_header(environ, name)}\n" for name in names)
     query = "&".join(
@@ -230,6 +264,18 @@ def ec2_reply(request: Request, inside: str) -> Reply:
         f"<requestId>{uuid.uuid4()}</requestId>{inside}</{request.action}Response>"
     )
     return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], body.encode()
+
+
+def stamp(reply: Reply) -> Reply:
+    """Return moto's XML as EC2 sends it.
+
+    With the namespace's trailing slash, a request id of its own, and `return` where there is nothing else.
+    """
+    status, headers, body = reply
+    body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', body, count=1)
+    request_id = str(uuid.uuid4()).encode()
+    body = re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
+    return status, headers, NOTHING_ELSE.sub(rb"\1<return>true</return>\2", body)
 
 
 def refuse(refusal: Refusal, *, service: str, target: bool) -> Reply:

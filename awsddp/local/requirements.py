@@ -38,14 +38,14 @@ def choose(mode: str | None, home: Path) -> tuple[str, str]:
             next="docker run --privileged -it debian:12, and install awsddp[local] in it",
         )
     if mode == "records":
-        return "records", "asked for: instances change state and nothing boots"
-    lack = _lack() if mode != "loopback" else "asked for"
+        return "records", "requested: instances change state and nothing boots"
+    lack = _lack() if mode != "loopback" else "requested"
     if lack is None:
         _need(PACKAGES)
         return "nspawn", "root, namespaces and systemd-nspawn are here"
     if mode == "nspawn":
         raise LocalCloudError(
-            "this machine cannot carry hosts in systemd-nspawn",
+            "this machine cannot run hosts in systemd-nspawn",
             why=lack,
             next="sudo awsddp local start, or: awsddp local start --loopback",
         )

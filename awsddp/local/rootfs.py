@@ -12,6 +12,8 @@ import shutil
 import stat
 from pathlib import Path
 
+from awsddp.local import packages
+
 TOP_SYSTEM = {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"}
 TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp")
 
@@ -38,6 +40,7 @@ ETC_SYSTEM = {
     ),
     *("timezone", "vim", "xattr.conf"),
 }
+ETC_EMPTY = ("apt", "cloud", "ssh", "sudoers.d", "systemd")
 VAR_KEPT = {"lib", "lock", "run"}
 VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
 VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
@@ -64,8 +67,9 @@ ssh_pwauth: false
 ssh_genkeytypes: [ed25519]
 cloud_init_modules: [bootcmd, write-files, set_hostname, users-groups, ssh]
 cloud_config_modules: [set-passwords, runcmd]
-cloud_final_modules: [write-files-deferred, scripts-vendor, scripts-per-once, scripts-per-boot,
-  scripts-per-instance, scripts-user, ssh-authkey-fingerprints, keys-to-console, final-message,
+cloud_final_modules: [package-update-upgrade-install, write-files-deferred, scripts-vendor,
+  scripts-per-once, scripts-per-boot, scripts-per-instance, scripts-user, ssh-authkey-fingerprints,
+  keys-to-console, final-message,
   power-state-change]
 system_info:
   distro: {distro}
@@ -105,6 +109,8 @@ ExecStart=/bin/touch /{UP_MARK}
 """
 
 FILES = {
+    "etc/apt/apt.conf.d/README": "",
+    "etc/apt/sources.list": packages.SOURCE,
     "etc/cloud/cloud.cfg.d/README": "",
     "etc/cloud/templates/README": "",
     "etc/crypttab": "",
@@ -113,7 +119,7 @@ FILES = {
     "etc/hostname": "localhost\n",
     "etc/hosts": "127.0.0.1 localhost\n",
     "etc/machine-id": "",
-    "etc/motd": "A node of awsddp's local cloud. Its GPUs are pretended.\n",
+    "etc/motd": "A node of awsddp's local cloud. Its GPUs are simulated.\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
     "networks: files\nprotocols: files\nservices: files\n",
     "etc/resolv.conf": "",
@@ -138,7 +144,9 @@ def build_layer(folder: Path, *, libraries: tuple[Path, ...] = ()) -> None:
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True, mode=0o755)
     _mask(Path("/"), building, kept=TOP_SYSTEM, empty=TOP_EMPTY)
-    _mask(Path("/etc"), building / "etc", kept=ETC_SYSTEM, empty=("ssh", "systemd", "cloud", "sudoers.d"))
+    _mask(
+        Path("/etc"), building / "etc", kept=ETC_SYSTEM, empty=("apt", "ssh", "systemd", "cloud", "sudoers.d")
+    )
     _mask(Path("/var"), building / "var", kept=VAR_KEPT, empty=VAR_EMPTY)
     _mask(Path("/var/lib"), building / "var/lib", kept=VAR_LIB_KEPT, empty=VAR_LIB_EMPTY)
     (building / "usr").mkdir()
@@ -150,6 +158,8 @@ def build_layer(folder: Path, *, libraries: tuple[Path, ...] = ()) -> None:
         "opt/pytorch",
         "opt/python",
         "var/lib/dbus",
+        "var/lib/apt/lists/partial",
+        "var/cache/apt/archives/partial",
     ):
         (building / path).mkdir(parents=True, exist_ok=True)
     for path in ("tmp", "var/tmp"):

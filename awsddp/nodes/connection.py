@@ -94,12 +94,12 @@ def check_own_key(path: Path, *, name: str, public: str) -> None:
         mode = path.stat().st_mode
         key = paramiko.PKey.from_path(path)
     except FileNotFoundError as error:
-        raise ConfigError(f"{place} is no file", "", f"name the private half of {name}") from error
+        raise ConfigError(f"{place} is not a file", "", f"name the private half of {name}") from error
     except TypeError as error:  # this is how cryptography asks for one
         raise ConfigError(
             f"{place} is protected by a passphrase",
-            "nobody is there to type it while a job runs",
-            f"ssh-keygen -p -N '' -f {file}   # on a copy for awsddp; or leave access.key out: each cluster "
+            "a job runs unattended, so it cannot be entered",
+            f"ssh-keygen -p -N '' -f {file}   # on a copy for awsddp; or omit access.key: each cluster "
             "then has a key of its own",
         ) from error
     except Exception as error:  # what reads keys has no error of its own
@@ -160,9 +160,7 @@ def _attempt(
 ) -> Connection:
     accepted = hostkeys.read(known_hosts).get(endpoint.instance_id, ())
     if not accepted:
-        raise _failure(
-            endpoint, "host key", "its host key is not known here", f"nothing for it in {known_hosts}"
-        )
+        raise _failure(endpoint, "host key", "unknown host key", f"nothing for it in {known_hosts}")
     carrier: subprocess.Popen[bytes] | None = None
     if jump is None:
         line = _dial(endpoint, min(_DIAL_S, left_s))
@@ -177,9 +175,7 @@ def _attempt(
         shown = _public(transport.get_remote_server_key())
         if shown not in accepted:
             transport.close()
-            raise _failure(
-                endpoint, "host key", "it shows a host key that is not its own", f"it showed: {shown}"
-            )
+            raise _failure(endpoint, "host key", "host key mismatch", f"it showed: {shown}")
         _log_in(endpoint, transport, key)
     except BaseException:
         line.close()
@@ -193,10 +189,10 @@ def _dial(endpoint: Endpoint, timeout_s: float) -> socket.socket:
     try:
         line = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
     except ConnectionRefusedError as error:
-        raise _failure(endpoint, "refused", "no sshd answers", "connection refused") from error
+        raise _failure(endpoint, "refused", "no sshd is listening", "connection refused") from error
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        raise _failure(endpoint, "no route", "it cannot be reached", why) from error
+        raise _failure(endpoint, "no route", "unreachable", why) from error
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each command waits 40 ms for an ACK
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a peer that acknowledges nothing is gone
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
@@ -213,7 +209,7 @@ def _dial_over(
         raise NodeFailure(
             endpoint.node,
             "no route",
-            f"it cannot be reached over {jump.name} ({endpoint})",
+            f"unreachable through {jump.name} ({endpoint})",
             why,
             f"network.ssh_cidr must hold the address, or the group, of {jump.name} as the nodes see it; "
             "awsddp status shows whether the machine runs",
@@ -228,11 +224,11 @@ def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tu
         transport.start_client(timeout=transport.handshake_timeout)
         transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
-        raise _failure(endpoint, "host key", "it has no host key of the known kind", str(error)) from error
+        raise _failure(endpoint, "host key", "no host key of the expected type", str(error)) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         transport.close()
-        why = str(error) or "it hung up"
-        raise _failure(endpoint, "banner", "it is reached, but SSH does not begin", why) from error
+        why = str(error) or "connection closed"
+        raise _failure(endpoint, "banner", "SSH handshake failed", why) from error
 
 
 def _is_rsa(kind: str, kinds: set[str]) -> bool:
@@ -248,11 +244,9 @@ def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKe
         transport.close()
         if hung_up:  # as pam_nologin does while "System is booting up"
             raise _failure(
-                endpoint, "banner", "it ends the connection at the login", said or str(error)
+                endpoint, "banner", "connection closed during login", said or str(error)
             ) from error
-        raise _failure(
-            endpoint, "login", f"it refuses the login of {endpoint.user}", said or str(error)
-        ) from error
+        raise _failure(endpoint, "login", f"login refused for {endpoint.user}", said or str(error)) from error
 
 
 def _public(key: paramiko.PKey) -> str:

@@ -152,7 +152,7 @@ class Exchange:
         """Return the failure of this node."""
         endpoint = self.connection.endpoint
         said = bytes(self._stderr).decode(errors="replace").splitlines()[-_TAIL:]
-        message = "it does not answer" if layer == "silent" else "the connection was lost"
+        message = "no answer" if layer == "silent" else "the connection was lost"
         return NodeFailure(endpoint.node, layer, f"{message} ({endpoint})", "\n".join([why, *said]))
 
     def close(self) -> None:

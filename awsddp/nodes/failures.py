@@ -10,15 +10,15 @@ Layer = Literal["no route", "refused", "banner", "host key", "login", "lost", "s
 
 _NEXT: dict[Layer, str] = {
     "no route": "awsddp up opens SSH for where you are now; awsddp status shows whether the machine runs",
-    "refused": "the machine answers, its sshd does not (yet): try awsddp up again in a minute",
+    "refused": "the instance is up, but sshd is not (yet): retry awsddp up in a minute",
     "banner": "the machine is overloaded or still booting: try again, or replace it: awsddp down, awsddp up",
-    "host key": "somebody else may answer at this address. If in doubt: awsddp down, awsddp up",
-    "login": "use the machine and AWSDDP_HOME that made the cluster; mend access.user, if it is set, and "
-    "awsddp up; or make it anew: awsddp down, awsddp up",
+    "host key": "another host may have this address. If in doubt: awsddp down, awsddp up",
+    "login": "use the machine and AWSDDP_HOME that made the cluster; set access.user, and "
+    "awsddp up; or recreate it: awsddp down, awsddp up",
     "lost": "awsddp status shows whether the machine still runs",
     "silent": "awsddp status shows whether the machine still runs",
     "command": "try again: awsddp up; if it stays so: awsddp down, awsddp up",
-    "files": "mend what is named above and repeat the command",
+    "files": "fix the problem above and repeat the command",
 }
 
 

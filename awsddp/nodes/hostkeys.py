@@ -43,7 +43,7 @@ def bare(public: str) -> str:
     """Return a public key line without its comment: type and key. Raises ConfigError where it is none."""
     line = " ".join(public.split()[:2])
     if not _KEY.fullmatch(line):
-        raise ConfigError(f"{public!r} is no public key")
+        raise ConfigError(f"invalid public key {public!r}")
     return line
 
 
@@ -54,7 +54,7 @@ def read(known_hosts: Path) -> dict[str, tuple[str, ...]]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{known_hosts} cannot be read", str(error)) from error
+        raise ConfigError(f"cannot read {known_hosts}", str(error)) from error
     keys: dict[str, tuple[str, ...]] = {}
     for line in lines:
         instance_id, _, key = line.strip().partition(" ")
@@ -98,4 +98,4 @@ def _write(known_hosts: Path, keys: Mapping[str, tuple[str, ...]]) -> None:
         temporary.replace(known_hosts)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise ConfigError(f"{known_hosts} cannot be written", str(error)) from error
+        raise ConfigError(f"cannot write {known_hosts}", str(error)) from error

@@ -98,7 +98,7 @@ def reach(jump: Jump, *, deadline_s: float = 0) -> None:
     """
     if shutil.which("ssh") is None:
         raise ConfigError(
-            "there is no ssh on this machine", f"it goes to {jump.name}", "install openssh-client"
+            "ssh not found on this machine", f"it goes to {jump.name}", "install openssh-client"
         )
     end = time.monotonic() + deadline_s
     while not _answers(jump):
@@ -184,18 +184,18 @@ def _explained(jump: Jump, said: str) -> JumpFailure:
         what = "it shows another host key than the one that you know"
         next = "somebody else may answer there; if its key was changed, drop the old one as ssh says above"
     elif "Host key verification failed" in said or "host key is known" in said:
-        what = "its host key is not known here"
+        what = "unknown host key"
         next = f"{jump.command}   # compare the fingerprint, and say yes if it is right; then again"
     elif "Permission denied" in said or "authentication failures" in said:
-        what = "it refuses the login"
+        what = "login refused"
         next = f"{jump.command}   # must ask nothing: ssh-add KEY, or User and IdentityFile in ~/.ssh/config"
     elif "prohibited" in said:
         what = "it does not let connections through"
         next = "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
     elif "resolve hostname" in said:
-        what = "there is no host of this name"
-        next = "mend network.jump, or name it in ~/.ssh/config"
+        what = "unknown host"
+        next = "fix network.jump, or define the host in ~/.ssh/config"
     else:
-        what, final = "it cannot be reached", False
+        what, final = "unreachable", False
         next = f"{jump.command}   # must work first: is it up, are you in its network?"
     return JumpFailure(f"network.jump: {jump.name}: {what}", said, next, final=final)

@@ -135,7 +135,7 @@ class _Walk:
         try:
             text = Path(self._root, path).read_bytes().decode("utf-8", "surrogateescape")
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read", error.strerror or str(error)) from error
+            raise ConfigError(f"cannot read {path}", error.strerror or str(error)) from error
         return _spec(text.splitlines(), path)
 
     def _file(self, path: str, item: "os.DirEntry[str]") -> None:

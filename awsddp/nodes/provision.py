@@ -142,7 +142,7 @@ def _answers(
     for node, result in results.items():
         if result.exit_code != 0 or not result.stdout.strip():
             why = f"exit code {result.exit_code}\n{result.tail()}"
-            failures[node] = NodeFailure(node, "command", "it could not be prepared", why)
+            failures[node] = NodeFailure(node, "command", "preparation failed", why)
             continue
         try:  # what the login shell's own files print stands before the answer
             asked = json.loads(requests[node][0][-1])
@@ -155,22 +155,22 @@ def _answers(
 def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None:
     """Return why a node is not ready, None where it is."""
     if facts["python"] and facts["gpus"] < gpus:
-        message = f"torch finds {facts['gpus']} of its {gpus} GPUs"
-        advice = "look again: awsddp up   # where it stays so: awsddp down, awsddp up"
+        message = f"torch sees {facts['gpus']} of {gpus} GPUs"
+        advice = "retry: awsddp up   # if that does not help: awsddp down, awsddp up"
         return NodeFailure(node.node, "command", message, facts["gpus_said"], advice)
     boot = facts["complaint"]
     if not facts["watched"]:
-        message, why = "its expiry watchdog does not run, so it would not end by itself", boot
+        message, why = "its expiry watchdog is not running, so it would not shut down by itself", boot
     elif not facts["python"]:
-        message, why = "no Python with torch was found on it", "looked in /opt/pytorch and in conda's folders"
+        message, why = "no Python with torch found", "searched /opt/pytorch and in conda's folders"
     elif not facts["nic"]:
-        message, why = "no network interface carries its private address", f"{node.private_ip}"
+        message, why = "no network interface has its private address", f"{node.private_ip}"
     elif not facts["rsync"]:
-        message, why = "it has no rsync", "files travel by rsync"
+        message, why = "rsync is not installed", "files are transferred by rsync"
     else:
         return None
     return NodeFailure(
-        node.node, "command", message, why, "take another image: awsddp down, awsddp up --image"
+        node.node, "command", message, why, "use another image: awsddp down, awsddp up --image"
     )
 
 
@@ -191,5 +191,5 @@ def _record(fleet: Fleet, node: Node, facts: dict[str, Any]) -> Prepared:
 
 def _summary(prepared: Prepared, facts: dict[str, Any]) -> str:
     gpus = f", {prepared.gpus} {'rehearsed ' * facts['rehearsed']}GPUs" if prepared.gpus else ""
-    trouble = f" (cloud-init complains: {facts['complaint'].splitlines()[0]})" if facts["complaint"] else ""
+    trouble = f" (cloud-init reports: {facts['complaint'].splitlines()[0]})" if facts["complaint"] else ""
     return f"ready: torch {prepared.torch}{gpus}, {prepared.nic}{trouble}"

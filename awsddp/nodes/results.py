@@ -94,7 +94,7 @@ def pull(
             (whole / path).write_bytes(data)
         _show(whole, target, links)
     except OSError as error:
-        raise ConfigError(f"{target} cannot be written", error.strerror or str(error)) from error
+        raise ConfigError(f"cannot write {target}", error.strerror or str(error)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return fetched
@@ -142,7 +142,7 @@ def _check(
     for name in homes:
         parts = name.split("/")
         if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-            raise ConfigError(f"{name!r} is no place for a result", "a node named it; nothing was fetched")
+            raise ConfigError(f"invalid result path {name!r}", "a node named it; nothing was fetched")
     places: set[PurePosixPath] = set()
     for name in homes:
         if PurePosixPath(name) in places:
@@ -153,11 +153,11 @@ def _check(
         if link.target.startswith("/") or "\0" in link.target or f"{place}/".startswith("../"):
             raise ConfigError(f"the link {link.home!r} leads out of the results", "nothing was fetched")
         if link.target != os.path.normpath(link.target):
-            raise ConfigError(f"{link.target!r} is no target of a link", "nothing was fetched")
+            raise ConfigError(f"invalid link target {link.target!r}", "nothing was fetched")
     for files in wanted.values():
         for one in files:
             if not one.remote.startswith("/") or "\0" in one.remote or "/../" in f"{one.remote}/":
-                raise ConfigError(f"{one.remote!r} is no absolute path on a node", "nothing was fetched")
+                raise ConfigError(f"{one.remote!r} is not an absolute path on a node", "nothing was fetched")
 
 
 def _check_room(target: Path, size: int) -> None:
@@ -167,7 +167,7 @@ def _check_room(target: Path, size: int) -> None:
         raise ConfigError(
             f"the results need {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free",
             "nothing was fetched",
-            "make room, or name another folder: awsddp fetch --to DIR",
+            "free disk space, or choose another folder: awsddp fetch --to DIR",
         )
 
 
@@ -214,7 +214,7 @@ def _fetch(
             raise NodeFailure(
                 node,
                 "files",
-                f"{one.remote} did not come home as the node described it",
+                f"{one.remote} does not match what the node described",
                 f"expected {one.size} bytes, sha256 {one.sha256}; {_found(path)}",
                 "awsddp fetch   # once nothing writes to it any more",
             )
@@ -252,11 +252,11 @@ def _found(path: Path) -> str:
     try:
         return f"there are {path.lstat().st_size} bytes"
     except OSError:
-        return "it did not come"
+        return "nothing arrived"
 
 
 def _show(whole: Path, target: Path, links: Sequence[WantedLink]) -> None:
-    """Put a complete tree in its place: by one rename, or file by file into a folder that is there."""
+    """Put a complete tree alternatives: by one rename, or file by file into a folder that is there."""
     if not target.exists():
         _link(whole, links)
         whole.rename(target)

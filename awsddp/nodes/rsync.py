@@ -26,23 +26,23 @@ def program() -> str:
     path = shutil.which("rsync")
     if path is None:
         raise ConfigError(
-            "there is no rsync on this machine",
-            "files travel by rsync",
+            "rsync not found on this machine",
+            "files are transferred by rsync",
             "install it: sudo apt-get install rsync   # macOS: brew install rsync",
         )
     if shutil.which("ssh") is None:
         raise ConfigError(
-            "there is no ssh on this machine",
-            "files travel over it",
+            "ssh not found on this machine",
+            "files are transferred over ssh",
             "install it: sudo apt-get install openssh-client",
         )
     said = subprocess.run(
         [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL
     ).stdout
     if not re.match(r"rsync\s+version v?[3-9]", said):
-        first = said.splitlines()[0] if said else "it says nothing of its version"
+        first = said.splitlines()[0] if said else "its version is unknown"
         raise ConfigError(
-            f"{path} is no rsync 3",
+            f"{path} is not rsync 3",
             first,
             "install rsync 3: sudo apt-get install rsync   # macOS: brew install rsync",
         )
@@ -115,7 +115,7 @@ def _failure(node: int, code: int, said: str) -> NodeFailure:
     tail = "\n".join(said.strip().splitlines()[-_TAIL:])
     layer: Layer = "files"
     if "rsync: command not found" in said or "rsync: not found" in said or code == 127:
-        return NodeFailure(node, layer, "it has no rsync", tail)
+        return NodeFailure(node, layer, "rsync is not installed", tail)
     if "No space left on device" in said:
         message = "a disk is full"
     elif code in _NETWORK:

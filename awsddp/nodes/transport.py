@@ -252,7 +252,7 @@ class Fleet:
         """Carry exchanges to their ends, or until `on_data` counts a node among the `whole`."""
         open_ = dict(talks)
         outcomes: dict[int, Result | NodeError] = {
-            node: self.failures.get(node) or NodeFailure(node, "lost", "it is not connected")
+            node: self.failures.get(node) or NodeFailure(node, "lost", "not connected")
             for node in nodes
             if node not in talks
         }

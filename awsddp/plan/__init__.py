@@ -91,7 +91,7 @@ def make_plan(
             refusals.append(refusal)
     if not made:
         raise refusals[0]
-    told = (*passed_over, *(f"passed over: {refusal.message}" for refusal in refusals))
+    told = (*passed_over, *(f"skipped: {refusal.message}" for refusal in refusals))
     first, *others = made
     return replace(first, warnings=(*first.warnings, *told), alternatives=tuple(others))
 
@@ -104,7 +104,7 @@ def refuse_untried(plan: LaunchPlan) -> None:
     untried = dict.fromkeys(what for one in (plan, *plan.alternatives) for what in one.untried)
     if untried and not plan.experimental:
         raise ConfigError(
-            f"nobody has launched {' and '.join(untried)} with awsddp yet",
+            f"never launched on AWS with awsddp: {' and '.join(untried)}",
             "the requests are built and checked, and were never sent to AWS",
             "-o capacity.experimental=true allows it",
         )
@@ -166,7 +166,7 @@ def _plan(spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int
 
 
 def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[str], disk_gb: int) -> Price:
-    """Return what all nodes cost an hour: in a spot market, the dearest of the zones that are tried."""
+    """Return what all nodes cost per hour: in a spot market, the dearest of the zones that are tried."""
     kind, nodes = candidate.kind, spec.cluster.nodes
     listed = kind.name not in facts.prices
     each, date = on_demand(kind, facts), compat.PRICE_DATE if listed else facts.price_date
@@ -177,10 +177,10 @@ def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[st
         each, date, source = (
             (max(known) if len(known) == len(zones) else None),
             "now",
-            "spot market, which moves, as of",
+            "spot market, as of",
         )
     elif candidate.market == "capacity-block":
-        each, date, source = 0.0, "", "the block is paid already"
+        each, date, source = 0.0, "", "the block is prepaid"
     addresses = compat.ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
     return Price(
         machines=None if each is None else each * nodes,
@@ -197,7 +197,7 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
     if limit is not None and (price is None or price > limit):
         cost = f"${price:,.2f}" if price is not None else "an unknown amount"
         raise ConfigError(
-            f"cluster.max_price_usd: {plan.nodes} x {plan.instance_type} cost {cost} an hour, "
+            f"cluster.max_price_usd: {plan.nodes} x {plan.instance_type} cost {cost} per hour, "
             f"${limit:,.2f} is allowed",
             f"price: {plan.price.source} {plan.price.date}".strip(),
             "try fewer --nodes, or another --instance-type",
@@ -216,14 +216,14 @@ def _within_budget(spec: ClusterSpec, plan: LaunchPlan) -> tuple[LaunchPlan, lis
     if lasts_s < LEAST_TERM_S:
         cost = f"${price:,.2f}" if price is not None else "an unknown amount"
         raise ConfigError(
-            f"cluster.budget_usd: {plan.nodes} x {plan.instance_type} cost {cost} an hour, ${budget:,.2f} "
+            f"cluster.budget_usd: {plan.nodes} x {plan.instance_type} cost {cost} per hour, ${budget:,.2f} "
             f"is allowed in all",
             f"that does not last {duration(LEAST_TERM_S)}",
             "try fewer --nodes, a larger --budget, or another --instance-type",
         )
     if lasts_s >= plan.expires_s:
         return plan, []
-    text = f"the budget of ${budget:,.2f} lasts {duration(lasts_s)}: the nodes end themselves then"
+    text = f"the budget of ${budget:,.2f} lasts {duration(lasts_s)}: the nodes terminate then"
     return replace(plan, expires_s=int(lasts_s)), [text]
 
 
@@ -237,8 +237,8 @@ def _check_image(image: Image, kind: GpuType) -> None:
         )
     if not image.ena:
         raise ConfigError(
-            f"{what} does not drive the network of {kind.name}",
-            "it is without ENA support, which every type with GPUs now needs",
+            f"{what} does not support the network of {kind.name}",
+            "it lacks ENA support, which every type with GPUs now needs",
             "name a newer image with --image",
         )
     reason = compat.misfit(kind, image.name)
@@ -269,18 +269,18 @@ def _check_reservation(facts: Facts, nodes: int) -> None:
         raise ConfigError(
             f"capacity.reservation: {held.id} is {held.state}",
             "only an active one can be used",
-            "name another, or leave capacity.reservation out",
+            "name another, or omit capacity.reservation",
         )
     if (held.platform, held.tenancy) != (facts.image.platform, "default"):
         raise ConfigError(
             f"capacity.reservation: {held.id} is for {held.platform} with {held.tenancy} tenancy, "
             f"the image is {facts.image.platform}, launched with default tenancy",
             f"{facts.image.name} ({facts.image.id}) cannot go into it",
-            "name a reservation for that platform and default tenancy, or leave capacity.reservation out",
+            "name a reservation for that platform and default tenancy, or omit capacity.reservation",
         )
     if held.free < nodes:
         raise ConfigError(
-            f"capacity.reservation: {held.id} has {held.free} free machines, and {nodes} are asked for",
+            f"capacity.reservation: {held.id} has {held.free} free machines, and {nodes} are requested",
             "",
             f"try --nodes {held.free}" if held.free else "name another, or end what uses it",
         )
@@ -302,22 +302,20 @@ def _disk(spec: ClusterSpec, image: Image) -> int:
 def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
     told, kind, image = [], plan.kind, facts.image
     if plan.price.machines is None:
-        told.append(f"the price of {kind.name} is not known")
+        told.append(f"unknown price for {kind.name}")
     elif plan.price.source.startswith("list") and facts.region != compat.PRICE_REGION:
         told.append(f"prices are list prices of {compat.PRICE_REGION}; those of {facts.region} may differ")
     if image.rehearses:
         told.append(
-            f"the image rehearses its GPUs: {kind.gpus} x {kind.gpu} a node are answered by the CPU, nccl by "
-            f"gloo; a job has a rank for each, {kind.gpus * plan.nodes} in all, unless --world-size says less"
+            f"GPUs are rehearsed: {kind.gpus} x {kind.gpu} per node run on the CPU, nccl as gloo; a job has "
+            f"a rank for each, {kind.gpus * plan.nodes} in total, unless --world-size is smaller"
         )
     elif image.pretends:
-        told.append(
-            f"the image pretends its GPUs: {kind.gpus} x {kind.gpu} a node in name, gloo on CPU in fact"
-        )
+        told.append(f"GPUs are simulated ({kind.gpus} x {kind.gpu} per node); jobs run gloo on the CPU")
     elif compat.unlisted(kind, image.name):
         told.append(f"the release notes of {image.name} do not list {kind.family}")
     if image.deprecated:
-        told.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may take it away")
+        told.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may remove it")
     if kind.gpus == 0:
         told.append(f"{kind.name} has no GPU")
     if kind.bare_metal:
@@ -325,17 +323,17 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
     if facts.credentials_s is not None and facts.credentials_s < plan.expires_s:
         told.append(
             f"the AWS credentials end in {duration(max(facts.credentials_s, 0))}, before the nodes do: "
-            "log in again by then, for fetch and down; the nodes end by themselves all the same"
+            "log in again by then, for fetch and down; the nodes expire anyway"
         )
     if plan.market == "spot":
         told.append(
-            "spot nodes cannot stop: AWS may take one away at two minutes' notice, and expiry ends them"
+            "spot nodes cannot be stopped: AWS may reclaim one at two minutes' notice, and expiry ends them"
         )
     if facts.reservation is not None and facts.reservation.ends:
         told.append(f"{facts.reservation.id} ends at {facts.reservation.ends}; AWS ends its machines before")
     if plan.untried and not plan.experimental:
         told.append(
-            f"nobody has tried {' and '.join(plan.untried)}; `up` needs -o capacity.experimental=true"
+            f"never launched on AWS: {' and '.join(plan.untried)}; `up` needs -o capacity.experimental=true"
         )
     return told
 

@@ -147,17 +147,17 @@ def _other(cluster: Cluster) -> Step:
 def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str, want: int) -> str:
     """Return why a node that lives cannot stay; "" where it can."""
     if not 0 <= node.node < want:
-        return f"{want} node{'s' * (want != 1)} asked for"
+        return f"{want} node{'s' * (want != 1)} requested"
     if node.instance_id in standing.impaired:
-        return "it is impaired, AWS's checks say"
+        return "AWS's status checks report it impaired"
     if not _of_type(spec, node.instance_type):
         asked = spec.cluster.instance_type or spec.cluster.gpus or ", ".join(spec.capacity.types)
-        return f"it is a {node.instance_type}, {asked} is asked for: it is built anew"
+        return f"it is a {node.instance_type}, {asked} is requested: it is rebuilt"
     if not _in_market(spec, node):
-        return f"it is {'a spot' if node.spot else 'an on-demand'} machine, the other kind is asked for"
+        return f"it is {'a spot' if node.spot else 'an on-demand'} machine, the other market is requested"
     asked_image = spec.cluster.image
     if asked_image not in (None, standing.image) and node.image_id != image_id:
-        return f"its image is {node.image_id}, {image_id} is asked for: it is built anew"
+        return f"its image is {node.image_id}, {image_id} is requested: it is rebuilt"
     return ""
 
 

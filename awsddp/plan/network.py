@@ -1,4 +1,4 @@
-"""Who may come in, how many interfaces a node gets, and whether the nodes stand close together."""
+"""Who may come in, how many interfaces a node gets, and whether the nodes are placed close together."""
 
 import ipaddress
 import re
@@ -29,9 +29,9 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
             network = ipaddress.ip_network(text, strict=False)
         except ValueError as error:
             raise ConfigError(
-                f"network.ssh_cidr: {text!r} is no address block",
+                f"network.ssh_cidr: invalid address block {text!r}",
                 str(error),
-                "write it as 203.0.113.0/24, or sg-... for the members of a security group",
+                "use 203.0.113.0/24, or sg-... for the members of a security group",
             ) from error
         if network.prefixlen < WIDEST[network.version]:
             world = "the whole world" if network.prefixlen == 0 else "a large part of the world"
@@ -51,11 +51,9 @@ def _from_where(spec: ClusterSpec) -> ConfigError:
         why = f"network.jump is set: it comes from {spec.network.jump}, not from this machine"
         example = "10.0.0.5/32   # the jump host's address in the VPC, or its security group, sg-..."
     elif spec.network.address == "private":
-        why = "network.address is private, so it is no public address of this machine"
+        why = "network.address is private, so it is not this machine's public address"
         example = "10.0.0.0/16   # the VPN's block"
-    return ConfigError(
-        "it is not known from which address SSH will come", why, f"say it: -o network.ssh_cidr={example}"
-    )
+    return ConfigError("unknown source address for SSH", why, f"set it: -o network.ssh_cidr={example}")
 
 
 def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
@@ -66,25 +64,25 @@ def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
     """
     most = kind.efa
     if not spec.capacity.efa:
-        return Efa(count=0, most=most, why="--efa asks for it" if most else f"{kind.name} takes none")
+        return Efa(count=0, most=most, why="--efa asks for it" if most else f"{kind.name} supports none")
     if not most:
         larger = [
             other.name for other in compat.GPU_TYPES.values() if other.family == kind.family and other.efa
         ]
         raise ConfigError(
-            f"capacity.efa: {kind.name} takes no EFA interface",
+            f"capacity.efa: {kind.name} supports no EFA interface",
             "",
-            f"--instance-type {larger[0]}" if larger else "leave --efa out",
+            f"--instance-type {larger[0]}" if larger else "omit --efa",
         )
     if kind.cards == 1:
-        return Efa(count=1, most=most, why="all it takes")
+        return Efa(count=1, most=most, why="its maximum")
     if spec.network.address == "private":
-        return Efa(count=most, most=most, why="all it takes")
+        return Efa(count=most, most=most, why="its maximum")
     if kind.cards > most:
         raise ConfigError(
-            f"capacity.efa: with a public address {kind.name} takes no EFA interface",
+            f"capacity.efa: with a public address {kind.name} supports no EFA interface",
             "its first network card has no EFA, and AWS gives a public address to one interface only",
-            "-o network.address=private, with a VPN, or leave --efa out",
+            "-o network.address=private, with a VPN, or omit --efa",
         )
     return Efa(count=1, most=most, why=f"a public address allows one; network.address=private allows {most}")
 
@@ -101,22 +99,22 @@ def placement(
     if facts.reservation is not None:
         if asked not in (None, "none"):
             raise ConfigError(
-                f"capacity.placement: the machines of {facts.reservation.id} stand where they stand",
+                f"capacity.placement: the machines of {facts.reservation.id} have a fixed placement",
                 "with a placement group EC2 answers that it has no capacity",
-                "leave capacity.placement out",
+                "omit capacity.placement",
             )
-        return None, f"none: the machines of {facts.reservation.id} stand where they stand"
+        return None, f"none: the machines of {facts.reservation.id} have a fixed placement"
     if asked not in (None, "none", "cluster"):
         return asked, "your own"
     if asked == "cluster":
-        return {"$ref": "name"}, "asked for"
+        return {"$ref": "name"}, "requested"
     if asked == "none":
-        return None, "none, as asked"
+        return None, "none, as requested"
     if nodes < 2:
-        return None, "none: one node has no neighbour"
+        return None, "none: a single node"
     if kind.gpus == 0:
-        return None, "none: no GPUs that would talk"
-    return {"$ref": "name"}, f"cluster: the {nodes} nodes stand close together"
+        return None, "none: no GPUs"
+    return {"$ref": "name"}, f"cluster: the {nodes} nodes are placed close together"
 
 
 def check_group(spec: ClusterSpec, facts: Facts) -> list[str]:
@@ -145,7 +143,7 @@ def check_route(spec: ClusterSpec, subnet: Subnet) -> list[str]:
         place = f"network.subnet: {subnet.id}" if spec.network.subnet else f"the default VPC {subnet.vpc}"
         raise ConfigError(
             f"{place} has no route to an internet gateway",
-            "a public address would answer nobody",
+            "a public address would be unreachable",
             "name a public subnet, or -o network.address=private with a VPN",
         )
     if subnet.route == "none":

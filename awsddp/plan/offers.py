@@ -42,7 +42,7 @@ def candidates(spec: ClusterSpec, facts: Facts) -> tuple[tuple[Candidate, ...], 
                 refusals.append(refusal)
     if not found:
         raise refusals[0]
-    return tuple(found), tuple(f"passed over: {refusal.message}" for refusal in refusals)
+    return tuple(found), tuple(f"skipped: {refusal.message}" for refusal in refusals)
 
 
 def _markets(spec: ClusterSpec, facts: Facts) -> tuple[Market, ...]:
@@ -52,14 +52,14 @@ def _markets(spec: ClusterSpec, facts: Facts) -> tuple[Market, ...]:
             raise ConfigError(
                 f"capacity.reservation: {facts.reservation.id} cannot be used by spot instances",
                 "a reservation holds on-demand machines",
-                "leave out --spot and capacity.markets, or the reservation",
+                "omit --spot and capacity.markets, or the reservation",
             )
         return ("capacity-block",) if facts.reservation.block else ("on-demand",)
     if spot and listed and listed[0] != "spot":
         raise ConfigError(
             "cluster.spot: capacity.markets begins with on-demand",
             "--spot asks for spot instances first",
-            'capacity.markets = ["spot", "on-demand"], or leave out --spot',
+            'capacity.markets = ["spot", "on-demand"], or omit --spot',
         )
     return listed or (("spot",) if spot else ("on-demand",))
 
@@ -85,14 +85,14 @@ def _candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market
     if name is None:
         kind, why = _cheapest(nodes, gpus, facts, market)
     else:
-        kind, why = _asked(name, facts), "asked for"
+        kind, why = _asked(name, facts), "requested"
         if facts.reservation is not None:
             why = f"the type of {facts.reservation.id}"
         if gpus is not None and not gpus.of(kind):
             raise ConfigError(
                 f"cluster.gpus: {spec.cluster.gpus} is not what {name} has ({kind.gpus} x {kind.gpu})",
                 "cluster.instance_type names the type already",
-                f"leave one of --gpus and --instance-type out, or --gpus {kind.gpu}:{kind.gpus}",
+                f"omit one of --gpus and --instance-type, or --gpus {kind.gpu}:{kind.gpus}",
             )
     if facts.reservation is None and fits(kind, nodes, facts, market) is False:
         raise _over_quota((kind,), nodes, facts, market)
@@ -127,9 +127,9 @@ def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
     retired = {old.gpu.lower(): old.gpu for old in compat.RETIRED.values()}
     if match is None or match[1].lower() not in known | retired or match[3] == "0":
         raise ConfigError(
-            f"cluster.gpus: {text!r} names no GPUs that AWS has",
+            f"cluster.gpus: {text!r} is not a GPU that AWS offers",
             "",
-            f"write it as A100:8 or A100-80GB:8; GPUs are {', '.join(sorted(set(known.values())))}",
+            f"use A100:8 or A100-80GB:8; GPUs are {', '.join(sorted(set(known.values())))}",
         )
     count = int(match[3]) if match[3] else None
     return Gpus((known | retired)[match[1].lower()], int(match[2]) if match[2] else None, count)
@@ -158,7 +158,7 @@ def _asked(name: str, facts: Facts) -> GpuType:
     raise ConfigError(
         f"cluster.instance_type: no instance type {name!r} in {facts.region}",
         refusal,
-        f"did you mean {near[0]!r}?" if near else "try: awsddp plan --offers, which shows what could be had",
+        f"did you mean {near[0]!r}?" if near else "try: awsddp plan --offers, to list what is offered",
     )
 
 
@@ -168,9 +168,9 @@ def _known(names: Iterable[str]) -> tuple[GpuType, ...]:
 
 def _instead(kinds: Iterable[GpuType]) -> str:
     told = [
-        f"{kind.name} ({kind.gpus} x {kind.gpu}, ${kind.price_usd_per_hour:.2f} an hour)" for kind in kinds
+        f"{kind.name} ({kind.gpus} x {kind.gpu}, ${kind.price_usd_per_hour:.2f} per hour)" for kind in kinds
     ]
-    return f"in its place: {', '.join(told)}; try: --instance-type {told[0].split()[0]}" if told else ""
+    return f"alternatives: {', '.join(told)}; try: --instance-type {told[0].split()[0]}" if told else ""
 
 
 def _cheapest(nodes: int, gpus: Gpus | None, facts: Facts, market: Market) -> tuple[GpuType, str]:
@@ -178,7 +178,7 @@ def _cheapest(nodes: int, gpus: Gpus | None, facts: Facts, market: Market) -> tu
     what = (
         f"{gpus.count or 'any number of'} x {gpus.name}"
         if gpus is not None
-        else f"{DEFAULT_GPUS} GPUs a node"
+        else f"{DEFAULT_GPUS} GPUs per node"
     )
     offered = [
         kind
@@ -193,7 +193,7 @@ def _cheapest(nodes: int, gpus: Gpus | None, facts: Facts, market: Market) -> tu
         raise CloudError(
             f"AWS offers no type with {what} in {facts.region}",
             _gone(gpus),
-            "name a type with --instance-type, or another --region; awsddp plan --offers shows what there is",
+            "name a type with --instance-type, or another --region; awsddp plan --offers lists them",
         )
     offered.sort(key=lambda kind: (_rank(kind, facts, market) or 0, kind.name))
     for kind in offered:
@@ -204,7 +204,7 @@ def _cheapest(nodes: int, gpus: Gpus | None, facts: Facts, market: Market) -> tu
 
 def _gone(gpus: Gpus | None) -> str:
     old = [retired for retired in compat.RETIRED.values() if gpus and retired.gpu == gpus.name]
-    return f"the last, {old[0].name.split('.')[0]}, went on {old[0].since}" if old else ""
+    return f"the last one, {old[0].name.split('.')[0]}, went on {old[0].since}" if old else ""
 
 
 def _rank(kind: GpuType, facts: Facts, market: Market) -> float | None:
@@ -216,7 +216,7 @@ def _rank(kind: GpuType, facts: Facts, market: Market) -> float | None:
 
 
 def on_demand(kind: GpuType, facts: Facts) -> float | None:
-    """Return the on-demand price of one machine, an hour: as the Pricing API tells it, else the table's."""
+    """Return the on-demand price of one machine, per hour: as the Pricing API tells it, else the table's."""
     return facts.prices.get(kind.name, kind.price_usd_per_hour)
 
 
@@ -233,13 +233,13 @@ def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str
     if facts.reservation is not None:
         return f"{need} vCPUs, reserved", ()
     if quota is None:
-        told = f"{need} vCPUs; which quota {market} {kind.family} counts against is not known"
+        told = f"{need} vCPUs; unknown quota for {market} {kind.family}"
         return told, (told,)
     allowed = facts.quotas.get(quota[0])
     if allowed is not None:
         return f"{need} of {allowed:g} vCPUs ({quota[1]}, {quota[0]})", ()
-    return f"{need} vCPUs ({quota[1]}, {quota[0]}: not readable)", (
-        f"quota not readable: {quota[1]} ({quota[0]}) must allow {need} vCPUs",
+    return f"{need} vCPUs ({quota[1]}, {quota[0]}: unreadable)", (
+        f"quota unreadable: {quota[1]} ({quota[0]}) must allow {need} vCPUs",
     )
 
 
@@ -299,15 +299,15 @@ def _allowed(spec: ClusterSpec, facts: Facts, kind: GpuType, offered: tuple[str,
         region = re.match(r"[a-z]{2,}(-[a-z]+)+-\d+", zone)
         elsewhere = region[0] if region and region[0] != facts.region else None
         raise ConfigError(
-            f"capacity.zones: {zone!r} is no zone of {facts.region} with GPUs",
-            f"it would be one of {elsewhere}" if elsewhere else "",
+            f"capacity.zones: {zone!r} is not a zone of {facts.region} with GPUs",
+            f"it is a zone of {elsewhere}" if elsewhere else "",
             (f"--region {elsewhere}, or " if elsewhere else "") + f"--zone with one of: {', '.join(there)}",
         )
     allowed = tuple(zone for zone in listed if zone in offered)
     if not allowed:
         where = f"{facts.reservation.id} is in" if facts.reservation else f"{kind.name} is offered in"
         raise ConfigError(
-            f"capacity.zones: {kind.name} cannot be had in {', '.join(listed)}",
+            f"capacity.zones: {kind.name} is not offered in {', '.join(listed)}",
             f"{where} {', '.join(offered)}",
             f"--zone {offered[0]}" if offered else "another --region",
         )
@@ -318,12 +318,12 @@ def _no_subnet(spec: ClusterSpec, facts: Facts, kind: GpuType, allowed: tuple[st
     have = ", ".join(sorted({subnet.zone for subnet in facts.subnets})) or "no zone"
     if spec.network.subnet:
         return ConfigError(
-            f"network.subnet: {spec.network.subnet} is in {have}, where {kind.name} cannot be had",
-            f"it can be had in {', '.join(allowed)}",
-            "name a subnet there, or leave network.subnet out",
+            f"network.subnet: {spec.network.subnet} is in {have}, where {kind.name} is not offered",
+            f"it is offered in {', '.join(allowed)}",
+            "name a subnet there, or omit network.subnet",
         )
     return CloudError(
-        f"there is no subnet to launch {kind.name} into",
+        f"no subnet for {kind.name}",
         f"it is offered in {', '.join(allowed)}; the default VPC of {facts.region} has subnets in {have}",
         "make a default VPC: aws ec2 create-default-vpc; or name a subnet: -o network.subnet=subnet-...",
     )

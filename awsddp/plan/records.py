@@ -103,7 +103,7 @@ class Facts:
     compat lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's code to
     its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
     CIDRs; `public_key` is the public half of `access.key`, "" where it is not told. `prices` are on-demand
-    prices of a machine an hour as the Pricing API told them on `price_date`, `spot_prices` those of a zone
+    prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those of a zone
     now. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no end).
     """
 
@@ -145,7 +145,7 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """An instance type that could be had instead. The price is of one instance on demand, an hour."""
+    """An instance type that could be had instead. The price is of one instance on demand, per hour."""
 
     instance_type: str
     gpu: str
@@ -157,7 +157,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What all nodes together cost an hour, by part. `machines` None: no price is known."""
+    """What all nodes together cost per hour, by part. `machines` None: no price is known."""
 
     machines: float | None
     disks: float
@@ -167,7 +167,7 @@ class Price:
 
     @property
     def total(self) -> float | None:
-        """All parts together, US dollars an hour."""
+        """All parts together, US dollars per hour."""
         return None if self.machines is None else round(self.machines + self.disks + self.addresses, 4)
 
 

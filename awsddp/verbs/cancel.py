@@ -20,7 +20,7 @@ def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
         cluster.say_missing()
         running = [one for one in jobs if one.state == "running"]
         if job is None and not running:
-            raise NotFoundError("no job runs on this cluster", "", "awsddp jobs   # those that ran")
+            raise NotFoundError("no job is running on this cluster", "", "awsddp jobs   # ended jobs")
         ended = cluster.end_job(choose_job(jobs if job else running, job))
         ctx.folder.remember(ended)
         return job_result(ctx, ended)

@@ -62,7 +62,7 @@ class ClusterHandle:
     known: Record | None = None
     listed: Cluster | None = None
     others: tuple[Cluster, ...] = ()
-    searched: tuple[str, ...] = ("the local cloud, which does not run",)
+    searched: tuple[str, ...] = ("the local cloud, which is not running",)
     nodes: tuple[Node, ...] = ()
     excluded: tuple[Node, ...] = ()
     preconnect: "HeadStart | None" = None
@@ -235,7 +235,7 @@ class ClusterHandle:
             self.listed = self.wait_until_listed()
         if self.listed is None or not self.listed.live:
             name, searched = self.ctx.spec.name, ", ".join(self.searched)
-            raise NotFoundError(f"no cluster {name}", f"looked in: {searched}", "awsddp up   # make it")
+            raise NotFoundError(f"no cluster {name}", f"searched: {searched}", "awsddp up   # create it")
         return self.listed
 
     def login_nodes(self) -> tuple[Node, ...]:
@@ -243,9 +243,9 @@ class ClusterHandle:
         cluster = self.require_live()
         if self.own is None or not self.ctx.folder.key.exists():
             raise NotFoundError(
-                f"cluster {cluster.name} exists, but its key is not on this machine",
+                f"cluster {cluster.name} exists, but this machine does not have its key",
                 f"{self.ctx.folder.path} does not hold it",
-                "go to the machine that made it, or end it: awsddp down",
+                "use the machine that made it, or terminate it: awsddp down",
             )
         return cluster.live
 
@@ -284,9 +284,7 @@ class ClusterHandle:
 
         with Fleet(
             self.write_ssh_config(nodes),
-            key=self.ctx.folder.key,
-            known_hosts=self.ctx.folder.known_hosts,
-            jump=jump_of(self.ctx, self.record),
+            **self.login(),
             deadline_s=deadline_s,
             partial=partial,
             ahead=self.preconnect,
@@ -303,6 +301,12 @@ class ClusterHandle:
                 raise NoNodes(error.message, error.why, error.next)
             yield fleet
 
+    def login(self) -> dict[str, Any]:
+        """Return what a login needs beside the address: key, known host keys, jump host."""
+        folder = self.ctx.folder
+        jump = jump_of(self.ctx, self.record)
+        return {"key": folder.key, "known_hosts": folder.known_hosts, "jump": jump}
+
     def write_ssh_config(self, nodes: Sequence[Node] | None = None) -> "tuple[Endpoint, ...]":
         """Write where the nodes are to the record and the ssh_config, if that changed, and return it."""
         from awsddp.nodes.sync import ssh_config
@@ -310,11 +314,10 @@ class ClusterHandle:
         folder, chosen = self.ctx.folder, self.nodes if nodes is None else nodes
         lost = [node_name(node.node) for node in chosen if node.address is None]
         if lost:
-            raise NodeError(f"{', '.join(lost)}: no address", "the instance does not run", "awsddp status")
+            raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
         addresses = {node.instance_id: str(node.address) for node in chosen}
         endpoints = _endpoints(self.record, {node.instance_id: node.node for node in chosen}, addresses)
-        jump = jump_of(self.ctx, self.record)
-        text = ssh_config(endpoints, folder.key, folder.known_hosts, jump=jump).encode()
+        text = ssh_config(endpoints, **self.login()).encode()
         if not folder.ssh_config.exists() or folder.ssh_config.read_bytes() != text:
             write_private(folder.ssh_config, text)
         if not addresses.items() <= self.record.addresses.items():
@@ -328,9 +331,9 @@ class ClusterHandle:
             if one.instance_id not in living:
                 self.ctx.say(f"{node_name(one.node)} ({one.instance_id}) is gone")
         for node in self.excluded:
-            self.ctx.say(f"{node_name(node.node)} ({node.instance_id}) is {node.state}, and was not asked")
+            self.ctx.say(f"{node_name(node.node)} ({node.instance_id}) is {node.state}, and was skipped")
         for number, failure in sorted(self.fleet.failures.items()):
-            self.ctx.say(f"{node_name(number)} was not asked: {failure.message}")
+            self.ctx.say(f"{node_name(number)} was skipped: {failure.message}")
 
     # Jobs.
 
@@ -370,7 +373,7 @@ class ClusterHandle:
             remembered = [job for job in self.record.jobs if job.job == name and job.nodes]
             for job in remembered:
                 why = "\n".join(self.missing(job).values())
-                raise NodeError(f"no node that can be asked knows job {name}", why, "awsddp jobs") from None
+                raise NodeError(f"no reachable node knows job {name}", why, "awsddp jobs") from None
             raise
 
     def cancel(self, job: str, *, grace_s: float | None = None, launch: str | None = None) -> None:
@@ -488,7 +491,7 @@ class ClusterHandle:
                 raise NodeError("a part of its results is missing", "\n".join(lost.values()))
         except AwsddpError as error:
             error.result = job_result(self.ctx, job)
-            where = "home, and on the nodes, too" if error.result["fetched"] else "not all home"
+            where = "fetched, and also on the nodes" if error.result["fetched"] else "not all fetched"
             error.message = f"job {job.job} {job.state}, its results are {where}: {error.message}"
             error.next = f"awsddp fetch --job {job.job}   # again" + (f"\n{error.next}" if error.next else "")
             raise
@@ -502,7 +505,7 @@ def choose_job(jobs: Sequence[Job], name: str | None) -> Job:
     chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:
         names = ", ".join(job.job for job in jobs)
-        known = f"known are: {names}" if jobs else "no job has run on this cluster"
+        known = f"known: {names}" if jobs else "no jobs on this cluster yet"
         raise NotFoundError(f"no job {name}" if name else "no job", known, "awsddp train")
     return chosen
 

@@ -121,7 +121,7 @@ def target_for(ctx: Context) -> Iterator[Target]:
                 raise ConfigError(
                     f"cluster.region: the local cloud is {target.region}, not {asked.region}",
                     "",
-                    f"leave --region out, or --region {target.region}; without --local it is on AWS",
+                    f"omit --region, or --region {target.region}; without --local it is on AWS",
                 )
         if target is None:
             remembered = record.target if record else Target()
@@ -130,8 +130,8 @@ def target_for(ctx: Context) -> Iterator[Target]:
             )
         if record is not None and record.target.place != target.place:
             raise ConfigError(
-                f"cluster {ctx.spec.name} lives in {record.target.place}, not in {target.place}",
-                "one name is one cluster",
+                f"cluster {ctx.spec.name}is in {record.target.place}, not in {target.place}",
+                "cluster names are unique",
                 f"awsddp -c {ctx.spec.name}-2 up ...   # another name\nawsddp down   # end the first one",
             )
         yield target

@@ -19,7 +19,7 @@ Confirm = Callable[[LaunchPlan | str], None]
 
 # What holds from now on without a launch.
 _REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.idle", "cluster.budget_usd")
-_LOST = "what only the disks of ended nodes hold is lost; results come home first"
+_LOST = "what only the disks of ended nodes hold is lost; results are fetched first"
 
 
 def changes(cluster: ClusterHandle, facts: Facts, *, now: datetime) -> Convergence:
@@ -130,7 +130,7 @@ def _other_ids(change: Convergence) -> set[str]:
 
 
 def _price(record: Record, nodes: int) -> float | None:
-    """Return what so many nodes cost an hour, by what the last launch cost."""
+    """Return what so many nodes cost per hour, by what the last launch cost."""
     known = record.price_usd_per_hour
     return known if known is None or nodes == record.nodes else round(known / record.nodes * nodes, 4)
 
@@ -142,7 +142,7 @@ def _question(cluster: ClusterHandle, record: Record, change: Convergence) -> st
     machines = f"{record.nodes} x {record.instance_type} in {record.target.region}"
     return (
         f"Cluster {cluster.ctx.spec.name}, {machines} at "
-        f"{money(record.price_usd_per_hour)} an hour for all, once this is done:{steps}{lost}\n"
+        f"{money(record.price_usd_per_hour)} per hour for all, once this is done:{steps}{lost}\n"
     )
 
 
@@ -159,8 +159,8 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
     off = [node_name(node.node) for node in ending if node.unfetched and node.state != "running"]
     if off:
         raise NodeError(
-            f"{names} cannot be ended: the results of {', '.join(owed)} are not home",
-            f"{', '.join(off)} does not run",
+            f"{names} cannot be ended: the results of {', '.join(owed)} are not fetched",
+            f"{', '.join(off)} is not running",
             f"awsddp up --nodes {cluster.record.nodes}; awsddp fetch   # first\n"
             "awsddp down --discard   # or end all",
         )
@@ -175,7 +175,7 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
         )
     if lost:
         raise NodeError(
-            f"{names} cannot be ended: the results of {', '.join(owed)} are not home",
+            f"{names} cannot be ended: the results of {', '.join(owed)} are not fetched",
             f"{', '.join(lost)} cannot be reached",
             "awsddp up   # again, later\nawsddp down --discard   # or end all, results too",
         )
@@ -185,8 +185,7 @@ def _refuse_others(cluster: ClusterHandle, change: Convergence) -> None:
     for other in cluster.all_listed:
         if other.id in _other_ids(change) and _owed(other.live):
             raise ConfigError(
-                f"there is a second cluster {other.name} ({other.id}) with results of "
-                f"{', '.join(_owed(other.live))}",
+                f"a second cluster {other.name} ({other.id}) holds results of {', '.join(_owed(other.live))}",
                 "another machine made it, and only that one can fetch them",
                 f"awsddp fetch there; or awsddp -c {other.name}-2 up here",
             )
@@ -204,7 +203,7 @@ def _end(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
         with cluster.connect():
             for job in cluster.jobs():
                 if job.job in owed:
-                    ctx.say(f"bringing the results of {job.job} home")
+                    ctx.say(f"fetching the results of {job.job}")
                     cluster.fetch(job)
                     folder.remember(job)
     left = [node for node in ending if node.node >= record.nodes]

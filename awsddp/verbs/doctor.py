@@ -92,7 +92,7 @@ def request_quota(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, 
         quota = compat.quota_of(plan.instance_type, plan.market)
         if quota is None:
             raise ConfigError(
-                f"which quota {plan.market} {plan.kind.family} counts against is not known",
+                f"unknown quota for {plan.market} {plan.kind.family}",
                 "",
                 "see https://console.aws.amazon.com/servicequotas/",
             )

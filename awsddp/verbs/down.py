@@ -122,7 +122,7 @@ def _what_ends(cluster: ClusterHandle, listed: Cluster, *, discard: bool) -> str
             grace = "" if discard else f" and has {cluster.ctx.job.job.grace} to save"
             question.append(f"Job {job.job} still runs (as last seen): it is ended{grace}.")
     if listed.unfetched:
-        fate = "are lost" if discard else "come home first"
+        fate = "are lost" if discard else "are fetched first"
         question.append(f"The results of {', '.join(listed.unfetched)} {fate}.")
     return "\n".join(question)
 

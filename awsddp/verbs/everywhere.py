@@ -111,11 +111,11 @@ def _document(target: Target, holding: "Holding") -> dict[str, Any]:
 def _line(holding: "Holding") -> str:
     cluster = holding.cluster
     what = [*(node.instance_id for node in cluster.live), *cluster.leftovers]
-    told = f"; results not home: {', '.join(cluster.unfetched)}" if cluster.unfetched else ""
+    told = f"; results not fetched: {', '.join(cluster.unfetched)}" if cluster.unfetched else ""
     past = f", past its expiry of {report.iso(cluster.expires)}" if cluster.live else ""
     return (
         f"{cluster.name} ({cluster.id}) in {cluster.region}{past}: {', '.join(what)}, "
-        f"{money(holding.price_usd_per_hour)} an hour{told}"
+        f"{money(holding.price_usd_per_hour)} per hour{told}"
     )
 
 

@@ -74,7 +74,7 @@ def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[s
 
 
 def _kept(ctx: Context, job: Job) -> dict[str, Any]:
-    ctx.say(f"the results of {job.job} are home")
+    ctx.say(f"the results of {job.job} are already fetched")
     return _document({}, job=job.job, home=results_dir(ctx, job.job))
 
 
@@ -89,7 +89,7 @@ def fetch_all(cluster: ClusterHandle, listed: Cluster) -> None:
         return
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
     if record is None or not cluster.ctx.folder.key.exists():
-        raise _not_home(listed, owing, record, "this machine has no key to the nodes that hold them")
+        raise _not_home(listed, owing, record, "this machine has no key for the nodes that hold them")
     cluster.use(reachable(listed.live), of=listed.live)
     left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in cluster.nodes}
     try:
@@ -111,7 +111,7 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
             job = cluster.end_job(job)
             if job.state == "running":
                 raise NodeError(f"job {job.job} does not end")
-            ctx.say(f"bringing the results of {job.job} home from {', '.join(map(node_name, fleet.nodes))}")
+            ctx.say(f"fetching the results of {job.job} from {', '.join(map(node_name, fleet.nodes))}")
             cluster.fetch(job)
             ctx.folder.remember(job)
             for text in cluster.still_missing(job).values():
@@ -123,20 +123,20 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
 def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: str) -> NodeError:
     """Return the error that names the jobs that nodes owe, what it costs to keep them, and the ways out."""
     stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
-    ways = ["awsddp down --discard   # end the nodes, and lose what they hold"]
+    ways = ["awsddp down --discard   # terminate the nodes and lose what they hold"]
     if stopped:
         ways.insert(0, f"awsddp up   # start {', '.join(stopped)}; then awsddp down")
     if all(node.state == "stopped" for node in cluster.live):
-        bill = "meanwhile only the disks cost"
+        bill = "until then only the disks cost"
     else:
         if not any(node.spot for node in cluster.live):
-            ways.append("awsddp stop   # or keep their disks")
-        bill = "meanwhile the nodes cost money"
+            ways.append("awsddp stop   # or stop them and keep their disks")
+        bill = "until then the nodes cost money"
         if record is not None and record.price_usd_per_hour is not None:
             would = "would cost" if record.target.name == "local" else "cost"
-            bill = f"meanwhile the nodes {would} {money(record.price_usd_per_hour)} an hour"
+            bill = f"until then the nodes {would} {money(record.price_usd_per_hour)} per hour"
     jobs = sorted({job for node in owing for job in node.unfetched})
-    return NodeError(f"the results of {', '.join(jobs)} are not home", f"{why}\n{bill}", "\n".join(ways))
+    return NodeError(f"the results of {', '.join(jobs)} are not fetched", f"{why}\n{bill}", "\n".join(ways))
 
 
 def _document(came: "dict[int, Fetched]", *, job: str, home: Path) -> dict[str, Any]:

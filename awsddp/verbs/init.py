@@ -14,7 +14,7 @@ def init(folder: Path) -> Path:
         with path.open("x", encoding="utf-8") as stream:
             stream.write(template(FILE))
     except FileExistsError as error:
-        raise ConfigError(f"{path} is there already", "", "edit it, or move it away") from error
+        raise ConfigError(f"{path} already exists", "", "edit it, or move it away") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written", error.strerror or str(error)) from error
+        raise ConfigError(f"cannot write {path}", error.strerror or str(error)) from error
     return path

@@ -12,17 +12,15 @@ def interruption(ctx: Context) -> Interrupted:
     """Return the error that an interrupted command ends with, from the cluster's folder alone."""
     record = _record(ctx)
     if record is None:
-        return Interrupted(
-            "interrupted", f"this machine knows of nothing that runs for cluster {ctx.spec.name}"
-        )
+        return Interrupted("interrupted", f"nothing is known to run for cluster {ctx.spec.name}")
     running = [job.job for job in record.jobs if job.state == "running"]
-    why = [f"they end themselves at {iso(record.expires)}"]
+    why = [f"they expire at {iso(record.expires)}"]
     if running:
-        why.append(f"job {running[-1]} goes on without this machine, unless it has ended")
-    ways = [f"awsddp logs -f {job}   # follow it, bring its results home" for job in running[-1:]]
+        why.append(f"job {running[-1]} keeps running without this machine, unless it has ended")
+    ways = [f"awsddp logs -f {job}   # follow it and fetch its results" for job in running[-1:]]
     if not record.prepared:
-        ways.append("awsddp up   # go on")
-    ways.append("awsddp down   # end them")
+        ways.append("awsddp up   # continue")
+    ways.append("awsddp down   # terminate them")
     return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), "\n".join(ways))
 
 
@@ -33,7 +31,7 @@ def what_runs_on(ctx: Context, error: CloudError) -> None:
         return
     ids = ", ".join(one.instance_id for one in record.prepared)
     ids = f" ({ids})" if ids else ""
-    error.why += f"\n{_machines(record)}{ids}; they end themselves at {iso(record.expires)}"
+    error.why += f"\n{_machines(record)}{ids}; they expire at {iso(record.expires)}"
     error.next += "\nawsddp down   # then end them"
 
 
@@ -46,5 +44,5 @@ def _record(ctx: Context) -> Record | None:
 def _machines(record: Record) -> str:
     machines = f"{record.nodes} x {record.instance_type} may run"
     if record.target.name == "local":
-        return f"{machines} in the local cloud, for nothing"
-    return f"{machines} in {record.target.region}, at {money(record.price_usd_per_hour)} an hour"
+        return f"{machines} in the local cloud, free of charge"
+    return f"{machines} in {record.target.region}, at {money(record.price_usd_per_hour)} per hour"

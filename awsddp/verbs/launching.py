@@ -36,7 +36,7 @@ def plan_everywhere(cluster: ClusterHandle, facts: Facts) -> LaunchPlan:
         raise refusals[0]
     markets = list(dict.fromkeys(plan.market for plan in plans))
     first, *later = sorted(plans, key=lambda plan: markets.index(plan.market))
-    warnings = (*first.warnings, *(f"passed over: {refusal.message}" for refusal in refusals))
+    warnings = (*first.warnings, *(f"skipped: {refusal.message}" for refusal in refusals))
     return replace(first, warnings=warnings, alternatives=tuple(later))
 
 

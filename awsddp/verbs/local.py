@@ -81,7 +81,7 @@ def runs(awsddp_home: Path) -> bool:
 
 
 def faults(awsddp_home: Path) -> list[dict[str, Any]]:
-    """Return the faults that are in force. Raises NotFoundError where no local cloud runs."""
+    """Return the faults that are in force. Raises NotFoundError where no local cloud is running."""
     with _running(awsddp_home) as info:
         found: list[dict[str, Any]] = control.status(info)["faults"]
         return found
@@ -90,14 +90,14 @@ def faults(awsddp_home: Path) -> list[dict[str, Any]]:
 def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
     """Make calls of the API go wrong, or a node (control.fault_add), and return the faults in force.
 
-    Raises UsageError, NotFoundError where no local cloud runs.
+    Raises UsageError, NotFoundError where no local cloud is running.
     """
     with _running(awsddp_home) as info:
         return control.fault_add(info, operation, effect, **choices)
 
 
 def instance_of(awsddp_home: Path, cluster: str, node: int) -> str:
-    """Return the id of a cluster's node. Raises NotFoundError where no local cloud runs, UsageError."""
+    """Return the id of a cluster's node. Raises NotFoundError where no local cloud is running, UsageError."""
     with _running(awsddp_home) as info:
         alive = [one for one in control.status(info)["instances"] if one["state"] != "terminated"]
     nodes = {one["node"]: str(one["instance_id"]) for one in alive if one["cluster"] == cluster}
@@ -132,7 +132,9 @@ def _existing(awsddp_home: Path) -> Iterator[control.LocalInfo | None]:
 def _running(awsddp_home: Path) -> Iterator[control.LocalInfo]:
     with _existing(awsddp_home) as info:
         if info is None:
-            raise NotFoundError("no local cloud runs", f"{home(awsddp_home)} has none", "awsddp local start")
+            raise NotFoundError(
+                "no local cloud is running", f"{home(awsddp_home)} has none", "awsddp local start"
+            )
         yield info
 
 

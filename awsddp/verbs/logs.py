@@ -49,7 +49,9 @@ class Shown:
         try:
             pattern = re.compile(self.grep.encode())
         except re.error as error:
-            raise UsageError(f"--grep {self.grep}: no pattern", str(error), "escape it with \\") from error
+            raise UsageError(
+                f"--grep {self.grep}: invalid pattern", str(error), "escape it with \\"
+            ) from error
 
         def only(data: bytes) -> None:
             kept = [line for line in data.splitlines(keepends=True) if pattern.search(line)]
@@ -131,9 +133,7 @@ def moment(text: str, *, now: datetime) -> datetime:
         return named
     except (ValueError, OverflowError) as error:
         why = "neither a duration nor a time"
-        raise UsageError(
-            f"--since {text}: {why}", "", "write it as 10m, 2h, 14:30 or 2026-11-21T14:30"
-        ) from error
+        raise UsageError(f"--since {text}: {why}", "", "use 10m, 2h, 14:30 or 2026-11-21T14:30") from error
 
 
 def merger_of(

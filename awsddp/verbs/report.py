@@ -22,7 +22,7 @@ def report(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
         folder = results_dir(ctx, "x").parent
         raise NotFoundError(
             f"no job {job}" if job else "no job",
-            f"looked in {folder}/ and in the cluster's folder",
+            f"searched {folder}/ and in the cluster's folder",
             "awsddp jobs",
         )
     place = results_dir(ctx, found.job)

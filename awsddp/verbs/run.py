@@ -48,15 +48,15 @@ def run(
     fails later is the result's `error`.
     """
     check(ctx)
-    ctx = _with_idle(ctx)
+    ctx = with_idle(ctx)
     result = RunResult()
     try:
         _work(ctx, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
         if not (detach and result.error is None):
             _end(ctx, result)
     except KeyboardInterrupt as stop:
-        ctx.say("interrupted: ending everything; Ctrl-C again leaves at once")
-        result.error = Interrupted("interrupted: results are at home as far as they came, nothing is left")
+        ctx.say("interrupted: terminating everything; Ctrl-C again exits immediately")
+        result.error = Interrupted("interrupted: the results that could be fetched are here, nothing is left")
         if isinstance(stop, LetGo):
             result.error.exit_code = 128 + stop.number
         _end(ctx, result)
@@ -67,7 +67,7 @@ def run(
     return result
 
 
-def _with_idle(ctx: Context) -> Context:
+def with_idle(ctx: Context) -> Context:
     """Return the context with the idle time of a run, where nobody chose another."""
     spec = ctx.spec
     if "cluster.idle" in spec.given:
@@ -97,13 +97,21 @@ def _work(
 
 
 def _end(ctx: Context, result: RunResult) -> None:
-    """End the cluster; where its results cannot come home, stop the machines and say so."""
     try:
-        result.down = _timed(result, "down", lambda: down(ctx, confirm=lambda _: None))
-    except NodeError as error:
-        result.error = _stopped(ctx, error)
+        result.down = _timed(result, "down", lambda: down_or_stop(ctx))
     except AwsddpError as error:
         result.error = error
+
+
+def down_or_stop(ctx: Context) -> dict[str, Any]:
+    """End the cluster and return the `down` document; stop the nodes where results cannot be fetched.
+
+    Raises NodeError that says so, and what `down` raises.
+    """
+    try:
+        return down(ctx, confirm=lambda _: None)
+    except NodeError as error:
+        raise _stopped(ctx, error) from error
 
 
 def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
@@ -127,11 +135,11 @@ def _stopped(ctx: Context, error: NodeError) -> NodeError:
         stop(ctx, confirm=lambda _: None)
     except AwsddpError as second:
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
-        return NodeError(error.message, f"{why}\nthey still run and cost money", error.next)
+        return NodeError(error.message, f"{why}\nthey are still running and cost money", error.next)
     return NodeError(
         f"{error.message}; the nodes were stopped",
-        f"{error.why}\ntheir disks are kept, and cost a little, until you end them",
-        "awsddp up, then awsddp fetch   # once they can be reached\nawsddp down --discard   # end them",
+        f"{error.why}\ntheir disks are kept, and cost a little, until you terminate them",
+        "awsddp up, then awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them",
     )
 
 

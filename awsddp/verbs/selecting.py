@@ -94,7 +94,7 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
                 f"a stop would lose results of {job.job}, which lie on instance store",
                 _named(lost),
                 f"awsddp fetch --job {job.job}   # once it has ended; then stop\n"
-                "awsddp down   # bring results home, and end the nodes",
+                "awsddp down   # fetch the results, then terminate the nodes",
             )
 
 
@@ -110,7 +110,7 @@ def unfetched(job: Job, selected: Selected) -> Unfetched:
             f"{fetch} -o job.results_limit={enough}GB   # all of them",
         ]
     return Unfetched(
-        f"{amount(len(owed), sum(one.size for one in owed))} of the results of {job.job} are not home",
+        f"{amount(len(owed), sum(one.size for one in owed))} of the results of {job.job} are not fetched",
         _named(owed),
         "\n".join([*ways, f"{fetch} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"]),
     )

@@ -22,7 +22,7 @@ def ssh(ctx: Context, *, node: int = 0, words: Sequence[str] = (), tty: bool = F
         (chosen,) = choose_nodes(nodes, node)
         if chosen.state != "running" or chosen.address is None:
             raise NodeError(
-                f"{node_name(node)} does not run", f"it is {chosen.state}", "awsddp up   # start it"
+                f"{node_name(node)} is not running", f"it is {chosen.state}", "awsddp up   # start it"
             )
         cluster.write_ssh_config([one for one in nodes if one.address])
         words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]

@@ -1,14 +1,19 @@
 """status: what there is, what it costs, and until when. The truth is in AWS, the jobs as last seen."""
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from awsddp import report
 from awsddp.cluster import Cluster, Target
+from awsddp.errors import AwsddpError
 from awsddp.state import Record
-from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import Context
 from awsddp.verbs.ledger import bill_of
+
+REACH_S = 5.0
+"""How long connecting to a node may take before a running job is shown as last seen."""
 
 
 def status(ctx: Context) -> dict[str, Any]:
@@ -17,9 +22,22 @@ def status(ctx: Context) -> dict[str, Any]:
     Raises CloudError where AWS cannot be asked.
     """
     with ClusterHandle.find(ctx, newer=True) as cluster:
+        _refresh(cluster)
         return cluster_document(
             ctx, cluster.known, cluster.listed, target=cluster.target, looked=cluster.searched
         )
+
+
+def _refresh(cluster: ClusterHandle) -> None:
+    """Remember the progress of jobs that ran when last seen, if their nodes answer."""
+    record = cluster.known
+    if record is None or cluster.own is None or all(job.state != "running" for job in record.jobs):
+        return
+    prepared = {one.instance_id for one in record.prepared}
+    nodes = [node for node in reachable(cluster.own.live) if node.instance_id in prepared]
+    with contextlib.suppress(AwsddpError), cluster.connect(nodes, deadline_s=REACH_S, partial=True):
+        cluster.ctx.folder.remember(*cluster.jobs(partial=True))
+        cluster.known = cluster.ctx.folder.read()
 
 
 def cluster_document(

@@ -49,7 +49,7 @@ def _refuse_spot(cluster: Cluster) -> None:
         raise ConfigError(
             f"{', '.join(spot)}: spot machines cannot be stopped",
             "AWS can only end what one launch bought on the spot market",
-            "awsddp down   # bring results home, and end them",
+            "awsddp down   # fetch the results, then terminate them",
         )
 
 

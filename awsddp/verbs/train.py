@@ -47,11 +47,13 @@ def check(ctx: Context) -> None:
     _check_words(ctx, layout([0], gpus=0)[0])
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(
-            f"{asked.name!r} is no job name", "", "use up to 64 letters, digits, dots, dashes and underscores"
+            f"invalid job name {asked.name!r}",
+            "",
+            "use up to 64 letters, digits, dots, dashes and underscores",
         )
     if asked.name is not None and results_dir(ctx, asked.name).exists():
         raise UsageError(
-            f"there is a job {asked.name} already",
+            f"job {asked.name} already exists",
             f"{results_dir(ctx, asked.name)} exists",
             "choose another --name",
         )
@@ -61,9 +63,9 @@ def check(ctx: Context) -> None:
     workdir = Path(ctx.job.sync.workdir)
     if not _any_file(workdir, pattern):
         raise UsageError(
-            f"there is no script {asked.script}",
-            f"it is looked for in the synced folder, {workdir.resolve()}",
-            "name a file in it, or another --workdir",
+            f"script not found: {asked.script}",
+            f"searched in the synced folder, {workdir.resolve()}",
+            "name a file there, or set --workdir",
         )
 
 
@@ -101,7 +103,8 @@ def attend(cluster: ClusterHandle, job: Job, *, on_lines: Callable[[bytes], None
         raise
     except KeyboardInterrupt:
         ctx.say(
-            f"interrupted: ending job {job.job}, its ranks have {ctx.job.job.grace}; Ctrl-C again leaves it"
+            f"interrupted: ending job {job.job}, its ranks have {ctx.job.job.grace}; "
+            "Ctrl-C again leaves the job running"
         )
         cluster.cancel(job.job)
         job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
@@ -110,6 +113,6 @@ def attend(cluster: ClusterHandle, job: Job, *, on_lines: Callable[[bytes], None
         return cluster.finish(job)
     raise Interrupted(
         f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
-        "the nodes still run and cost money",
-        "awsddp down   # end them",
+        "the nodes are still running and cost money",
+        "awsddp down   # terminate them",
     )

@@ -83,7 +83,7 @@ def to_reconcile(cluster: ClusterHandle) -> bool:
     if not live:
         return False
     raise ConfigError(
-        f"cluster {live[0].name} exists, but its key is not on this machine",
+        f"cluster {live[0].name} exists, but this machine does not have its key",
         f"it was made elsewhere, or {ctx.folder.path} was lost",
         "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
     )

@@ -70,7 +70,7 @@ class Watch:
             for node, why in self._stream().items():
                 self._away[node] = time.monotonic()
                 self._fruitless[node] += 1
-                self._ctx.on_event(Event(f"the stream ended: {why}; connecting again", node_name(node)))
+                self._ctx.on_event(Event(f"the stream ended: {why}; reconnecting", node_name(node)))
             if self._away:
                 self._give_up_gone()
                 self._connect()
@@ -78,7 +78,7 @@ class Watch:
             self._on_lines(lines)
         if not self._merger.documents:
             raise NodeError(
-                f"no node of job {self._job.job} can be reached", "", "awsddp status   # what still runs"
+                f"cannot reach any node of job {self._job.job}", "", "awsddp status   # what still runs"
             )
         return results.job_document(self._merger.documents, results=self._ctx.job.job.results)
 

@@ -59,7 +59,16 @@ class Forgotten:
     @property
     def words(self) -> tuple[str, ...]:
         """The options of `up` and `run`."""
-        return ("--local", "--nodes", "1", "-y", "--expires", f"{self.expires_s}s", "--idle", f"{self.idle_s}s")
+        return (
+            "--local",
+            "--nodes",
+            "1",
+            "-y",
+            "--expires",
+            f"{self.expires_s}s",
+            "--idle",
+            f"{self.idle_s}s",
+        )
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         """Start `awsddp` on this cluster; stderr comes with stdout."""
@@ -100,7 +109,7 @@ class Forgotten:
         """Start a job and return its client once a rank has started."""
         options = ("--world-size", "1", "--name", self.name)
         client = self.start("train", "job.py", *options, *words, "--", str(seconds), kind)
-        self.until(client, "--detach" in words and "follow it" or "started")
+        self.until(client, ("--detach" in words and "follow it") or "started")
         return client
 
     def look(self) -> None:
@@ -432,7 +441,7 @@ def _watching(one: Forgotten) -> Iterator[None]:
 
 
 def _row(one: Forgotten, due: float, lives: bool) -> Row:
-    prices = re.search(r"price +\$([\d,.]+) an hour.*?\$([\d,.]+) until it expires", one.said, re.S)
+    prices = re.search(r"price +\$([\d,.]+) per hour.*?\$([\d,.]+) until it expires", one.said, re.S)
     hourly, shown = (float(price.replace(",", "")) for price in prices.groups()) if prices else (0.0, 0.0)
     states = {described["State"]["Name"] for described in one.described.values()}
     wanted = {"stopping", "stopped"} if one.tag("unfetched") else {"shutting-down", "terminated"}

@@ -57,7 +57,7 @@ def test_a_type_the_table_lacks_is_described_by_ec2(aws: Aws) -> None:
     plan = plan_for(aws, instance_type="g7.48xlarge")
     assert (plan.gpus_per_node, plan.gpu) == (8, "RTX PRO 4500")
     assert plan.price_usd_per_hour is None
-    assert "the price of g7.48xlarge is not known" in plan.warnings
+    assert "unknown price for g7.48xlarge" in plan.warnings
 
 
 def test_images_are_found_by_id_name_and_parameter(aws: Aws, cloud: Cloud) -> None:

@@ -55,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (Globals(), "awsddp up   # go on"),
+        (Globals(), "awsddp up   # continue"),
         (Globals(cluster="second"), "awsddp -c second up   # go on"),
         (
             Globals(region="eu-west-1", profile="my own"),
@@ -68,7 +68,7 @@ def test_a_command_carries_the_options_that_it_needs(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, options: Globals, said: str
 ) -> None:
     monkeypatch.setattr(WATCH, "options", options)
-    assert named("awsddp up   # go on") == said
+    assert named("awsddp up   # continue") == said
     assert named("awsddp -c other-name up") == "awsddp -c other-name up"
 
 
@@ -93,7 +93,7 @@ def test_credentials_that_ended_name_what_runs_on_and_how_to_end_it(
     error = translate(ClientError(reply, "DescribeInstances"), "DescribeInstances", where="eu-west-1")
     assert failures.show(error) == 4
     shown = "".join(capsys.readouterr())
-    assert "2 x p4d.24xlarge may run in eu-west-1, at $65.54 an hour (i-0, i-1)" in shown
+    assert "2 x p4d.24xlarge may run in eu-west-1, at $65.54 per hour (i-0, i-1)" in shown
     assert "awsddp -c second down" in shown
 
 

@@ -15,7 +15,7 @@ def one_node(records: Lab) -> Lab:
     ("words", "told"),
     [
         (("node9", "cut"), "the cluster default has no node9\n  why: its nodes are node0"),
-        (("node0", "cut", "--for", "soon"), "--for: 'soon' is no duration"),
+        (("node0", "cut", "--for", "soon"), "--for: invalid duration 'soon'"),
         (("node0", "frozen"), "this local cloud runs in records mode"),
     ],
 )

@@ -310,7 +310,7 @@ def test_a_script_for_nccl_runs_to_its_end_on_two_nodes(rehearsed: Lab) -> None:
 def test_more_ranks_than_gpus_are_refused_as_on_the_true_node(rehearsed: Lab) -> None:
     shown = rehearsed.run("train", "rank.py", "--world-size", "10")
     assert shown.returncode == 2
-    assert "5 ranks a node do not fit: a node has 4 GPUs" in shown.stderr
+    assert "5 ranks per node do not fit: a node has 4 GPUs" in shown.stderr
 
 
 def test_where_no_image_rehearses_it_is_refused(rehearsed: Lab) -> None:

@@ -53,7 +53,7 @@ def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, cri
     assert {one["Placement"]["AvailabilityZone"] for one in page["Instances"]} == {"us-east-1b"}
     again = records.run("-c", "other", "plan", "--local", "-o", f"capacity.reservation={held}")
     assert again.returncode == 3
-    assert f"capacity.reservation: {held} has 0 free machines, and 2 are asked for" in again.stderr
+    assert f"capacity.reservation: {held} has 0 free machines, and 2 are requested" in again.stderr
     records.json("down", "-y")
     assert free(ec2, held) == 2
     ec2.cancel_capacity_reservation(CapacityReservationId=held)
@@ -71,10 +71,10 @@ def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, cri
         (
             {},
             ("--nodes", "3"),
-            ("capacity.reservation", "has 2 free machines, and 3 are asked for", "--nodes 2"),
+            ("capacity.reservation", "has 2 free machines, and 3 are requested", "--nodes 2"),
         ),
         ({}, ("--zone", "us-east-1a"), ("capacity.zones", "is in us-east-1b", "--zone us-east-1b")),
-        ({}, ("--spot",), ("capacity.reservation", "cannot be used by spot", "leave out --spot")),
+        ({}, ("--spot",), ("capacity.reservation", "cannot be used by spot", "omit --spot")),
         ({"InstancePlatform": "Windows"}, (), ("capacity.reservation", "is for Windows", "Linux/UNIX")),
     ],
     ids=["type", "gpus", "full", "zone", "spot", "platform"],

@@ -1,6 +1,7 @@
 """The main job on two real nodes: launched, given the code, trained on, results home, everything ended."""
 
 import json
+import re
 import signal
 import time
 
@@ -62,6 +63,16 @@ import os, time
 for number in range(400):
     print("rank", os.environ["RANK"], "line", number, flush=True)
     time.sleep(0.02)
+"""
+
+MEASURED = """
+import json, os, time
+rank = int(os.environ["RANK"])
+with open(os.environ["AWSDDP_RUN_DIR"] + "/metrics.jsonl", "a") as file:
+    for step in range(1, 10_000):
+        time.sleep(0.2 if rank == 2 else 0.1)
+        row = {"rank": rank, "step": step, "total_steps": 10_000, "loss": 1 / step, "time": time.time()}
+        print(json.dumps(row), file=file, flush=True)
 """
 
 
@@ -208,3 +219,18 @@ def test_down_of_what_is_not_there_is_no_error(lab: Lab) -> None:
     for _ in range(2):
         result = lab.json("down", "--local", "-y")
         assert (result["state"], result["terminated"]) == ("absent", [])
+
+
+@pytest.mark.prove
+def test_progress_of_a_job_shows_while_it_runs(cluster: Lab) -> None:
+    cluster.script("measured.py", MEASURED)
+    name = cluster.json("train", "measured.py", "--world-size", "4", "--detach")["job"]
+    deadline = time.monotonic() + 60
+    while not (found := cluster.json("jobs")[-1])["slowest_rank"] and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert (found["job"], found["slowest_rank"]) == (name, 2)
+    ranks = {one["rank"]: one for one in found["progress"]}
+    assert ranks[2]["steps_per_second"] < 0.9 * ranks[0]["steps_per_second"]
+    assert re.search(r"slowest +2 +step \d+", cluster.run("jobs", "-v").stdout)
+    assert re.search(r"step \d+, \d+%, .* steps/s, loss .*, slowest: rank 2", cluster.run("status").stdout)
+    assert cluster.json("cancel", name)["cause"]["kind"] == "cancelled"

@@ -27,18 +27,18 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["up", "--nodes", "two"], 2, "two"),
         (["up", "--nodes", "0"], 3, "cluster.nodes: 0 is out of range"),
         (["up", "--expires", "soon"], 3, "24h"),
-        (["-c", "My Cluster", "up"], 3, "no cluster name"),
-        (["-c", "$(touch canary)", "up"], 3, "no cluster name"),
+        (["-c", "My Cluster", "up"], 3, "invalid cluster name"),
+        (["-c", "$(touch canary)", "up"], 3, "invalid cluster name"),
         (["up", "-o", "cluster.nods=2"], 3, "did you mean 'nodes'?"),
         (["up", "-o", "cluster"], 2, "-o NAME=VALUE"),
         (["train", "--env-var", "X"], 2, "--env-var NAME=VALUE"),
-        (["-c", "-vv", "status"], 3, "'-vv' is no cluster name"),
+        (["-c", "-vv", "status"], 3, "invalid cluster name '-vv'"),
         (["exec", "--", "tool", "--json"], 3, "no AWS region"),
-        (["train", "nowhere.py"], 2, "there is no script nowhere.py"),
+        (["train", "nowhere.py"], 2, "script not found: nowhere.py"),
         (["train", "--name", "../x"], 2, "no job name"),
         (["train", "a.py", "b.py"], 2, "after --"),
-        (["run", "nowhere.py", "--local", "-y"], 2, "there is no script nowhere.py"),
-        (["run", "--local", "-y", "--", "{rnak}"], 2, "{rnak} in '{rnak}' is no placeholder"),
+        (["run", "nowhere.py", "--local", "-y"], 2, "script not found: nowhere.py"),
+        (["run", "--local", "-y", "--", "{rnak}"], 2, "invalid placeholder {rnak} in '{rnak}'"),
         (["train", "--workdir", "nowhere"], 3, "nowhere"),
         (["logs", "--since", "yesterday"], 2, "--since yesterday"),
         (["logs", "--grep", "("], 2, "--grep ("),
@@ -117,7 +117,7 @@ def test_a_home_folder_is_not_sent(cluster: Lab) -> None:
 
 def test_a_second_cluster_of_the_name_elsewhere_is_refused(cluster: Lab) -> None:
     said = refused(cluster, "--region", "eu-west-1", "up", "-y", code=3)
-    assert "lives in the local cloud" in said
+    assert "is in the local cloud" in said
 
 
 def test_without_a_cluster_the_way_to_one_is_named(lab: Lab) -> None:
@@ -162,4 +162,4 @@ def test_a_disk_without_room_for_the_output_is_said(lab: Lab) -> None:
             timeout=60,
         )
     assert shown.returncode == 3, shown.stderr
-    assert "error: the output cannot be written" in shown.stderr
+    assert "error: cannot write the output" in shown.stderr

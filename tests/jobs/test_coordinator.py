@@ -85,7 +85,7 @@ def test_lost_node_is_the_cause_of_what_the_others_then_say() -> None:
     coordinator.hear(0, exit_of(0, 1, "echo"), now=2.0)
     coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
     assert not coordinator.done
-    coordinator.lose(1, "nothing was heard of it for 12 s")
+    coordinator.lose(1, "no heartbeat for 12 s")
     assert coordinator.done
     assert coordinator.document()["cause"]["node"] == 1
     assert coordinator.document()["cause"]["instance_id"] == "i-1"
@@ -201,7 +201,7 @@ def test_rank_that_left_with_0_is_named_first_when_the_others_time_out() -> None
 def test_rank_that_failed_by_itself_is_the_cause_and_not_a_node_that_is_lost_later() -> None:
     coordinator = joined()
     coordinator.hear(0, exit_of(0, 1), now=2)
-    coordinator.lose(1, "nothing was heard of it for 300 s")
+    coordinator.lose(1, "no heartbeat for 300 s")
     coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
     assert named(coordinator) == 0
 

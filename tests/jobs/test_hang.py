@@ -161,7 +161,8 @@ def test_ranges() -> None:
 
 
 def test_job_that_hangs_is_ended_by_hang_after_with_the_rank_as_its_cause(fleet: "Fleet") -> None:
-    script = "import os, signal\nif os.environ['RANK'] == '2': os.kill(os.getpid(), signal.SIGSTOP)\nsignal.pause()\n"
+    stop = "if os.environ['RANK'] == '2': os.kill(os.getpid(), signal.SIGSTOP)\n"
+    script = f"import os, signal\n{stop}signal.pause()\n"
     job = fleet.run(script, hang_after="2s", grace="1s")
     assert job.state == "failed"
     assert job.cause is not None

@@ -249,7 +249,7 @@ def test_links_that_lead_nowhere_are_kept_inside_and_named_outside(node: Node) -
     node.link("self", "self")
     result = node.manifest()
     assert links(result) == {"inside": "not/there", "a": "b", "b": "a", "self": "self"}
-    assert skipped(result) == {"outside": "a link to /not/there, which is no file"}
+    assert skipped(result) == {"outside": "a link to /not/there, which is not a file"}
 
 
 def test_loops_of_folders_end(node: Node) -> None:

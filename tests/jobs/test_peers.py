@@ -147,7 +147,7 @@ def test_each_side_gives_the_other_up_after_the_limit_and_not_before(wire: Wire)
     assert wire.lost() == []
     wire.pass_time(4)
     assert wire.lost() == [1, 0]
-    assert wire.first.lost == [(1, "nothing was heard of it for 60 s")]
+    assert wire.first.lost == [(1, "no heartbeat for 60 s")]
 
 
 def test_own_stand_still_is_nobody_s_silence(wire: Wire) -> None:

@@ -55,5 +55,5 @@ def test_supervisor_that_stood_still_itself_gives_nobody_up(
         for _ in range(3):
             now += 3
             supervisor._exchange(0)
-        assert lost == [(1, "nothing was heard of it for 5 s")]
+        assert lost == [(1, "no heartbeat for 5 s")]
         supervisor._selector.close()

@@ -142,7 +142,7 @@ def test_lines_are_whole_after_a_break(
     job, shown, events = follow(Nodes(cuts, back_at=50), tmp_path, monkeypatch)
     assert job.state == "succeeded"
     assert [of_rank(rank, shown) for rank in (0, 1)] == [LINES, LINES]
-    assert len([event for event in events if "connecting again" in event]) == len(cuts)
+    assert len([event for event in events if "reconnecting" in event]) == len(cuts)
 
 
 def test_node_comes_back_while_the_others_are_followed(

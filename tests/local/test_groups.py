@@ -7,7 +7,7 @@ from awsddp.local.groups import Rule, ruleset
 
 def lines(rule: Rule) -> list[str]:
     text = ruleset(ingress=[rule], egress=[])
-    return [line.strip() for line in text.splitlines() if line.strip().endswith("accept")][2:-2]
+    return [line.strip() for line in text.splitlines() if line.strip().endswith("accept")][3:-3]
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,13 @@ def test_a_permission_becomes_the_rule_that_means_it(rule: Rule, expected: list[
     assert lines(rule) == expected
 
 
-def test_without_permissions_only_answers_and_loopback_pass() -> None:
+def test_without_permissions_only_answers_loopback_and_metadata_pass() -> None:
     assert ruleset(ingress=[], egress=[]) == (
         "table inet groups\ndelete table inet groups\ntable inet groups {\n"
         " chain input {\n  type filter hook input priority 0; policy drop;\n"
-        "  ct state established,related accept\n  iif lo accept\n }\n"
+        "  ct state established,related accept\n  iif lo accept\n"
+        "  ip saddr 169.254.169.254 accept\n }\n"
         " chain output {\n  type filter hook output priority 0; policy drop;\n"
-        "  ct state established,related accept\n  oif lo accept\n }\n}\n"
+        "  ct state established,related accept\n  oif lo accept\n"
+        "  ip daddr 169.254.169.254 accept\n }\n}\n"
     )

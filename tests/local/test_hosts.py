@@ -1,5 +1,7 @@
 """Real hosts behind the endpoint: what a user of EC2 does with two instances, with boto3 and ssh alone."""
 
+import base64
+import json
 import os
 import platform
 import shlex
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from awsddp.local import cgroups, control
 from awsddp.local.place import Place
@@ -176,6 +179,78 @@ def test_a_node_is_told_of_itself_by_the_second_version_alone(pair: Pair) -> Non
     assert told(1) == ["401", pair.ids[1], pair.address(1), "pair", "404", "401"]
     pair.cloud.kill()
     until(lambda: told(0) == ["401", pair.ids[0], pair.address(0), "pair", "404", "401"])
+
+
+def test_an_elastic_address_reaches_its_node(pair: Pair) -> None:
+    ec2 = pair.cloud.client("ec2")
+    made = ec2.allocate_address(Domain="standard")
+    ec2.associate_address(InstanceId=pair.ids[1], AllocationId=made["AllocationId"])
+    assert pair.ssh(1)[-1] == f"ubuntu@{made['PublicIp']}"
+    name = pair.run(0, f"getent hosts {pair.address(1)}").split()[1].split(".")[0]
+    until(lambda: pair.run(1, "hostname").strip() == name, deadline_s=10)
+    ec2.disassociate_address(PublicIp=made["PublicIp"])
+    until(lambda: "10." not in pair.run(1, "ip -brief -4 address show lo"), deadline_s=10)
+    ec2.release_address(AllocationId=made["AllocationId"])
+
+
+def test_port_80_of_a_node_is_free_and_the_metadata_answer_beside_it(pair: Pair) -> None:
+    pair.run(0, "sudo systemd-run --quiet --unit=web python3 -m http.server --bind 0.0.0.0 80")
+    own = "curl --silent --fail --retry 9 --retry-connrefused --retry-delay 1 --head http://127.0.0.1/"
+    assert "200 OK" in pair.run(0, own)
+    token = (
+        "curl -sX PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token"
+    )
+    asked = 'curl -sH "X-aws-ec2-metadata-token: $token" http://169.254.169.254/latest/meta-data/instance-id'
+    assert pair.run(0, f"token=$({token}); {asked}") == pair.ids[0]
+    pair.run(0, "sudo systemctl stop web")
+
+
+def test_a_role_that_is_associated_gives_the_node_credentials_that_work(pair: Pair) -> None:
+    iam, ec2 = pair.cloud.client("iam"), pair.cloud.client("ec2")
+    iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
+    iam.create_instance_profile(InstanceProfileName="nodes")
+    iam.add_role_to_instance_profile(InstanceProfileName="nodes", RoleName="training")
+    path = "meta-data/iam/security-credentials"
+    asked = f"python3 -c {shlex.quote(METADATA)} {path}/ {path}/training"
+    assert pair.run(0, asked).split() == ["401", "404", "404", "401"]
+    made = ec2.associate_iam_instance_profile(InstanceId=pair.ids[0], IamInstanceProfile={"Name": "nodes"})[
+        "IamInstanceProfileAssociation"
+    ]
+    _, name, *document, _ = pair.run(0, asked).splitlines()
+    assert name == "training"
+    found = json.loads("".join(document))
+    sts = pair.cloud.client(
+        "sts",
+        aws_access_key_id=found["AccessKeyId"],
+        aws_secret_access_key=found["SecretAccessKey"],
+        aws_session_token=found["Token"],
+    )
+    assert sts.get_caller_identity()["Arn"].endswith(f"assumed-role/training/{pair.ids[0]}")
+    ec2.disassociate_iam_instance_profile(AssociationId=made["AssociationId"])
+    assert pair.run(0, asked).split() == ["401", "404", "404", "401"]
+
+
+@pytest.mark.prove
+def test_packages_of_the_user_data_are_installed(pair: Pair) -> None:
+    """Needs this machine's apt to find them, as a node needs its mirror on EC2."""
+    ec2 = pair.cloud.client("ec2")
+    known = ec2.describe_instance_attribute(InstanceId=pair.ids[0], Attribute="userData")["UserData"]["Value"]
+    user_data = base64.b64decode(known).decode() + "packages: [cowsay]\n"
+    request = pair.cloud.request(KeyName="login", SecurityGroupIds=[pair.group], UserData=user_data)
+    made = ec2.run_instances(**request)["Instances"][0]["InstanceId"]
+    try:
+        pair.cloud.wait("running", made)
+        node = Pair(pair.cloud, pair.folder, pair.group, [made])
+        assert "status: done" in node.run(0, "cloud-init status --wait")
+        assert "< hello >" in node.run(0, "/usr/games/cowsay hello")
+    finally:
+        ec2.terminate_instances(InstanceIds=[made])
+
+
+@pytest.mark.parametrize("key", ["timezone: Europe/Berlin", "swap: {filename: /swap, size: 1G}"])
+def test_user_data_that_no_node_carries_out_is_refused_by_name(cloud: Cloud, key: str) -> None:
+    with pytest.raises(ClientError, match=f"does not carry out {key.split(':')[0]} of the user data"):
+        cloud.client("ec2").run_instances(**cloud.request(UserData=f"#cloud-config\n{key}\n"))
 
 
 def test_a_node_shows_none_of_the_machines_files(pair: Pair, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_clients_that_start_it_at_once_get_the_same_daemon(tmp_path: Path) -> No
         (lambda text: text.replace(f'"version": {control.VERSION}', '"version": 1'), "an older awsddp"),
         (lambda text: text.replace(f'"version": {control.VERSION},', ""), "an older awsddp"),
         (lambda text: text.replace(f'"version": {control.VERSION}', '"version": 99'), "a newer awsddp"),
-        (lambda text: text[:20], "cannot be read"),
+        (lambda text: text[:20], "cannot read"),
     ],
 )
 def test_a_cloud_of_another_version_says_what_to_type(

@@ -28,11 +28,11 @@ def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
     [
         (
             fault("i-0a", "lost"),
-            "lost is no fault of a node",
+            "invalid fault of a node: lost",
             "cut, one-way, frozen, full-disk, reboot, power",
         ),
-        (fault("i-0z", "cut"), "there is no instance i-0z", "the instances are i-0a, i-0b"),
-        (fault("i-0c", "cut"), "there is no instance i-0c", "the instances are i-0a, i-0b"),
+        (fault("i-0z", "cut"), "instance not found: i-0z", "the instances are i-0a, i-0b"),
+        (fault("i-0c", "cut"), "instance not found: i-0c", "the instances are i-0a, i-0b"),
         (fault("i-0a", "cut", times=2), "--times is for faults of calls", "takes --for"),
         (fault("i-0a", "reboot", for_s=3), "reboot happens once", ""),
         (fault("i-0b", "poweroff"), "i-0b is stopped", "a node that runs"),

@@ -121,7 +121,7 @@ def test_the_final_key_is_recorded_before_sshd_uses_it_and_a_kill_there_locks_no
     one = lab_with_torch(1)
     host = one.hosts[0]
     host.script("systemctl", "#!/bin/sh\n[ $1 = is-active ] && echo active && exit 0\nexit 9\n")
-    with pytest.raises(NodesFailed, match="could not be prepared"):
+    with pytest.raises(NodesFailed, match="preparation failed"):
         ready(one)
     assert len(accepted(one, 0)) == 2
     host.stop()
@@ -175,8 +175,8 @@ def test_what_is_wrong_is_said_of_every_node(lab_with_torch: MakeLab) -> None:
     for part in (
         "4 of 5 nodes failed",
         "node0: no Python with torch",
-        "node1: its expiry watchdog does not run",
-        "node2: it could not be prepared",
+        "node1: its expiry watchdog is not running",
+        "node2: preparation failed",
         "no python",
         "node3: no network interface",
     ):
@@ -192,7 +192,7 @@ def test_cloud_init_that_complains_is_heard_but_ends_nothing(lab_with_torch: Mak
     )
     said: list[Event] = []
     ready(one, on_event=said.append)
-    assert "cloud-init complains: status: error - vendor data" in said[-1].text
+    assert "cloud-init reports: status: error - vendor data" in said[-1].text
 
 
 def test_cloud_inits_own_result_is_read(lab_with_torch: MakeLab) -> None:
@@ -203,7 +203,7 @@ def test_cloud_inits_own_result_is_read(lab_with_torch: MakeLab) -> None:
     result.write_text('{"v1": {"datasource": "DataSourceEc2", "errors": ["a", "b"]}}')
     said: list[Event] = []
     ready(one, on_event=said.append)
-    assert "cloud-init complains: a; b" in said[-1].text
+    assert "cloud-init reports: a; b" in said[-1].text
 
 
 def test_a_boot_without_an_end_is_not_waited_for_forever(lab_with_torch: MakeLab) -> None:
@@ -270,7 +270,7 @@ def test_cuda_that_is_not_ready_yet_is_waited_for(lab_with_gpus: Callable[..., L
 @pytest.mark.parametrize(
     ("words", "fabric", "said"),
     [
-        ("3", None, "node0: torch finds 3 of its 8 GPUs"),
+        ("3", None, "node0: torch sees 3 of 8 GPUs"),
         ("0", None, "torch.cuda: No CUDA GPUs are available"),
         ("802 802 802", None, "torch.cuda: cudaGetDeviceCount(): Error 802: system not yet initialized"),
         ("broken", None, "ValueError: invalid literal"),

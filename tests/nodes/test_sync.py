@@ -270,7 +270,7 @@ def failing(one: Host) -> Callable[[str], None]:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("echo 'rsync: command not found' >&2; exit 127", "it has no rsync"),
+        ("echo 'rsync: command not found' >&2; exit 127", "rsync is not installed"),
         ("echo 'rsync: write failed: No space left on device (28)' >&2; exit 11", "a disk is full"),
         ("kill -9 $PPID", "the transfer broke off"),
         ("echo oops >&2; exit 2", "exit"),
@@ -333,14 +333,14 @@ def test_without_rsync_or_ssh_at_home_that_is_said(
     bin.mkdir()
     monkeypatch.setenv("PATH", str(bin))
     rsync.program.cache_clear()
-    with pytest.raises(ConfigError, match="no rsync"):
+    with pytest.raises(ConfigError, match="rsync not found"):
         push(one, home)
     (bin / "rsync").write_text("#!/bin/sh\necho 'openrsync: protocol version 29'\n")
     (bin / "rsync").chmod(0o755)
-    with pytest.raises(ConfigError, match="no ssh"):
+    with pytest.raises(ConfigError, match="ssh not found"):
         push(one, home)
     (bin / "ssh").symlink_to("/usr/bin/ssh")
-    with pytest.raises(ConfigError, match="no rsync 3"):
+    with pytest.raises(ConfigError, match="not rsync 3"):
         push(one, home)
 
 

@@ -181,7 +181,7 @@ def test_with_partial_the_others_are_used(lab: MakeLab) -> None:
         assert fleet.nodes == (1,)
         assert list(fleet.failures) == [0]
         assert fleet.run(["true"], timeout_s=20)[1].exit_code == 0
-        with pytest.raises(NodesFailed, match="no sshd answers"):
+        with pytest.raises(NodesFailed, match="no sshd is listening"):
             fleet.run(["true"], nodes=[0, 1], timeout_s=20)
 
 

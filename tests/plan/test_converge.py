@@ -77,7 +77,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
     "fewer: the highest go": (
         asked(cluster__nodes=1),
         standing(*PAIR),
-        (Step(do="end", numbers=(1,), instances=("i-1",), why="1 node asked for"),),
+        (Step(do="end", numbers=(1,), instances=("i-1",), why="1 node requested"),),
     ),
     "one was lost": (
         asked(),
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
         asked(),
         standing(*PAIR, impaired=frozenset({"i-1"})),
         (
-            Step(do="end", numbers=(1,), instances=("i-1",), why="it is impaired, AWS's checks say"),
+            Step(do="end", numbers=(1,), instances=("i-1",), why="AWS's status checks report it impaired"),
             Step(do="launch", numbers=(1,)),
         ),
     ),
@@ -118,7 +118,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
     "one that the cluster gave up": (
         asked(),
         standing(node(-1, instance_id="i-9"), *PAIR, size=2),
-        (Step(do="end", numbers=(-1,), instances=("i-9",), why="2 nodes asked for"),),
+        (Step(do="end", numbers=(-1,), instances=("i-9",), why="2 nodes requested"),),
     ),
     "another type": (
         asked(cluster__instance_type="g6.xlarge"),
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
                     do="end",
                     numbers=(number,),
                     instances=(f"i-{number}",),
-                    why="it is a g5.xlarge, g6.xlarge is asked for: it is built anew",
+                    why="it is a g5.xlarge, g6.xlarge is requested: it is rebuilt",
                 )
                 for number in (0, 1)
             ),

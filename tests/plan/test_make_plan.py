@@ -93,7 +93,7 @@ def test_a_type_that_does_not_fit_the_quota_is_passed_over() -> None:
 def test_a_quota_that_cannot_be_read_is_a_warning() -> None:
     made = plan(replace(FACTS, quotas={}))
     assert made.instance_type == "g6.48xlarge"
-    assert any("quota not readable" in text and "384 vCPUs" in text for text in made.warnings)
+    assert any("quota unreadable" in text and "384 vCPUs" in text for text in made.warnings)
 
 
 def test_a_quota_that_is_too_small_is_refused_with_need_and_have() -> None:
@@ -146,14 +146,14 @@ def test_a_subnet_with_exactly_enough_addresses_has_room() -> None:
 def test_pretended_gpus_are_told() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "pretended"})))
     assert made.pretended
-    assert any("gloo on CPU" in text for text in made.warnings)
+    assert any("gloo on the CPU" in text for text in made.warnings)
 
 
 def test_rehearsed_gpus_are_told_with_the_ranks_that_a_job_has() -> None:
     made = plan(replace(FACTS, image=replace(DLAMI, tags={"awsddp:gpus": "rehearsed"})))
     assert made.pretended
     assert document(made)["rehearsed"]
-    assert any("nccl by gloo; a job has a rank for each, 16 in all" in text for text in made.warnings)
+    assert any("nccl as gloo; a job has a rank for each, 16 in total" in text for text in made.warnings)
 
 
 def test_two_ssh_blocks_are_two_rules() -> None:
@@ -375,7 +375,7 @@ def test_the_document_tells_the_price_by_part_and_why() -> None:
     parts = made["price_parts"]
     assert made["price_usd_per_hour"] == pytest.approx(sum(parts.values()), abs=1e-4)
     assert made["price_until_expiry_usd"] == pytest.approx(made["price_usd_per_hour"] * 10, abs=0.01)
-    assert (made["why"], made["market"]) == ("asked for", "on-demand")
+    assert (made["why"], made["market"]) == ("requested", "on-demand")
     assert made["efa"] == {"count": 0, "most": 1, "why": "--efa asks for it"}
     assert (made["memory_gb"], made["network_gbit"], made["vcpus"]) == (768, "100", 192)
     assert (made["image"]["torch"], made["image"]["cuda"], made["image"]["driver"]) == ("2.12", "13.0", 595)

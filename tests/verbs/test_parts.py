@@ -72,9 +72,9 @@ def test_down_fetches_what_there_is_and_ends_what_a_lost_node_cannot_hold_up(owe
 
 def test_down_offers_up_for_the_node_that_is_stopped_and_releases_the_other(owed: World) -> None:
     owed.set_state(1, "stopped")
-    with pytest.raises(NodeError, match="the results of j are not home") as refused:
+    with pytest.raises(NodeError, match="the results of j are not fetched") as refused:
         end(owed)
-    assert refused.value.why.startswith("node1 is stopped\nmeanwhile the nodes cost money")
+    assert refused.value.why.startswith("node1 is stopped\nuntil then the nodes cost money")
     ways = refused.value.next.splitlines()
     assert ways[0] == "awsddp up   # start node1; then awsddp down"
     assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
@@ -95,7 +95,7 @@ def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
     owed.cut = {1}
     [job] = jobs(owed.ctx())
     assert (job["job"], job["nodes"][1]["instance_id"]) == ("j", "i-1")
-    assert "node1 was not asked: node1: the connection was lost" in owed.said
+    assert "node1 was skipped: node1: the connection was lost" in owed.said
     with pytest.raises(NodeError):
         fetch(owed.ctx(), job="j", confirm=print)
     assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
@@ -105,7 +105,7 @@ def test_what_is_at_home_needs_no_node(owed: World, monkeypatch: pytest.MonkeyPa
     fetch(owed.ctx(), job="j", confirm=print)
     connections = owed.lines
     assert fetch(owed.ctx(), job="j", confirm=print)["nodes"] == []
-    assert "the results of j are home" in owed.said
+    assert "the results of j are already fetched" in owed.said
     owed.set_state(0, "stopped")
     owed.set_state(1, "stopped")
     assert fetch(owed.ctx(), confirm=print)["job"] == "j"
@@ -117,7 +117,7 @@ def test_what_is_at_home_needs_no_node(owed: World, monkeypatch: pytest.MonkeyPa
 def test_job_of_which_every_node_is_gone_is_named_as_lost(owed: World) -> None:
     for node in (0, 1):
         owed.replace_node(node)
-    with pytest.raises(NodeError, match="no node that can be asked knows job j") as lost:
+    with pytest.raises(NodeError, match="no reachable node knows job j") as lost:
         fetch(owed.ctx(), job="j", confirm=print)
     assert lost.value.why.splitlines() == [LOST.replace("1", "0"), LOST]
 
@@ -138,7 +138,7 @@ def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
     assert (document["job"], document["state"], document["fetched"]) == ("j", "succeeded", True)
     assert document["error"]["exit_code"] == 4  # type: ignore[index]
     assert error.value.message == (
-        "job j succeeded, its results are home, and on the nodes, too: AWS cannot be reached"
+        "job j succeeded, its results are fetched, and also on the nodes: AWS cannot be reached"
     )
     assert error.value.next == "awsddp fetch --job j   # again\ntry again"
     assert [job.state for job in owed.record.jobs] == ["succeeded"]

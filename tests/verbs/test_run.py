@@ -35,7 +35,7 @@ def ran(world: World) -> RunResult:
 
 
 def partly() -> NodeError:
-    error = NodeError("job j succeeded, its results are not all home")
+    error = NodeError("job j succeeded, its results are not all fetched")
     error.result = dict(DONE)
     return error
 
@@ -53,12 +53,12 @@ def test_results_that_come_home_in_the_end_leave_the_verdict_alone(
 def test_verdict_is_told_where_the_nodes_keep_the_results(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = Parts(monkeypatch, train=partly(), down=NodeError("the results of j are not home"))
+    parts = Parts(monkeypatch, train=partly(), down=NodeError("the results of j are not fetched"))
     result = ran(world)
     assert parts.called == ["check", "up", "train", "down", "stop"]
     assert (result.train, result.down) == (DONE, None)
     assert result.error is not None
-    assert result.error.message == "the results of j are not home; the nodes were stopped"
+    assert result.error.message == "the results of j are not fetched; the nodes were stopped"
 
 
 def test_cluster_on_which_another_job_runs_is_left_as_it_is(

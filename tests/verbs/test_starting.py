@@ -39,7 +39,7 @@ def test_name_of_a_job_that_is_not_fetched_yet_is_refused_and_its_tag_stays(worl
     for name in ("nm", "gone"):
         if name == "gone":  # its part was on a machine that has been replaced: only a tag tells of it
             world.tags["i-1"].append("gone")
-        with pytest.raises(UsageError, match=f"there is a job {name} already"):
+        with pytest.raises(UsageError, match=f"job {name} already exists"):
             start(world, SLEEPS, name=name)
     assert world.tags == {"i-0": ["nm"], "i-1": ["nm", "gone"]}
 

@@ -42,7 +42,7 @@ class JobFolder:
 
     def __init__(self, job: str, path: Path | None = None) -> None:
         if not NAME.fullmatch(job):
-            raise CommandError(f"{job!r} is no name of a job", kind="usage")
+            raise CommandError(f"invalid job name {job!r}", kind="usage")
         self.job = job
         self.path = path or jobs_folder() / job
         self.logs = self.path / "logs"
@@ -63,7 +63,7 @@ class JobFolder:
         """Return the request that launched the job. Raises CommandError where there is no such job."""
         request = read_json(self.path / "job.json")
         if request is None:
-            raise CommandError(f"there is no job {self.job} on this node", kind="notfound")
+            raise CommandError(f"job {self.job} not found on this node", kind="notfound")
         return request
 
     def lock(self) -> int:

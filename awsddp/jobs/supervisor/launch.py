@@ -57,8 +57,8 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
             raise
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise CommandError(f"the job {folder.job} exists already on this node", kind="usage") from error
-        raise CommandError(f"{jobs_folder()} cannot be written", str(error), kind="node") from error
+            raise CommandError(f"job {folder.job} already exists on this node", kind="usage") from error
+        raise CommandError(f"cannot write {jobs_folder()}", str(error), kind="node") from error
     return {"job": request["job"], "pid": _detach(request, folder, listener, lock)}
 
 
@@ -83,7 +83,7 @@ def _check(request: dict[str, Any]) -> None:
             raise CommandError(f"{program} cannot be run on this node", kind="node")
         if script is not None and not (workdir / script).is_file():
             why = f"rank {process['ranks'][0]} runs it"
-            raise CommandError(f"there is no {script} on this node", why, kind="usage")
+            raise CommandError(f"{script} not found on this node", why, kind="usage")
 
 
 def _listen(request: dict[str, Any]) -> socket.socket:

@@ -87,7 +87,7 @@ class Link:
             else:
                 self._greet(message)
         if len(self._in) > (_LIMIT if self.proved else _STRANGER_LIMIT):
-            raise LinkLost("it sent a line without end")
+            raise LinkLost("it sent an unterminated line")
         return messages
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Link:
             challenge = str(message.get("challenge"))
             proof = self._proof("join", node, self._challenge, challenge)
             if not isinstance(node, int) or not hmac.compare_digest(proof, str(message.get("proof"))):
-                raise LinkLost("it does not know the job's secret")
+                raise LinkLost("wrong job secret")
             self.node = node
             self._put({"proof": self._proof("lead", node, self._challenge, challenge)})
             self._trust()
@@ -114,7 +114,7 @@ class Link:
         elif self._expected and hmac.compare_digest(self._expected, str(message.get("proof"))):
             self._trust()
         else:
-            raise LinkLost("it does not know the job's secret")
+            raise LinkLost("wrong job secret")
 
     def _trust(self) -> None:
         self.proved = True
@@ -136,7 +136,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except ValueError as error:
-        raise LinkLost("it does not speak our language") from error
+        raise LinkLost("protocol error") from error
     if not isinstance(message, dict):
-        raise LinkLost("it does not speak our language")
+        raise LinkLost("protocol error")
     return message

@@ -18,6 +18,7 @@ from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folder
 from awsddp.jobs.supervisor.follow import follow
 from awsddp.jobs.supervisor.launch import launch, slots
 from awsddp.jobs.supervisor.manifest import hashes, manifest
+from awsddp.jobs.supervisor.metrics import metrics
 from awsddp.jobs.supervisor.peers import report_lost
 from awsddp.jobs.supervisor.wire import MAGIC
 
@@ -56,7 +57,7 @@ def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
     except CommandError as error:
         answer = {"error": error.document}
     except OSError as error:
-        answer = {"error": {"message": f"the node could not do it: {error}", "why": "", "kind": "node"}}
+        answer = {"error": {"message": f"the node failed: {error}", "why": "", "kind": "node"}}
     out.write(json.dumps(answer).encode() + b"\n")
     out.flush()
     return "error" not in answer
@@ -79,7 +80,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return launch(request)
     if kind == "state":
         chosen = folders() if request["job"] is None else [JobFolder(request["job"])]
-        return {"jobs": [folder.document() for folder in chosen]}
+        return {"jobs": [_with_metrics(folder) for folder in chosen]}
     if kind == "slots":
         return slots(request["ports"])
     if kind == "manifest":
@@ -95,7 +96,13 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if kind == "lost":
         job = JobFolder(request["job"]).request()
         return {"heard": report_lost(job, request["node"], request["why"], seconds=_LOST_SECONDS)}
-    raise CommandError(f"the node does not know how to {kind}", kind="usage")
+    raise CommandError(f"unknown request {kind}", kind="usage")
+
+
+def _with_metrics(folder: JobFolder) -> dict[str, Any]:
+    """Return the document of a job, while it runs with the progress of its ranks."""
+    document = folder.document()
+    return {**document, "metrics": metrics(folder)} if document["state"] == "running" else document
 
 
 def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[str, Any]:

@@ -187,7 +187,7 @@ class _Found:
         elif target.is_dir():
             self.skip(path, f"a link to the folder {target}; it is fetched if an --output names it")
         else:
-            self.skip(path, f"a link to {target}, which is no file")
+            self.skip(path, f"a link to {target}, which is not a file")
 
     def _add_file(self, path: Path, home: str, info: os.stat_result, limited: bool) -> None:
         line: dict[str, Any] = {"path": str(path), "home": home, "size": info.st_size, "limited": limited}

@@ -104,7 +104,7 @@ class Peers:
         limit = self._request["silent_s"]
         for peer in self._peers.values():
             if peer.joined and now - peer.heard_at > limit:
-                self._lose(peer, f"nothing was heard of it for {limit:g} s")
+                self._lose(peer, f"no heartbeat for {limit:g} s")
         if self._listener is None:
             self._keep_up(self._first)
 

@@ -11,8 +11,8 @@ LIMIT_SECONDS = 110.0
 """The longest grace at a shutdown: awsddp-jobs.service holds it up for 120 s."""
 _REASON = Path("/run/awsddp/shutdown")
 _REASONS = {
-    "expires": ("expired", "its time was over (cluster.expires)"),
-    "spot": ("spot_interruption", "AWS took the spot instance back"),
+    "expires": ("expired", "it expired (cluster.expires)"),
+    "spot": ("spot_interruption", "AWS reclaimed the spot instance"),
     "reboot": ("interrupted", "it was rebooted"),
     "poweroff": ("interrupted", "it was powered off, from inside or by a stop of the instance"),
 }

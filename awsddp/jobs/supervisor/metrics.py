@@ -1,0 +1,74 @@
+"""The progress of this node's ranks, from the rows that they append to $AWSDDP_RUN_DIR/metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from awsddp.jobs.supervisor.folder import JobFolder, local_ranks
+
+_BYTES = 64 * 1024
+"""How much of the end of the file is read; the steps per second are those of its rows."""
+
+
+def metrics(folder: JobFolder) -> list[dict[str, Any]]:
+    """Return `rank`, `step`, `loss`, `steps_per_second` and `fraction` (done, 0 to 1) of each rank with rows.
+
+    A value that its rows do not hold is None. A row without `rank` is of the node's first rank.
+    """
+    ranks = local_ranks(folder.request())
+    by_rank: dict[int, list[dict[str, float]]] = {}
+    for row in _rows(folder.run / "metrics.jsonl"):
+        by_rank.setdefault(int(row.get("rank", ranks[0])), []).append(row)
+    return [_progress(rank, by_rank[rank]) for rank in ranks if rank in by_rank]
+
+
+def _rows(path: Path) -> list[dict[str, float]]:
+    """Return the finite numbers of each whole row at the end of a file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _BYTES))
+            lines = file.read(_BYTES).split(b"\n")
+    except OSError:
+        return []
+    rows = []
+    for line in lines[:-1]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append({key: value for key, value in row.items() if _is_number(value)})
+    return rows
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e15
+
+
+def _progress(rank: int, rows: list[dict[str, float]]) -> dict[str, Any]:
+    last = {key: value for row in rows for key, value in row.items()}
+    step, fraction = last.get("step"), None
+    for done, total in (("step", "total_steps"), ("epoch", "epochs")):
+        if fraction is None and done in last and last.get(total, 0) > 0:
+            fraction = min(1.0, max(0.0, last[done] / last[total]))
+    return {
+        "rank": rank,
+        "step": None if step is None else int(step),
+        "loss": last.get("loss"),
+        "steps_per_second": _rate(rows),
+        "fraction": fraction,
+    }
+
+
+def _rate(rows: list[dict[str, float]]) -> float | None:
+    """Return the steps per second of the last rows, since the steps or the clock began anew."""
+    points = [(row["time"], row["step"]) for row in rows if "time" in row and "step" in row]
+    first = len(points) - 1
+    while first > 0 and points[first - 1][0] < points[first][0] and points[first - 1][1] <= points[first][1]:
+        first -= 1
+    if first >= len(points) - 1:
+        return None
+    seconds, steps = points[-1][0] - points[first][0], points[-1][1] - points[first][1]
+    return round(steps / seconds, 3)

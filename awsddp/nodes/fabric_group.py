@@ -1,0 +1,53 @@
+"""The nodes as a fabric.Group, for people's own Fabric tasks. The only module that imports fabric."""
+
+import base64
+from collections.abc import Iterable
+from pathlib import Path
+
+import paramiko
+
+from awsddp.errors import ConfigError
+from awsddp.nodes import hostkeys
+from awsddp.nodes.connection import Endpoint
+from awsddp.nodes.jump import Jump
+
+try:
+    import fabric
+except ImportError as error:
+    raise ConfigError("fabric is not installed", str(error), "pip install 'awsddp[fabric]'") from error
+
+
+def fabric_group(
+    endpoints: Iterable[Endpoint], *, key: Path, known_hosts: Path, jump: Jump | None
+) -> fabric.Group:
+    """Return a group with one connection per endpoint, in order; each accepts the node's own host keys only.
+
+    Connections open when they are first used. Raises ConfigError.
+    """
+    pinned = hostkeys.read(known_hosts)
+    proxy = jump.proxy_command() if jump is not None else None
+    return fabric.ThreadingGroup.from_connections(
+        [_connection(one, pinned.get(one.instance_id, ()), key, proxy) for one in endpoints]
+    )
+
+
+def _connection(
+    endpoint: Endpoint, host_keys: tuple[str, ...], key: Path, proxy: str | None
+) -> fabric.Connection:
+    config = fabric.Config(overrides={"load_ssh_configs": False, "forward_agent": False})
+    connection = fabric.Connection(
+        endpoint.host,
+        user=endpoint.user,
+        port=endpoint.port,
+        config=config,
+        gateway=proxy,
+        connect_kwargs={"key_filename": str(key), "look_for_keys": False, "allow_agent": False},
+    )
+    # Fabric's own policy adds any key: AutoAddPolicy.
+    connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+    name = endpoint.host if endpoint.port == 22 else f"[{endpoint.host}]:{endpoint.port}"
+    for line in host_keys:
+        kind, _, data = line.partition(" ")
+        public = paramiko.PKey.from_type_string(kind, base64.b64decode(data))
+        connection.client.get_host_keys().add(name, kind, public)
+    return connection

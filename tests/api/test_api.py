@@ -1,0 +1,119 @@
+"""The Python API in a local cloud: consent, errors, events; and that importing it costs nothing."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import awsddp
+from tests.cli.conftest import Lab
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab whose local cloud keeps records only."""
+    made = Lab(tmp_path_factory.mktemp("api"))
+    assert made.run("local", "start", "--no-hosts").returncode == 0
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def here(records: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """This process in the lab's home and project."""
+    for key in [key for key in os.environ if key not in records.environ]:
+        monkeypatch.delenv(key)
+    for key, value in records.environ.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(records.project)
+    return records
+
+
+def test_a_cluster_is_planned_made_found_again_and_ended_without_a_word(
+    here: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
+    events: list[awsddp.Event] = []
+    cluster = awsddp.Cluster("demo", local=True, on_event=events.append)
+    plan = cluster.plan(nodes=3, instance_type="g6.12xlarge")
+    assert plan.price_usd_per_hour == plan.launch.price_usd_per_hour
+    assert "<td>3 x g6.12xlarge, 4 GPUs each</td>" in plan._repr_html_()
+    assert cluster.up(plan)["state"] == "ready"
+    again = awsddp.Cluster("demo")
+    assert [node["node"] for node in again.status()["nodes"]] == [0, 1, 2]
+    assert again.up(nodes=2)["state"] == "ready"
+    with pytest.raises(awsddp.ConfigError, match="cluster demo exists already"), awsddp.run("demo"):
+        pass
+    assert cluster.down()["state"] == "absent"
+    assert {event.who for event in events} >= {None, "node0"}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_run_ends_on_leaving_and_keeps_the_error_of_its_block(here: Lab) -> None:
+    with pytest.raises(ZeroDivisionError), awsddp.run("short", nodes=2, local=True) as cluster:
+        assert cluster.status()["idle"] == "10m"
+        1 / 0  # noqa: B018
+    assert cluster.status()["state"] == "absent"
+
+
+def test_unknown_keyword_and_invalid_name_are_errors_of_the_command_line(here: Lab) -> None:
+    with pytest.raises(awsddp.UsageError, match="unknown keyword 'node'"):
+        awsddp.Cluster("demo", local=True).plan(node=2)
+    with pytest.raises(awsddp.ConfigError):
+        awsddp.Cluster("no name")
+
+
+def test_up_needs_consent_to_a_price_unless_the_cloud_is_local(here: Lab) -> None:
+    from awsddp.api import _consent
+
+    local = awsddp.Cluster("priced", local=True)
+    plan = local.plan(nodes=2)
+    remote = awsddp.Cluster("priced")._context()
+    _consent(local._context(), None, None)(plan.launch)
+    with pytest.raises(awsddp.UsageError, match="needs consent to a price") as refused:
+        _consent(remote, None, None)(plan.launch)
+    assert "max_price_usd" in refused.value.next
+    price = plan.price_usd_per_hour
+    assert price is not None
+    _consent(remote, price, None)(plan.launch)
+    with pytest.raises(awsddp.UsageError, match="the price is now"):
+        _consent(remote, price - 1, plan)(plan.launch)
+
+
+def test_methods_work_on_any_thread(here: Lab) -> None:
+    states: list[str] = []
+    threads = [
+        threading.Thread(
+            target=lambda name: states.append(awsddp.Cluster(name, local=True).up(nodes=2)["state"]),
+            args=(name,),
+        )
+        for name in ("one", "two")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert states == ["ready", "ready"]
+    for name in ("one", "two"):
+        awsddp.Cluster(name, local=True).down()
+
+
+def test_importing_awsddp_costs_no_more_than_half_an_import_of_click_beside_it() -> None:
+    def seconds(module: str) -> float:
+        words = [sys.executable, "-X", "importtime", "-c", f"import {module}"]
+        lines = subprocess.run(words, capture_output=True, text=True, check=True).stderr.splitlines()
+        (own,) = [line for line in lines if line.rpartition("|")[2].rstrip() == f" {module}"]
+        return float(re.findall(r"\d+", own)[1])
+
+    pairs = [(seconds("awsddp"), seconds("click")) for _ in range(3)]
+    assert min(own for own, _ in pairs) <= 1.5 * min(click for _, click in pairs)
+
+
+def test_the_package_is_typed_and_lists_its_names() -> None:
+    assert Path(awsddp.__file__).with_name("py.typed").is_file()
+    for name in dir(awsddp):
+        assert getattr(awsddp, name) is not None

@@ -1,0 +1,109 @@
+"""The progress of a job, from the rows that its ranks write."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from awsddp.cluster import RankProgress
+from awsddp.jobs import protocol, results
+from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.metrics import metrics
+from tests.jobs.conftest import until
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import Fleet
+
+
+def measured(top: Path, text: str) -> list[dict[str, Any]]:
+    """Return the metrics of node 1 with ranks 2 and 3, which wrote `text`."""
+    folder = JobFolder("job", top)
+    folder.run.mkdir(exist_ok=True)
+    (top / "job.json").write_text(json.dumps({"node": 1, "layout": [[0, 0, 0], [2, 0, 1], [3, 1, 1]]}))
+    (folder.run / "metrics.jsonl").write_text(text)
+    return metrics(folder)
+
+
+def lines(*rows: dict[str, Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_last_rows_give_step_loss_rate_and_progress(tmp_path: Path) -> None:
+    rows = [{"step": step, "time": 100 + step / 4, "loss": 1 / step} for step in (10, 20, 40)]
+    expected = {"rank": 2, "step": 40, "loss": 1 / 40, "steps_per_second": 4.0, "fraction": 0.4}
+    assert measured(tmp_path, lines(*rows, {"total_steps": 100}) + '{"step": 50, "ti') == [expected]
+
+
+def test_ranks_of_a_node_share_the_file(tmp_path: Path) -> None:
+    rows = [{"rank": rank, "step": step, "time": float(step * rank)} for step in (1, 2) for rank in (2, 3, 0)]
+    seen = {one["rank"]: one["steps_per_second"] for one in measured(tmp_path, lines(*rows))}
+    assert seen == {2: 0.5, 3: 0.333}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        (lines({"epoch": 3, "epochs": 4}), "fraction", 0.75),
+        (lines({"step": 9, "total_steps": 3}), "fraction", 1.0),
+        (lines({"step": 1, "time": 5}), "steps_per_second", None),
+        (lines({"step": 1, "time": 5}, {"step": 2, "time": 5}), "steps_per_second", None),
+        (
+            lines({"step": 90, "time": 1}, {"step": 10, "time": 2}, {"step": 20, "time": 4}),
+            "steps_per_second",
+            5.0,
+        ),
+        ('{"step": 1, "loss": NaN}\n{"loss": 1e999, "step": true}\n', "loss", None),
+        ('{"step": "4"}\n[1]\nnot json\n{"step": 1e30}\n{"step": 3}\n', "step", 3),
+        ("[" * 100_000 + "\n" + lines({"step": 3}), "step", 3),
+    ],
+)
+def test_odd_rows_are_read_as_far_as_they_tell(tmp_path: Path, text: str, key: str, value: object) -> None:
+    assert measured(tmp_path, text)[0][key] == value
+
+
+def test_no_rows_no_metrics(tmp_path: Path) -> None:
+    assert measured(tmp_path, "") == []
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert metrics(JobFolder("job", tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("paces", "slowest"),
+    [
+        ([(100, 4.0), (99, 3.9)], None),
+        ([(100, 4.0), (100, 3.0), (100, 2.0)], 2),
+        ([(100, 4.0), (50, 4.0)], 1),
+        ([(100, None), (0, None)], 1),
+        ([(0, None), (0, 0.0)], None),
+        ([], None),
+    ],
+)
+def test_slowest_rank_is_behind_the_best(paces: list[tuple[int, float | None]], slowest: int | None) -> None:
+    ranks = [
+        RankProgress(rank=rank, step=step, steps_per_second=rate) for rank, (step, rate) in enumerate(paces)
+    ]
+    assert results.slowest_rank(ranks) == slowest
+
+
+def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:
+    fleet.launch(
+        "import json, os, time\n"
+        "rank = int(os.environ['RANK'])\n"
+        "with open(os.environ['AWSDDP_RUN_DIR'] + '/metrics.jsonl', 'a') as file:\n"
+        "    for step in range(1, 5):\n"
+        "        row = {'rank': rank, 'step': step, 'total_steps': 8, 'loss': 1 / step}\n"
+        "        row['time'] = 1000 + step * (2 if rank == 3 else 1)\n"
+        "        print(json.dumps(row), file=file, flush=True)\n"
+        "print('up', flush=True)\ntime.sleep(600)\n"
+    )
+    until(fleet.up)
+    told = {node: fleet.ask(node, protocol.state_request("job"))["jobs"][0] for node in (0, 1)}
+    job = results.job_document(told)
+    assert [(one.rank, one.step, one.loss, one.fraction) for one in job.progress] == [
+        (rank, 4, 0.25, 0.5) for rank in range(4)
+    ]
+    assert [one.steps_per_second for one in job.progress] == [1.0, 1.0, 1.0, 0.5]
+    assert job.slowest_rank == 3
+    ended = fleet.ask(0, protocol.cancel_request("job", grace=0))
+    assert results.job_document({0: ended}).progress == ()
