@@ -7,7 +7,7 @@ from awsddp.report import duration, node_name
 from awsddp.verbs.why import ranges
 
 _STACKS = 4
-_FRAMES = 8
+_FRAMES = 12
 
 
 def why_page(found: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ def _folded(ranks: list[dict[str, Any]], key: Any) -> list[tuple[Any, list[dict[
 def _place(one: dict[str, Any]) -> tuple[str, ...]:
     collective = one["collective"]
     waits = f"{collective['operation']} {collective['number']}" if collective else ""
-    workers = sorted({worker["where"] or worker["state"] for worker in one["workers"]})
+    workers = sorted({worker["where"] for worker in one["workers"] if worker["where"]})
     return one["state"], one["where"] or "", waits, ", ".join(workers)
 
 

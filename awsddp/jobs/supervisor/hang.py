@@ -21,6 +21,7 @@ _INIT = (
     "_create_c10d_store",
     "_new_group_with_tag",
 )
+_BOOTSTRAP = "/multiprocessing/process.py"
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python")
 _INNER = ("age", "records", "joined")  # what the judgement needs, and no reader
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"
@@ -65,17 +66,22 @@ def _rank(rank: int, node: int, answer: Any, exit_code: Any) -> dict[str, Any]:
     pids, workdir = {one["pid"] for one in processes}, answer["workdir"]
     main = min(processes, key=lambda one: (not one["joined"], one["parent"] in pids, one["pid"]))
     found.update(_seen(main, workdir), joined=main["joined"], records=main["records"])
-    found["workers"] = [_seen(one, workdir) for one in processes if one is not main and one["parent"] in pids]
+    workers = [one for one in processes if one is not main and one["parent"] in pids]
+    found["workers"] = [_seen(one, workdir, own=True) for one in workers]
     found["collective"] = _in_flight(main["records"])
     found["age"] = min((group["age"] for group in main["records"].values()), default=None)
     return found
 
 
-def _seen(process: dict[str, Any], workdir: str) -> dict[str, Any]:
+def _seen(process: dict[str, Any], workdir: str, *, own: bool = False) -> dict[str, Any]:
+    """Return what a process does; with `own` it is somewhere only where it runs code of the synced folder."""
     frames = _main_thread(process["stacks"])
     state = "stopped" if process["state"] in "Tt" else "running" if frames else "silent"
     stack = [_place(frame, workdir) for frame in frames]
-    return {"pid": process["pid"], "state": state, "where": _where(frames, workdir), "stack": stack}
+    where = (
+        None if own and not any(_is_own(frame[0], workdir) for frame in frames) else _where(frames, workdir)
+    )
+    return {"pid": process["pid"], "state": state, "where": where, "stack": stack}
 
 
 def _main_thread(text: str) -> list[Frame]:
@@ -83,8 +89,12 @@ def _main_thread(text: str) -> list[Frame]:
     if not text:
         return []
     lines = _THREAD.split(text)[-1].splitlines()
-    found = [match for match in map(_FRAME.match, lines) if match]
-    return [(match[1], int(match[2]), match[3]) for match in reversed(found)]
+    found = [match for match in map(_FRAME.match, lines) if match and not match[1].startswith("<frozen ")]
+    frames = [(match[1], int(match[2]), match[3]) for match in reversed(found)]
+    starts = [
+        at for at, frame in enumerate(frames) if frame[0].endswith(_BOOTSTRAP) and frame[2] == "_bootstrap"
+    ]
+    return frames[starts[-1] + 1 :] if starts else frames  # before it are those of the parent that forked
 
 
 def _place(frame: Frame, workdir: str) -> str:
@@ -130,7 +140,9 @@ def _behind(ranks: list[dict[str, Any]]) -> tuple[list[int], str]:
         result = judge(ranks)
         if result is not None:
             return result
-    return [], f"No rank is behind: {_waiting(ranks) or 'each does something of its own'}."
+    places = {one["where"] for one in ranks}
+    same = f"all are at {places.pop()}" if len(places) == 1 else "each does something of its own"
+    return [], f"No rank is behind: {_waiting(ranks) or same}."
 
 
 _STATES = {
@@ -222,7 +234,7 @@ def _elsewhere(behind: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> str
 
 def _others(ranks: list[dict[str, Any]], behind: list[dict[str, Any]]) -> str:
     waiting = _waiting([one for one in ranks if one not in behind])
-    return f"{waiting}." if waiting else ""
+    return f"{waiting[0].upper()}{waiting[1:]}." if waiting else ""
 
 
 def _waiting(ranks: list[dict[str, Any]]) -> str:
