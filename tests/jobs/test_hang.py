@@ -1,8 +1,7 @@
 """Jobs that hang on purpose: the right rank and line are named, and the job lives on."""
 
 import json
-import os
-import signal
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,94 +11,11 @@ import pytest
 from awsddp.jobs import protocol
 from awsddp.jobs.supervisor.hang import diagnose, ranges
 from awsddp.jobs.supervisor.stacks import DUMP
+from benchmarks.campaigns.hangs import HANGS, is_named, line_of
+from tests.seed import SEED
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
-
-BEGIN = """\
-import os, sys, threading, time
-rank = int(os.environ["RANK"])
-import torch, torch.distributed as dist
-"""
-GROUP = (
-    BEGIN
-    + """\
-dist.init_process_group("gloo")
-for step in range(3):
-    dist.all_reduce(torch.ones(4))
-print("up", flush=True)
-"""
-)
-# name: (script, a line of the culprit's place, words of the explanation); rank 2 is the one to name
-HANGS = {
-    "skip": (
-        GROUP
-        + """\
-def train(step):
-    if rank != 2:
-        dist.all_reduce(torch.ones(4))
-    else:
-        time.sleep(600)  # here
-train(3)
-""",
-        "in all_reduce (collective 4)",
-    ),
-    "other": (
-        GROUP
-        + """\
-def train(step):
-    if rank == 2:
-        dist.barrier()  # here
-    else:
-        dist.all_reduce(torch.ones(4))
-train(3)
-time.sleep(600)
-""",
-        "called barrier where the others called all_reduce as collective 4",
-    ),
-    "loader": (
-        GROUP
-        + """\
-class Data(torch.utils.data.Dataset):
-    def __len__(self): return 8
-    def __getitem__(self, index):
-        if rank == 2: time.sleep(600)  # here
-        return torch.ones(4)
-for batch in torch.utils.data.DataLoader(Data(), num_workers=1):
-    dist.all_reduce(batch)
-    dist.barrier()
-""",
-        "its worker processes: ",
-    ),
-    "lock": (
-        GROUP
-        + """\
-lock = threading.Lock()
-def save():
-    lock.acquire()
-    with lock:  # here
-        pass
-if rank == 2: save()
-dist.barrier()
-""",
-        "wait in barrier (collective 4)",
-    ),
-    "stopped": (GROUP + "dist.barrier() if rank != 2 else time.sleep(600)\n", "SIGSTOP"),
-    "never": (
-        BEGIN
-        + """\
-print("up", flush=True)
-if rank == 2:
-    time.sleep(600)  # here
-dist.init_process_group("gloo")
-""",
-        "did not join the process group",
-    ),
-}
-
-
-def line_of(script: str, mark: str = "# here") -> int:
-    return next(number for number, line in enumerate(script.splitlines(), 1) if mark in line)
 
 
 def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
@@ -126,27 +42,14 @@ def settled(fleet: "Fleet") -> dict[str, Any]:
     return look(fleet)
 
 
-def hang(fleet: "Fleet", name: str) -> dict[str, Any]:
-    script, _ = HANGS[name]
-    fleet.launch(script)
-    if name == "stopped":
-        from tests.jobs.conftest import until
-
-        until(fleet.up, seconds=90)
-        pid = next(one["pid"] for one in look(fleet)["ranks"] if one["rank"] == 2)
-        os.kill(pid, signal.SIGSTOP)
-    return settled(fleet)
-
-
 @pytest.mark.prove
 @pytest.mark.parametrize("name", HANGS)
 def test_rank_that_the_others_wait_for_is_named_with_its_line(fleet: "Fleet", name: str) -> None:
-    script, words = HANGS[name]
-    found = hang(fleet, name)
-    assert found["behind"] == [2], found["explanation"]
-    assert words in found["explanation"]
-    if "# here" in script:
-        assert f"job.py:{line_of(script)} in" in found["explanation"]
+    culprit = random.Random(f"{SEED} hang {name}").randrange(4)
+    fleet.write(f"{name}.py", HANGS[name][0])
+    fleet.launch(f"{name}.py", variables={"CULPRIT": str(culprit)})
+    found = settled(fleet)
+    assert is_named(found, name, culprit), found["explanation"]
     assert all(fleet.document(node)["state"] == "running" for node in (0, 1))
 
 
