@@ -10,7 +10,7 @@ import pytest
 
 from awsddp.jobs import protocol
 from awsddp.jobs.supervisor.hang import diagnose, ranges
-from awsddp.jobs.supervisor.stacks import DUMP
+from awsddp.jobs.supervisor.stacks import DUMP, records
 from benchmarks.campaigns.hangs import HANGS, is_named, line_of
 from tests.seed import SEED
 
@@ -132,3 +132,66 @@ def test_process_without_the_helper_is_not_signalled(make_fleet: "Callable[[int]
     wait_until(lambda: look(fleet)["ranks"][0]["pid"])
     assert look(fleet)["ranks"][0]["state"] == "silent"
     assert fleet.document(0)["state"] == "running"
+
+
+def nccl(rank: int, *entries: tuple[int, str, str]) -> dict[str, Any]:
+    """Return what a rank with NCCL's records answers: entries as torch 2.13 writes them."""
+    base = {"pg_id": 0, "process_group": ["0", "default_pg"], "is_p2p": False, "input_sizes": [[1024]]}
+    rows = [
+        {
+            **base,
+            "collective_seq_id": number,
+            "profiling_name": f"nccl:{operation}",
+            "state": state,
+            "retired": state == "completed",
+            "time_created_ns": 1_700_000_000_000_000_000 + number,
+        }
+        for number, operation, state in entries
+    ]
+    trace = json.dumps({"version": "2.10", "pg_config": {}, "entries": rows})
+    process = {
+        "pid": 10 + rank,
+        "parent": 1,
+        "rank": rank,
+        "joined": True,
+        "state": "R",
+        "records": records([trace]),
+    }
+    frames = f'Thread 0x1 (most recent call first):\n  File "/w/train.py", line {rank + 1} in step\n'
+    return {**process, "stacks": frames}
+
+
+def seen(*processes: dict[str, Any]) -> dict[str, Any]:
+    layout = [(rank, rank, 0) for rank in range(len(processes))]
+    return diagnose(layout, {0: {"workdir": "/w", "silent_s": 1.0, "processes": processes}}, exit_codes={})
+
+
+def test_records_of_nccl_name_the_rank_that_called_fewer_collectives() -> None:
+    waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"))
+    found = seen(nccl(0, *waits), nccl(1, *waits), nccl(2, waits[0]))
+    assert found["behind"] == [2]
+    assert found["explanation"] == (
+        "Rank 2 (node0) is not where the others wait: train.py:3 in step. Rank 0 (node0) waits in all_reduce "
+        "(collective 2) at train.py:1 in step, rank 1 (node0) waits in all_reduce (collective 2) at "
+        "train.py:2 in step."
+    )
+
+
+def test_records_of_nccl_name_the_rank_that_called_another_collective() -> None:
+    waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"), (3, "barrier", "scheduled"))
+    found = seen(nccl(0, *waits), nccl(1, waits[0], (2, "broadcast", "started")), nccl(2, *waits))
+    assert found["behind"] == [1]
+    assert "called broadcast where the others called all_reduce as collective 2" in found["explanation"]
+
+
+def test_ranks_that_all_wait_in_the_same_collective_are_not_accused() -> None:
+    waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"))
+    found = seen(nccl(0, *waits), nccl(1, *waits))
+    assert (found["behind"], found["explanation"][:16]) == ([], "No rank is behin")
+
+
+def test_node_that_does_not_answer_is_named() -> None:
+    answer = {"workdir": "/w", "silent_s": 1.0, "processes": [nccl(0, (1, "all_reduce", "started"))]}
+    found = diagnose([(0, 0, 0), (1, 0, 1)], {0: answer, 1: None}, exit_codes={})
+    assert found["behind"] == [1]
+    assert "is on a node that does not answer" in found["explanation"]

@@ -100,7 +100,7 @@ def _take_answer(process: dict[str, Any], name: Path) -> bool:
         return not Path(f"/proc/{name.name}").exists()
     written, _, rest = text.partition("\n--\n")
     rank, *traces = rest.splitlines()
-    process.update(stacks=written[:_MOST_TEXT], records=_records(traces))
+    process.update(stacks=written[:_MOST_TEXT], records=records(traces))
     if rank:
         process.update(rank=int(rank), joined=True)
     return True
@@ -148,7 +148,7 @@ def _handles(pid: int) -> bool:
     return bool(caught >> (signal.SIGUSR2 - 1) & 1)
 
 
-def _records(traces: list[str]) -> dict[str, Any]:
+def records(traces: list[str]) -> dict[str, Any]:
     """Return, by process group, the last collectives in torch's flight recorder (JSON)."""
     groups: dict[str, Any] = {}
     for trace in traces:
