@@ -1,50 +1,75 @@
 """What a cluster costs, from its ledger: one account for `status`, `down` and `report --cost`. Pure.
 
 The ledger has a row for each change: "launched", "started", "stopped", "resized", "ended", "extended" (a new
-expiry), "fetched" (bytes that left AWS). `time` is when the row was written, `at` when it happened, where
-that is known better. Rows of an older awsddp have no rates of one node: theirs is the price of all, divided.
+expiry), "repriced" (a new spot price), "fetched" (bytes that left AWS). `time` is when the row was written,
+`at` when it happened, where that is known better. Rows of an older awsddp have no rates of one node: theirs
+is the price of all, divided.
 
 EC2 bills by the second, at least 60 of them at each start; a stopped instance costs its disk alone:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from awsddp.cluster import ENDED, Node
+from awsddp.compat import ADDRESS_USD_PER_HOUR
 from awsddp.report import iso
 
-LEAST_S = 60.0
+LEAST = timedelta(seconds=60)
+History = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
+"""Spot prices, US dollars per hour of one machine from a moment on, by instance type and zone."""
 
 
 @dataclass
 class _Meter:
-    """The account of one instance. Rates are US dollars per hour; `machine` None: not known."""
+    """The account of one instance. `rates` are US dollars per hour of the machine from a moment on (None: not
+    known), `disk` is the rate of its disk; `ran` holds when the machine began to run and when it stopped.
+    """
 
-    machine: float | None
+    rates: list[tuple[datetime, float | None]]
     disk: float
     exists: datetime | None
     runs: datetime | None
     expires: datetime | None
-    hours: float = 0.0
-    usd: float = 0.0
+    disk_usd: float = 0.0
+    ran: list[tuple[datetime, datetime]] = field(default_factory=list)
 
     def stop(self, at: datetime) -> None:
         """The machine stops; its disk stays."""
         if self.runs is not None:
-            hours = max(LEAST_S, (at - self.runs).total_seconds()) / 3600
-            self.hours += hours
-            self.usd += hours * (self.machine or 0.0)
+            self.ran.append((self.runs, max(at, self.runs + LEAST)))
             self.runs = None
 
     def end(self, at: datetime) -> None:
         """The machine and its disk are gone."""
         self.stop(at)
         if self.exists is not None:
-            self.usd += max(0.0, (at - self.exists).total_seconds()) / 3600 * self.disk
+            self.disk_usd += max(0.0, _hours(self.exists, at)) * self.disk
             self.exists = None
+
+    def rate(self, at: datetime) -> float | None:
+        """Return what the machine costs per hour at a moment."""
+        began = [usd for since, usd in sorted(self.rates, key=lambda one: one[0]) if since <= at]
+        return began[-1] if began else self.rates[0][1]
+
+    @property
+    def hours(self) -> float:
+        """How long the machine ran."""
+        return sum(_hours(*span) for span in self.ran)
+
+    @property
+    def usd(self) -> float:
+        """What the machine and its disk cost until it stopped or ended."""
+        total = self.disk_usd
+        for start, end in self.ran:
+            changes = sorted(since for since, _ in self.rates if start < since < end)
+            for span in pairwise((start, *changes, end)):
+                total += _hours(*span) * (self.rate(span[0]) or 0.0)
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +141,9 @@ class _Account:
             case "extended":
                 for meter in self.meters.values():
                     meter.expires = _moment(row.get("expires"))
+            case "repriced":
+                for meter in chosen:
+                    meter.rates.append((at, float(row["node_usd_per_hour"])))
             case "fetched":
                 self.egress_usd += float(row.get("usd", 0.0))
 
@@ -127,7 +155,7 @@ class _Account:
         self.ended = None
         disk, expires = row.get("disk_usd_per_hour", 0.0), _moment(row.get("expires"))
         for key in instances:  # a `status` beside `up` may have written the row of the same launch before
-            self.meters.setdefault(key, _Meter(machine, disk, at, at, expires))
+            self.meters.setdefault(key, _Meter([(at, machine)], disk, at, at, expires))
 
 
 def account(
@@ -152,8 +180,8 @@ def _bill(made: _Account, now: datetime, running: Collection[str]) -> Bill:
     meters = made.meters
     runs = frozenset(key for key, meter in meters.items() if meter.runs is not None)
     exists = frozenset(key for key, meter in meters.items() if meter.exists is not None)
-    known = all(meter.machine is not None for meter in meters.values())
-    price = sum((m.machine or 0.0) if m.runs else 0.0 for m in meters.values())
+    known = all(meter.rate(now) is not None for meter in meters.values())
+    price = sum((m.rate(now) or 0.0) if m.runs else 0.0 for m in meters.values())
     price += sum(m.disk if m.exists else 0.0 for m in meters.values())
     for key, meter in meters.items():
         late = key not in running and meter.expires is not None and meter.expires < now
@@ -201,6 +229,30 @@ def unwritten(
         elif node.instance_id in (bill.stopped if bill else ()) and node.state == "running":
             rows.append({"event": "started", **row, "at": (node.launched or now).isoformat()})
     return rows
+
+
+def repriced(
+    rows: Iterable[Mapping[str, Any]], nodes: Iterable[Node], history: History
+) -> Iterator[dict[str, Any]]:
+    """Return the rows that a ledger lacks of the spot prices that held since each spot node was launched."""
+    written = {(key, row["at"]) for row in rows if row.get("event") == "repriced" for key in row["instances"]}
+    for node in nodes:
+        launched = node.launched
+        if not (node.spot and launched):
+            continue
+        prices = sorted(history.get((node.instance_type, node.zone), ()))
+        address = ADDRESS_USD_PER_HOUR if node.public_ip else 0.0
+        first = max((n for n, (at, _) in enumerate(prices) if at <= launched), default=0)
+        for at, usd in prices[first:]:
+            since = max(at, launched).isoformat()
+            if (node.instance_id, since) not in written:
+                rate = round(usd + address, 6)
+                row = {"instances": [node.instance_id], "at": since, "node_usd_per_hour": rate}
+                yield {"event": "repriced", **row}
+
+
+def _hours(start: datetime, end: datetime) -> float:
+    return (end - start).total_seconds() / 3600
 
 
 def _when(row: Mapping[str, Any]) -> datetime:

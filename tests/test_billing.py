@@ -1,11 +1,12 @@
 """Bills that were worked out by hand, to the cent."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from awsddp.billing import account, unwritten
+from awsddp.billing import account, repriced, unwritten
 from awsddp.cluster import Node
 
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
@@ -162,3 +163,31 @@ def test_what_the_ledger_lacks_is_written_once() -> None:
     assert unwritten(bill, [node(0, "running")], launched=RATES, now=at(9)) == []
     (ended,) = unwritten(bill, [node(0, "shutting-down", changed=8.5)], launched=RATES, now=at(9))
     assert (ended["event"], ended["at"]) == ("resized", at(8.5).isoformat())
+
+
+def spot(number: int, zone: str = "us-east-1a") -> Node:
+    return replace(node(number, "running"), zone=zone, spot=True, public_ip="203.0.113.5")
+
+
+def test_spot_prices_that_change_count_from_when_they_changed_to_the_cent() -> None:
+    """Launched at 8 for $1.00; $0.30 from 7 on, $0.50 from 10 on, $0.20 from 11 on; stopped at 10:30."""
+    prices = [(at(11), 0.2), (at(6), 9.9), (at(7), 0.3), (at(10), 0.5)]
+    history = {("g6.xlarge", "us-east-1a"): prices, ("g6.xlarge", "us-east-1b"): [(at(7), 7.0)]}
+    rows = [launched(8, "i-0")]
+    lacking = [row(9, **one) for one in repriced(rows, [spot(0)], history)]
+    assert [one["node_usd_per_hour"] for one in lacking] == [0.305, 0.505, 0.205]
+    assert list(repriced([*rows, *lacking], [spot(0)], history)) == []
+    stopped = ended(10.5, "i-0", seen=12)
+    for ledger in ([*rows, *lacking, stopped], [*rows, stopped, *lacking]):  # told before or after the end
+        bill = account(ledger, at(20))
+        assert bill is not None
+        assert bill.cost_usd == round(2 * 0.305 + 0.5 * 0.505 + 2.5 * 0.02, 2) == 0.91
+    running = account([*rows, *lacking], at(12), running={"i-0"})
+    assert running is not None
+    assert running.cost_usd == round(2 * 0.305 + 0.505 + 0.205 + 4 * 0.02, 2)
+    assert running.price_usd_per_hour == 0.225
+
+
+def test_nodes_on_demand_have_one_price() -> None:
+    history = {("g6.xlarge", "us-east-1a"): [(at(7), 0.3)]}
+    assert list(repriced([FIRST], [node(0, "running")], history)) == []

@@ -85,6 +85,14 @@ def test_durations(text: str, value: float) -> None:
     assert seconds(text) == value
 
 
+@pytest.mark.parametrize("text", ["366d", "10000000000000000000", "9" * 5000 + "h"])
+def test_a_duration_of_more_than_a_year_is_refused_with_the_range(text: str) -> None:
+    for key in ("cluster.idle", "cluster.expires", "job.timeout"):
+        with pytest.raises(ConfigError, match=f"{key}: .* out of range") as refusal:
+            load(environ={}, overrides={key: text})
+        assert refusal.value.next == "a duration of 365d or less"
+
+
 @pytest.mark.parametrize("text", ["", "h", "-1s", "1y", "1h30m", "nan", "1e3"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):

@@ -51,21 +51,32 @@ def _hourly(product: dict[str, Any]) -> list[float]:
 
 
 def spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the spot price of one machine now, by type and zone; {} where it is not told.
+    """Return the spot price of one machine now, by type and zone; {} where it is not told."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for (name, zone), prices in spot_history(aws, names, since=datetime.now(UTC)).items():
+        found[name][zone] = prices[-1][1]
+    return dict(found)
 
-    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html: asked from now
-    on it gives the prices in force.
+
+def spot_history(
+    aws: Aws, names: Iterable[str], *, since: datetime
+) -> dict[tuple[str, str], list[tuple[datetime, float]]]:
+    """Return the spot prices of one machine and when each began, by type and zone; {} where it is not told.
+
+    The first may have begun before `since`, when it was in force:
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     """
     parameters = {
         "InstanceTypes": sorted(names),
-        "StartTime": datetime.now(UTC),
+        "StartTime": since,
         "ProductDescriptions": ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
     }
     try:
         history = aws.pages("DescribeSpotPriceHistory", parameters, "SpotPriceHistory")
     except Refused:
         return {}
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    for entry in sorted(history, key=lambda entry: str(entry["Timestamp"])):
-        found[entry["InstanceType"]][entry["AvailabilityZone"]] = float(entry["SpotPrice"])
-    return dict(found)
+    found: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
+    for entry in sorted(history, key=lambda entry: entry["Timestamp"]):
+        price = float(entry["SpotPrice"])
+        found[entry["InstanceType"], entry["AvailabilityZone"]][entry["Timestamp"]] = price
+    return {key: list(prices.items()) for key, prices in found.items()}

@@ -30,7 +30,7 @@ def changes(cluster: ClusterHandle, facts: Facts, *, now: datetime) -> Convergen
     from awsddp.aws.instances import impaired
 
     record, own = cluster.record, own_or_empty(cluster)
-    bill = bill_of(cluster.ctx, record, own)  # what ended meanwhile costs no more
+    bill = bill_of(cluster.ctx, record, own, cluster.aws)  # what ended meanwhile costs no more
     standing = Standing(
         cluster=own,
         nodes=record.nodes,

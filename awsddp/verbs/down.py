@@ -53,7 +53,7 @@ def down(
             except NodeError as error:
                 if not lose(error):
                     raise
-        bill_of(ctx, record, clusters[0])
+        bill_of(ctx, record, clusters[0], cluster.aws)
         terminated = _end(cluster, clusters)
         bill = bill_of(ctx, record, None)
         _forget(ctx, record, cluster_id=clusters[0].id)

@@ -1,36 +1,55 @@
 """What a cluster costs by the ledger in its folder, completed by what AWS lists."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp import billing, compat
-from awsddp.cluster import Cluster
+from awsddp.cluster import Cluster, Node
 from awsddp.errors import ConfigError
 from awsddp.report import json_lines
 from awsddp.state import Record
 from awsddp.verbs.context import Context
 
+if TYPE_CHECKING:
+    from awsddp.aws.session import Aws
 
-def bill_of(ctx: Context, record: Record | None, cluster: Cluster | None) -> billing.Bill | None:
+
+def bill_of(
+    ctx: Context, record: Record | None, cluster: Cluster | None, aws: "Aws | None" = None
+) -> billing.Bill | None:
     """Return the account of the cluster in the folder, now; None where this machine did not launch it.
 
-    What AWS lists and the ledger lacks is written down first, so that no later account is smaller.
+    What AWS lists and the ledger lacks is written down first, so that no later account is smaller. Where
+    nodes are spot, `aws` is asked for the prices that held since they were launched.
     """
     if record is None:
         return None
     now = datetime.now(UTC)
     rows = read_rows(ctx.folder.ledger)
     nodes = cluster.nodes if cluster is not None and cluster.id == record.id else ()
-    for row in billing.unwritten(billing.account(rows, now), nodes, launched=launched(record), now=now):
+    lacking = billing.unwritten(billing.account(rows, now), nodes, launched=launched(record), now=now)
+    for row in (*lacking, *_repriced(rows, nodes, aws)):
         event = str(row.pop("event"))
         with contextlib.suppress(ConfigError):  # a full disk here hides no price
             ctx.folder.note(event, id=record.id, **row)
         rows.append({"event": event, "time": now.isoformat(), "id": record.id, **row})
     running = {node.instance_id for node in nodes if node.state in ("pending", "running")}
     return billing.account(rows, now, running=running)
+
+
+def _repriced(
+    rows: Sequence[Mapping[str, Any]], nodes: Sequence[Node], aws: "Aws | None"
+) -> Iterable[dict[str, Any]]:
+    since = [node.launched for node in nodes if node.spot and node.launched]
+    if aws is None or not since:
+        return ()
+    from awsddp.aws.prices import spot_history
+
+    history = spot_history(aws, {node.instance_type for node in nodes}, since=min(since))
+    return billing.repriced(rows, nodes, history)
 
 
 def note_fetched(ctx: Context, record: Record, size: int) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from awsddp import report
-from awsddp.cluster import Cluster, Target
+from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, reachable
@@ -23,9 +23,7 @@ def status(ctx: Context) -> dict[str, Any]:
     """
     with ClusterHandle.find(ctx, newer=True) as cluster:
         _refresh(cluster)
-        return cluster_document(
-            ctx, cluster.known, cluster.listed, target=cluster.target, looked=cluster.searched
-        )
+        return cluster_document(cluster)
 
 
 def _refresh(cluster: ClusterHandle) -> None:
@@ -40,19 +38,12 @@ def _refresh(cluster: ClusterHandle) -> None:
         cluster.known = cluster.ctx.folder.read()
 
 
-def cluster_document(
-    ctx: Context,
-    record: Record | None,
-    cluster: Cluster | None,
-    *,
-    target: Target | None = None,
-    looked: tuple[str, ...] = (),
-) -> dict[str, Any]:
+def cluster_document(handle: ClusterHandle) -> dict[str, Any]:
     """Return the document of `up` and `status` from what AWS and the folder know."""
+    ctx, record, cluster = handle.ctx, handle.known, handle.listed
     nodes = cluster.live if cluster else ()
     prepared = {found.instance_id: found for found in record.prepared} if record else {}
-    place = target or (record.target if record else Target())
-    bill = bill_of(ctx, record, cluster)
+    bill = bill_of(ctx, record, cluster, handle.gateway)
     state = report.cluster_state(
         cluster,
         prepared=frozenset(prepared) if record else None,
@@ -63,8 +54,8 @@ def cluster_document(
     return {
         "cluster": ctx.spec.name,
         "state": state,
-        "target": place.name,
-        "region": cluster.region if cluster else place.region,
+        "target": handle.target.name,
+        "region": cluster.region if cluster else handle.target.region,
         "instance_type": nodes[0].instance_type if nodes else (record.instance_type if record else None),
         "nodes": [
             report.node_document(
@@ -80,7 +71,7 @@ def cluster_document(
         "budget_usd": record.asked.get("cluster.budget_usd") if record else None,
         "expires": report.iso(expires),
         "idle": record.idle or None if record and nodes else None,
-        "looked": list(looked),
+        "looked": list(handle.searched),
     }
 
 

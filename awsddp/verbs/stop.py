@@ -39,8 +39,8 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
             )
             if cluster.known is not None:
                 ctx.folder.note("stopped", id=listed.id, instances=sorted(names))
-        after = find_cluster(cluster.aws, ctx.spec.name, listed.owner)
-        return cluster_document(ctx, ctx.folder.read(), after, target=cluster.target, looked=cluster.searched)
+        cluster.listed = find_cluster(cluster.aws, ctx.spec.name, listed.owner)
+        return cluster_document(cluster)
 
 
 def _refuse_spot(cluster: Cluster) -> None:

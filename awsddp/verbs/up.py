@@ -42,7 +42,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         if cluster.record.target.region not in (None, cluster.aws.region):
             cluster.gateway = aws_of(ctx, cluster.record.target)  # another region, that the spec lists
         _prepare(cluster, hosts=hosts)
-        return cluster_document(cluster.ctx, cluster.record, _only(cluster))
+        cluster.listed = _only(cluster)
+        return cluster_document(cluster)
 
 
 def as_before(ctx: Context) -> Context:

@@ -174,7 +174,7 @@ def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed:
 
 def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed: World) -> None:
     def told() -> tuple[str, str | None, bool]:
-        [job] = cluster_document(owed.ctx(), owed.record, owed.handle().listed)["jobs"]
+        [job] = cluster_document(owed.handle())["jobs"]
         return job["state"], job["last_seen"], job["fetched"]
 
     state, seen, fetched = told()
