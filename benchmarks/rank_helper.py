@@ -27,7 +27,7 @@ def main() -> int:
         source = (ROOT / "awsddp" / "jobs" / "supervisor" / "helper.py").read_text()
         (helper / "sitecustomize.py").write_text(source)
         settings = {"PYTHONPATH": folder, "AWSDDP_STACKS_DIR": folder}
-        _report("start of python, ms", [_pair(_start, settings, number) for number in range(3 * pairs)])
+        _report("start of python, CPU ms", [_pair(_start, settings, number) for number in range(3 * pairs)])
         _report("step of digits, ms", [_pair(_steps, settings, number) for number in range(pairs)])
     return 0
 
@@ -41,9 +41,11 @@ def _pair(measure, settings: dict[str, str], number: int) -> tuple[float, float]
 
 
 def _start(settings: dict[str, str]) -> float:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "pass"], env={**os.environ, **settings}, check=True)
-    return (time.perf_counter() - start) * 1e3
+    """Return the CPU time of a start: on a machine that is shared, its wall time says nothing."""
+    process = subprocess.Popen([sys.executable, "-c", "pass"], env={**os.environ, **settings})
+    used = os.wait4(process.pid, 0)[2]
+    process.returncode = 0
+    return (used.ru_utime + used.ru_stime) * 1e3
 
 
 def _steps(settings: dict[str, str]) -> float:
@@ -96,7 +98,7 @@ def _report(name: str, pairs: list[tuple[float, float]]) -> None:
     low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     middle = statistics.median(ratios)
     print(
-        f"{name:22}{helped:9.3f} with{bare:9.3f} without   ratio {middle:.3f} ({low:.3f} to {high:.3f}, "
+        f"{name:26}{helped:9.3f} with{bare:9.3f} without   ratio {middle:.3f} ({low:.3f} to {high:.3f}, "
         f"{len(pairs)} pairs)"
     )
 
