@@ -30,23 +30,23 @@ _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCI
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
 _MOMENTARY = frozenset({"cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"})
-"""Keys that are said anew each time, or that the cluster remembers by itself."""
-_ONE_QUESTION = (
+"""Keys that hold for one command, or that the cluster's record holds elsewhere."""
+_EXCLUSIVE = (
     frozenset({"cluster.instance_type", "cluster.gpus", "capacity.types", "capacity.reservation"}),
     frozenset({"cluster.spot", "capacity.markets"}),
 )
-"""Keys that answer one question: who says one of them says all."""
+"""Mutually exclusive keys."""
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
-    """[cluster]: which machines. `expires` is a duration such as "24h", counted from the launch; nodes that
-    nobody uses for `idle` ("off": ever) end themselves earlier.
+    """[cluster]: the instances. `expires` is a duration such as "24h", counted from the launch; nodes unused
+    for `idle` ("off": never) shut down earlier.
 
-    `gpus` says the GPUs of a node, such as "A100:8"; with `rehearse_gpu` the CPU answers for them. A plan
+    `gpus` are the GPUs per node, such as "A100:8"; with `rehearse_gpu` CUDA calls run on the CPU. A plan
     that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
-    both are of all nodes together.
+    both are for all nodes together.
     """
 
     region: str | None = None
@@ -66,11 +66,11 @@ class ClusterSection:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSection:
-    """[network]: where the nodes stand and who may come in. Without `ssh_cidr` only the caller's own address.
+    """[network]: the nodes' network and SSH access. Without `ssh_cidr` only the caller's address has access.
 
-    It holds blocks of addresses and ids of security groups. `subnet` and `security_group` are ids of ones
+    It holds address blocks and ids of security groups. `subnet` and `security_group` are ids of ones
     that exist; they are used and never changed. With `address` "private" the nodes get no public address. SSH
-    goes over the host `jump` ("user@host:port", or a name of ~/.ssh/config), with "" over none.
+    goes through the host `jump` ("user@host:port", or a name of ~/.ssh/config); "" is none.
     """
 
     subnet: str | None = None
@@ -82,7 +82,7 @@ class NetworkSection:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessSection:
-    """[access]: who logs in, and what the nodes may do. `user` is the login name, else the image's own.
+    """[access]: the login, and the nodes' permissions. `user` is the login name, else the image's own.
 
     `key` is the name of a key pair that exists in EC2, `key_file` its private half on this machine; left out,
     each cluster has a key of its own. `instance_profile` is a name or an ARN, `kms_key` an id, alias or ARN
@@ -98,13 +98,13 @@ class AccessSection:
 
 @dataclass(frozen=True, kw_only=True)
 class CapacitySection:
-    """[capacity]: where and how machines are found.
+    """[capacity]: where and how instances are found.
 
     `zones` are tried in their order, then the other `types`, then the other `regions`, then the markets of
-    `markets` ("spot", "on-demand"); with `retry_until_up` all of them again until there are machines.
+    `markets` ("spot", "on-demand"); with `retry_until_up` all of them again until there is capacity.
     `reservation` is the id of a capacity reservation or block. `placement` is "none",
     "cluster", or the name of a placement group that exists; left out, one is made where it helps. `efa` asks
-    for EFA interfaces. `experimental` allows what nobody has tried on AWS yet.
+    for EFA interfaces. `experimental` allows what was never launched on AWS.
     """
 
     zones: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class EnvSection:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncSection:
-    """[sync]: what travels to the nodes. `ignore` holds further gitignore patterns."""
+    """[sync]: what is sent to the nodes. `ignore` holds further gitignore patterns."""
 
     workdir: str = "."
     ignore: tuple[str, ...] = ()
@@ -137,12 +137,12 @@ class SyncSection:
 class JobSection:
     """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
 
-    A node that is silent for `heartbeat_timeout` is given up, and the job with it. A job of which no rank
-    writes to its log for `hang_after` is ended.
+    The job fails when a node is silent for `heartbeat_timeout`, and when no rank writes to its log for
+    `hang_after`.
 
-    `outputs` are paths on the node, relative to the synced folder or absolute, that come home beside the new
-    and changed files; `results` is the folder at home that receives them. New and changed files that match
-    `exclude` (gitignore patterns) stay on the node; over `results_limit`, all nodes together, it asks.
+    `outputs` are paths on the node, relative to the synced folder or absolute, fetched beside new and
+    changed files; `results` is the local folder for them. New and changed files that match `exclude`
+    (gitignore patterns) stay on the node; over `results_limit`, all nodes together, a question comes first.
     """
 
     script: str | None = None
@@ -157,7 +157,6 @@ class JobSection:
     exclude: tuple[str, ...] = ()
     results_limit: str = "20GB"
     timeout: str | None = None
-    hang_after: str | None = None
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
     master_port: int | None = None
@@ -165,9 +164,10 @@ class JobSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
-    """Everything that `up` was asked for. `tags` are the user's own, put on every resource.
+    """The requested cluster. `tags` are the user's own, put on every resource.
 
-    `given` are the keys that somebody set, "cluster.nodes"; `said` those of them that this command line sets.
+    `explicit` are the keys that have a value from anywhere, such as "cluster.nodes"; `from_cli` those that
+    the command line set.
     """
 
     name: str = "default"
@@ -176,13 +176,13 @@ class ClusterSpec:
     access: AccessSection = AccessSection()
     capacity: CapacitySection = CapacitySection()
     tags: dict[str, str] = field(default_factory=dict)
-    given: frozenset[str] = field(default=frozenset(), compare=False)
-    said: frozenset[str] = field(default=frozenset(), compare=False)
+    explicit: frozenset[str] = field(default=frozenset(), compare=False)
+    from_cli: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """Everything that `train` was asked for."""
+    """The requested job."""
 
     env: EnvSection = EnvSection()
     sync: SyncSection = SyncSection()
@@ -208,11 +208,11 @@ def load(
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, object] | None = None,
 ) -> tuple[ClusterSpec, JobSpec]:
-    """Read what was asked for the cluster `name`.
+    """Read the settings of the cluster `name`.
 
     `file` is the awsddp.toml to read (absent: none), `overrides` maps "section.key" to a value as the user
-    typed it. Raises ConfigError, naming the place, for an unknown key, a value of the wrong type, a file
-    that is no TOML, or a cluster name that is no name.
+    typed it. Raises ConfigError, naming the key, for an unknown key, a value of the wrong type, a file
+    that is not TOML, or an invalid cluster name.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
@@ -244,29 +244,29 @@ def load(
             access=sections["access"],
             capacity=sections["capacity"],
             tags=tags,
-            given=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
-            said=frozenset(overrides or ()),
+            explicit=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
+            from_cli=frozenset(overrides or ()),
         ),
         JobSpec(env=sections["env"], sync=sections["sync"], job=sections["job"]),
     )
 
 
 def remembered(spec: ClusterSpec) -> dict[str, Any]:
-    """Return what somebody asked for and what holds as long as the cluster lives, by key ("access.key")."""
-    keys = sorted(spec.given - _MOMENTARY)
+    """Return the explicit settings that hold for the life of the cluster, by key ("access.key")."""
+    keys = sorted(spec.explicit - _MOMENTARY)
     return {key: getattr(getattr(spec, key.split(".")[0]), key.split(".")[1]) for key in keys} | {
         f"tags.{name}": value for name, value in spec.tags.items()
     }
 
 
 def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
-    """Return the spec with what was asked for before (`remembered`) wherever nobody says anything else now.
+    """Return the spec completed by earlier settings (`remembered`) for keys that are not set now.
 
-    Raises ConfigError where that cannot be understood.
+    Raises ConfigError for an invalid one.
     """
     values: dict[str, Any] = {section: {} for section in _SECTIONS}
     tags: dict[str, str] = {}
-    decided = {key for group in _ONE_QUESTION if spec.given & group for key in group} | spec.given
+    decided = {key for group in _EXCLUSIVE if spec.explicit & group for key in group} | spec.explicit
     for key, value in asked.items():
         if key not in decided:
             _put(values, tags, key, value, key)
@@ -275,7 +275,7 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
         spec,
         **{name: dataclasses.replace(getattr(spec, name), **keys) for name, keys in kept.items()},
         tags=tags | spec.tags,
-        given=spec.given | {f"{name}.{key}" for name, keys in kept.items() for key in keys},
+        explicit=spec.explicit | {f"{name}.{key}" for name, keys in kept.items() for key in keys},
     )
 
 
@@ -309,7 +309,7 @@ def idle_seconds(text: str) -> int:
 
 
 def jump_host(text: str) -> tuple[str, int | None]:
-    """Return whom ssh is to call for `network.jump`, and the port where it says one. Raises ConfigError."""
+    """Return ssh's destination for `network.jump`, and its port if given. Raises ConfigError."""
     match = _JUMP.fullmatch(text)
     if match is None or not 0 < int(match[4] or 22) < 65536:
         raise ConfigError(
@@ -414,5 +414,3 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
     size_of(job.results_limit)
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")
-    if job.hang_after is not None:
-        seconds(job.hang_after, place="job.hang_after")

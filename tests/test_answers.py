@@ -95,7 +95,7 @@ def test_no_key_takes_any_value(request_: dict[str, Any], answer: dict[str, Any]
     ("said", "why"),
     [
         (b"{", "Expecting"),
-        (b"[]", "no JSON object"),
+        (b"[]", "not a JSON object"),
         (b"\xff{}", "utf-8"),
         (b'{"used": [], "taken": [], "x": NaN}', "NaN is not a number"),
         (b'{"used": [], "taken": [], "x": -Infinity}', "-Infinity is not a number"),

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 _EXAMPLE = re.compile(
     r"^(?:New file `(?P<new>[^`]+)`|In `(?P<old>[^`]+)`, below `(?P<line>[^`]+)`):"
-    r"\n\n```python\n(?P<code>.*?)```",
+    r"\n\n```(?:python)?\n(?P<code>.*?)```",
     re.M | re.S,
 )
 
@@ -82,10 +82,29 @@ def test_an_instance_type_touches_the_file_that_is_named(copy: Path) -> None:
     assert python(copy, "-c", program).stdout.startswith("8 L5 20.0 L-")
 
 
+def test_a_launcher_touches_the_files_that_are_named(copy: Path) -> None:
+    assert apply("A launcher", copy) == {
+        "awsddp/jobs/launchers/agent.py",
+        "awsddp/jobs/launchers/__init__.py",
+    }
+    program = "from awsddp.jobs import launchers; print(launchers.launcher('agent').__module__)"
+    assert python(copy, "-c", program).stdout == "awsddp.jobs.launchers.agent\n"
+
+
+def test_a_cause_touches_the_file_that_is_named(copy: Path) -> None:
+    assert apply("A cause", copy) == {"awsddp/jobs/supervisor/causes.py"}
+    program = (
+        "from awsddp.jobs.supervisor.causes import Evidence, explain\n"
+        "said = 'Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)'\n"
+        "print(explain(Evidence(1, said))['kind'])"
+    )
+    assert python(copy, "-c", program).stdout == "nccl_timeout\n"
+
+
 def test_the_files_that_the_page_names_exist() -> None:
     for page in ("contributing.md", "design.md"):
         text = (ROOT / "docs" / page).read_text()
         for name in re.findall(r"`((?:awsddp|tests|templates|docs|train|tools)/[\w/.]+)`", text):
-            assert (ROOT / name).exists() or name.endswith("hello.py"), f"{page}: {name}"
+            assert (ROOT / name).exists() or name.endswith(("hello.py", "agent.py")), f"{page}: {name}"
         for name in re.findall(r"\]\(([\w./]+)\)", text):
             assert (ROOT / "docs" / name).exists(), f"{page}: {name}"

@@ -42,6 +42,8 @@ class Observer:
         if self._over(frame):
             self.show()
             os._exit(0)
+        if frame.f_code.co_name[0] == "<":
+            return  # a lambda or a comprehension, read where it stands
         function, caller = frame.f_code.co_qualname, self._caller(frame)
         if not self.jumps and (file, function) != (f"verbs/{self._verb}.py", self._verb):
             return
@@ -51,13 +53,13 @@ class Observer:
     def _over(self, frame: FrameType) -> bool:
         if self._verb == "up":
             return frame.f_code.co_qualname == "Aws.call"
-        messages = frame.f_locals.get("messages") if frame.f_code.co_name == "converse" else None
+        messages = frame.f_locals.get("messages") if frame.f_code.co_name == "request" else None
         return bool(messages) and any(b'"do": "launch"' in data for data in messages.values())
 
     def _file(self, frame: FrameType) -> str | None:
         """Return the file of a function of awsddp, None for any other code."""
         code = frame.f_code
-        is_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_name[0] != "<"
+        is_function = code.co_flags & inspect.CO_OPTIMIZED
         if not is_function or not code.co_filename.startswith(self._package):
             return None
         return code.co_filename.removeprefix(self._package + os.sep)

@@ -12,6 +12,7 @@ from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
 from awsddp.errors import CloudError
 from awsddp.parallel import all_of, each
 from awsddp.plan import LaunchPlan, Request, resolve_request, ssh_permission
+from awsddp.report import Event, OnEvent
 
 _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
 
@@ -28,7 +29,7 @@ def ensure_access(
     ids: Mapping[str, str],
     secrets: Mapping[str, str],
     now: datetime,
-    on_event: Callable[[str], None],
+    on_event: OnEvent,
     clock: Clock = CLOCK,
 ) -> str:
     """Make what the plan's instances need, side by side, and return the id of their security group.
@@ -50,7 +51,7 @@ def ensure_placement(
     *,
     ids: Mapping[str, str],
     now: datetime,
-    on_event: Callable[[str], None],
+    on_event: OnEvent,
     clock: Clock = CLOCK,
 ) -> None:
     """Make the plan's placement group, if it has one of its own, and wait until it can be used.
@@ -63,7 +64,7 @@ def ensure_placement(
     name = request.parameters["GroupName"]
     try:
         made = aws.call(request.operation, request.parameters).get("PlacementGroup", {})
-        on_event(f"placement group {name} made")
+        on_event(Event(f"placement group {name} made"))
     except Refused as refusal:
         if refusal.code != "InvalidPlacementGroup.Duplicate":
             raise
@@ -85,7 +86,7 @@ def ensure_key(
     ids: Mapping[str, str],
     secrets: Mapping[str, str],
     now: datetime,
-    on_event: Callable[[str], None],
+    on_event: OnEvent,
 ) -> None:
     """Import the cluster's public key, unless it is there (its name holds the id). Raises CloudError."""
     if not plan.asks("ImportKeyPair"):
@@ -97,7 +98,7 @@ def ensure_key(
         if refusal.code != "InvalidKeyPair.Duplicate":
             raise
         return
-    on_event(f"key pair {ids['name']} imported")
+    on_event(Event(f"key pair {ids['name']} imported"))
 
 
 def ensure_group(
@@ -106,7 +107,7 @@ def ensure_group(
     *,
     ids: Mapping[str, str],
     now: datetime,
-    on_event: Callable[[str], None],
+    on_event: OnEvent,
     clock: Clock = CLOCK,
 ) -> str:
     """Make the cluster's security group with its rules, unless it is there, and return its id.
@@ -119,7 +120,7 @@ def ensure_group(
     request = resolve_request(plan.request("CreateSecurityGroup"), ids=ids, secrets={}, now=now)
     try:
         group = str(aws.call(request.operation, request.parameters)["GroupId"])
-        on_event(f"security group {group} made")
+        on_event(Event(f"security group {group} made"))
         new = True
     except Refused as refusal:
         if refusal.code != "InvalidGroup.Duplicate":
@@ -138,7 +139,7 @@ def ensure_group(
 
 
 def move_ssh(
-    aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Callable[[str], None], clock: Clock = CLOCK
+    aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent, clock: Clock = CLOCK
 ) -> None:
     """Open port 22 of our group for these addresses and for no others. Raises CloudError."""
     rules = {"GroupId": group, "IpPermissions": [ssh_permission(cidr) for cidr in cidrs]}
@@ -181,9 +182,7 @@ def _authorize(aws: Aws, rules: Request, *, clock: Clock) -> None:
             _authorize(aws, alone, clock=clock)
 
 
-def _close_stale(
-    aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: Callable[[str], None], clock: Clock
-) -> None:
+def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent, clock: Clock) -> None:
     """Close port 22 of our group for every address and group that the plan does not name."""
     read = partial(aws.pages, "DescribeSecurityGroups", {"GroupIds": [group]}, "SecurityGroups")
     for permission in patiently(read, passes=not_yet, clock=clock)[0]["IpPermissions"]:
@@ -195,7 +194,7 @@ def _close_stale(
         }
         if any(stale.values()):
             _revoke(aws, group, {kind: items for kind, items in stale.items() if items}, clock=clock)
-            on_event(f"port 22 closed for {sum(map(len, stale.values()))} former addresses")
+            on_event(Event(f"port 22 closed for {sum(map(len, stale.values()))} former addresses"))
 
 
 def _revoke(aws: Aws, group: str, sources: Mapping[str, Any], *, clock: Clock) -> None:

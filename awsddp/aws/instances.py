@@ -14,6 +14,7 @@ from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
 from awsddp.cluster import ENDED, Node, read_numbers
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
 from awsddp.plan import LaunchPlan, resolve_request, utc
+from awsddp.report import Event, OnEvent, node_name
 
 # A token is honoured for at least an hour; a replay later could launch again.
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
@@ -30,7 +31,7 @@ def launch(
     secrets: Mapping[str, str],
     now: datetime,
     write_intent: Callable[[dict[str, Any]], None],
-    on_event: Callable[[str], None],
+    on_event: OnEvent,
     clock: Clock = CLOCK,
 ) -> tuple[Node, ...]:
     """Launch the plan's nodes, all in one zone, all or none, trying its zones in order.
@@ -47,7 +48,7 @@ def launch(
             secrets=secrets,
             now=now,
         )
-        on_event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {zone.name}")
+        on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {zone.name}"))
         write_intent(
             {
                 "cluster_id": ids["cluster_id"],
@@ -64,7 +65,7 @@ def launch(
             if refusal.code not in NEXT_ZONE:
                 raise
             attempts.append((zone.name, refusal))
-        on_event(f"{zone.name}: {attempts[-1][1].why}")
+        on_event(Event(f"{zone.name}: {attempts[-1][1].why}"))
     raise _no_zone(plan, attempts)
 
 
@@ -79,9 +80,7 @@ def _no_zone(plan: LaunchPlan, attempts: list[tuple[str, AwsddpError]]) -> Awsdd
     )
 
 
-def _run(
-    aws: Aws, parameters: dict[str, Any], *, on_event: Callable[[str], None], clock: Clock
-) -> tuple[Node, ...]:
+def _run(aws: Aws, parameters: dict[str, Any], *, on_event: OnEvent, clock: Clock) -> tuple[Node, ...]:
     """Send RunInstances, the same bytes again while its outcome is unknown or its parts not yet visible."""
     reply = patiently(
         lambda: aws.call("RunInstances", parameters), passes=_not_yet, clock=clock, on_event=on_event
@@ -97,7 +96,7 @@ def _not_yet(refusal: Refused) -> bool:
 
 
 def resume(
-    aws: Aws, intent: Mapping[str, Any], *, on_event: Callable[[str], None], clock: Clock = CLOCK
+    aws: Aws, intent: Mapping[str, Any], *, on_event: OnEvent, clock: Clock = CLOCK
 ) -> tuple[Node, ...] | None:
     """Return the nodes that an interrupted launch made or now makes; None: nothing came of it.
 
@@ -106,7 +105,7 @@ def resume(
     """
     parameters, written = intent.get("parameters"), intent.get("written")
     if parameters and written and clock.now() - datetime.fromisoformat(written) < timedelta(seconds=REPLAY_S):
-        on_event("finishing the launch that was interrupted")
+        on_event(Event("finishing the launch that was interrupted"))
         try:
             return _run(aws, dict(parameters), on_event=on_event, clock=clock)
         except OutOfCapacity:
@@ -131,14 +130,14 @@ def _asked(intent: Mapping[str, Any]) -> dict[str, str]:
 
 
 def appear(
-    aws: Aws, intent: Mapping[str, Any], *, on_event: Callable[[str], None], clock: Clock = CLOCK
+    aws: Aws, intent: Mapping[str, Any], *, on_event: OnEvent, clock: Clock = CLOCK
 ) -> tuple[Node, ...] | None:
     """Return the nodes alive of a launch, looking for two minutes, as tags may show late; None: none came.
 
     The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for. An
     intent that names no request stands for every launch of its cluster.
     """
-    on_event(f"looking for instances of {intent['cluster_id']}")
+    on_event(Event(f"looking for instances of {intent['cluster_id']}"))
     asked = _asked(intent)
     filters = tagged("awsddp:id", str(intent["cluster_id"]))
     for key in ("awsddp:created", "awsddp:owner"):
@@ -160,7 +159,7 @@ def wait_running(
     cluster_id: str,
     count: int,
     *,
-    on_event: Callable[[str], None],
+    on_event: OnEvent,
     deadline_s: float = 600,
     instance_ids: Collection[str] = (),
     clock: Clock = CLOCK,
@@ -185,7 +184,7 @@ def wait_running(
         for node in nodes:
             if seen.get(node.instance_id) != node.state:
                 seen[node.instance_id] = node.state
-                on_event(f"node{node.node} {node.instance_id} {node.state}")
+                on_event(Event(f"{node.instance_id} {node.state}", node_name(node.node)))
         up = tuple(node for node in nodes if node.state == "running" and node.address)
         return up if len(up) >= count else None
 

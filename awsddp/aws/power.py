@@ -3,7 +3,7 @@
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from awsddp.aws.clusters import describe
@@ -15,6 +15,7 @@ from awsddp.aws.waits import CLOCK, Clock, deadline_s, patiently, poll
 from awsddp.cluster import ENDED, Node
 from awsddp.errors import NodeError
 from awsddp.plan import utc
+from awsddp.report import Event, OnEvent, node_name
 
 
 def _on_its_way(refusal: Refused) -> bool:
@@ -22,14 +23,13 @@ def _on_its_way(refusal: Refused) -> bool:
     return unlisted(refusal) or refusal.code in ("IncorrectInstanceState", "IncorrectState")
 
 
-def stop(
-    aws: Aws, nodes: Sequence[Node], *, on_event: Callable[[str, str], None], clock: Clock = CLOCK
-) -> None:
+def stop(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent, clock: Clock = CLOCK) -> None:
     """Stop on-demand nodes and wait until AWS says so. From now on a poweroff stops them, too.
 
-    `on_event` is told instance id and state. Raises CloudError, and NodeError for one that does not stop.
+    Raises CloudError, and NodeError for one that does not stop.
     """
-    keys = [node.instance_id for node in nodes]
+    names = {node.instance_id: node_name(node.node) for node in nodes}
+    keys = list(names)
     poweroff(aws, nodes, "stop")
     patiently(
         lambda: aws.call("StopInstances", {"InstanceIds": keys}),
@@ -43,7 +43,7 @@ def stop(
             state = item["State"]["Name"]
             if seen.get(item["InstanceId"]) != state:
                 seen[item["InstanceId"]] = state
-                on_event(item["InstanceId"], state)
+                on_event(Event(f"{item['InstanceId']} {state}", names[item["InstanceId"]]))
         return True if len(seen) == len(keys) and set(seen.values()) <= {"stopped", *ENDED} else None
 
     if poll(look, deadline_s=deadline_s(node.instance_type for node in nodes), clock=clock) is None:

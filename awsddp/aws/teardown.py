@@ -5,7 +5,7 @@ every network interface that is in it).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from awsddp.cluster import ENDED, Cluster, Node
 from awsddp.errors import LeftoverError
 from awsddp.parallel import each
 from awsddp.plan import names
+from awsddp.report import Event, OnEvent
 
 # How long a group may be held by interfaces of instances that are already terminated.
 RELEASED_S = 600.0
@@ -60,9 +61,7 @@ _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.
 _GONE = (".NotFound", ".Unknown")
 
 
-def teardown(
-    aws: Aws, cluster: Cluster, *, on_event: Callable[[str], None], clock: Clock = CLOCK
-) -> Teardown:
+def teardown(aws: Aws, cluster: Cluster, *, on_event: OnEvent, clock: Clock = CLOCK) -> Teardown:
     """End the cluster: its instances, then what is left beside them, and list again to prove it.
 
     Only what carries this cluster's `awsddp:id` and its owner is touched; what is gone already is ended.
@@ -82,9 +81,7 @@ def teardown(
     )
 
 
-def end_nodes(
-    aws: Aws, nodes: Sequence[Node], *, on_event: Callable[[str], None], clock: Clock = CLOCK
-) -> None:
+def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent, clock: Clock = CLOCK) -> None:
     """End some nodes of a cluster that goes on, and wait until AWS says that they are terminated.
 
     Raises LeftoverError where one could not be ended, CloudError where AWS cannot be asked.
@@ -117,9 +114,7 @@ class _Ending:
     `own` is the name of the key and the groups that are the cluster's own.
     """
 
-    def __init__(
-        self, aws: Aws, filters: list[dict[str, Any]], on_event: Callable[[str], None], *, own: str = ""
-    ) -> None:
+    def __init__(self, aws: Aws, filters: list[dict[str, Any]], on_event: OnEvent, *, own: str = "") -> None:
         self.states: dict[str, str] = {}
         self._aws = aws
         self._filters = filters
@@ -139,7 +134,7 @@ class _Ending:
             self._note(item)
         for key, state in found.items():
             if state != "terminated" and key not in self.states:
-                self._on_event(f"ending {key} ({state})")
+                self._on_event(Event(f"ending {key} ({state})"))
             if state != "terminated" or key in self.states:
                 self.states[key] = state
         living = [key for key, state in found.items() if state not in ENDED and key not in self.refused]
@@ -207,7 +202,7 @@ class _Ending:
             self._held[key] = refusal.why
             return False
         self._gone.add(item[kind.by])
-        self._on_event(f"deleted {key}")
+        self._on_event(Event(f"deleted {key}"))
         return True
 
     def _left(self) -> list[tuple[Kind, list[dict[str, Any]]]]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from awsddp.aws.refusals import THROTTLED, Refused, Unanswered
+from awsddp.report import Event, OnEvent
 
 T = TypeVar("T")
 
@@ -70,7 +71,7 @@ def patiently(
     *,
     passes: Callable[[Refused], bool],
     clock: Clock,
-    on_event: Callable[[str], None] = lambda text: None,
+    on_event: OnEvent = lambda event: None,
 ) -> T:
     """Do `act`, and again for two minutes while AWS throttles it, does not answer, or the refusal `passes`.
 
@@ -86,7 +87,7 @@ def patiently(
             if not passes(refusal):
                 raise
             if not refusals:
-                on_event(f"retrying: {refusal.why}")
+                on_event(Event(f"retrying: {refusal.why}"))
             refusals.append(refusal)
             return None
 

@@ -50,14 +50,14 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
 
 def _node_line(facts: dict[str, Any]) -> str:
     gpus = f"{facts['gpus_per_node']} x {facts['gpu']} ({facts['gpu_memory_gb']:g} GiB)"
-    pretended = " (simulated: gloo on CPU)" if facts["pretended"] else ""
-    if facts["rehearsed"]:
-        pretended = " (rehearsed: CUDA on the CPU, nccl as gloo)"
+    if not facts["gpus_per_node"]:
+        gpus = "no GPU"
+    elif facts["rehearsed"]:
+        gpus += " (rehearsed: CUDA on the CPU, nccl as gloo)"
+    elif facts["pretended"]:
+        gpus += " (simulated: gloo on CPU)"
     network = f", {facts['network_gbit']} Gbit/s" if facts["network_gbit"] else ""
-    return (
-        f"{gpus}{pretended}, {facts['vcpus']} vCPUs, {facts['memory_gb']:g} GiB{network}, "
-        f"{facts['disk_gb']} GB disk"
-    )
+    return f"{gpus}, {facts['vcpus']} vCPUs, {facts['memory_gb']:g} GiB{network}, {facts['disk_gb']} GB disk"
 
 
 def _image_line(image: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ def launch_question(show: Screen, spec: ClusterSpec) -> Callable[["LaunchPlan | 
         if isinstance(plan, str):
             show.question("", "nothing was changed")(f"{plan}Do this?")
             return
-        if show.options.yes and not plan.steps and not spec.given & _PRICED:
+        if show.options.yes and not plan.steps and not spec.explicit & _PRICED:
             _refuse_any_price(plan)
         show.pause()
         if not show.options.quiet and not (show.options.json and show.options.yes):

@@ -62,11 +62,13 @@ def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None) -> 
             if cell
         ]
         return _rendered(stacked, ("", ""), [0, 0], _UNLIMITED)
-    for target in range(columns, 0, -1):  # rich shrinks the widest column, also below its longest word
+    target = columns
+    while True:  # rich shrinks the widest column, also below its longest word
         lines = _rendered(cells, headings, least, target)
-        if max(map(len, lines), default=0) <= columns:
-            break
-    return lines
+        excess = max(map(len, lines), default=0) - columns
+        if excess <= 0 or target <= excess:
+            return lines
+        target -= excess
 
 
 def _rendered(cells: list[list[str]], headings: Sequence[str], least: list[int], columns: int) -> list[str]:

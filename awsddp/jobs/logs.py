@@ -1,6 +1,6 @@
-"""What the ranks say: the nodes' streams taken apart, merged, labelled, and kept byte by byte at home.
+"""The logs of the ranks: the nodes' streams are parsed, merged, labelled, and written byte by byte.
 
-Labels are put in chunk by chunk, never line by line: a loop over lines is 20 times slower.
+Labels are added per chunk, not per line: a loop over lines is 20 times slower.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
 
 class StreamError(NodeError):
-    """A node's stream is not what a supervisor sends; `why` says what came instead."""
+    """Invalid data in a node's stream; `why` shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Frame:
 
 
 class Stream:
-    """Takes the bytes of one connection's follow apart into frames."""
+    """Parses the stream of one follow request into frames."""
 
     def __init__(self, who: str = "a node") -> None:
         self._who = who
@@ -50,7 +50,7 @@ class Stream:
         self._begun = False
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take bytes in, however they are cut, and return the frames they complete. Raises StreamError."""
+        """Add bytes and return the frames that they complete. Raises StreamError."""
         self._data += data
         if not self._begun and not self._begin():
             return []
@@ -80,7 +80,7 @@ class Stream:
         return True
 
     def _unexpected(self, said: bytes) -> StreamError:
-        """Return the error for what came in place of frames: an error's document, or anything else."""
+        """Return the error for data that is not a frame: an error document, or anything else."""
         text = said.decode("utf-8", "replace").strip()
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             text = str(json.loads(text)["error"]["message"])
@@ -124,7 +124,7 @@ class Labeller:
         self._broken = False  # the beginning of the line that comes next was given out already
 
     def feed(self, data: bytes, *, now: float) -> bytes:
-        """Take bytes of the rank in and return the lines they complete, labelled."""
+        """Add bytes of the rank and return the lines that they complete, labelled."""
         self._heard = now
         if not self._chunks:
             self._since = now
@@ -140,7 +140,7 @@ class Labeller:
         return self._lines(body)
 
     def idle(self, *, now: float) -> bytes:
-        """Return a line without an end that has waited long enough, labelled."""
+        """Return an unfinished line that has waited long enough, labelled."""
         overwrites = any(b"\r" in chunk for chunk in self._chunks)
         waited = now - (self._since if overwrites else self._heard)
         if not self._chunks or (waited < PARTIAL_SECONDS and sum(map(len, self._chunks)) < _PARTIAL_BYTES):
@@ -151,7 +151,7 @@ class Labeller:
         return self._partial(body[:cut])
 
     def finish(self) -> bytes:
-        """Return what is left at the end, labelled and with a newline."""
+        """Return the rest at the end, labelled and with a newline."""
         body, self._chunks = b"".join(self._chunks), []
         return self._partial(body)
 
@@ -213,11 +213,11 @@ class Merger:
         return self._ended >= set(self._nodes.values())
 
     def ended(self, node: int) -> bool:
-        """Tell whether `node` has sent everything: the job is over there."""
+        """Return whether `node` has sent everything: its part of the job has ended."""
         return node in self._ended
 
     def replay(self) -> Iterator[bytes]:
-        """Show what an earlier client brought home already; `attach` then asks for the rest alone."""
+        """Yield the lines that were fetched before; `attach` then returns the offsets of the rest."""
         if self.since is not None:
             for times in self._folder.glob("times*.jsonl"):
                 self._shown_from |= positions(times, self._folder, self.since)
@@ -231,7 +231,7 @@ class Merger:
                     yield self._show(rank, labeller, data)
 
     def attach(self, node: int) -> dict[int, int]:
-        """Begin a connection to `node`, and return the offsets that its follow must be asked for."""
+        """Begin a stream of `node`, and return the offsets for its follow request."""
         self._streams[node] = Stream(f"node{node}")
         return {rank: offset for rank, offset in self._offsets.items() if self._nodes[rank] == node}
 

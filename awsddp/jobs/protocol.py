@@ -27,6 +27,7 @@ LEASE_SECONDS = 1800
 """How long a client that has vanished without a goodbye keeps others from starting a job."""
 AT_ONCE_BYTES = 256 << 10
 """How much of a node's results may come with the answer that lists them."""
+_MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
@@ -162,8 +163,8 @@ def launch_requests(
             for host in used
         ],
         "facts": {
-            "script": spec.job.script,
-            "args": spec.job.args,
+            "script": _shown(spec.job.script),
+            "args": tuple(_shown(text) for text in spec.job.args[:_MOST_ARGS]),
             "launcher": spec.job.launcher,
             **(facts or {}),
         },
@@ -286,6 +287,11 @@ def _ports(slot: int, master_port: int | None) -> tuple[int, int]:
     """Return MASTER_PORT and the supervisors' port of a slot; one that the user chose holds for all slots."""
     port = master_port or FIRST_PORT + 10 * slot
     return port, port + 1
+
+
+def _shown(text: str) -> str:
+    """Return a word of the job as its record shows it: bounded, and Unicode whatever its bytes are."""
+    return text[:_MOST_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 def _of(ranks: Sequence[Rank], host: Host) -> list[Rank]:

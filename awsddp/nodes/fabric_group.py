@@ -34,7 +34,13 @@ def fabric_group(
 def _connection(
     endpoint: Endpoint, host_keys: tuple[str, ...], key: Path, proxy: str | None
 ) -> fabric.Connection:
-    config = fabric.Config(overrides={"load_ssh_configs": False, "forward_agent": False})
+    config = fabric.Config(
+        overrides={
+            "load_ssh_configs": False,
+            "forward_agent": False,
+            "run": {"in_stream": False},  # tasks run in notebooks and threads, too: nobody types there
+        }
+    )
     connection = fabric.Connection(
         endpoint.host,
         user=endpoint.user,

@@ -1,4 +1,4 @@
-"""What can go wrong between this machine and the nodes, told for every node at once."""
+"""Errors of nodes, and of several nodes at once."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -23,10 +23,10 @@ _NEXT: dict[Layer, str] = {
 
 
 class NodeFailure(NodeError):
-    """One node could not be reached, or did not do what it was asked.
+    """A node is unreachable, or a request to it failed.
 
-    `layer` says how far the way there was open: "no route", "refused", "banner", "host key" and "login" up to
-    the login; "lost" and "silent" after it; "command" and "files" are the node's own failures.
+    `layer` is where: "no route", "refused", "banner", "host key" and "login" up to the login; "lost" and
+    "silent" after it; "command" and "files" on the node itself.
     """
 
     def __init__(self, node: int, layer: Layer, message: str, why: str = "", next: str = "") -> None:
@@ -36,7 +36,7 @@ class NodeFailure(NodeError):
 
 
 class NodesFailed(NodeError):
-    """Some nodes failed. `failures` holds the error of each, `results` what the others returned."""
+    """Some nodes failed. `failures` holds the error of each, `results` the results of the others."""
 
     def __init__(self, failures: Mapping[int, NodeError], results: Mapping[int, Any], of: int) -> None:
         ordered = [failures[node] for node in sorted(failures)]

@@ -1,4 +1,4 @@
-"""The same work for every node at once."""
+"""The same function for several nodes at once."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -15,20 +15,20 @@ def ignore(event: Event) -> None:
     """Do nothing with an event."""
 
 
-def side_by_side(
-    work: Callable[[int, OnEvent, threading.Event], Outcome], nodes: Iterable[int], *, on_event: OnEvent
+def run_on_nodes(
+    function: Callable[[int, OnEvent, threading.Event], Outcome], nodes: Iterable[int], *, on_event: OnEvent
 ) -> dict[int, Outcome | NodeError]:
-    """Call `work(node, on_event, stop)` for all nodes at once; return what each returned, or its NodeError.
+    """Call `function(node, on_event, stop)` for all nodes at once; return each result or NodeError.
 
-    Events reach `on_event` from the caller's thread alone. Any other exception ends the whole at once, as an
-    interrupt does; `stop` is then set, so that the rest of the work can end, and nobody waits for it.
+    Events reach `on_event` from the caller's thread only. Any other exception, also an interrupt, is raised
+    at once: it sets `stop`, so that the other calls can end, and does not wait for them.
     """
     mailbox: SimpleQueue[Event | tuple[int, Outcome | BaseException]] = SimpleQueue()
     stop = threading.Event()
 
-    def carry_out(node: int) -> None:
+    def run(node: int) -> None:
         try:
-            mailbox.put((node, work(node, mailbox.put, stop)))
+            mailbox.put((node, function(node, mailbox.put, stop)))
         except BaseException as error:
             mailbox.put((node, error))
 
@@ -36,7 +36,7 @@ def side_by_side(
     outcomes: dict[int, Outcome | NodeError] = {}
     try:
         for node in order:
-            threading.Thread(target=carry_out, args=(node,), daemon=True, name=f"node{node}").start()
+            threading.Thread(target=run, args=(node,), daemon=True, name=f"node{node}").start()
         while len(outcomes) < len(order):
             mail = mailbox.get()
             if isinstance(mail, Event):

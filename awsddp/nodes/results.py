@@ -1,7 +1,7 @@
-"""Results home: fetched aside, checked against what the node said of them, then shown all at once.
+"""Fetch results: into a temporary folder, verified, then moved into place all at once.
 
-A node is an untrusted sender: names are checked, no byte is final before its size and its sha256 are right,
-nothing is written through a link, and links are made last.
+A node is not trusted: names are checked, a file counts once its size and sha256 match, nothing is written
+through a link, and links are made last.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure, split
-from awsddp.nodes.parallel import ignore, side_by_side
+from awsddp.nodes.parallel import ignore, run_on_nodes
 from awsddp.report import Event, OnEvent, amount, node_name
 
 _CHUNK = 2**20
@@ -48,7 +48,7 @@ class WantedLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What came over the wire from a node: files that were not at home yet, and their bytes."""
+    """What was fetched from a node: files that were missing here, and their bytes."""
 
     files: int
     bytes: int
@@ -63,7 +63,7 @@ def pull(
     also: Mapping[str, bytes] | None = None,
     on_event: OnEvent = ignore,
 ) -> dict[int, Fetched]:
-    """Bring files of several nodes home into the folder `target`, from all nodes at once.
+    """Fetch files of several nodes into the folder `target`, from all nodes at once.
 
     Everything is fetched into a folder beside it, checked, and only then put in place: a new `target`
     appears by one rename; in one that exists each file is replaced whole, and files that are there as they
@@ -81,7 +81,7 @@ def pull(
     _check_room(target, sum(one.size for one in to_come))
     try:
         whole.mkdir(parents=True)
-        outcomes = side_by_side(
+        outcomes = run_on_nodes(
             lambda node, tell, stop: _fetch(node, missing[node], part, ssh_config, tell, stop),
             wanted,
             on_event=on_event,
@@ -137,7 +137,7 @@ def _copy(source: Path, whole: Path, one: Wanted) -> None:
 def _check(
     wanted: Mapping[int, Sequence[Wanted]], links: Sequence[WantedLink], also: Mapping[str, bytes]
 ) -> None:
-    """Refuse names and targets of links that could lead elsewhere, and two files for one place."""
+    """Refuse names and link targets that lead out of the folder, and two files of one name."""
     homes = [*also, *(one.home for files in wanted.values() for one in files), *(one.home for one in links)]
     for name in homes:
         parts = name.split("/")
@@ -179,7 +179,7 @@ def _fetch(
     on_event: OnEvent,
     stop: threading.Event,
 ) -> Fetched:
-    """Fetch, check and put aside what one node has. Raises NodeFailure."""
+    """Fetch and verify the files of one node, into `part`. Raises NodeFailure."""
     who, size = node_name(node), sum(one.size for one in files)
     came = part / who
     came.mkdir()
@@ -226,7 +226,7 @@ def _fetch(
 
 
 def is_at(target: Path, one: Wanted) -> bool:
-    """Tell whether exactly this file is at home already, in a folder that no link leads to."""
+    """Return whether exactly this file is there already, below no link."""
     folders = [target / parent for parent in PurePosixPath(one.home).parents]
     return not any(folder.is_symlink() for folder in folders[:-1]) and _is(target / one.home, one)
 

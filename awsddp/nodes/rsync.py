@@ -119,7 +119,7 @@ def _failure(node: int, code: int, said: str) -> NodeFailure:
     if "No space left on device" in said:
         message = "a disk is full"
     elif code in _NETWORK:
-        message, layer = "the transfer broke off", "lost"
+        message, layer = "the transfer was interrupted", "lost"
     elif code == 23:
         message = "some files could not be transferred"
     else:

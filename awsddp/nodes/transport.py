@@ -1,4 +1,4 @@
-"""The nodes, connected: one SSH transport a node, all opened at once, kept for the whole command."""
+"""The nodes, connected: one SSH transport a node, all opened at once, kept for the complete command."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,26 +8,26 @@ from types import TracebackType
 
 from awsddp.answers import MOST_BYTES, malformed
 from awsddp.errors import NodeError
-from awsddp.nodes.ahead import HeadStart
+from awsddp.nodes.command import RemoteCommand, Request, Result, Wakeup, command_line
 from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
-from awsddp.nodes.exchange import Bell, Exchange, Request, Result, command_line
 from awsddp.nodes.failures import NodeFailure, split
 from awsddp.nodes.jump import Jump, JumpFailure, reach
-from awsddp.nodes.parallel import ignore, side_by_side
+from awsddp.nodes.parallel import ignore, run_on_nodes
+from awsddp.nodes.preconnect import Preconnect
 from awsddp.report import OnEvent
 
 __all__ = ["Endpoint", "Fleet", "Request", "Result"]
 
-_LOOK_S = 0.25  # how often the deadlines are looked at while nothing comes
+_CHECK_S = 0.25  # between checks of the deadlines while no data arrives
 
 
 class Fleet:
     """Connections to nodes, as a context manager.
 
     Entering connects to all nodes at once and raises NodesFailed when any cannot be reached; with `partial`
-    the others are used and `failures` tells of the rest. `key` is the file of the login key, `known_hosts`
-    the accepted host keys by instance id, `jump` what all goes over, `ahead` connections that may have been
-    begun already. Events come from the caller's thread.
+    the others are used and `failures` holds the rest. `key` is the file of the login key, `known_hosts` the
+    accepted host keys by instance id, `jump` the jump host, `preconnect` what may be connected already.
+    Events come from the caller's thread.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Fleet:
         jump: Jump | None = None,
         deadline_s: float = 600,
         partial: bool = False,
-        ahead: HeadStart | None = None,
+        preconnect: Preconnect | None = None,
         on_event: OnEvent = ignore,
     ) -> None:
         self.endpoints = {endpoint.node: endpoint for endpoint in endpoints}
@@ -49,11 +49,11 @@ class Fleet:
         self._jump = jump
         self._deadline_s = deadline_s
         self._partial = partial
-        self._ahead = ahead
+        self._preconnect = preconnect
         self._on_event = on_event
         self._connections: dict[int, Connection] = {}
-        self._bell = Bell()
-        self._staying: dict[int, Exchange] = {}  # the program that each node is in conversation with
+        self._wakeup = Wakeup()
+        self._programs: dict[int, RemoteCommand] = {}  # that answer requests
 
     def __enter__(self) -> "Fleet":
         try:
@@ -80,15 +80,15 @@ class Fleet:
     def reconnect(
         self, nodes: Iterable[int] | None = None, *, deadline_s: float = 30, partial: bool = False
     ) -> None:
-        """Connect anew to some nodes (all), whether they are connected or not.
+        """Close and open the connections to some nodes (all).
 
-        Raises NodesFailed, JumpFailure where not even the jump host can be reached.
+        Raises NodesFailed, and JumpFailure if the jump host is unreachable.
         """
         key = load_key(self._key_file)
 
         def work(node: int, on_event: OnEvent, stop: threading.Event) -> Connection:
-            begun = self._ahead.take(self.endpoints[node]) if self._ahead is not None else None
-            connection = begun or connect(
+            early = self._preconnect.take(self.endpoints[node]) if self._preconnect is not None else None
+            connection = early or connect(
                 self.endpoints[node],
                 key=key,
                 known_hosts=self._known_hosts,
@@ -107,7 +107,7 @@ class Fleet:
         try:
             if self._jump is not None:
                 reach(self._jump, deadline_s=deadline_s if partial else 0)
-            outcomes = side_by_side(work, chosen, on_event=self._on_event)
+            outcomes = run_on_nodes(work, chosen, on_event=self._on_event)
         except JumpFailure as failure:
             if not partial:
                 raise
@@ -122,19 +122,19 @@ class Fleet:
             split(outcomes)
 
     def close(self) -> None:
-        """End all connections. What still runs on the nodes keeps running, unless it reads or writes here."""
+        """Close all connections. Commands on the nodes keep running, unless they read or write here."""
         for node in list(self._connections):
             self._drop(node)
 
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", nodes: Iterable[int] | None = None, timeout_s: float
     ) -> dict[int, Result]:
-        """Run one command on some nodes (all that are connected), side by side, as `run_each` does."""
+        """Run one command on some nodes (all that are connected) at once, as `run_each` does."""
         chosen = self.nodes if nodes is None else nodes
         return self.run_each(dict.fromkeys(chosen, (argv, stdin)), timeout_s=timeout_s)
 
     def run_each(self, requests: Mapping[int, Request], *, timeout_s: float) -> dict[int, Result]:
-        """Run a command of its own on each node, side by side; return what each left, whatever its exit code.
+        """Run a command of its own on each node, all at once; return the results, whatever the exit codes.
 
         Raises NodesFailed, when all have ended, for nodes that were lost or did not end within `timeout_s`.
         """
@@ -145,7 +145,7 @@ class Fleet:
             if len(output[node]) > MOST_BYTES:
                 raise malformed(node, f"over {MOST_BYTES >> 20} MB")
 
-        outcomes = self._talk(requests, on_data, timeout_s=timeout_s, silent_after_s=None)
+        outcomes = self.stream(requests, on_data, silent_after_s=None, timeout_s=timeout_s)
         return split(
             {
                 node: replace(end, stdout=bytes(output[node])) if isinstance(end, Result) else end
@@ -159,20 +159,31 @@ class Fleet:
         on_data: Callable[[int, bytes], None],
         *,
         silent_after_s: float | None,
+        timeout_s: float | None = None,
         on_stderr: Callable[[int, bytes], None] | None = None,
     ) -> dict[int, Result | NodeError]:
-        """Run a command on each node and hand over its stdout as it comes, in large chunks.
+        """Run a command on each node and pass its stdout on as it comes, in large chunks.
 
         `on_data(node, data)` is called from the caller's thread; what it raises ends all streams. A node that
-        sends nothing for `silent_after_s` is given up as lost; the others go on. Returns each node's Result
-        (its stdout is empty) or the NodeError of a node that was lost. `on_stderr` gets what comes on stderr
-        in the same way; without it, that is in the Result.
+        sends nothing for `silent_after_s` is lost; the others go on. Returns the Result of each node (its
+        stdout is empty) or its NodeError. `on_stderr` gets stderr in the same way; without it, stderr is in
+        the Result.
         """
-        return self._talk(
-            requests, on_data, timeout_s=None, silent_after_s=silent_after_s, on_stderr=on_stderr
-        )
+        wakeup = Wakeup()
+        commands = {
+            node: RemoteCommand(self._connections[node], command_line(argv), stdin, wakeup)
+            for node, (argv, stdin) in requests.items()
+            if node in self._connections
+        }
 
-    def converse(
+        def pass_on(node: int, data: bytes) -> bool:
+            on_data(node, data)
+            return False
+
+        limits = timeout_s, silent_after_s
+        return self._read(requests, commands, wakeup, pass_on, on_stderr, limits)
+
+    def request(
         self,
         program: Request,
         messages: Mapping[int, bytes],
@@ -181,121 +192,83 @@ class Fleet:
         timeout_s: float | None = None,
         silent_after_s: float | None = None,
     ) -> dict[int, Result | NodeError]:
-        """Send each node's `program` a message more, and hand over what it answers, as `stream` does.
+        """Send each node's `program` one more message, and pass on its answer, as `stream` does.
 
-        The program, the same for all conversations, is started with the first message and stays for as long
-        as the connection: a message is one round trip. `on_data(node, data)` tells whether the answer is
-        whole. The Result of a node is then empty, with exit code 0; else it tells how the program ended.
+        The program, the same for all requests, is started with the first message and lives as long as the
+        connection: a message is one round trip. `on_data(node, data)` returns whether the answer is complete;
+        the Result of its node then has exit code 0. Any other Result says how the program ended.
         """
-        talks: dict[int, Exchange] = {}
+        commands: dict[int, RemoteCommand] = {}
         for node, message in messages.items():
-            if node in self._connections and node not in self._staying:
+            if node in self._connections and node not in self._programs:
                 argv, stdin = program
-                self._staying[node] = Exchange(
-                    self._connections[node], command_line(argv), stdin, self._bell, stays=True
+                self._programs[node] = RemoteCommand(
+                    self._connections[node], command_line(argv), stdin, self._wakeup, persistent=True
                 )
-            if node in self._staying:
-                talks[node] = self._staying[node]
-                talks[node].say(message)
-        whole: set[int] = set()
+            if node in self._programs:
+                commands[node] = self._programs.pop(node)  # kept only if its answer is complete
+                commands[node].send(message)
+        limits = timeout_s, silent_after_s
+        return self._read(messages, commands, self._wakeup, on_data, None, limits)
 
-        def take(node: int, data: bytes) -> None:
-            if on_data(node, data):
-                whole.add(node)
-
-        try:
-            return self._attend(
-                messages, talks, self._bell, take, whole, timeout_s=timeout_s, silent_after_s=silent_after_s
-            )
-        finally:
-            for node in talks.keys() - whole:  # in the middle of an answer: the next message starts anew
-                self._staying.pop(node, None)
-
-    def _talk(
-        self,
-        requests: Mapping[int, Request],
-        on_data: Callable[[int, bytes], None],
-        *,
-        timeout_s: float | None,
-        silent_after_s: float | None,
-        on_stderr: Callable[[int, bytes], None] | None = None,
-    ) -> dict[int, Result | NodeError]:
-        bell = Bell()
-        talks = {
-            node: Exchange(self._connections[node], command_line(argv), stdin, bell)
-            for node, (argv, stdin) in requests.items()
-            if node in self._connections
-        }
-        return self._attend(
-            requests,
-            talks,
-            bell,
-            on_data,
-            set(),
-            timeout_s=timeout_s,
-            silent_after_s=silent_after_s,
-            on_stderr=on_stderr,
-        )
-
-    def _attend(
+    def _read(
         self,
         nodes: Iterable[int],
-        talks: dict[int, Exchange],
-        bell: Bell,
-        on_data: Callable[[int, bytes], None],
-        whole: set[int],
-        *,
-        timeout_s: float | None,
-        silent_after_s: float | None,
-        on_stderr: Callable[[int, bytes], None] | None = None,
+        commands: Mapping[int, RemoteCommand],
+        wakeup: Wakeup,
+        on_data: Callable[[int, bytes], bool],
+        on_stderr: Callable[[int, bytes], None] | None,
+        limits: tuple[float | None, float | None],
     ) -> dict[int, Result | NodeError]:
-        """Carry exchanges to their ends, or until `on_data` counts a node among the `whole`."""
-        open_ = dict(talks)
+        """Read commands to their ends, or until `on_data` returns that the answer of a node is complete.
+
+        `limits` are the seconds that a command may run, and may be silent.
+        """
+        running = dict(commands)
         outcomes: dict[int, Result | NodeError] = {
             node: self.failures.get(node) or NodeFailure(node, "lost", "not connected")
             for node in nodes
-            if node not in talks
+            if node not in commands
         }
         try:
-            while open_:
+            while running:
                 busy = False
-                for node, talk in list(open_.items()):
-                    data = talk.read()
-                    if data:
-                        busy = True
-                        on_data(node, data)
-                    if on_stderr is not None and (said := talk.read_stderr()):
-                        busy = True
+                for node, command in list(running.items()):
+                    data = command.read()
+                    is_complete = bool(data) and on_data(node, data)
+                    said = command.read_stderr() if on_stderr is not None else b""
+                    if on_stderr is not None and said:
                         on_stderr(node, said)
-                    if node in whole:
+                    busy = busy or bool(data or said)
+                    if is_complete:
                         outcomes[node] = Result(exit_code=0, stdout=b"", stderr=b"")
-                        del open_[node]
+                        self._programs[node] = running.pop(node)
                         continue
-                    outcome = (None if data else talk.outcome()) or talk.overdue(timeout_s, silent_after_s)
+                    outcome = (None if data else command.outcome()) or command.overdue(*limits)
                     if outcome is not None:
                         outcomes[node] = outcome
-                        self._end(open_.pop(node), outcome)
-                if not busy and open_:
-                    bell.wait(_LOOK_S)
+                        self._end(running.pop(node), outcome)
+                if not busy and running:
+                    wakeup.wait(_CHECK_S)
         finally:
-            for talk in open_.values():
-                self._end(talk, None)
+            for command in running.values():
+                self._end(command, None)
         return {node: outcomes[node] for node in nodes}
 
-    def _end(self, talk: Exchange, outcome: Result | NodeError | None) -> None:
-        """Leave an exchange. A node that was lost, or whose line is blocked, loses its connection."""
-        node = talk.connection.endpoint.node
+    def _end(self, command: RemoteCommand, outcome: Result | NodeError | None) -> None:
+        """Close a command; also the connection, if the node was lost or stdin is blocked."""
+        node = command.connection.endpoint.node
         if isinstance(outcome, NodeError):
             self.failures[node] = outcome
         else:
-            talk.settle()
-        if isinstance(outcome, NodeError) or talk.sending:
+            command.wait_started()
+        if isinstance(outcome, NodeError) or command.is_sending:
             self._drop(node)
         else:
-            talk.close()
+            command.close()
 
     def _drop(self, node: int) -> None:
-        self._staying.pop(node, None)
+        self._programs.pop(node, None)
         connection = self._connections.pop(node, None)
         if connection is not None:
             connection.drop()

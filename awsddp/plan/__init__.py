@@ -1,4 +1,4 @@
-"""What `up` would do, as pure data: a spec and the facts that were read make a LaunchPlan.
+"""Plans: a spec and facts read from AWS make a LaunchPlan, pure data.
 
 A plan can be printed, priced, tested and refused before anything costs a cent. Its requests are the very
 ones that are sent; ids, secrets and times that do not exist yet stand in them as {"$ref": ...},
@@ -15,7 +15,6 @@ from awsddp.plan import network
 from awsddp.plan.converge import LEAST_TERM_S, Convergence, Standing, budget_lasts_s, converge
 from awsddp.plan.document import document
 from awsddp.plan.network import ssh_cidrs
-from awsddp.plan.offers import Candidate, candidates, choices, offers, on_demand, zones
 from awsddp.plan.records import (
     Choice,
     Efa,
@@ -33,6 +32,7 @@ from awsddp.plan.records import (
     utc,
 )
 from awsddp.plan.requests import requests, resolve, resolve_request, ssh_permission
+from awsddp.plan.selection import Candidate, candidates, choices, offers, on_demand, zones
 from awsddp.report import duration
 from awsddp.spec import ClusterSpec, seconds
 
@@ -71,17 +71,17 @@ LEAST_DISK_GB = 200
 def make_plan(
     spec: ClusterSpec, facts: Facts, *, numbers: Iterable[int] | None = None, zone: str | None = None
 ) -> LaunchPlan:
-    """Return the plan that launches what `spec` asks for, given what was read.
+    """Return the plan that launches the cluster of `spec`.
 
     `numbers` are the node numbers to fill (None: all) and `zone` the only zone to try, so that lost nodes can
     be replaced beside the others. Its `alternatives` are the other types and markets that the spec lists.
-    Raises ConfigError where the spec cannot be meant, CloudError where AWS does not offer or allow it.
+    Raises ConfigError for an invalid spec, CloudError where AWS does not offer or allow it.
     """
     _check_key(spec)
     if zone is not None:
         spec = replace(spec, capacity=replace(spec.capacity, zones=(zone,)))
     fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
-    tried, passed_over = candidates(spec, facts)
+    tried, skipped = candidates(spec, facts)
     made: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
     for candidate in tried:
@@ -91,15 +91,15 @@ def make_plan(
             refusals.append(refusal)
     if not made:
         raise refusals[0]
-    told = (*passed_over, *(f"skipped: {refusal.message}" for refusal in refusals))
+    skipped = (*skipped, *(f"skipped: {refusal.message}" for refusal in refusals))
     first, *others = made
-    return replace(first, warnings=(*first.warnings, *told), alternatives=tuple(others))
+    return replace(first, warnings=(*first.warnings, *skipped), alternatives=tuple(others))
 
 
 def refuse_untried(plan: LaunchPlan) -> None:
-    """Refuse to launch what nobody has tried on AWS yet, unless it is allowed. Raises ConfigError.
+    """Refuse to launch what was never launched on AWS, unless `capacity.experimental`. Raises ConfigError.
 
-    What would be tried next counts as well.
+    The alternatives count as well.
     """
     untried = dict.fromkeys(what for one in (plan, *plan.alternatives) for what in one.untried)
     if untried and not plan.experimental:
@@ -287,55 +287,59 @@ def _check_reservation(facts: Facts, nodes: int) -> None:
 
 
 def _disk(spec: ClusterSpec, image: Image) -> int:
-    asked = spec.cluster.disk_gb
-    if asked is None:
+    requested = spec.cluster.disk_gb
+    if requested is None:
         return max(image.root_gb + SPARE_DISK_GB, LEAST_DISK_GB)
-    if asked < image.root_gb:
+    if requested < image.root_gb:
         raise ConfigError(
-            f"cluster.disk_gb: {asked} GB is smaller than the image",
+            f"cluster.disk_gb: {requested} GB is smaller than the image",
             f"{image.name} needs {image.root_gb} GB",
             f"at least --disk {image.root_gb}",
         )
-    return asked
+    return requested
 
 
 def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
-    told, kind, image = [], plan.kind, facts.image
+    warnings, kind, image = [], plan.kind, facts.image
     if plan.price.machines is None:
-        told.append(f"unknown price for {kind.name}")
+        warnings.append(f"unknown price for {kind.name}")
     elif plan.price.source.startswith("list") and facts.region != compat.PRICE_REGION:
-        told.append(f"prices are list prices of {compat.PRICE_REGION}; those of {facts.region} may differ")
-    if image.rehearses:
-        told.append(
+        warnings.append(
+            f"prices are list prices of {compat.PRICE_REGION}; those of {facts.region} may differ"
+        )
+    if kind.gpus == 0:
+        warnings.append(f"{kind.name} has no GPU")
+    elif image.rehearses:
+        warnings.append(
             f"GPUs are rehearsed: {kind.gpus} x {kind.gpu} per node run on the CPU, nccl as gloo; a job has "
             f"a rank for each, {kind.gpus * plan.nodes} in total, unless --world-size is smaller"
         )
     elif image.pretends:
-        told.append(f"GPUs are simulated ({kind.gpus} x {kind.gpu} per node); jobs run gloo on the CPU")
+        warnings.append(f"GPUs are simulated ({kind.gpus} x {kind.gpu} per node); jobs run gloo on the CPU")
     elif compat.unlisted(kind, image.name):
-        told.append(f"the release notes of {image.name} do not list {kind.family}")
+        warnings.append(f"the release notes of {image.name} do not list {kind.family}")
     if image.deprecated:
-        told.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may remove it")
-    if kind.gpus == 0:
-        told.append(f"{kind.name} has no GPU")
+        warnings.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may remove it")
     if kind.bare_metal:
-        told.append(f"{kind.name} is bare metal: it takes 10 to 20 minutes to boot")
+        warnings.append(f"{kind.name} is bare metal: it takes 10 to 20 minutes to boot")
     if facts.credentials_s is not None and facts.credentials_s < plan.expires_s:
-        told.append(
+        warnings.append(
             f"the AWS credentials end in {duration(max(facts.credentials_s, 0))}, before the nodes do: "
             "log in again by then, for fetch and down; the nodes expire anyway"
         )
     if plan.market == "spot":
-        told.append(
+        warnings.append(
             "spot nodes cannot be stopped: AWS may reclaim one at two minutes' notice, and expiry ends them"
         )
     if facts.reservation is not None and facts.reservation.ends:
-        told.append(f"{facts.reservation.id} ends at {facts.reservation.ends}; AWS ends its machines before")
+        warnings.append(
+            f"{facts.reservation.id} ends at {facts.reservation.ends}; AWS ends its machines before"
+        )
     if plan.untried and not plan.experimental:
-        told.append(
+        warnings.append(
             f"never launched on AWS: {' and '.join(plan.untried)}; `up` needs -o capacity.experimental=true"
         )
-    return told
+    return warnings
 
 
 def _user_tags(spec: ClusterSpec) -> dict[str, str]:

@@ -1,5 +1,4 @@
-"""From what was asked and what exists to the steps that lie between. Pure: the steps are data, to be shown,
-asked about, and then carried out."""
+"""Reconcile a cluster with its spec: the steps, as pure data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,13 +10,13 @@ from awsddp import compat
 from awsddp.cluster import Cluster, Node
 from awsddp.errors import ConfigError
 from awsddp.plan.network import ssh_cidrs
-from awsddp.plan.offers import wanted_gpus
 from awsddp.plan.records import Step, utc
+from awsddp.plan.selection import wanted_gpus
 from awsddp.report import node_name
 from awsddp.spec import ClusterSpec, seconds
 
 _LAST = datetime.max.replace(tzinfo=UTC)
-# An expiry that was said twice within a minute is said once.
+# Expiries within a minute of each other are one.
 _SAME_S = 60.0
 LEAST_TERM_S = 300.0
 """The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
@@ -25,9 +24,9 @@ LEAST_TERM_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What exists: the cluster by its tags, and what this machine remembers that it was last asked to be.
+    """What exists: the cluster by its tags, and what was last requested from this machine.
 
-    `image` is the image as it was asked for. `spent_usd` is what it has cost, `price_usd_per_hour` what all
+    `image` is the image as requested. `spent_usd` is what it has cost, `price_usd_per_hour` what all
     `nodes` cost (None: not known). `impaired` holds the instances that fail AWS's own checks,
     `others` the clusters of the same name and owner, which another machine made.
     """
@@ -45,7 +44,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """What to do, in order. `spec` asks for the nodes of the launch, in `zone` where that is fixed;
+    """The steps, in order. `spec` holds the nodes of the launch, in `zone` where that is fixed;
     `nodes` stay, `expires` holds for all."""
 
     spec: ClusterSpec
@@ -64,20 +63,20 @@ class Convergence:
         return tuple(number for step in self.of("launch") for number in step.numbers)
 
     @property
-    def asked_about(self) -> bool:
-        """Whether machines begin or end, which costs money or work."""
+    def needs_consent(self) -> bool:
+        """Whether instances are launched, started or terminated, which costs money or work."""
         return any(step.do in ("end", "start", "launch") for step in self.steps)
 
 
 def converge(
     spec: ClusterSpec, standing: Standing, *, image_id: str, callers: tuple[str, ...], now: datetime
 ) -> Convergence:
-    """Return how the cluster becomes what `spec` asks for; what nobody asked for stays as it is.
+    """Return the steps that reconcile the cluster with `spec`; what is not set stays as it is.
 
     `image_id` is what the spec's image is today, `callers` are this machine's addresses as CIDRs.
-    Raises ConfigError where `network.ssh_cidr` or `cluster.gpus` mean nothing, or the budget is spent.
+    Raises ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, and where the budget is spent.
     """
-    want = spec.cluster.nodes if "cluster.nodes" in spec.given else standing.nodes
+    want = spec.cluster.nodes if "cluster.nodes" in spec.explicit else standing.nodes
     kept: dict[int, Node] = {}
     ends = []
     for node in sorted(standing.cluster.live, key=_first):
@@ -151,8 +150,8 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
     if node.instance_id in standing.impaired:
         return "AWS's status checks report it impaired"
     if not _of_type(spec, node.instance_type):
-        asked = spec.cluster.instance_type or spec.cluster.gpus or ", ".join(spec.capacity.types)
-        return f"it is a {node.instance_type}, {asked} is requested: it is rebuilt"
+        requested = spec.cluster.instance_type or spec.cluster.gpus or ", ".join(spec.capacity.types)
+        return f"it is a {node.instance_type}, {requested} is requested: it is rebuilt"
     if not _in_market(spec, node):
         return f"it is {'a spot' if node.spot else 'an on-demand'} machine, the other market is requested"
     asked_image = spec.cluster.image
@@ -172,7 +171,7 @@ def _of_type(spec: ClusterSpec, name: str) -> bool:
 def _in_market(spec: ClusterSpec, node: Node) -> bool:
     if spec.capacity.markets:
         return ("spot" if node.spot else "on-demand") in spec.capacity.markets
-    return "cluster.spot" not in spec.given or node.spot == spec.cluster.spot
+    return "cluster.spot" not in spec.explicit or node.spot == spec.cluster.spot
 
 
 def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, anew: bool) -> datetime:
@@ -183,9 +182,9 @@ def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, anew: bool)
     """
     term = timedelta(seconds=seconds(spec.cluster.expires, place="cluster.expires"))
     wanted = standing.expires
-    if anew or "cluster.expires" in spec.said:
+    if anew or "cluster.expires" in spec.from_cli:
         wanted = now + term
-    elif "cluster.expires" in spec.given and standing.cluster.created is not None:
+    elif "cluster.expires" in spec.explicit and standing.cluster.created is not None:
         wanted = max(wanted, standing.cluster.created + term)
     near = abs((wanted - standing.expires).total_seconds()) <= _SAME_S
     return standing.expires if near else wanted

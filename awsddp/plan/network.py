@@ -17,11 +17,11 @@ _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 
 def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
     """Return who may come in: `network.ssh_cidr` or else the caller's own addresses. Raises ConfigError."""
-    asked = spec.network.ssh_cidr or tuple(callers)
-    if not asked:
+    requested = spec.network.ssh_cidr or tuple(callers)
+    if not requested:
         raise _from_where(spec)
     found = []
-    for text in asked:
+    for text in requested:
         if _GROUP.fullmatch(text):
             found.append(text)
             continue
@@ -95,20 +95,20 @@ def placement(
     It helps several nodes talk. A machine of a reservation or a block stands where it stands, and asking for
     a group there is answered as a lack of capacity. Raises ConfigError.
     """
-    asked = spec.capacity.placement
+    requested = spec.capacity.placement
     if facts.reservation is not None:
-        if asked not in (None, "none"):
+        if requested not in (None, "none"):
             raise ConfigError(
                 f"capacity.placement: the machines of {facts.reservation.id} have a fixed placement",
                 "with a placement group EC2 answers that it has no capacity",
                 "omit capacity.placement",
             )
         return None, f"none: the machines of {facts.reservation.id} have a fixed placement"
-    if asked not in (None, "none", "cluster"):
-        return asked, "your own"
-    if asked == "cluster":
+    if requested not in (None, "none", "cluster"):
+        return requested, "your own"
+    if requested == "cluster":
         return {"$ref": "name"}, "requested"
-    if asked == "none":
+    if requested == "none":
         return None, "none, as requested"
     if nodes < 2:
         return None, "none: a single node"

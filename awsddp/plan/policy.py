@@ -103,8 +103,8 @@ def _given(spec: ClusterSpec) -> list[str]:
 
 def _image_parameters(image: str | None) -> list[dict[str, Any]]:
     """Return what allows to read the parameters of Systems Manager that name the image, and no other."""
-    asked = (image or "").removeprefix("resolve:ssm:")
-    names = compat.DLAMI_PARAMETERS if image is None else (asked,) if asked.startswith("/") else ()
+    requested = (image or "").removeprefix("resolve:ssm:")
+    names = compat.DLAMI_PARAMETERS if image is None else (requested,) if requested.startswith("/") else ()
     found = [f"arn:aws:ssm:*:*:parameter{name}" for name in names]
     return [_statement("ReadImageNames", ["ssm:GetParameters"], found)] if found else []
 
@@ -115,8 +115,8 @@ def _only_role(spec: ClusterSpec) -> dict[str, Any]:
 
 
 def _profiles(spec: ClusterSpec) -> list[str]:
-    asked = spec.access.instance_profile or ""
-    return [asked] if asked.startswith("arn:") else [f"arn:aws:iam::*:instance-profile/{asked}"]
+    requested = spec.access.instance_profile or ""
+    return [requested] if requested.startswith("arn:") else [f"arn:aws:iam::*:instance-profile/{requested}"]
 
 
 def _making(made: dict[str, str]) -> list[dict[str, Any]]:
@@ -219,19 +219,19 @@ def _extras(spec: ClusterSpec) -> list[dict[str, Any]]:
     return extras + (_disk_key(spec.access.kms_key) if spec.access.kms_key else [])
 
 
-def _disk_key(asked: str) -> list[dict[str, Any]]:
+def _disk_key(requested: str) -> list[dict[str, Any]]:
     """Return what disks need that are encrypted with a key of one's own: an id, an alias, or the ARN of one.
 
     https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
     A key is no resource by its alias, so that is a condition:
     https://docs.aws.amazon.com/kms/latest/developerguide/alias-authorization.html
     """
-    place, _, alias = asked.rpartition("alias/")
-    if alias != asked:
+    place, _, alias = requested.rpartition("alias/")
+    if alias != requested:
         keys = [f"{place or 'arn:aws:kms:*:*:'}key/*"]
         named = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{alias}"}}
     else:
-        keys, named = [asked if asked.startswith("arn:") else f"arn:aws:kms:*:*:key/{asked}"], {}
+        keys, named = [requested if requested.startswith("arn:") else f"arn:aws:kms:*:*:key/{requested}"], {}
     through = {"StringLike": {"kms:ViaService": "ec2.*.amazonaws.com"}}
     uses = ["GenerateDataKeyWithoutPlaintext", "Decrypt", "ReEncrypt*"]
     return [
@@ -249,12 +249,12 @@ def _disk_key(asked: str) -> list[dict[str, Any]]:
 
 
 def asks_spot(spec: ClusterSpec) -> bool:
-    """Whether spot instances may be asked for."""
+    """Whether spot instances may be requested."""
     return spec.cluster.spot or "spot" in spec.capacity.markets
 
 
 def only_spot(spec: ClusterSpec) -> bool:
-    """Whether nothing but spot instances may be asked for, which cannot be stopped."""
+    """Whether only spot instances may be requested, which cannot be stopped."""
     return spec.cluster.spot if not spec.capacity.markets else set(spec.capacity.markets) == {"spot"}
 
 

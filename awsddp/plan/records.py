@@ -1,4 +1,4 @@
-"""The records of a plan: what was read, what will be asked of EC2, and how times are written."""
+"""The records of a plan: the facts read from AWS, the requests, the steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -99,8 +99,8 @@ class Reservation:
 class Facts:
     """Everything read from AWS that a plan needs.
 
-    `offers` maps an instance type to the zones that offer it; `described` holds asked types that the table of
-    compat lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's code to
+    `offers` maps an instance type to the zones that offer it; `described` holds requested types that compat
+    lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's code to
     its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
     CIDRs; `public_key` is the public half of `access.key`, "" where it is not told. `prices` are on-demand
     prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those of a zone
@@ -145,7 +145,7 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """An instance type that could be had instead. The price is of one instance on demand, per hour."""
+    """An alternative instance type. The price is of one instance on demand, per hour."""
 
     instance_type: str
     gpu: str

@@ -188,19 +188,19 @@ def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[
 
 def _market(plan: LaunchPlan, facts: Facts) -> dict[str, Any]:
     """Return how the machines are bought. A spot request is for once: it never starts others later."""
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
     if plan.market == "spot":
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-        asked["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+        requested["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
     elif plan.market == "capacity-block":
-        asked["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+        requested["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
     if facts.reservation is not None:
         target = {"CapacityReservationId": facts.reservation.id}
-        asked["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
-    return asked
+        requested["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
+    return requested
 
 
-def _profile(asked: str | None) -> dict[str, Any]:
-    if asked is None:
+def _profile(requested: str | None) -> dict[str, Any]:
+    if requested is None:
         return {}
-    return {"IamInstanceProfile": {"Arn" if asked.startswith("arn:") else "Name": asked}}
+    return {"IamInstanceProfile": {"Arn" if requested.startswith("arn:") else "Name": requested}}

@@ -27,7 +27,7 @@ from awsddp.verbs.selecting import Unfetched, select, unfetched
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
     from awsddp.aws.teardown import Teardown
-    from awsddp.nodes.ahead import HeadStart
+    from awsddp.nodes.preconnect import Preconnect
     from awsddp.nodes.results import Fetched
     from awsddp.nodes.transport import Endpoint, Fleet
 
@@ -65,7 +65,7 @@ class ClusterHandle:
     searched: tuple[str, ...] = ("the local cloud, which is not running",)
     nodes: tuple[Node, ...] = ()
     excluded: tuple[Node, ...] = ()
-    preconnect: "HeadStart | None" = None
+    preconnect: "Preconnect | None" = None
     connections: "Fleet | None" = None
 
     @classmethod
@@ -268,7 +268,7 @@ class ClusterHandle:
         """End everything of a listed cluster. Raises CloudError."""
         from awsddp.aws.teardown import teardown
 
-        return teardown(self.aws, cluster, on_event=self.ctx.say)
+        return teardown(self.aws, cluster, on_event=self.ctx.on_event)
 
     # Connections.
 
@@ -287,7 +287,7 @@ class ClusterHandle:
             **self.login(),
             deadline_s=deadline_s,
             partial=partial,
-            ahead=self.preconnect,
+            preconnect=self.preconnect,
             on_event=self.ctx.on_event,
         ) as self.connections:
             yield self.connections
@@ -550,12 +550,12 @@ def _endpoints(record: Record, numbers: dict[str, int], addresses: dict[str, str
 
 
 @contextlib.contextmanager
-def _preconnected(ctx: Context) -> "Iterator[HeadStart | None]":
+def _preconnected(ctx: Context) -> "Iterator[Preconnect | None]":
     """Begin to connect to the nodes at their last known addresses, unless that is over a jump host.
 
     What AWS says decides what is used.
     """
-    from awsddp.nodes.ahead import HeadStart
+    from awsddp.nodes.preconnect import Preconnect
 
     preconnect = None
     with contextlib.suppress(OSError, ConfigError):
@@ -563,7 +563,7 @@ def _preconnected(ctx: Context) -> "Iterator[HeadStart | None]":
         if record is not None and jump_of(ctx, record) is None:
             numbers = {one.instance_id: one.node for one in record.prepared}
             endpoints = _endpoints(record, numbers, record.addresses)
-            preconnect = HeadStart(endpoints, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
+            preconnect = Preconnect(endpoints, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
     try:
         yield preconnect
     finally:

@@ -45,11 +45,6 @@ class Context:
         """Tell one step of the verb itself."""
         self.on_event(Event(text))
 
-    def say_of_node(self, text: str) -> None:
-        """Tell what a node is at: "node0 i-0ab pending" is told of node0."""
-        who, _, rest = text.partition(" ")
-        self.on_event(Event(rest, who))
-
 
 def aws_of(ctx: Context, target: Target, *, trail: Path | None = None, login: "Aws | None" = None) -> "Aws":
     """Return the gateway to a target, whose calls are written down with the cluster, or in another folder.
@@ -117,7 +112,7 @@ def target_for(ctx: Context) -> Iterator[Target]:
         target: Target | None = None
         if wants_local:
             target = stack.enter_context(local.opened(ctx.home, ctx.on_event))
-            if target is not None and "cluster.region" in ctx.spec.said and asked.region != target.region:
+            if target is not None and "cluster.region" in ctx.spec.from_cli and asked.region != target.region:
                 raise ConfigError(
                     f"cluster.region: the local cloud is {target.region}, not {asked.region}",
                     "",
@@ -139,7 +134,7 @@ def target_for(ctx: Context) -> Iterator[Target]:
 
 def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
     """Return the jump host that is asked for now, else the one that the cluster was made with."""
-    asked = record.asked if record is not None and JUMP not in ctx.spec.given else {}
+    asked = record.asked if record is not None and JUMP not in ctx.spec.explicit else {}
     name = asked.get(JUMP, ctx.spec.network.jump)
     if not name:
         return None

@@ -88,7 +88,7 @@ def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[N
         ssh_user=ctx.spec.access.user or record.ssh_user,
         asked=record.asked | {key: value for key, value in remembered(ctx.spec).items() if key in _REACH},
     )
-    if change.asked_about:
+    if change.needs_consent:
         _refuse_running(cluster, ending)
         _refuse_others(cluster, change)
         confirm(plan or _question(cluster, after, change))
@@ -117,7 +117,7 @@ def _open_ssh(cluster: ClusterHandle, change: Convergence) -> None:
     for step in change.of("open"):
         assert own is not None and own.group is not None, "only an open group can be opened elsewhere"
         ctx.say(str(step))
-        move_ssh(cluster.aws, own.group, change.spec.network.ssh_cidr, on_event=ctx.say)
+        move_ssh(cluster.aws, own.group, change.spec.network.ssh_cidr, on_event=ctx.on_event)
 
 
 def _ending(cluster: ClusterHandle, change: Convergence) -> tuple[Node, ...]:
@@ -209,7 +209,7 @@ def _end(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
     left = [node for node in ending if node.node >= record.nodes]
     if left:
         give_up(cluster.aws, left)
-    end_nodes(cluster.aws, ending, on_event=ctx.say)
+    end_nodes(cluster.aws, ending, on_event=ctx.on_event)
     gone = {node.instance_id for node in ending}
     hostkeys.forget(folder.known_hosts, gone)
     _forget_prepared(cluster, gone)

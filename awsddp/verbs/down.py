@@ -108,7 +108,7 @@ def _existing(cluster: ClusterHandle) -> tuple[Cluster, ...]:
     if record.intent is None:
         own = cluster.wait_until_listed()
     elif not (own and own.live and filled_by(record.intent) <= {node.node for node in own.live}):
-        appear(cluster.aws, record.intent, on_event=ctx.say)
+        appear(cluster.aws, record.intent, on_event=ctx.on_event)
         again = find_clusters(cluster.aws, ctx.spec.name, record.owner)
         own = next((one for one in again if one.id == record.id), None)
     others = tuple(one for one in cluster.all_listed if one.id != record.id)

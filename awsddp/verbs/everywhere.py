@@ -55,7 +55,7 @@ def down_orphans(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, A
             target = replace(search.target, region=orphan.cluster.region)
             trail = ctx.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
             aws = aws_of(ctx, target, trail=trail, login=search.aws)
-            ended = teardown(aws, orphan.cluster, on_event=ctx.say)
+            ended = teardown(aws, orphan.cluster, on_event=ctx.on_event)
             terminated += ended.terminated
             left += ended.leftovers
         if left:

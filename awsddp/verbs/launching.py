@@ -149,7 +149,7 @@ def _attempt(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple
     ctx, aws = cluster.ctx, cluster.aws
     record = _record(cluster, plan, shared)
     ctx.folder.write(record)
-    common: dict[str, Any] = {"secrets": shared.secrets, "now": shared.now, "on_event": ctx.say}
+    common: dict[str, Any] = {"secrets": shared.secrets, "now": shared.now, "on_event": ctx.on_event}
     ids = names(plan.cluster, record.id)
     group = ensure_access(aws, plan, ids=ids, **common)
 

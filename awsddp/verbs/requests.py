@@ -45,7 +45,7 @@ def answers_of(
         return protocol.is_whole(output[node])
 
     messages = {node: protocol.message(request) for node, request in requests.items()}
-    ends = fleet.converse(protocol.program(), messages, on_data, timeout_s=timeout_s)
+    ends = fleet.request(protocol.program(), messages, on_data, timeout_s=timeout_s)
     return {node: _answer(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
 
 

@@ -70,10 +70,10 @@ def run(
 def with_idle(ctx: Context) -> Context:
     """Return the context with the idle time of a run, where nobody chose another."""
     spec = ctx.spec
-    if "cluster.idle" in spec.given:
+    if "cluster.idle" in spec.explicit:
         return ctx
     cluster = replace(spec.cluster, idle=IDLE)
-    return replace(ctx, spec=replace(spec, cluster=cluster, given=spec.given | {"cluster.idle"}))
+    return replace(ctx, spec=replace(spec, cluster=cluster, explicit=spec.explicit | {"cluster.idle"}))
 
 
 def _work(

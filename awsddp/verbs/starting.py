@@ -160,20 +160,20 @@ def _spec(cluster: ClusterHandle) -> JobSpec:
     spec = cluster.ctx.job
     if spec.job.script is not None:
         return spec
-    from awsddp.nodes.sync import PLACE
+    from awsddp.nodes.sync import REMOTE_DIR
 
-    script = f"{cluster.record.prepared[0].home}/{PLACE}/{sync.BUNDLED}/{BUNDLED_SCRIPT}"
+    script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{sync.BUNDLED}/{BUNDLED_SCRIPT}"
     return replace(spec, job=replace(spec.job, script=script, module=False))
 
 
 def _hosts(cluster: ClusterHandle, used: Collection[int]) -> list[Host]:
-    from awsddp.nodes.sync import PLACE, WORK
+    from awsddp.nodes.sync import REMOTE_DIR, WORK
 
     return [
         Host(
             node=node,
             prepared=cluster.prepared(node.node),
-            workdir=f"{cluster.prepared(node.node).home}/{PLACE}/{WORK}",
+            workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{WORK}",
         )
         for node in cluster.nodes
         if node.node in used

@@ -5,7 +5,7 @@ from typing import Any
 
 from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError, ConfigError
-from awsddp.report import Event, node_name
+from awsddp.report import node_name
 from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import Context
 from awsddp.verbs.selecting import Ephemeral, refuse_ephemeral
@@ -31,14 +31,13 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
         if going:
             confirm(_what_stops(cluster, listed))
             _end_jobs(cluster, listed)
-            names = {node.instance_id: node_name(node.node) for node in going}
             stop_nodes(
                 cluster.aws,
                 going,
-                on_event=lambda key, state: ctx.on_event(Event(f"{key} {state}", names.get(key))),
+                on_event=ctx.on_event,
             )
             if cluster.known is not None:
-                ctx.folder.note("stopped", id=listed.id, instances=sorted(names))
+                ctx.folder.note("stopped", id=listed.id, instances=sorted(node.instance_id for node in going))
         cluster.listed = find_cluster(cluster.aws, ctx.spec.name, listed.owner)
         return cluster_document(cluster)
 

@@ -121,12 +121,12 @@ def _finish_launch(cluster: ClusterHandle) -> None:
     filled = filled_by(record.intent)
     nodes = tuple(node for node in own.live if node.node in filled)
     if not filled or {node.node for node in nodes} != filled:
-        resumed = resume(cluster.aws, record.intent, on_event=ctx.say)
+        resumed = resume(cluster.aws, record.intent, on_event=ctx.on_event)
         if not resumed:
             cluster.remember(intent=None)
             return
         keys = [node.instance_id for node in resumed]
-        nodes = wait_running(cluster.aws, record.id, len(keys), instance_ids=keys, on_event=ctx.say_of_node)
+        nodes = wait_running(cluster.aws, record.id, len(keys), instance_ids=keys, on_event=ctx.on_event)
         listed = (node for node in own.nodes if node.instance_id not in keys)
         own = replace(own, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
     accept_host_keys(ctx, record, nodes)
@@ -156,7 +156,7 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
         import_soon("awsddp.nodes.provision")
     keys = [node.instance_id for node in cluster.nodes]
     nodes = cluster.nodes = wait_running(
-        aws, record.id, len(keys), instance_ids=keys, deadline_s=term_s, on_event=ctx.say_of_node
+        aws, record.id, len(keys), instance_ids=keys, deadline_s=term_s, on_event=ctx.on_event
     )
     late = [node for node in nodes if node.expires != record.expires]
     known = {one.instance_id for one in record.prepared} == {node.instance_id for node in nodes}

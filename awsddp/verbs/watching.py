@@ -104,7 +104,7 @@ class Watch:
             return self._merger.ended(node)
 
         try:
-            outcomes = self._fleet.converse(protocol.program(), requests, on_data, silent_after_s=SILENT_S)
+            outcomes = self._fleet.request(protocol.program(), requests, on_data, silent_after_s=SILENT_S)
         except _Interruption:
             return {node: str(self._fleet.failures[node]) for node in self._lost(nodes)}
         return {

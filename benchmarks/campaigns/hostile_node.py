@@ -345,7 +345,7 @@ class FakeFleet:
         if self._reconnected > self._drawn.patience:
             self.failures |= {node: NodeFailure(node, "lost", "it is gone") for node in nodes}
 
-    def converse(
+    def request(
         self,
         program: Any,
         messages: Mapping[int, bytes],

@@ -23,6 +23,7 @@ from awsddp.cluster import Node, Target
 from awsddp.local import placement
 from awsddp.local.requests import Refusal, read
 from awsddp.plan import LaunchPlan, make_plan, names
+from awsddp.report import Event
 from awsddp.spec import ClusterSection, ClusterSpec
 
 REGION = "us-east-1"
@@ -201,7 +202,7 @@ class Launcher:
     clock: Clock
     intents: list[dict[str, Any]] = field(default_factory=list)
     on_intent: Callable[[dict[str, Any]], None] = lambda intent: None
-    events: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
     def __call__(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> tuple[Node, ...]:
         group = self.access(plan, ids=ids)

@@ -213,7 +213,7 @@ def test_a_replay_of_instances_that_ended_says_that_nothing_came(
 
 
 def test_looking_by_tag_ends_after_two_minutes(aws: Aws, cloud: Cloud, clock: Clock) -> None:
-    assert appear(aws, {"cluster_id": "ffffffff"}, on_event=lambda text: None, clock=clock) is None
+    assert appear(aws, {"cluster_id": "ffffffff"}, on_event=lambda event: None, clock=clock) is None
     assert 120 <= clock.monotonic() < 130
 
 

@@ -68,7 +68,7 @@ def test_nodes_that_are_stopped_are_not_ended_by_a_poweroff_on_the_way(
 ) -> None:
     nodes = launcher(plan_for(aws))
     cloud.requests.clear()
-    stop(aws, nodes, on_event=lambda key, state: None, clock=launcher.clock)
+    stop(aws, nodes, on_event=lambda event: None, clock=launcher.clock)
     sent = [name for name, _ in cloud.requests]
     last = len(sent) - 1 - sent[::-1].index("ModifyInstanceAttribute")
     assert last < sent.index("StopInstances")

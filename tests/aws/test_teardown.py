@@ -11,13 +11,14 @@ from awsddp.aws.session import Aws
 from awsddp.aws.teardown import Teardown, teardown
 from awsddp.aws.waits import Clock
 from awsddp.errors import CloudError
+from awsddp.report import Event
 
 
 def end(aws: Aws, clock: Clock, events: list[str] | None = None) -> Teardown:
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None
     heard: list[str] = [] if events is None else events
-    return teardown(aws, cluster, on_event=heard.append, clock=clock)
+    return teardown(aws, cluster, on_event=lambda event: heard.append(event.text), clock=clock)
 
 
 def ours(aws: Aws) -> list[Any]:
@@ -67,8 +68,8 @@ def test_a_second_end_finds_nothing_to_do(aws: Aws, launcher: Launcher, clock: C
     launcher(plan_for(aws))
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None
-    teardown(aws, cluster, on_event=lambda text: None, clock=clock)
-    assert teardown(aws, cluster, on_event=lambda text: None, clock=clock) == Teardown(
+    teardown(aws, cluster, on_event=lambda event: None, clock=clock)
+    assert teardown(aws, cluster, on_event=lambda event: None, clock=clock) == Teardown(
         terminated=(), leftovers=()
     )
     assert find_cluster(aws, "demo", aws.identity().user_id) is None
@@ -124,8 +125,8 @@ def test_a_launch_that_shows_late_is_ended_too(
     cloud.backend.reservations.clear()
     cloud.fail("DeleteSecurityGroup", "DependencyViolation")
 
-    def appear(text: str) -> None:
-        if text.startswith("deleted key"):
+    def appear(event: Event) -> None:
+        if event.text.startswith("deleted key"):
             cloud.backend.reservations.update(hidden)
 
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
@@ -143,4 +144,4 @@ def test_credentials_that_no_longer_hold_are_said_so(
     assert cluster is not None
     cloud.fail("DescribeInstances", "ExpiredToken")
     with pytest.raises(CloudError, match="expired"):
-        teardown(aws, cluster, on_event=lambda text: None, clock=clock)
+        teardown(aws, cluster, on_event=lambda event: None, clock=clock)

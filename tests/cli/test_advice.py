@@ -56,12 +56,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     ("options", "said"),
     [
         (Globals(), "awsddp up   # continue"),
-        (Globals(cluster="second"), "awsddp -c second up   # go on"),
+        (Globals(cluster="second"), "awsddp -c second up   # continue"),
         (
             Globals(region="eu-west-1", profile="my own"),
-            "awsddp --profile 'my own' --region eu-west-1 up   # go on",
+            "awsddp --profile 'my own' --region eu-west-1 up   # continue",
         ),
-        (Globals(local=True), "awsddp --local up   # go on"),
+        (Globals(local=True), "awsddp --local up   # continue"),
     ],
 )
 def test_a_command_carries_the_options_that_it_needs(

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from awsddp.cli import failures, screen
@@ -19,6 +19,7 @@ from tests.cli.test_harmless import on_terminal
 CELLS = st.lists(st.text("ab-/.4", min_size=1, max_size=20), min_size=1, max_size=6).map(" ".join)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(CELLS, min_size=3, max_size=3), min_size=1, max_size=4), st.integers(8, 120))
 def test_every_word_stands_whole_and_in_the_room_there_is(rows: list[list[str]], width: int) -> None:
     lines = table_lines(("job", "state", "results"), rows, columns=width)

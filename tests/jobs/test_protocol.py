@@ -91,6 +91,15 @@ def test_module_and_option_like_names_are_no_options_of_python(fleet: "Fleet") -
     assert fleet.requests("-c.py")[0]["processes"][0]["argv"][1:] == ("./-c.py",)
 
 
+def test_record_of_the_arguments_is_bounded_and_unicode(fleet: "Fleet") -> None:
+    args = ("x" * 200_000, "\udcff", *map(str, range(2000)))
+    request = fleet.requests("main.py", args=args)[0]
+    assert request["processes"][0]["argv"][2:] == args
+    assert [len(text) for text in request["facts"]["args"][:2]] == [1000, 1]
+    json.dumps(request["facts"], ensure_ascii=False).encode()
+    assert len(request["facts"]["args"]) == 1000
+
+
 def test_job_without_a_script_is_refused(fleet: "Fleet") -> None:
     fleet.requests("main.py")
     with pytest.raises(UsageError, match="no script"):

@@ -95,7 +95,7 @@ def test_rank_that_cannot_be_started_says_why(make_fleet: "Callable[[int], Fleet
     fleet = make_fleet(1)
     job = fleet.run("x\n", args=("x" * 200_000,))
     assert codes(job) == [127, 127]
-    assert b"could not start this rank: [Errno 7]" in fleet.log(0)
+    assert b"could not start this process: [Errno 7]" in fleet.log(0)
 
 
 def test_killed_rank_is_named_with_its_signal(fleet: "Fleet") -> None:

@@ -44,7 +44,7 @@ class Nodes:
         self._cuts = cuts
         self._back_at = back_at
 
-    def converse(
+    def request(
         self,
         program: object,
         messages: Mapping[int, bytes],
@@ -67,7 +67,7 @@ class Nodes:
             for node in list(offsets):
                 if self._cuts.get(node) == self.now:
                     self.nodes.discard(node)
-                    lost[node] = self.failures[node] = NodeError(f"node{node}: it does not answer")
+                    lost[node] = self.failures[node] = NodeError(f"node{node}: it does not respond")
                     del offsets[node]
                 elif on_data(node, self._frames(node, offsets)):
                     del offsets[node]
@@ -179,11 +179,11 @@ def test_node_whose_streams_bring_nothing_is_given_up(
     class Hostile(Nodes):
         """Node 1 can always be connected to, and ends each stream at once."""
 
-        def converse(
+        def request(
             self, program: object, messages: Any, on_data: Any, **limits: Any
         ) -> dict[int, NodeError]:
             honest = {node: said for node, said in messages.items() if node == 0}
-            ended = super().converse(program, honest, on_data, **limits) if honest else {}
+            ended = super().request(program, honest, on_data, **limits) if honest else {}
             return ended | {node: NodeError("node1: it ended") for node in messages if node == 1}
 
     job, shown, events = follow(Hostile({}, back_at=0), tmp_path, monkeypatch)

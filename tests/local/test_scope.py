@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from awsddp.cli.plan_page import _node_line
 from awsddp.local import market
 from tests.local.conftest import Cloud, refusal
 
@@ -169,3 +170,9 @@ def test_a_roles_credentials_are_valid_with_their_token_alone(records: Cloud) ->
     sts = records.client("sts", **key, aws_session_token=role["SessionToken"])
     assert sts.get_caller_identity()["Arn"].endswith("assumed-role/training/me")
     assert refusal(records.client("sts", **key).get_caller_identity) == "InvalidClientTokenId"
+
+
+def test_a_plan_of_a_type_without_gpus_says_so() -> None:
+    facts = {"gpus_per_node": 0, "gpu": "", "gpu_memory_gb": 0, "pretended": True, "rehearsed": False}
+    machine = {"vcpus": 2, "memory_gb": 8, "network_gbit": "<=10", "disk_gb": 200}
+    assert _node_line({**facts, **machine}) == "no GPU, 2 vCPUs, 8 GiB, <=10 Gbit/s, 200 GB disk"

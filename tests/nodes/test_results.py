@@ -228,7 +228,7 @@ def test_a_node_that_is_gone_is_named_and_home_is_as_it_was(lab: MakeLab, target
     two = lab(2)
     wanted = {host.node: [made(host, "a", b"a%d" % host.node)] for host in two.hosts}
     two.hosts[1].stop()
-    with pytest.raises(NodesFailed, match="node1: the transfer broke off"):
+    with pytest.raises(NodesFailed, match="node1: the transfer was interrupted"):
         pull(two, wanted, target)
     assert not target.exists()
 

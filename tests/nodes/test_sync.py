@@ -272,7 +272,7 @@ def failing(one: Host) -> Callable[[str], None]:
     [
         ("echo 'rsync: command not found' >&2; exit 127", "rsync is not installed"),
         ("echo 'rsync: write failed: No space left on device (28)' >&2; exit 11", "a disk is full"),
-        ("kill -9 $PPID", "the transfer broke off"),
+        ("kill -9 $PPID", "the transfer was interrupted"),
         ("echo oops >&2; exit 2", "exit"),
     ],
 )
@@ -302,7 +302,7 @@ def test_a_work_folder_that_cannot_be_made_is_said(lab: MakeLab, home: Path) -> 
     one = lab(1)
     (one.hosts[0].home / "awsddp").write_text("a file")
     make(home, "a")
-    with pytest.raises(NodesFailed, match="folders cannot be used"):
+    with pytest.raises(NodesFailed, match="folders are not usable"):
         push(one, home)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
-from awsddp.nodes.exchange import Result, command_line
+from awsddp.nodes.command import Result, command_line
 from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.transport import Fleet
@@ -297,7 +297,7 @@ def talk(
         said[node] += data
         return said[node].endswith(b"\n")
 
-    ends = fleet.converse((ECHO, b"hi\n"), words, whole, timeout_s=20)
+    ends = fleet.request((ECHO, b"hi\n"), words, whole, timeout_s=20)
     return ends, {node: answer.split() for node, answer in said.items()}
 
 
@@ -329,7 +329,7 @@ def test_an_answer_that_was_interrupted_does_not_reach_who_asks_next(lab: MakeLa
 
     with lab(1).fleet() as fleet:
         with pytest.raises(KeyboardInterrupt):
-            fleet.converse((ECHO, b"hi\n"), {0: b"a\nb\nc\n"}, stop)
+            fleet.request((ECHO, b"hi\n"), {0: b"a\nb\nc\n"}, stop)
         assert talk(fleet, {0: b"d\n"})[1][0][2:] == [b"d"]
 
 
@@ -338,7 +338,7 @@ def test_a_node_that_does_not_answer_a_message_is_given_up(lab: MakeLab) -> None
     with two.fleet() as fleet:
         talk(fleet, {0: b"a\n", 1: b"a\n"})
         two.hosts[1].freeze()
-        ends = fleet.converse((ECHO, b"hi\n"), {0: b"a\n", 1: b"a\n"}, lambda *_: True, timeout_s=1.5)
+        ends = fleet.request((ECHO, b"hi\n"), {0: b"a\n", 1: b"a\n"}, lambda *_: True, timeout_s=1.5)
         assert fleet.nodes == (0,)
     assert isinstance(ends[0], Result)
     assert isinstance(ends[1], NodeFailure)

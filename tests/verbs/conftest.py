@@ -46,10 +46,10 @@ class Line:
         self.cut: set[int] = set()
         self.mute: set[int] = set()
 
-    def converse(
+    def request(
         self, program: object, messages: Mapping[int, bytes], on_data: Callable[[int, bytes], bool], **_: Any
     ) -> dict[int, Result | NodeError]:
-        """Answer as `Fleet.converse` does."""
+        """Answer as `Fleet.request` does."""
         outcomes: dict[int, Result | NodeError] = {}
         for node in messages.keys() & self.cut:
             outcomes[node] = self.failures[node] = NodeFailure(node, "lost", "the connection was lost")

@@ -17,7 +17,9 @@ class Launcher(Protocol):
     ) -> Sequence[Process]: ...
 
 
-LAUNCHERS: dict[str, Launcher] = {"ssh": ssh.processes}
+LAUNCHERS: dict[str, Launcher] = {
+    "ssh": ssh.processes,
+}
 
 
 def launcher(name: str) -> Launcher:

@@ -35,7 +35,9 @@ class Claim:
             if time.monotonic() > end:
                 held = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
                 os.close(descriptor)
-                raise CommandError("another client is starting a job here", f"held by {held}", kind="busy")
+                raise CommandError(
+                    "another client is starting a job on this node", f"held by {held}", kind="busy"
+                )
             time.sleep(_POLL_SECONDS)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner.encode(), 0)

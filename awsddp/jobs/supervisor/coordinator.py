@@ -1,7 +1,7 @@
-"""What the first node of a job decides: when the ranks start, when all must end, and what it was due to.
+"""The decisions of the first node of a job: when the ranks start, when all must end, and the cause.
 
-It hears what the nodes say and answers with orders for all of them. It does no I/O and asks no clock, so
-that each of its decisions can be tried alone.
+It receives messages of the nodes and returns orders for all of them. It does no I/O and reads no clock, so
+that each decision can be tested alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Coordinator:
         return self._stopping and not self._left
 
     def hear(self, node: int, message: dict[str, Any], *, now: float) -> None:
-        """Take in what the supervisor of `node` says."""
+        """Handle a message of the supervisor of `node`."""
         kind = message.get("is")
         if kind == "here":
             self._join(node, now)
@@ -74,7 +74,7 @@ class Coordinator:
             self._stop(message["state"], message.get("cause"), message["grace"])
 
     def lose(self, node: int, why: str) -> None:
-        """Take in that the supervisor of `node` does not answer any more; without it the job has failed."""
+        """Handle the loss of the supervisor of `node`: the job has failed."""
         if node not in self._left:
             return
         self._left.discard(node)
@@ -83,7 +83,7 @@ class Coordinator:
         self._fail()
 
     def tick(self, *, now: float) -> None:
-        """Take in that time has passed."""
+        """Check the deadlines."""
         if self._join_by is not None and now >= self._join_by and not self._stopping:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
             why = f"The supervisor of {names} did not report within {self._request['join_s']:g} s"
@@ -131,7 +131,7 @@ class Coordinator:
         self._stop("failed", pending, self._request["grace"])
 
     def document(self) -> dict[str, Any]:
-        """Return the whole job as it is known now, in the keys that every node's document takes over."""
+        """Return the state of the whole job now, in the keys that every node copies to its document."""
         return {
             "state": (self._verdict or "succeeded") if self.done else "running",
             "cause": self._named_cause(),
@@ -163,7 +163,7 @@ class Coordinator:
             self._stop(None, None, FAILED_GRACE)
 
     def _fail(self) -> None:
-        """End the job; one that ends already keeps its grace, in which the other ranks may save."""
+        """End the job. One that is ending already keeps its grace, in which the other ranks may save."""
         if not self._stopping:
             self._stop("failed", None, FAILED_GRACE)
 
@@ -171,7 +171,7 @@ class Coordinator:
         return self._reports.get(rank, {}).get("exit_code") is not None
 
     def _stop(self, verdict: str | None, cause: dict[str, Any] | None, grace: float) -> None:
-        """End the job on all nodes. The first reason counts; a later one may only shorten the grace."""
+        """End the job on all nodes. The first cause counts; a later call can only shorten the grace."""
         if not self._stopping:
             self._left -= self._absent  # there is nothing of the job on them yet, and now never will be
             self._stopping, self._verdict, self._cause = True, verdict, cause
@@ -189,7 +189,7 @@ class Coordinator:
         }
 
     def _named_cause(self) -> dict[str, Any] | None:
-        """Return why the job failed. The first rank with a reason of its own, a lost node, the first rank."""
+        """Return the cause: the first rank with a fault of its own, else a lost node, else the first rank."""
         if self._verdict != "failed" or self._cause is not None:
             return self._cause
         first = min(self._failures, key=lambda failure: _FAULTS.index(failure["fault"]), default=None)
@@ -202,7 +202,7 @@ class Coordinator:
         )
 
     def _early(self, now: float) -> str:
-        """Name the ranks that had ended with 0 before: what the others then say is often due to them."""
+        """Name the ranks that had ended with exit code 0 before: they are often why the others fail."""
         if not self._zero_at:
             return ""
         ranks = ", ".join(map(str, sorted(self._zero_at)))

@@ -91,7 +91,7 @@ class Peers:
                 self._send(peer.link, frame)
 
     def take(self, source: object, mask: int, now: float) -> None:
-        """Carry on what the selector reports of `source`."""
+        """Handle what the selector reports of `source`."""
         self._now = now
         if source is self._listener:
             self._accept()
@@ -99,7 +99,7 @@ class Peers:
             self._exchange(link, mask)
 
     def tick(self, now: float) -> None:
-        """Take in that time has passed: beat, give up who is silent, connect where there is no answer."""
+        """Send heartbeats, give up silent peers, reconnect to those that do not answer."""
         self._now = now
         limit = self._request["silent_s"]
         for peer in self._peers.values():
@@ -109,7 +109,7 @@ class Peers:
             self._keep_up(self._first)
 
     def stood_still(self, now: float) -> None:
-        """Take in that this process did not run for a while: nobody was silent."""
+        """Reset the clocks after this process did not run for a while: the peers were not silent."""
         for peer in self._peers.values():
             peer.heard_at = now
 
@@ -118,7 +118,7 @@ class Peers:
         return next(iter(self._peers.values()))
 
     def _keep_up(self, first: Peer) -> None:
-        """Beat to the first node, and connect to it anew when it does not answer."""
+        """Beat to the first node, and connect to it anew when it does not respond."""
         now = self._now
         if first.link is not None and now >= self._beat_at:
             self._beat_at = now + BEAT_SECONDS
@@ -147,7 +147,7 @@ class Peers:
         return "{}:{}".format(*_address(self._request))
 
     def _failed(self, first: Peer, error: OSError) -> None:
-        """Take in that an attempt to connect failed; where nobody listens any more the supervisor is gone."""
+        """Handle a failed attempt to connect; a port that refuses for 2 s has lost its supervisor."""
         now = self._now
         self.error = f"{self._place}: {error}"
         self._attempt_until = now + (_RETRY_SECONDS if first.joined else 0.0)
@@ -172,7 +172,7 @@ class Peers:
         return link
 
     def _exchange(self, link: Link, mask: int) -> None:
-        """Move what `link` has to give and to take."""
+        """Send and receive what `link` is ready for."""
         proved = link.proved
         try:
             if mask & selectors.EVENT_WRITE:
@@ -227,7 +227,7 @@ class Peers:
             )
 
     def _broken(self, link: Link, lost: LinkLost) -> None:
-        """Take in that a link is gone. Closed is its supervisor's end; reset may be the network's doing."""
+        """Handle a lost link. Closed means that its supervisor ended; reset may be the network."""
         self._close(link)
         peer = self._peers.get(link.node) if link.node is not None else None
         if peer is None:

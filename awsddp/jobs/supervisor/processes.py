@@ -96,7 +96,7 @@ class Ranks:
                 preexec_fn=lambda: _before_program(parent),  # noqa: PLW1509 (this process has one thread)
             )
         except (OSError, ValueError) as error:
-            process.error = f"awsddp could not start this rank: {error}\n"
+            process.error = f"awsddp could not start this process: {error}\n"
             with contextlib.suppress(OSError):
                 os.write(log, process.error.encode("utf-8", "replace"))
         finally:

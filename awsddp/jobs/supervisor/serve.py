@@ -23,10 +23,10 @@ _REPORT_SECONDS = 10.0
 
 
 def guard(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
-    """Run the supervisor in a child, and end whatever of the job it leaves, however it ends.
+    """Run the supervisor in a child, and kill what it leaves of the job.
 
-    One that did not end in order is reported to the first node.
-    Both hold the job's lock. `ready` is a pipe's descriptor, written to when the supervisor is there.
+    A crash is reported to the first node. Both processes hold the job's lock. `ready` is the descriptor of a
+    pipe that is written to when the supervisor runs.
     """
     adopt_orphans("awsddp-guard")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
@@ -113,7 +113,7 @@ class Supervisor:
         self._asked = {"is": "stop", **asked}
 
     def _turn(self) -> None:
-        """Wait for one thing to happen, or for the next look at the clock, and take it in."""
+        """Wait for one event or the next check of the deadlines, and handle it."""
         waiting = self._ranks.stopping or self._alone  # the first node opens its port at the same moment
         now = self._exchange(0.02 if waiting else 0.25)
         if self._asked != self._sent:
@@ -131,11 +131,11 @@ class Supervisor:
 
     @property
     def _alone(self) -> bool:
-        """Whether this node never had word from the first node: it is not the first, nor was it connected."""
+        """Whether this node is not the first and was never connected to it."""
         return self._coordinator is None and not self._peers.joined
 
     def _exchange(self, patience_s: float) -> float:
-        """Take in what comes within `patience_s`, and return the time."""
+        """Handle what arrives within `patience_s`, and return the time."""
         events = self._selector.select(patience_s)
         now = time.monotonic()
         if now - self._turned_at > 2 * BEAT_SECONDS:  # we ourselves stood still: nobody was silent to us
@@ -164,7 +164,7 @@ class Supervisor:
     # ---- to and from the first node
 
     def _ask_to_end(self) -> None:
-        """Pass on to the first node how the job is to end. This node's ranks do not wait for its answer."""
+        """Ask the first node to end the job; the ranks of this node are stopped at once."""
         asked = self._sent = self._asked
         assert asked is not None
         self._own["cause"] = self._own["cause"] or asked.get("cause")
@@ -177,7 +177,7 @@ class Supervisor:
         self._say(asked)
 
     def _abandon(self, why: str, *, state: str = "failed") -> None:
-        """End this node's part without the first node, and say so in this node's own document."""
+        """End this node's part without the first node, and write it to this node's document."""
         if self._verdict is not None:
             return
         self._verdict = state if self._asked is None else self._asked["state"]
@@ -188,7 +188,7 @@ class Supervisor:
             self._ranks.stop(FAILED_GRACE)
 
     def _say(self, message: dict[str, Any]) -> None:
-        """Tell the first node, which may be this one."""
+        """Send a message to the first node, which may be this one."""
         if self._coordinator is not None:
             self._coordinator.hear(self._me, message, now=time.monotonic())
         else:
@@ -231,7 +231,7 @@ class Supervisor:
         return answer
 
     def _note(self) -> None:
-        """Write down this node's own ranks; on the first node the whole job's document holds them."""
+        """Write the state of this node's ranks; the first node writes that of all ranks."""
         if self._coordinator is None:
             mine = {rank: process for process in self._ranks.processes for rank in process.ranks}
             for rank in self._own["ranks"]:
@@ -240,7 +240,7 @@ class Supervisor:
             self._write()
 
     def _look_left(self) -> None:
-        """When everything of the job is gone from this node, say so, once."""
+        """Report once that nothing of the job is left on this node."""
         if not self._gone and self._ranks.gone():
             self._gone = True
             self._say({"is": "gone", "stuck": self._ranks.stuck})
@@ -268,7 +268,7 @@ class Supervisor:
             write_json(self._folder.state, self._own)
 
     def _farewell(self) -> None:
-        """Let the other supervisors read the end, also those that are cut off now; a TERM ends the wait."""
+        """Wait until the other supervisors have read the end; a SIGTERM ends the wait."""
         asked, end = self._asked, time.monotonic() + self._request["silent_s"]
         while (
             self._coordinator is not None

@@ -1,4 +1,4 @@
-"""One command on one node, over a channel of its connection: begun, fed, read, its end understood."""
+"""One command on one node, over a channel of its connection."""
 
 import shlex
 import threading
@@ -14,7 +14,7 @@ from awsddp.nodes.connection import Connection
 from awsddp.nodes.failures import Layer, NodeFailure
 
 _CHUNK = 256 * 1024
-_SETTLE_S = 1.0
+_START_S = 1.0
 _TAIL = 10
 
 Request = tuple[Sequence[str], bytes]  # argv, stdin
@@ -22,53 +22,53 @@ Request = tuple[Sequence[str], bytes]  # argv, stdin
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a command on a node left. `exit_code` is -1 where a signal ended it."""
+    """Exit code and output of a command on a node. `exit_code` is -1 if a signal ended it."""
 
     exit_code: int
     stdout: bytes
     stderr: bytes
 
     def tail(self) -> str:
-        """Return the last lines of what it said, stderr before stdout."""
+        """Return the last lines of stderr, of stdout if stderr is empty."""
         said = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
         return "\n".join(said.splitlines()[-_TAIL:])
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """Return the line that a remote shell reads as exactly these words. The only place that builds one."""
+    """Return the line that a remote shell parses to `argv`. Every remote command line is made here."""
     return shlex.join(argv)
 
 
-class Bell(threading.Event):
-    """Wakes the one reader of many channels: paramiko sets it when data comes to any of them, or the end.
+class Wakeup(threading.Event):
+    """Wakes the reader of many channels: paramiko sets it when one of them has data or has ended.
 
-    paramiko also clears it when one buffer runs dry; another may still hold data: so not here.
+    paramiko also clears it when one buffer is empty. Another may still hold data, so `clear` does nothing.
     """
 
     def clear(self) -> None:
-        """Leave it rung."""
+        """Do nothing."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is rung, and take note."""
-        rung = super().wait(timeout)
+        """Wait until it is set, then reset it."""
+        is_set = super().wait(timeout)
         super().clear()
-        return rung
+        return is_set
 
 
-class Exchange:
-    """One command on one node. A thread of its own begins it and sends stdin; the caller's thread reads.
+class RemoteCommand:
+    """One command on one node. Its own thread starts it and sends stdin; the caller's thread reads.
 
-    One that `stays` is not told the end of its stdin: `say` sends it more.
+    The stdin of a `persistent` one stays open: `send` sends more.
     """
 
     def __init__(
-        self, connection: Connection, line: str, stdin: bytes, bell: Bell, *, stays: bool = False
+        self, connection: Connection, line: str, stdin: bytes, wakeup: Wakeup, *, persistent: bool = False
     ) -> None:
         self.connection = connection
         self._line = line
         self._stdin = stdin
-        self._bell = bell
-        self._stays = stays
+        self._wakeup = wakeup
+        self._persistent = persistent
         self._channel: paramiko.Channel | None = None
         self._error: BaseException | None = None
         self._stderr = bytearray()
@@ -76,30 +76,30 @@ class Exchange:
         self._sender = threading.Thread(target=self._begin, daemon=True)
         self._sender.start()
 
-    def say(self, data: bytes) -> None:
-        """Send more on stdin, once what was sent before is on its way; the clock of deadlines starts anew."""
+    def send(self, data: bytes) -> None:
+        """Send more on stdin, after what is still being sent; deadlines count from now."""
         before = self._sender
 
-        def send() -> None:
+        def send_next() -> None:
             before.join()
             if self._channel is not None and self._error is None:
                 self._guarded(lambda: self._send(data))
 
         self._began = self._heard = time.monotonic()
-        self._sender = threading.Thread(target=send, daemon=True)
+        self._sender = threading.Thread(target=send_next, daemon=True)
         self._sender.start()
 
     @property
-    def sending(self) -> bool:
-        """Whether the command is still being begun, or stdin is still on its way."""
+    def is_sending(self) -> bool:
+        """Whether the command is being started, or stdin is being sent."""
         return self._sender.is_alive()
 
-    def settle(self) -> None:
-        """Give a command that has only just begun the moment that it needs to be left in good order."""
-        self._sender.join(_SETTLE_S)
+    def wait_started(self) -> None:
+        """Wait a moment for a command that was only just started, so that its channel can be closed."""
+        self._sender.join(_START_S)
 
     def read(self) -> bytes:
-        """Return what stdout holds by now, a chunk at most; stderr is kept."""
+        """Return what stdout holds now, one chunk at most; stderr is kept for `read_stderr`."""
         channel = self._channel
         if channel is None:
             return b""
@@ -118,16 +118,16 @@ class Exchange:
             return b""
 
     def read_stderr(self) -> bytes:
-        """Return what came on stderr since it was last asked for."""
+        """Return what came on stderr since the last call."""
         said = bytes(self._stderr)
         self._stderr.clear()
         return said
 
     def outcome(self) -> Result | NodeError | None:
-        """Return how it ended, None while it has not."""
+        """Return how it ended, None while it runs."""
         channel = self._channel
         alive = self.connection.transport.is_active()
-        if self.sending and alive:
+        if self.is_sending and alive:
             return None
         if channel is not None and channel.closed:
             if channel.recv_ready() or channel.recv_stderr_ready():
@@ -140,23 +140,23 @@ class Exchange:
         return self.failure("lost", str(cause or "") or "the connection ended")
 
     def overdue(self, timeout_s: float | None, silent_after_s: float | None) -> NodeError | None:
-        """Return the failure of a command that takes too long, or of a node that is silent for too long."""
+        """Return the error of a command that runs, or of a node that is silent, for too long."""
         now = time.monotonic()
         if timeout_s is not None and now - self._began > timeout_s:
-            return self.failure("silent", f"no end after {timeout_s:g} s")
+            return self.failure("silent", f"still running after {timeout_s:g} s")
         if silent_after_s is not None and now - self._heard > silent_after_s:
-            return self.failure("silent", f"nothing came from it for {silent_after_s:g} s")
+            return self.failure("silent", f"no output for {silent_after_s:g} s")
         return None
 
     def failure(self, layer: Layer, why: str) -> NodeFailure:
-        """Return the failure of this node."""
+        """Return the error of this node."""
         endpoint = self.connection.endpoint
         said = bytes(self._stderr).decode(errors="replace").splitlines()[-_TAIL:]
         message = "no answer" if layer == "silent" else "the connection was lost"
         return NodeFailure(endpoint.node, layer, f"{message} ({endpoint})", "\n".join([why, *said]))
 
     def close(self) -> None:
-        """Leave the channel; the other side sees the end of its stdin and a closed stdout."""
+        """Close the channel; the command sees the end of its stdin and a closed stdout."""
         if self._channel is not None:
             self._channel.close()
 
@@ -165,12 +165,12 @@ class Exchange:
 
     def _start(self) -> None:
         channel = self.connection.transport.open_session()
-        channel.in_buffer.set_event(self._bell)
-        channel.in_stderr_buffer.set_event(self._bell)
+        channel.in_buffer.set_event(self._wakeup)
+        channel.in_stderr_buffer.set_event(self._wakeup)
         self._channel = channel
         channel.exec_command(self._line)
         self._send(self._stdin)
-        if not self._stays:
+        if not self._persistent:
             channel.shutdown_write()
 
     def _send(self, data: bytes) -> None:
@@ -184,4 +184,4 @@ class Exchange:
         except (paramiko.SSHException, OSError, EOFError) as error:
             self._error = error  # a command that ends before it has read all its stdin is none: see outcome()
         finally:
-            self._bell.set()
+            self._wakeup.set()

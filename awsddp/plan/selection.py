@@ -1,4 +1,4 @@
-"""Which types may be launched, in which market and zones, and what could be had instead."""
+"""Selection of the instance type, market and zones, and of the alternatives."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ _GPUS = re.compile(r"([A-Za-z][A-Za-z0-9 -]*?)(?:-(\d+)GB)?(?::(\d+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A type and a market to try, why it was chosen, and what is to be said about its quota."""
+    """A type and a market to try, the reason, and a text about its quota."""
 
     kind: GpuType
     market: Market
@@ -28,9 +28,9 @@ class Candidate:
 
 
 def candidates(spec: ClusterSpec, facts: Facts) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-    """Return what to try, in order, and why something that was listed is not tried.
+    """Return the candidates in order, and the reasons for skipping others.
 
-    Raises the refusal of the first where nothing can be tried.
+    Raises the first reason where no candidate is left.
     """
     found: list[Candidate] = []
     refusals: list[AwsddpError] = []
@@ -65,18 +65,18 @@ def _markets(spec: ClusterSpec, facts: Facts) -> tuple[Market, ...]:
 
 
 def _names(spec: ClusterSpec, facts: Facts) -> tuple[str | None, ...]:
-    """Return the types to try, in order; (None,) means that one is to be chosen."""
-    asked = spec.cluster.instance_type
+    """Return the types to try, in order; (None,) means the cheapest."""
+    requested = spec.cluster.instance_type
     if facts.reservation is not None:
-        if asked not in (None, facts.reservation.instance_type):
+        if requested not in (None, facts.reservation.instance_type):
             raise ConfigError(
                 f"capacity.reservation: {facts.reservation.id} is of {facts.reservation.instance_type}, "
-                f"not of {asked}",
+                f"not of {requested}",
                 "a reservation holds machines of one type",
                 f"--instance-type {facts.reservation.instance_type}, or another reservation",
             )
         return (facts.reservation.instance_type,)
-    listed = (*((asked,) if asked else ()), *spec.capacity.types)
+    listed = (*((requested,) if requested else ()), *spec.capacity.types)
     return tuple(dict.fromkeys(listed)) or (None,)
 
 
@@ -85,7 +85,7 @@ def _candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market
     if name is None:
         kind, why = _cheapest(nodes, gpus, facts, market)
     else:
-        kind, why = _asked(name, facts), "requested"
+        kind, why = _offered_type(name, facts), "requested"
         if facts.reservation is not None:
             why = f"the type of {facts.reservation.id}"
         if gpus is not None and not gpus.of(kind):
@@ -118,7 +118,7 @@ class Gpus:
 
 
 def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
-    """Return what `cluster.gpus` means. Raises ConfigError where it means nothing."""
+    """Return the parsed `cluster.gpus`. Raises ConfigError for an invalid value."""
     text = spec.cluster.gpus
     if text is None:
         return None
@@ -135,7 +135,7 @@ def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
     return Gpus((known | retired)[match[1].lower()], int(match[2]) if match[2] else None, count)
 
 
-def _asked(name: str, facts: Facts) -> GpuType:
+def _offered_type(name: str, facts: Facts) -> GpuType:
     kind = compat.GPU_TYPES.get(name) or next((one for one in facts.described if one.name == name), None)
     if kind is not None and facts.offers.get(name):
         return kind
@@ -167,10 +167,12 @@ def _known(names: Iterable[str]) -> tuple[GpuType, ...]:
 
 
 def _instead(kinds: Iterable[GpuType]) -> str:
-    told = [
+    options = [
         f"{kind.name} ({kind.gpus} x {kind.gpu}, ${kind.price_usd_per_hour:.2f} per hour)" for kind in kinds
     ]
-    return f"alternatives: {', '.join(told)}; try: --instance-type {told[0].split()[0]}" if told else ""
+    return (
+        f"alternatives: {', '.join(options)}; try: --instance-type {options[0].split()[0]}" if options else ""
+    )
 
 
 def _cheapest(nodes: int, gpus: Gpus | None, facts: Facts, market: Market) -> tuple[GpuType, str]:
@@ -233,8 +235,8 @@ def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str
     if facts.reservation is not None:
         return f"{need} vCPUs, reserved", ()
     if quota is None:
-        told = f"{need} vCPUs; unknown quota for {market} {kind.family}"
-        return told, (told,)
+        unknown = f"{need} vCPUs; unknown quota for {market} {kind.family}"
+        return unknown, (unknown,)
     allowed = facts.quotas.get(quota[0])
     if allowed is not None:
         return f"{need} of {allowed:g} vCPUs ({quota[1]}, {quota[0]})", ()
@@ -244,17 +246,17 @@ def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str
 
 
 def _over_quota(kinds: Iterable[GpuType], nodes: int, facts: Facts, market: Market) -> CloudError:
-    told = []
+    reasons = []
     for kind in kinds:
         quota = compat.quota_of(kind.name, market)
         if quota is not None:
-            told.append(
+            reasons.append(
                 f"{nodes} x {kind.name} need {nodes * kind.vcpus} vCPUs, "
                 f"and {quota[1]} ({quota[0]}) allows {facts.quotas[quota[0]]:g} in {facts.region}"
             )
     return CloudError(
         f"the vCPU quota of this account is too small for {nodes} nodes",
-        "; ".join(told),
+        "; ".join(reasons),
         "awsddp doctor --request-quota   # asks AWS for more; or fewer --nodes, a smaller --instance-type",
         kind="quota",
     )

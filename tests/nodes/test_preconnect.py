@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from awsddp.nodes import hostkeys
-from awsddp.nodes.ahead import HeadStart
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.sync import read_ssh_config
+from awsddp.nodes.preconnect import Preconnect
 from tests.nodes.ssh_hosts import Host, Lab, wait_until
 
 MakeLab = Callable[[int], Lab]
@@ -20,13 +19,13 @@ def hung_up(host: Host) -> bool:
     return "Connection closed by" in (host.root / "log").read_text()
 
 
-def ahead_of(lab: Lab) -> HeadStart:
-    return HeadStart([host.endpoint for host in lab.hosts], key=lab.key, known_hosts=lab.known_hosts)
+def preconnect_to(lab: Lab) -> Preconnect:
+    return Preconnect([host.endpoint for host in lab.hosts], key=lab.key, known_hosts=lab.known_hosts)
 
 
 def test_a_fleet_goes_on_with_the_connections_that_were_begun(lab: MakeLab) -> None:
     two = lab(2)
-    with two.fleet(ahead=ahead_of(two)) as fleet:
+    with two.fleet(preconnect=preconnect_to(two)) as fleet:
         said = fleet.run(["pwd"], timeout_s=20)
         fleet.reconnect([0])
     assert {node: result.stdout.decode().strip() for node, result in said.items()} == {
@@ -41,14 +40,14 @@ def test_a_node_that_is_elsewhere_now_is_connected_to_there_and_the_other_connec
     two = lab(2)
     here, there = two.hosts
     hostkeys.accept(two.known_hosts, {here.endpoint.instance_id: there.seed.public})
-    ahead = HeadStart(
+    preconnect = Preconnect(
         [replace(here.endpoint, host=there.host, port=there.port)], key=two.key, known_hosts=two.known_hosts
     )
     wait_until(lambda: logins(there) == 1, "the login at the old address")
-    with two.fleet(ahead=ahead) as fleet:
+    with two.fleet(preconnect=preconnect) as fleet:
         said = fleet.run(["pwd"], nodes=[0], timeout_s=20)
     assert said[0].stdout.decode().strip() == str(here.home)
-    ahead.close()
+    preconnect.close()
     wait_until(lambda: hung_up(there), "the end of the connection that nobody took")
 
 
@@ -57,15 +56,6 @@ def test_a_host_with_another_key_gets_no_login_and_the_node_is_asked_anew(lab: M
     here, there = two.hosts
     hostkeys.settle(two.known_hosts, {there.endpoint.instance_id: make_key("another").public})
     elsewhere = replace(there.endpoint, host=here.host, port=here.port)
-    ahead = HeadStart([elsewhere], key=two.key, known_hosts=two.known_hosts)
-    assert ahead.take(elsewhere) is None
+    preconnect = Preconnect([elsewhere], key=two.key, known_hosts=two.known_hosts)
+    assert preconnect.take(elsewhere) is None
     assert logins(here) == 0
-
-
-def test_where_a_node_was_last_seen_is_read_from_the_ssh_config(lab: MakeLab) -> None:
-    two = lab(2)
-    text = two.ssh_config.read_text()
-    assert read_ssh_config(text) == tuple(host.endpoint for host in two.hosts)
-    assert read_ssh_config(text.replace("    HostKeyAlias", "    ProxyJump a\n    HostKeyAlias")) == ()
-    for end in range(0, len(text), 7):
-        assert set(read_ssh_config(text[:end])) <= {host.endpoint for host in two.hosts}

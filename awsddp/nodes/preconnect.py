@@ -1,4 +1,4 @@
-"""Connections begun before it is known that they are wanted: they are made while AWS is still being asked."""
+"""Connections that are opened early, while AWS is still being asked."""
 
 import contextlib
 import threading
@@ -10,14 +10,14 @@ from awsddp.errors import NodeError
 from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
 from awsddp.nodes.parallel import ignore
 
-_PATIENCE_S = 15.0
+_TIMEOUT_S = 15.0
 
 
-class HeadStart:
-    """Connections to nodes where they were last seen, each tried once, all begun at once.
+class Preconnect:
+    """Connections to nodes at their last known addresses: one attempt each, all at once.
 
-    Who learns that a node is still there takes its connection; `close` cuts those that nobody took. Host keys
-    are as strict as ever. Raises ConfigError for a login key that cannot be used.
+    `take` hands one out, `close` cuts the others. Host keys are checked as always. Raises ConfigError for an
+    invalid login key.
     """
 
     def __init__(self, endpoints: Iterable[Endpoint], *, key: Path, known_hosts: Path) -> None:
@@ -34,7 +34,7 @@ class HeadStart:
                         endpoint,
                         key=loaded,
                         known_hosts=known_hosts,
-                        deadline_s=_PATIENCE_S,
+                        deadline_s=_TIMEOUT_S,
                         stop=once,
                         on_event=ignore,
                     )
@@ -46,14 +46,14 @@ class HeadStart:
             threading.Thread(target=begin, args=one, daemon=True).start()
 
     def take(self, endpoint: Endpoint) -> Connection | None:
-        """Return the connection to a node that is exactly there, once it is made; None where none is."""
+        """Wait for the connection to this endpoint and return it; None if there is none or it failed."""
         begun = self._begun.pop(endpoint, None)
         with contextlib.suppress(NodeError):
             return begun.result() if begun is not None else None
         return None
 
     def close(self) -> None:
-        """Cut the connections that were not taken, also those that are still being made."""
+        """Cut the connections that were not taken, and those that are still being opened."""
         for begun in self._begun.values():
             begun.add_done_callback(_cut)
 
