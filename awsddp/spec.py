@@ -157,6 +157,7 @@ class JobSection:
     exclude: tuple[str, ...] = ()
     results_limit: str = "20GB"
     timeout: str | None = None
+    hang_after: str | None = None
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
     master_port: int | None = None
@@ -414,3 +415,5 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
     size_of(job.results_limit)
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")
+    if job.hang_after is not None:
+        seconds(job.hang_after, place="job.hang_after")

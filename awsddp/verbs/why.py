@@ -36,7 +36,7 @@ def why(ctx: Context, job: str) -> dict[str, Any]:
         answers = answers_of(fleet, dict.fromkeys(holders(fleet, found), request), timeout_s=ASK_S)
         for node, answer in answers.items():
             if isinstance(answer, AwsddpError):
-                ctx.say_of_node(f"node{node} {answer.message}")
+                ctx.say(answer.message)
         numbers = {one.instance_id: one.node for one in found.nodes}
         asked = {numbers[fleet.endpoints[node].instance_id]: answer for node, answer in answers.items()}
     return _document(found, {node: one for node, one in asked.items() if isinstance(one, dict)})
