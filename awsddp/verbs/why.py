@@ -34,7 +34,7 @@ def why(ctx: Context, job: str) -> dict[str, Any]:
             raise _nothing(found, f"awsddp fetch --job {job}   # then again: it may hold what was written")
         request = protocol.stacks_request(job)
         answers = answers_of(fleet, dict.fromkeys(holders(fleet, found), request), timeout_s=ASK_S)
-        for node, answer in answers.items():
+        for answer in answers.values():
             if isinstance(answer, AwsddpError):
                 ctx.say(answer.message)
         numbers = {one.instance_id: one.node for one in found.nodes}
