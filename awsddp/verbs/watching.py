@@ -118,9 +118,8 @@ class Watch:
         if self._to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
-            self._ctx.say(
-                f"no output for {after}: awsddp doctor --why {self._job.job}   # where its ranks are"
-            )
+            command = f"awsddp doctor --why {self._job.job}   # where its ranks are"
+            self._ctx.on_event(Event(f"no output for {after}: {command}"))
 
     def _request(self, node: int) -> dict[str, object]:
         return protocol.follow_request(
