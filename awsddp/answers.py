@@ -106,6 +106,28 @@ class _Hashes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Platform:
+    """What packages of a node must fit: its Python and libc, and the `packages` that its image has."""
+
+    version: Annotated[str, Meta(pattern=r"^3\.\d{1,3}\.\d{1,3}\w{0,8}\Z")]
+    machine: Annotated[str, Meta(pattern=r"^\w{1,32}\Z")]
+    libc: Annotated[str, Meta(pattern=r"^[\d.]{0,16}\Z")]
+    packages: dict[_Name, Annotated[str, Meta(pattern=r"^[\w.+!-]{1,64}\Z")]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """A node's environment: the `python` of its ranks and what it has, or `failed`, the step that failed."""
+
+    ready: bool = False
+    python: _Remote | None = None
+    facts: dict[_Word, str | int | None] = field(default_factory=dict)
+    platform: Platform | None = None
+    failed: _Text = ""
+    said: _Text = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _RankLine:
     rank: _Rank
     local_rank: _Rank
@@ -338,6 +360,16 @@ def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) ->
     except _WRONG as error:
         raise malformed(node, str(error)) from error
     return found
+
+
+def environment(said: bytes, *, node: int) -> Environment:
+    """Return the last line of templates/environment.py. Raises NodeError."""
+    try:
+        answer = _loaded(said)
+        _check_text(answer)
+        return msgspec.convert(answer, Environment)
+    except _WRONG as error:
+        raise malformed(node, str(error)) from error
 
 
 def hashes(answer: Mapping[str, Any]) -> tuple[FileHash, ...]:

@@ -104,8 +104,9 @@ class Cluster:
 class Prepared:
     """What was found on a node as it was made ready (nodes/provision.py), kept in the cluster folder.
 
-    `python` is the interpreter of ranks, `nic` the interface that carries the private address, `gpus` the
-    count of GPUs that torch finds there, on a node that rehearses them too.
+    `python` is the image's interpreter, `environment` the one of ranks where another was made (None: the
+    image's), `nic` the interface that carries the private address, `gpus` the count of GPUs that torch finds
+    there, on a node that rehearses them too.
     """
 
     node: int
@@ -118,6 +119,12 @@ class Prepared:
     torch: str | None = None
     cuda: str | None = None
     driver: str | None = None
+    environment: str | None = None
+
+    @property
+    def ranks_python(self) -> str:
+        """The interpreter of the ranks, `exec` and `ssh`."""
+        return self.environment or self.python
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ __all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """A node, as EC2 reports it."""
+    """A node, as EC2 reports it; `idle_left_s` is there with `status -v` (null: it did not answer)."""
 
     node: int
     instance_id: str
@@ -25,6 +25,7 @@ class NodeState:
     nic: str | None
     gpus: int
     zone: str
+    idle_left_s: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,8 +120,26 @@ class CapacitySection:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSection:
-    """[env]: the ranks' environment. `variables` are set for every rank."""
+    """[env]: the Python of the ranks. `variables` are set for every rank.
 
+    `kind` "image" installs what `file` names over the image's Python and keeps its torch; "venv" and "conda"
+    make one with `python` and `torch`. `setup` are commands that each node runs once, in the synced folder.
+    With `packages_from` "client" packages come from this machine (left out: where nodes have no internet).
+    `index_url`, `find_links`, `pre`, `channels`, `ca_bundle` and `proxy` say where packages are found.
+    """
+
+    kind: Literal["image", "venv", "conda"] = "image"
+    file: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    setup: tuple[str, ...] = ()
+    packages_from: Literal["node", "client"] | None = None
+    index_url: str | None = None
+    find_links: tuple[str, ...] = ()
+    pre: bool = False
+    channels: tuple[str, ...] = ()
+    ca_bundle: str | None = None
+    proxy: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -183,11 +201,12 @@ class ClusterSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """The requested job."""
+    """The requested job. `explicit` are the keys of [env] that somebody set, as "env.file"."""
 
     env: EnvSection = EnvSection()
     sync: SyncSection = SyncSection()
     job: JobSection = JobSection()
+    explicit: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 _SECTIONS: dict[str, Any] = {
@@ -248,7 +267,12 @@ def load(
             explicit=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
             from_cli=frozenset(overrides or ()),
         ),
-        JobSpec(env=sections["env"], sync=sections["sync"], job=sections["job"]),
+        JobSpec(
+            env=sections["env"],
+            sync=sections["sync"],
+            job=sections["job"],
+            explicit=frozenset(f"env.{key}" for key in values["env"]),
+        ),
     )
 
 
@@ -278,6 +302,22 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
         tags=tags | spec.tags,
         explicit=spec.explicit | {f"{name}.{key}" for name, keys in kept.items() for key in keys},
     )
+
+
+def remembered_environment(spec: JobSpec) -> dict[str, Any]:
+    """Return what somebody asked for of the nodes' environment, by key; variables belong to a job."""
+    keys = sorted(spec.explicit - {"env.variables"})
+    return {key: getattr(spec.env, key.removeprefix("env.")) for key in keys}
+
+
+def overlaid_environment(spec: JobSpec, asked: Mapping[str, Any]) -> JobSpec:
+    """Return the spec with the environment asked for before wherever nobody says anything else now."""
+    values: dict[str, Any] = {"env": {}}
+    for key, value in asked.items():
+        if key.startswith("env.") and key not in spec.explicit:
+            _put(values, {}, key, value, key)
+    explicit = spec.explicit | {f"env.{name}" for name in values["env"]}
+    return dataclasses.replace(spec, env=dataclasses.replace(spec.env, **values["env"]), explicit=explicit)
 
 
 def seconds(text: str, *, place: str = "duration") -> float:

@@ -45,6 +45,8 @@ def session_of(target: Target) -> botocore.session.Session:
     else:
         if target.profile:
             session.set_config_variable("profile", target.profile)
+        if region := target.region or os.environ.get("AWS_REGION"):
+            session.set_config_variable("region", region)  # where a role is assumed, too
         _name_roles(session)
         _keep_credentials(session)
     session.get_component("data_loader").file_loader = QuickReader()

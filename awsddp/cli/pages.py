@@ -32,11 +32,13 @@ def cluster_page(result: dict[str, Any]) -> None:
         return
     where = "the local cloud" if result["target"] == "local" else result["region"]
     line(f"Cluster {name}: {state}, {len(result['nodes'])} x {result['instance_type']} in {where}")
+    asked = any("idle_left_s" in node for node in result["nodes"])
     table(
-        ("node", "instance", "state", "public", "private", "nic", "gpus"),
+        ("node", "instance", "state", "public", "private", "nic", "gpus", *(["idle left"] if asked else [])),
         [
             [f"node{node['node']}"]
             + [node[key] for key in ("instance_id", "state", "public_ip", "private_ip", "nic", "gpus")]
+            + ([_idle_left(result, node["idle_left_s"])] if asked else [])
             for node in result["nodes"]
         ],
     )
@@ -49,6 +51,11 @@ def cluster_page(result: dict[str, Any]) -> None:
             ],
         )
     line(_bill(result))
+
+
+def _idle_left(result: dict[str, Any], seconds: int | None) -> str:
+    """Return the idle time that a node has left; one that did not answer has the configured time at most."""
+    return f"{result['idle']}? (no answer)" if seconds is None else duration(float(seconds))
 
 
 def _progress(job: dict[str, Any]) -> str:

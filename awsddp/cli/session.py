@@ -15,6 +15,13 @@ from awsddp.spec import FILE, load
 from awsddp.state import Folder, home
 from awsddp.verbs.context import Context
 
+_ENVIRONMENT = click.option(
+    "--env",
+    "file",
+    metavar="FILE",
+    help="What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
+)
+
 PLAN_OPTIONS = {
     "cluster.nodes": click.option("--nodes", type=int, metavar="N", help="How many nodes.  [default: 2]"),
     "cluster.instance_type": click.option(
@@ -62,6 +69,7 @@ PLAN_OPTIONS = {
     "cluster.expires": click.option(
         "--expires", metavar="TIME", help="Terminate the nodes after this: 90m, 24h, 7d.  [default: 24h]"
     ),
+    "env.file": _ENVIRONMENT,
 }
 
 JOB_OPTIONS = {
@@ -82,6 +90,7 @@ JOB_OPTIONS = {
         metavar="PATH",
         help="Also fetch this path (repeatable).",
     ),
+    "env.file": _ENVIRONMENT,
     "env.variables": click.option(
         "--env-var",
         "variables",
@@ -103,9 +112,9 @@ def options_of(*groups: dict[str, Any]) -> Callable[[Any], Any]:
     """Return a decorator that adds the groups' options; `overrides` maps them to keys of awsddp.toml."""
 
     def decorate(function: Any) -> Any:
-        for group in reversed(groups):
-            for option in reversed(group.values()):
-                function = option(function)
+        options = {key: option for group in groups for key, option in group.items()}
+        for option in reversed(options.values()):
+            function = option(function)
         return function
 
     return decorate

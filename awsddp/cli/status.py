@@ -13,7 +13,7 @@ from awsddp.cli.pages import cluster_page
     "--all", "all_", is_flag=True, help="Every cluster in every region, other owners' and orphans included."
 )
 def command(options: Globals, *, all_: bool) -> None:
-    """Show nodes, addresses, jobs, price, cost and time left."""
+    """Show nodes, addresses, jobs, price, cost and time left; with -v the idle time left on each node."""
     from awsddp.verbs.everywhere import status_all
     from awsddp.verbs.status import status
 
@@ -21,4 +21,4 @@ def command(options: Globals, *, all_: bool) -> None:
         if all_:
             show.result(status_all(ctx), all_page)
         else:
-            show.result(status(ctx), cluster_page)
+            show.result(status(ctx, ask_nodes=options.verbose > 0), cluster_page)

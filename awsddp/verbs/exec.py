@@ -61,4 +61,4 @@ def exec(
 
 
 def _line(cluster: ClusterHandle, node: int, argv: Sequence[str]) -> list[str]:
-    return ["sh", "-c", _RUN, "sh", posixpath.dirname(cluster.prepared(node).python), *argv]
+    return ["sh", "-c", _RUN, "sh", posixpath.dirname(cluster.prepared(node).ranks_python), *argv]

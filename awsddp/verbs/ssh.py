@@ -31,7 +31,7 @@ def ssh(ctx: Context, *, node: int = 0, words: Sequence[str] = (), tty: bool = F
 
 def _command(record: Record, node: int, words: Sequence[str]) -> list[str]:
     """Return the command as the node's shell gets it: with the PATH that a login shell has there."""
-    python = next((one.python for one in record.prepared if one.node == node), None)
+    python = next((one.ranks_python for one in record.prepared if one.node == node), None)
     if not words or python is None:
         return ["--", *words] if words else []
     return ["--", f'export PATH={shlex.quote(posixpath.dirname(python))}:"$PATH";', *words]

@@ -22,6 +22,7 @@ from awsddp.spec import JobSpec
 from awsddp.state import Record
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.environment import ensure_environment
 from awsddp.verbs.requests import ANSWER_S, answering, ask
 from awsddp.verbs.results import results_dir
 
@@ -42,7 +43,7 @@ def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -
     """
     ctx, folder = cluster.ctx, cluster.ctx.folder
     with folder.lock("train", wait_s=CLAIM_S):
-        requests = _requests(cluster, ranks)
+        requests = _requests(cluster, ranks, listing)
         nodes = [node for node in cluster.nodes if node.node in requests]
         launch = next(iter(requests.values()))
         name = str(launch["job"])
@@ -71,7 +72,9 @@ def start(cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing") -
     return job
 
 
-def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict[str, Any]]:
+def _requests(
+    cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing"
+) -> dict[int, dict[str, Any]]:
     """Return the launch requests by node, once the nodes have said that nothing is in the way.
 
     The claim, on the cluster's first node, holds until that node launches or the connection ends.
@@ -85,8 +88,9 @@ def _requests(cluster: ClusterHandle, ranks: tuple[Rank, ...]) -> dict[int, dict
     used = sorted({rank.node for rank in ranks})
     answers = ask(fleet, dict.fromkeys(used, protocol.slots_request(port)))
     refuse_in_use(answers)
+    job = ensure_environment(cluster, send_files=lambda: sync.send(ctx, fleet, listing))
     return protocol.launch_requests(
-        _spec(cluster),
+        _spec(cluster, job),
         job=_free_name(cluster, answers),
         ranks=ranks,
         hosts=_hosts(cluster, used),
@@ -155,9 +159,8 @@ def _undone(cluster: ClusterHandle, nodes: list[Node], launch: Mapping[str, Any]
         raise
 
 
-def _spec(cluster: ClusterHandle) -> JobSpec:
+def _spec(cluster: ClusterHandle, spec: JobSpec) -> JobSpec:
     """Return the job's spec with the bundled program as its script where none is named."""
-    spec = cluster.ctx.job
     if spec.job.script is not None:
         return spec
     from awsddp.nodes.sync import REMOTE_DIR

@@ -1,11 +1,12 @@
 """status: what there is, what it costs, and until when. The truth is in AWS, the jobs as last seen."""
 
 import contextlib
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from awsddp import report
-from awsddp.cluster import Cluster
+from awsddp.cluster import Cluster, Node
 from awsddp.errors import AwsddpError
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, reachable
@@ -16,14 +17,48 @@ REACH_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
 
 
-def status(ctx: Context) -> dict[str, Any]:
+# Who only asks is no user of the node: the watchdog leaves out the port of this login.
+_READ_IDLE = (
+    'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
+)
+
+
+def status(ctx: Context, *, ask_nodes: bool = False) -> dict[str, Any]:
     """Return the cluster as the `status` document; a cluster that is nowhere is "absent".
 
-    Raises CloudError where AWS cannot be asked.
+    With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not answer
+    within seconds. Raises CloudError where AWS cannot be asked.
     """
     with ClusterHandle.find(ctx, newer=True) as cluster:
         _refresh(cluster)
-        return cluster_document(cluster)
+        document = cluster_document(cluster)
+        if ask_nodes and cluster.known is not None and cluster.own is not None:
+            left = _idle_left(cluster)
+            document["nodes"] = [one | {"idle_left_s": left.get(one["node"])} for one in document["nodes"]]
+        return document
+
+
+def _idle_left(cluster: ClusterHandle) -> dict[int, int]:
+    """Return the idle seconds that nodes have left, by number, without those that do not answer."""
+    words: dict[int, bytes] = {}
+
+    def hear(node: int, data: bytes) -> None:
+        words[node] = words.get(node, b"") + data[:99]
+
+    with (
+        contextlib.suppress(AwsddpError),
+        cluster.connect(_prepared(cluster), deadline_s=REACH_S, partial=True) as fleet,
+    ):
+        request = (("sh", "-c", _READ_IDLE), b"")
+        fleet.stream(dict.fromkeys(fleet.nodes, request), hear, silent_after_s=REACH_S)
+    return {node: int(word) for node, word in words.items() if re.fullmatch(rb"\d{1,9}\n", word)}
+
+
+def _prepared(cluster: ClusterHandle) -> list[Node]:
+    """Return the nodes that can be reached and were prepared from here."""
+    prepared = {one.instance_id for one in cluster.known.prepared} if cluster.known else set()
+    live = cluster.own.live if cluster.own else ()
+    return [node for node in reachable(live) if node.instance_id in prepared]
 
 
 def _refresh(cluster: ClusterHandle) -> None:
@@ -31,8 +66,7 @@ def _refresh(cluster: ClusterHandle) -> None:
     record = cluster.known
     if record is None or cluster.own is None or all(job.state != "running" for job in record.jobs):
         return
-    prepared = {one.instance_id for one in record.prepared}
-    nodes = [node for node in reachable(cluster.own.live) if node.instance_id in prepared]
+    nodes = _prepared(cluster)
     with contextlib.suppress(AwsddpError), cluster.connect(nodes, deadline_s=REACH_S, partial=True):
         cluster.ctx.folder.remember(*cluster.jobs(partial=True))
         cluster.known = cluster.ctx.folder.read()

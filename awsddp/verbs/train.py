@@ -12,6 +12,7 @@ from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
+from awsddp.verbs.environment import check_environment
 from awsddp.verbs.logs import merger_of
 from awsddp.verbs.results import job_result, results_dir
 from awsddp.verbs.starting import start
@@ -44,6 +45,7 @@ def check(ctx: Context) -> None:
     """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none."""
     asked = ctx.job.job
     launcher(asked.launcher)
+    check_environment(ctx)
     _check_words(ctx, layout([0], gpus=0)[0])
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(

@@ -10,11 +10,12 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.parallel import both, import_soon
 from awsddp.plan import Facts, LaunchPlan, refuse_untried
-from awsddp.spec import idle_seconds, overlaid
+from awsddp.spec import idle_seconds, overlaid, overlaid_environment
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, reach_jump, target_for
 from awsddp.verbs.converging import Confirm, own_or_empty, reconcile
+from awsddp.verbs.environment import check_environment, environment_of
 from awsddp.verbs.launching import launch, plan_everywhere
 from awsddp.verbs.status import cluster_document
 
@@ -27,7 +28,9 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     LeftoverError; run again, `up` goes on where it stopped.
     """
     with ctx.folder.lock("up"), target_for(ctx) as target:
-        facts, cluster = read(as_before(ctx), target)
+        ctx = as_before(ctx)
+        check_environment(ctx)
+        facts, cluster = read(ctx, target)
         hosts = facts.image.tags.get("awsddp:hosts") != "none"
 
         def ask(what: LaunchPlan | str) -> None:
@@ -42,6 +45,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         if cluster.record.target.region not in (None, cluster.aws.region):
             cluster.gateway = aws_of(ctx, cluster.record.target)  # another region, that the spec lists
         _prepare(cluster, hosts=hosts)
+        if hosts:
+            environment_of(cluster)
         cluster.listed = _only(cluster)
         return cluster_document(cluster)
 
@@ -49,7 +54,10 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
 def as_before(ctx: Context) -> Context:
     """Return the context with what was asked for before wherever nobody says anything else now."""
     record = ctx.folder.read()
-    return replace(ctx, spec=overlaid(ctx.spec, record.asked)) if record is not None else ctx
+    if record is None:
+        return ctx
+    job = overlaid_environment(ctx.job, record.asked)
+    return replace(ctx, spec=overlaid(ctx.spec, record.asked), job=job)
 
 
 def read(ctx: Context, target: Target) -> tuple[Facts, ClusterHandle]:

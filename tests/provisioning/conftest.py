@@ -11,6 +11,7 @@ from tests.provisioning.world import World
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made = World(tmp_path_factory.mktemp("world"))
     made.cloud.start()
+    made.make_roles()
     made.save("empty")
     yield made
     made.cloud.kill()

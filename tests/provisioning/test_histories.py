@@ -8,6 +8,9 @@ it replays where two threads of one command race for the call at which it is kil
 import os
 import re
 import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,8 +35,8 @@ from awsddp.verbs.plan import plan
 from awsddp.verbs.status import status
 from awsddp.verbs.stop import stop
 from awsddp.verbs.up import up
-from tests.provisioning.acts import fetched, status_all, trained
-from tests.provisioning.world import PHASES, Kill, Outcome, World, tags, yes
+from tests.provisioning.acts import detached, fetched, ran, status_all, trained, whoami
+from tests.provisioning.world import PHASES, Kill, Login, Outcome, World, tags, yes
 from tests.seed import SEED
 
 WHOLE = bool(os.environ.get("AWSDDP_FULL"))
@@ -76,7 +79,20 @@ FAULTS = st.tuples(
 HARM = st.one_of(NOTHING, NOTHING, KILLS, FAULTS)
 CIDRS = st.sampled_from(["203.0.113.7/32", "203.0.113.7/32", "198.51.100.7/32"])
 ID = re.compile(r"'awsddp:id', 'Value': '(\w+)'")
+SIGNALS = st.builds(
+    Kill,
+    st.just("*"),
+    st.integers(1, 40),
+    st.sampled_from(PHASES),
+    st.sampled_from([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]),
+)
+OURS: tuple[Login, ...] = ("key", "sso", "role", "unnamed")
+OTHERWISE, ELSEWHERE = st.sampled_from([up, status, down]), st.sampled_from([up, stop, status, down])
+LATE = timedelta(seconds=60)
 HOMES = st.sampled_from(["home", "home", "home", "elsewhere"])
+
+
+COUNT: Counter[str] = Counter()
 
 
 class Histories(RuleBasedStateMachine):
@@ -91,12 +107,17 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.world, self.cloud = world, world.cloud
         self.world.restore("empty")
-        self.owner = self.cloud.client("sts").get_caller_identity()["UserId"]
+        self.login: Login = "key"
+        self.owner = ""
         self.most = 0
         self.there: list[str] = []
+        self.unfetched: set[str] = set()
+        self.may_lose = False
 
-    @initialize(nodes=st.sampled_from([0, 1, 2, 2, 3]), harm=HARM)
-    def begin(self, nodes: int, harm: Any) -> None:
+    @initialize(login=st.sampled_from(OURS), nodes=st.sampled_from([0, 1, 2, 2, 3]), harm=HARM)
+    def begin(self, login: Login, nodes: int, harm: Any) -> None:
+        self.login = login
+        self.owner = self.world.run(whoami, login=login).document["owner"]
         if nodes:
             self.up(nodes=nodes, harm=harm, home="home", cidr="203.0.113.7/32")
 
@@ -110,6 +131,8 @@ class Histories(RuleBasedStateMachine):
             operation, (effect, how) = harm
             if effect != "stale" or (self.home(home) / "clusters/demo").exists():
                 self.cloud.fault(operation, effect, **how)
+        COUNT["operations"] += 1
+        choices.setdefault("login", self.login)
         outcome = self.world.run(verb, home=self.home(home), kill=kill, **choices)
         self.cloud.mend()
         return outcome
@@ -163,7 +186,7 @@ class Histories(RuleBasedStateMachine):
     def down(self, harm: Any, home: str) -> None:
         """From elsewhere results that are owed cannot be fetched, and are not discarded."""
         owed, lived = self.owed(), len(self.cloud.living())
-        discard = bool(owed) and home == "home"
+        discard = self.may_lose = bool(owed) and home == "home"
         outcome = self.run(down, harm, home, discard=discard, confirm=yes)
         if outcome.code == 0:
             self.gone()
@@ -213,6 +236,64 @@ class Histories(RuleBasedStateMachine):
         assert self.alive() == before
         assert harm is not None or outcome.code in (0, 3), outcome.told
 
+    @rule(login=st.sampled_from(OURS), verb=OTHERWISE, nodes=SIZES)
+    def log_in_otherwise(self, login: Login, verb: Any, nodes: int) -> None:
+        """Another login of this account works on what this machine made, and the cluster keeps its owner."""
+        self.need()
+        if self.owed() or Folder(self.home("home"), "demo").read() is None:
+            return
+        more = {} if verb is status else {"confirm": yes}
+        outcome = self.run(verb, None, "home", nodes=nodes, login=login, **more)
+        assert outcome.code == 0, outcome.told
+        if verb is down:
+            self.gone()
+        elif verb is up:
+            self.most = nodes
+
+    @rule(verb=ELSEWHERE)
+    def another_account(self, verb: Any) -> None:
+        """It is told apart, and nothing is changed or forgotten."""
+        self.need()
+        folder = Folder(self.home("home"), "demo")
+        if folder.read() is None:
+            return
+        before, instances = self.cloud.left(), len(self.cloud.instances())
+        more = {} if verb is status else {"confirm": yes}
+        outcome = self.run(verb, None, "home", login="another account", **more)
+        assert (outcome.code, "belongs to AWS account" in outcome.told) == (3, True), outcome
+        assert (self.cloud.left(), len(self.cloud.instances())) == (before, instances)
+        assert folder.read() is not None
+
+    @rule(nodes=SIZES, harm=st.one_of(HARM, SIGNALS))
+    def run_a_job(self, nodes: int, harm: Any) -> None:
+        """Whatever it meets but -9 and a refusal of AWS: nothing is left, or disks that hold results."""
+        if self.owed():
+            return
+        outcome = self.run(ran, harm, "home", nodes=nodes, confirm=yes)
+        self.most = max(self.most, nodes)
+        if harm is None or (isinstance(harm, Kill) and outcome.code is not None):
+            if outcome.code != 6:
+                self.gone()
+            else:
+                assert {one["State"]["Name"] for one in self.cloud.living()} <= {"stopping", "stopped"}
+                assert len(self.owed()) == len(self.cloud.living())
+
+    @rule(nodes=SIZES, harm=HARM)
+    def run_and_leave(self, nodes: int, harm: Any) -> None:
+        if self.owed():
+            return
+        outcome = self.run(detached, harm, "home", nodes=nodes, confirm=yes)
+        self.most = max(self.most, nodes)
+        if outcome.code == 0:
+            assert len(self.owed()) == len(self.cloud.living()) == nodes
+
+    @rule()
+    def nobody_uses_it(self) -> None:
+        """The idle time passes: each node that runs powers itself off."""
+        self.need()
+        self.world.clock.move(self.world.clock.read() + 3600)
+        self.cloud.power_off([one for one in self.cloud.living() if one["State"]["Name"] == "running"])
+
     @rule()
     def lose_the_folder(self) -> None:
         shutil.rmtree(self.world.home / "clusters", ignore_errors=True)
@@ -221,6 +302,7 @@ class Histories(RuleBasedStateMachine):
     def lose_a_node(self) -> None:
         self.need()
         keys = [one["InstanceId"] for one in self.cloud.living()]
+        self.may_lose = True
         if keys:
             self.cloud.ec2.terminate_instances(InstanceIds=keys[:1])
 
@@ -229,6 +311,22 @@ class Histories(RuleBasedStateMachine):
         self.need()
         self.world.clock.move(self.world.clock.read() + timedelta(hours=hours).total_seconds())
         self.cloud.expire()
+
+    @invariant()
+    def no_result_is_lost(self) -> None:
+        """What holds the only copy of a result lives until that is at home or discarded."""
+        owed, living = set(self.owed()), {one["InstanceId"] for one in self.cloud.living()}
+        assert self.may_lose or self.unfetched <= living
+        self.unfetched, self.may_lose = owed, False
+
+    @invariant()
+    def no_instance_is_late(self) -> None:
+        """None runs that is past its deadline, whoever came back or not."""
+        self.cloud.expire()
+        now = self.world.clock.now()
+        for one in self.cloud.living():
+            late = now - datetime.fromisoformat(tags(one)["awsddp:expires"])
+            assert one["State"]["Name"] != "running" or late <= LATE
 
     @invariant()
     def no_more_lives_than_was_asked_for(self) -> None:
@@ -268,17 +366,26 @@ class Histories(RuleBasedStateMachine):
         self.most = 0
 
     def teardown(self) -> None:
-        """`down` is legal in every state, and leaves nothing."""
-        outcome = self.run(down, None, "home", discard=True, confirm=yes)
-        assert outcome.code == 0, outcome.told
+        """Nobody comes back: all end themselves. `down` is legal in every state, and leaves nothing."""
+        COUNT["histories"] += 1
+        self.world.clock.move(self.world.clock.read() + timedelta(days=2).total_seconds())
+        self.cloud.expire()
+        assert {one["State"]["Name"] for one in self.cloud.living()} <= {"stopping", "stopped"}
+        if self.owner:
+            outcome = self.run(down, None, "home", discard=True, confirm=yes)
+            assert outcome.code == 0, outcome.told
         self.gone()
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(7200)
-def test_whatever_happens_down_leaves_nothing(world: World) -> None:
+def test_whatever_happens_down_leaves_nothing(
+    world: World, record_property: Callable[[str, object], None]
+) -> None:
+    COUNT.clear()
     try:
         run_state_machine_as_test(seed(SEED)(lambda: Histories(world)), settings=LIMITS)
+        record_property("says", f"{COUNT['histories']} histories, {COUNT['operations']} commands")
     except BaseException as error:
         error.add_note(f"again: AWSDDP_SEED={SEED}{' AWSDDP_FULL=1' * WHOLE} pytest {__file__}")
         raise

@@ -6,6 +6,7 @@ back to where they were at any time, as whatever counts is in their folders. One
 sleeping moves: what waits two minutes waits a second here.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -19,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -33,11 +34,13 @@ from botocore.httpsession import URLLib3Session
 from botocore.loaders import Loader
 from moto.core.utils import get_service_model
 from moto.moto_api._internal import mock_random
+from moto.sts.models import sts_backends
 
 from awsddp.aws import access, clusters, facts, instances, power, poweroff, teardown, waits
 from awsddp.aws.session import Aws
-from awsddp.errors import AwsddpError
-from awsddp.local import control, daemon, faults, front, lifecycle, store
+from awsddp.cli.signals import WATCH
+from awsddp.errors import AwsddpError, LetGo
+from awsddp.local import control, daemon, emulator, faults, front, lifecycle, store
 from awsddp.local.place import Place
 from awsddp.nodes import provision
 from awsddp.spec import load
@@ -128,6 +131,8 @@ class Cloud:
             os.dup2(log, 1)
             os.dup2(log, 2)
             front.Front._strike = iam.held(front.Front._strike, self.place.home)  # type: ignore[method-assign]
+            front.Front._view = _of_account(front.Front._view)  # type: ignore[method-assign]
+            emulator.Emulator.secret = _with_roles(emulator.Emulator.secret)  # type: ignore[method-assign]
             faults.time = store.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
             lifecycle.BUSY_POLL_S = 0.001
             if ahead_s:
@@ -190,12 +195,16 @@ class Cloud:
 
     def expire(self) -> None:
         """Power off from inside, as the watchdog does, every instance whose expiry has passed."""
-        for one in self.living():
-            late = datetime.fromisoformat(tags(one)["awsddp:expires"]) <= self.clock.now()
-            if late and one["State"]["Name"] == "running":
-                stops = self.on_poweroff(one["InstanceId"]) == "stop"
-                end = self.ec2.stop_instances if stops else self.ec2.terminate_instances
-                end(InstanceIds=[one["InstanceId"]])
+        now = self.clock.now()
+        late = [one for one in self.living() if datetime.fromisoformat(tags(one)["awsddp:expires"]) <= now]
+        self.power_off([one for one in late if one["State"]["Name"] == "running"])
+
+    def power_off(self, instances: Iterable[Mapping[str, Any]]) -> None:
+        """Power off from inside."""
+        for one in instances:
+            stops = self.on_poweroff(one["InstanceId"]) == "stop"
+            end = self.ec2.stop_instances if stops else self.ec2.terminate_instances
+            end(InstanceIds=[one["InstanceId"]])
 
     def on_poweroff(self, instance_id: str) -> str:
         """Return what a poweroff from inside does to an instance: "stop" or "terminate"."""
@@ -215,16 +224,67 @@ class Cloud:
         return found
 
 
+Login = Literal["key", "sso", "role", "unnamed", "another account"]
+"""Who calls: a user's access key, what an SSO login has in its environment, a profile of a role with and
+without a session name, a role of another account."""
+_ROLES = "123456789012:role/gpu", "123456789012:role/AWSReservedSSO_gpu", "999999999999:role/gpu"
+_PROFILES = """\
+[profile key]
+aws_access_key_id = {key}
+aws_secret_access_key = {secret}
+[profile role]
+role_arn = arn:aws:iam::123456789012:role/gpu
+source_profile = key
+role_session_name = ann
+[profile unnamed]
+role_arn = arn:aws:iam::123456789012:role/gpu
+source_profile = key
+"""
+
+
+def _role(access_key_id: str) -> Any:
+    """Return the session of a role that a key belongs to, or None."""
+    backends = (backend for regions in sts_backends.values() for backend in regions.values())
+    found = (backend.get_assumed_role_from_access_key(access_key_id) for backend in backends)
+    return next(filter(None, found), None)
+
+
+def _of_account(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the daemon's view of what exists; another account has nothing."""
+
+    @contextlib.contextmanager
+    def look(self: Any, request: Any, fault: Any) -> Iterator[None]:
+        role = _role(request.access_key_id)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(view(self, request, fault))
+            if role is not None and role.account_id != iam.ACCOUNT:
+                stack.enter_context(faults.unaware(self._backend(request), younger_than_s=1e12))
+            yield
+
+    return look
+
+
+def _with_roles(secret: Callable[..., str | None]) -> Callable[..., str | None]:
+    """Return the daemon's look at an access key; it knows those of roles, too."""
+
+    def look(self: Any, access_key_id: str, token: str = "") -> str | None:
+        role = _role(access_key_id)
+        return secret(self, access_key_id, token) if role is None else str(role.secret_access_key)
+
+    return look
+
+
 @dataclass(frozen=True)
 class Kill:
-    """The `nth` call of an operation (`*`: of any), and when about it the client is killed."""
+    """The `nth` call of an operation (`*`: of any), and when about it the client gets a signal."""
 
     operation: str
     nth: int
     phase: Phase
+    number: signal.Signals = signal.SIGKILL
 
     def __str__(self) -> str:
-        return f"{self.operation} {self.nth}, {self.phase}"
+        return f"{self.operation} {self.nth}, {self.phase}, {self.number.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +314,7 @@ class World:
         home: Path | None = None,
         kill: Kill | None = None,
         asked: Mapping[str, Any] | None = None,
+        login: Login = "key",
         **choices: Any,
     ) -> Outcome:
         """Run a verb in a process of its own, as the command line does, and return how it ended."""
@@ -264,7 +325,7 @@ class World:
             _orphan()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(PATIENCE_S)
-            _run(self, lambda: verb(context, **choices), kill, writes)
+            _run(self, lambda: verb(context, **choices), kill, login, writes)
         os.close(writes)
         with os.fdopen(reads, "rb") as answer:
             said = answer.read()
@@ -286,6 +347,12 @@ class World:
         }
         spec, job = load("demo", environ={}, overrides=values)
         return Context(spec=spec, job=job, folder=Folder(home, "demo"), on_event=lambda event: None)
+
+    def make_roles(self) -> None:
+        """Make the account's roles, so that their sessions have an id that stays."""
+        iam = self.cloud.client("iam")
+        for role in _ROLES[:2]:
+            iam.create_role(RoleName=role.rpartition("/")[2], AssumeRolePolicyDocument="{}")
 
     def save(self, name: str) -> None:
         """Keep what the cloud and the laptop are like, under a name; the daemon is killed for it."""
@@ -309,17 +376,24 @@ class World:
         self.cloud.start(ahead_s=ahead_s)
 
 
-def _run(world: World, verb: Callable[[], dict[str, Any]], kill: Kill | None, writes: int) -> None:
+def _run(
+    world: World, verb: Callable[[], dict[str, Any]], kill: Kill | None, login: Login, writes: int
+) -> None:
     """In the child: carry a verb out, say how it ended, and be gone."""
     calls: list[tuple[str, int]] = []
     try:
         _live(world)
+        _log_in(world, login)
+        WATCH.verb = "run"
+        WATCH.install()
         _watch(calls, kill)
         ended: dict[str, Any] = {"code": 0, "document": verb()}
     except AwsddpError as error:
         ended = {"code": error.exit_code, "told": str(error)}
         if not error.message or not (error.why or error.next):
             ended = {"code": 1, "told": f"an error that explains nothing: {error!r}"}
+    except KeyboardInterrupt as stop:
+        ended = {"code": 128 + stop.number if isinstance(stop, LetGo) else 130}
     except BaseException:
         ended = {"code": 1, "told": traceback.format_exc()}
     try:
@@ -347,6 +421,27 @@ def _live(world: World) -> None:
         object.__setattr__(waits.CLOCK, name, getattr(clock, {"monotonic": "read"}.get(name, name)))
 
 
+def _log_in(world: World, login: Login) -> None:
+    """In the child: be somebody, with a home for what the AWS CLI keeps of a login."""
+    info, folder = world.cloud.info, world.root / "home"
+    os.environ["HOME"] = str(folder)
+    if login in ("role", "unnamed"):
+        folder.mkdir(exist_ok=True)
+        config = folder / "aws-config"
+        config.write_text(_PROFILES.format(key=info.access_key_id, secret=info.secret_access_key))
+        os.environ.update(AWS_CONFIG_FILE=str(config), AWS_PROFILE=login)
+        del os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+    elif login != "key":
+        role = f"arn:aws:iam::{_ROLES[1 if login == 'sso' else 2]}"
+        sts = world.cloud.client("sts")
+        keys = sts.assume_role(RoleArn=role, RoleSessionName="ann@example.com")["Credentials"]
+        os.environ.update(
+            AWS_ACCESS_KEY_ID=keys["AccessKeyId"],
+            AWS_SECRET_ACCESS_KEY=keys["SecretAccessKey"],
+            AWS_SESSION_TOKEN=keys["SessionToken"],
+        )
+
+
 def _watch(calls: list[tuple[str, int]], kill: Kill | None) -> None:
     """In the child: count the calls that go out, and die at the one that is meant."""
     counted: Counter[str] = Counter()
@@ -355,7 +450,7 @@ def _watch(calls: list[tuple[str, int]], kill: Kill | None) -> None:
 
     def die(*phases: Phase) -> None:
         if kill is not None and (kill.operation, kill.nth) in this.call and kill.phase in phases:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), kill.number)
 
     def sent(self: URLLib3Session, request: Any) -> Any:
         operation = _operation(request)

@@ -22,7 +22,7 @@ def _process(spec: JobSpec, rank: Rank, host: Host, rendezvous: Rendezvous) -> P
     file = f"./{script}" if script.startswith("-") else script  # python reads "-c.py" as an option
     return Process(
         ranks=(rank.rank,),
-        argv=(host.prepared.python, *(("-m", script) if spec.job.module else (file,)), *args),
+        argv=(host.prepared.ranks_python, *(("-m", script) if spec.job.module else (file,)), *args),
         environment=environment(
             rank,
             rendezvous=rendezvous,

@@ -1,0 +1,172 @@
+"""Makes the ranks' environment on all nodes at once, where it is not there already, and holds them alike."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from awsddp import answers
+from awsddp.answers import MOST_BYTES, Environment, malformed
+from awsddp.errors import NodeError
+from awsddp.nodes.failures import NodeFailure, split
+from awsddp.nodes.packages import collect
+from awsddp.nodes.parallel import ignore
+from awsddp.nodes.sync import files_to_send, push
+from awsddp.nodes.transport import Fleet, Request, Result
+from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
+from awsddp.report import Event, OnEvent, node_name
+from awsddp.resources import template
+
+WHEELS = "wheels"
+_LOOK_S = 60.0
+_SILENT_S = 2400.0
+"""How long a build may say nothing: a large package travels, or is unpacked."""
+
+
+def ensure(
+    fleet: Fleet,
+    plan: EnvironmentPlan,
+    *,
+    pythons: Mapping[int, str],
+    cache: Path,
+    ssh_config: Path,
+    send_files: Callable[[], object] = lambda: None,
+    on_event: OnEvent = ignore,
+) -> dict[int, Environment]:
+    """Return each node's environment, made where it is not there; one round trip where it is everywhere.
+
+    `pythons` are the image's, `cache` keeps packages that are fetched here, `send_files` sends the synced
+    folder, in which commands of `env.setup` run. Raises NodeError for nodes that failed, each with its last
+    lines, and for nodes that differ; ConfigError.
+    """
+    found = _ask(
+        fleet, plan, {node: {"do": "look", "image": pythons[node]} for node in fleet.nodes}, on_event
+    )
+    missing = [node for node, one in found.items() if not one.ready]
+    if missing:
+        if plan.setup:
+            send_files()
+        sent = _send_packages(
+            fleet, plan, {node: found[node] for node in missing}, cache, ssh_config, on_event
+        )
+        found |= _ask(
+            fleet,
+            plan,
+            {
+                node: {
+                    "do": "build",
+                    "image": pythons[node],
+                    "wheels": sent,
+                    "constraints": [*plan.constraints, *_pins(plan, found[node])],
+                }
+                for node in missing
+            },
+            on_event,
+        )
+        for node in missing:
+            torch = found[node].facts.get("torch")
+            on_event(Event(f"environment: {plan.name}, torch {torch}", who=node_name(node), fraction=1.0))
+    refuse_unlike({node: one.facts for node, one in found.items()})
+    return found
+
+
+def _pins(plan: EnvironmentPlan, found: Environment) -> tuple[str, ...]:
+    platform = found.platform
+    return image_constraints(platform.packages) if platform and plan.kind == "image" else ()
+
+
+def _send_packages(
+    fleet: Fleet,
+    plan: EnvironmentPlan,
+    missing: Mapping[int, Environment],
+    cache: Path,
+    ssh_config: Path,
+    on_event: OnEvent,
+) -> bool:
+    """Send packages where this machine provides them. Raises NodeError where nodes need different ones."""
+    platforms = {node: one.platform for node, one in missing.items()}
+    first = next(iter(platforms.values()))
+    if plan.packages_from == "node" or not plan.has_packages or first is None:
+        return False
+    if any(one != first for one in platforms.values()):
+        raise NodeError(
+            "the nodes' images differ",
+            "packages that are fetched here fit one Python and one set of installed packages",
+            "use one image: awsddp down, awsddp up",
+        )
+    wheels = collect(plan, first, folder=cache, on_event=on_event)
+    push(files_to_send(wheels), fleet, ssh_config=ssh_config, folder=WHEELS, on_event=on_event)
+    return True
+
+
+def _ask(
+    fleet: Fleet, plan: EnvironmentPlan, words: Mapping[int, Mapping[str, Any]], on_event: OnEvent
+) -> dict[int, Environment]:
+    said = {node: bytearray() for node in words}
+    last: dict[int, bytes] = {}
+
+    def on_data(node: int, data: bytes) -> None:
+        *lines, rest = (bytes(said[node]) + data).split(b"\n")
+        said[node][:] = rest
+        if len(rest) > MOST_BYTES:
+            raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+        for line in filter(None, map(_json, lines)):
+            if "at" in line:
+                on_event(Event(str(line["at"])[:200], who=node_name(node)))
+            else:
+                last[node] = json.dumps(line).encode()
+
+    requests: dict[int, Request] = {node: _request(plan, one) for node, one in words.items()}
+    looks = all(one["do"] == "look" for one in words.values())
+    ends = fleet.stream(requests, on_data, silent_after_s=_LOOK_S if looks else _SILENT_S)
+    return split({node: _outcome(plan, node, last.get(node), end) for node, end in ends.items()})
+
+
+def _json(line: bytes) -> dict[str, Any] | None:
+    """Return a line of the program; None for what a login shell's own files print."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _request(plan: EnvironmentPlan, words: Mapping[str, Any]) -> Request:
+    asked = {
+        "stamp": plan.stamp,
+        "setup_stamp": plan.setup_stamp,
+        "kind": plan.kind,
+        "lines": plan.lines,
+        "options": plan.options,
+        "torch": plan.torch,
+        "conda": plan.conda,
+        "channels": plan.channels,
+        "python": plan.python,
+        "setup": plan.setup,
+        "environ": dict(plan.environ),
+        "ca": plan.ca,
+        "offline": plan.packages_from == "client",
+    }
+    # By stdin: an index URL may hold a password, and everybody on a node may read a command line.
+    return ["python3", "-I", "-c", template("environment.py")], json.dumps({**asked, **words}).encode()
+
+
+def _outcome(
+    plan: EnvironmentPlan, node: int, last: bytes | None, end: Result | NodeError
+) -> Environment | NodeError:
+    if isinstance(end, NodeError):
+        return end
+    if last is None:
+        return NodeFailure(node, "command", "its environment could not be made", end.tail())
+    try:
+        found = answers.environment(last, node=node)
+    except NodeError as error:
+        return error
+    if not found.failed:
+        return found
+    if found.failed in plan.setup:
+        return NodeFailure(
+            node, "command", f"env.setup: {found.failed!r} failed", found.said, "correct the command"
+        )
+    refusal = explain(found.said, name=plan.name)
+    return NodeFailure(node, "command", f"{found.failed}: {refusal.message}", refusal.why, refusal.next)

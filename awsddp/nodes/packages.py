@@ -1,0 +1,176 @@
+"""Packages for nodes without internet: chosen and fetched here, for their Python, without what they have."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from awsddp.answers import Platform
+from awsddp.errors import ConfigError, NodeError
+from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints
+from awsddp.report import Event, OnEvent
+
+_BUILDS = 20
+"""How many packages without a wheel are built here before that is no longer tried."""
+_NO_WHEEL = re.compile(r"No matching distribution found for ([^\s(;]+)")
+_OLDEST_GLIBC = 5
+_TIMEOUT_S = 1800
+_KEPT = 4
+"""How many sets of packages stay in the cache."""
+
+
+def collect(plan: EnvironmentPlan, platform: Platform, *, folder: Path, on_event: OnEvent) -> Path:
+    """Return a folder of wheels for the nodes; made once below `folder`, then kept.
+
+    Raises NodeError for what cannot be had, by its name; ConfigError where there is no pip here.
+    """
+    place = folder / f"{plan.stamp}-{platform.version}-{platform.machine}"
+    if place.exists():
+        return place
+    on_event(Event(f"fetching packages for {plan.name}"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        work = _Work(plan, platform, Path(scratch))
+        work.fetch(on_event)
+        shutil.rmtree(place, ignore_errors=True)
+        (work.scratch / "wheels").rename(place)
+    by_age = sorted((one for one in folder.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime)
+    for old in by_age[:-_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+class _Work:
+    """One choice of packages in a scratch folder."""
+
+    def __init__(self, plan: EnvironmentPlan, platform: Platform, scratch: Path) -> None:
+        self.plan, self.platform, self.scratch = plan, platform, scratch
+        self.tags = wheel_tags(platform)
+        self.has = platform.packages if plan.kind == "image" else {}
+        self.stubs = {
+            stub_wheel(scratch / "image", name, of, tag=self._tag()) for name, of in self.has.items()
+        }
+        self.env = dict(os.environ, **plan.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
+        if plan.ca:
+            (scratch / "ca.pem").write_text(plan.ca)
+            self.env["PIP_CERT"] = str(scratch / "ca.pem")
+
+    def _tag(self) -> str:
+        python = "cp" + "".join(self._python().split(".")[:2])
+        return f"{python}-{python}-{self.tags[0]}"
+
+    def _python(self) -> str:
+        return self.plan.python or self.platform.version
+
+    def fetch(self, on_event: OnEvent) -> None:
+        """Fill `wheels`. The image's packages stay as they are; if that cannot be, its torch alone does."""
+        said = self._download(every=True)
+        if said and "ResolutionImpossible" in said:
+            said = self._download(every=False)
+        for _ in range(_BUILDS):
+            missing = _NO_WHEEL.search(said)
+            if not said or missing is None or not self._build(missing[1], on_event):
+                break
+            said = self._download(every=False)
+        if said:
+            refusal = explain(said, name=self.plan.name)
+            raise NodeError(refusal.message, refusal.why, refusal.next)
+        for name in self.stubs:
+            (self.scratch / "wheels" / name).unlink(missing_ok=True)
+
+    def _download(self, *, every: bool) -> str:
+        """Return "", or what pip said of its failure."""
+        lines = [*self.plan.lines, *(one for one in self.plan.torch if "==" in one)]
+        lines += ["uv"] if self.plan.kind == "venv" else []
+        torch_index = [one for one in self.plan.torch if "==" not in one]
+        pins = [*self.plan.constraints, *image_constraints(self.has, every=every)]
+        (self.scratch / "requirements.txt").write_text("".join(f"{one}\n" for one in lines))
+        (self.scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in pins))
+        target = ["--only-binary", ":all:", "--implementation", "cp", "--python-version", self._python()]
+        target += [word for tag in self.tags for word in ("--platform", tag)]
+        places = [word for name in ("image", "built") for word in ("--find-links", str(self.scratch / name))]
+        (self.scratch / "built").mkdir(exist_ok=True)
+        (self.scratch / "image").mkdir(exist_ok=True)
+        words = ["download", "--dest", str(self.scratch / "wheels"), *target, *places, *self.plan.options]
+        words += ["--extra-index-url", torch_index[1]] if torch_index else []
+        files = ["-r", str(self.scratch / "requirements.txt"), "-c", str(self.scratch / "constraints.txt")]
+        return self._pip([*words, *files])
+
+    def _build(self, requirement: str, on_event: OnEvent) -> bool:
+        """Build a package that has no wheel; whether it is now there, as one of pure Python."""
+        on_event(Event(f"building {requirement}, which has no wheel"))
+        built = self.scratch / "built"
+        before = set(built.iterdir())
+        said = self._pip(["wheel", "--no-deps", "--wheel-dir", str(built), *self.plan.options, requirement])
+        made = set(built.iterdir()) - before
+        for wheel in made:
+            if not wheel.name.endswith("-none-any.whl"):
+                raise NodeError(
+                    f"{requirement} has no wheel for the nodes, and is not pure Python",
+                    f"built here it is {wheel.name}, which only fits machines like this one",
+                    "choose a version with a wheel, or build one on a node and put it into env.find_links",
+                )
+        if said and not _NO_WHEEL.search(said):
+            tail = "\n".join(said.strip().splitlines()[-10:])
+            advice = "choose a version with a wheel, or put one into a folder of env.find_links"
+            raise NodeError(f"{requirement} has no wheel, and could not be built here", tail, advice)
+        return not said
+
+    def _pip(self, words: Iterable[str]) -> str:
+        """Run pip; return "", or what it said of its failure."""
+        patience = ["--retries", "2", "--timeout", "20", "--progress-bar", "off"]
+        verb, *rest = words
+        done = subprocess.run(
+            [*_pip_program(), verb, *patience, *rest],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self.env,
+            timeout=_TIMEOUT_S,
+        )
+        return done.stdout.decode(errors="replace") or "pip failed" if done.returncode else ""
+
+
+def _pip_program() -> list[str]:
+    """Return how pip is started here: ours, else that of the python3 of the PATH. Raises ConfigError."""
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
+    other = shutil.which("python3")
+    if other and not subprocess.run([other, "-m", "pip", "--version"], capture_output=True).returncode:
+        return [other, "-m", "pip"]
+    raise ConfigError(
+        "there is no pip on this machine",
+        "packages for nodes without internet are chosen and fetched here, by pip",
+        f'{sys.executable} -m ensurepip   # or, where nodes have internet: env.packages_from = "node"',
+    )
+
+
+def wheel_tags(platform: Platform) -> tuple[str, ...]:
+    """Return the platforms of wheels that a node runs, the best first (PEP 600)."""
+    minor = int((platform.libc or "2.28").split(".")[1])
+    newer = [f"manylinux_2_{number}_{platform.machine}" for number in range(minor, _OLDEST_GLIBC - 1, -1)]
+    older = [f"manylinux{year}_{platform.machine}" for year in ("2014", "2010", "1")]
+    return (*newer, *older, f"linux_{platform.machine}")
+
+
+def stub_wheel(folder: Path, name: str, version: str, *, tag: str) -> str:
+    """Write a wheel without content in place of a package that the image has, and return its file name.
+
+    Its tag is the best there can be and its build number high, so that pip takes it before the real one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    base = f"{re.sub(r'[-_.]+', '_', name)}-{version}"
+    with zipfile.ZipFile(folder / f"{base}-9999-{tag}.whl", "w") as wheel:
+        info = f"{base}.dist-info"
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(
+            f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nBuild: 9999\nTag: {tag}\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return f"{base}-9999-{tag}.whl"

@@ -1,0 +1,254 @@
+"""Which environment the ranks get on every node, before anything is made: [env] as pure data."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from awsddp import compat
+from awsddp.errors import ConfigError, NodeError
+from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements
+from awsddp.report import node_name
+from awsddp.spec import EnvSection
+
+TORCH_INDEX = "https://download.pytorch.org/whl"
+PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
+_TORCH = "2.13"
+"""The newest release whose torchvision is confirmed (compat.RELEASES)."""
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentPlan:
+    """What is made on each node. `lines` and `constraints` are pip's; `options` its words for indexes.
+
+    `environ` are variables that pip, uv, conda and the job get; `ca` is the text of the CA bundle.
+    """
+
+    kind: Literal["image", "venv", "conda"] = "image"
+    name: str = ""
+    lines: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    conda: str = ""
+    channels: tuple[str, ...] = ()
+    python: str | None = None
+    torch: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ca: str = ""
+    packages_from: Literal["node", "client"] = "node"
+
+    @property
+    def has_packages(self) -> bool:
+        """Whether anything is installed: else the image's Python runs the ranks."""
+        return self.kind != "image" or bool(self.lines)
+
+    @property
+    def stamp(self) -> str:
+        """The hash of what decides the environment; credentials and proxies do not."""
+        inputs = [self.kind, self.lines, self.constraints, self.conda, self.channels, self.python, self.torch]
+        text = json.dumps([*inputs, [_CREDENTIALS.sub("//", one) for one in self.options]])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def setup_stamp(self) -> str:
+        """The hash of the commands."""
+        return hashlib.sha256(json.dumps(self.setup).encode()).hexdigest()[:16]
+
+
+def make_environment_plan(env: EnvSection, *, internet: bool, driver: str | None) -> EnvironmentPlan:
+    """Return what [env] asks for, its file read.
+
+    `internet`: whether nodes have it; `driver` is theirs, None where they have no GPU. Raises ConfigError for
+    what cannot be met.
+    """
+    asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
+    if env.python is not None and not PYTHON.fullmatch(env.python):
+        raise ConfigError(f"env.python: {env.python!r} is no Python", "", "write it as 3.12 or 3.12.4")
+    if env.kind == "image":
+        _refuse_for_image(env)
+    if asked.conda and env.kind != "conda":
+        raise ConfigError(f"env.file: {env.file} is conda's", "", 'set env.kind = "conda"')
+    packages_from = env.packages_from or ("node" if internet else "client")
+    if env.kind == "conda" and packages_from == "client":
+        raise ConfigError(
+            'env.kind = "conda" needs nodes with internet',
+            "conda's packages are not sent from this machine",
+            'env.kind = "venv" or "image", or env.packages_from = "node" with a channel that the nodes reach',
+        )
+    torch = _torch(env, asked, driver)
+    return EnvironmentPlan(
+        kind=env.kind,
+        name=env.file or env.kind,
+        lines=asked.lines,
+        constraints=asked.constraints,
+        options=(*asked.options, *_options(env)),
+        conda=asked.conda,
+        channels=env.channels,
+        python=env.python or (None if env.kind == "image" or packages_from == "client" else _python(env)),
+        torch=torch,
+        setup=env.setup,
+        environ=_environ(env),
+        ca=_ca(env),
+        packages_from=packages_from,
+    )
+
+
+def _refuse_for_image(env: EnvSection) -> None:
+    for key in ("python", "torch"):
+        if getattr(env, key) is not None:
+            raise ConfigError(
+                f'env.{key} is not for env.kind = "image"',
+                f"the image decides its {key}",
+                'env.kind = "venv"',
+            )
+
+
+def _python(env: EnvSection) -> str:
+    row = compat.release(env.torch or _TORCH)
+    return row.pythons[len(row.pythons) // 2] if row else "3.12"
+
+
+def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[str, ...]:
+    """Return what torch is installed as, and from which index: the newest CUDA that the driver runs."""
+    if env.kind == "image" or asked.conda:
+        return ()
+    row = compat.release(env.torch or _TORCH)
+    if row is None:
+        newest = compat.RELEASES[0].torch
+        raise ConfigError(f"env.torch: {env.torch!r} is no torch release", f"the newest known is {newest}")
+    if env.python and ".".join(env.python.split(".")[:2]) not in row.pythons:
+        raise ConfigError(
+            f"env.python: torch {row.torch} has no wheel for Python {env.python}",
+            f"it has them for {', '.join(row.pythons)}",
+        )
+    version = env.torch if env.torch and env.torch.count(".") == 2 else f"{row.torch}.*"
+    names = (f"torch=={version}", f"torchvision=={row.torchvision}.*")
+    if env.index_url or env.find_links:
+        return names
+    return (*names, "--index-url", f"{TORCH_INDEX}/{_build(row, driver)}")
+
+
+def _build(row: compat.Release, driver: str | None) -> str:
+    if driver is None:
+        return "cpu"
+    fits = [cuda for cuda in row.wheels if compat.least_driver(cuda) <= int(driver.split(".")[0])]
+    if not fits:
+        raise ConfigError(
+            f"torch {row.torch} has no wheel for the nodes' driver {driver}",
+            f"it has them for CUDA {', '.join(row.wheels)}",
+            "choose an older env.torch, or another image",
+        )
+    return "cu" + fits[-1].replace(".", "")
+
+
+def _options(env: EnvSection) -> tuple[str, ...]:
+    words = ["--index-url", env.index_url] if env.index_url else []
+    for place in env.find_links:
+        words += ["--find-links", place]
+    return (*words, *(["--pre"] if env.pre else []))
+
+
+def _environ(env: EnvSection) -> dict[str, str]:
+    if not env.proxy:
+        return {}
+    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+    around = "localhost,127.0.0.1,169.254.169.254"  # the instance's metadata
+    return dict.fromkeys(names, env.proxy) | {"no_proxy": around, "NO_PROXY": around}
+
+
+def _ca(env: EnvSection) -> str:
+    if not env.ca_bundle:
+        return ""
+    try:
+        return Path(env.ca_bundle).expanduser().read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"env.ca_bundle: {env.ca_bundle} cannot be read", str(error)) from error
+
+
+def image_constraints(packages: Mapping[str, str], *, every: bool = False) -> tuple[str, ...]:
+    """Return the pins that keep what the image's torch is made of, or `every` package of the image."""
+    return tuple(
+        f"{name}=={version}"
+        for name, version in sorted(packages.items())
+        if every or IMAGE_PACKAGES.fullmatch(name.lower())
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why packages could not be installed, as the user is told it."""
+
+    message: str
+    why: str
+    next: str
+
+
+_UNREACHED = re.compile(
+    "NewConnectionError|ConnectTimeout|ReadTimeout|Name or service not known|Temporary failure in name|"
+    "ProxyError|SSLError|dns error|CondaHTTPError|Could not resolve host"
+)
+
+
+def explain(said: str, *, name: str) -> Refusal:
+    """Return what the last words of pip, uv or conda mean; `name` is the file that asked."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    tail = "\n".join(lines[-10:])
+    pinned = re.search(r"\(constraint\) (\S+?)==(\S+)", said)
+    missing = re.search(r"No matching distribution found for ([^\s(]+)", said)
+    if pinned and IMAGE_PACKAGES.fullmatch(pinned[1].lower()):
+        others = [
+            line for line in lines if re.search(rf"(requested|depends on) {re.escape(pinned[1])}\b", line)
+        ]
+        return Refusal(
+            message=f"{name} needs another {pinned[1]} than the image's {pinned[2]}",
+            why="; ".join(dict.fromkeys(others)) or tail,
+            next=f"ask for what works with {pinned[1]} {pinned[2]}, or for a Python of its own: "
+            "-o env.kind=venv",
+        )
+    if "No space left on device" in said:
+        advice = "awsddp exec -- df -h shows it; cluster.disk_gb makes it larger"
+        return Refusal(message="a disk is full", why=tail, next=advice)
+    if _UNREACHED.search(said):
+        return Refusal(
+            message="the package index does not answer",
+            why=tail,
+            next="look at env.index_url, env.proxy and env.ca_bundle; where nodes have no internet: "
+            "-o env.packages_from=client",
+        )
+    if "No interpreter found" in said or "No download found for request" in said:
+        advice = "choose an env.python that exists; the image's own needs no other"
+        return Refusal(message="there is no such Python", why=tail, next=advice)
+    if missing:
+        versions = re.search(r"\(from versions: ([^)]*)\)", said)
+        known = versions[1] if versions and versions[1] != "none" else ""
+        return Refusal(
+            message=f"{name}: there is no {missing[1]} for this Python",
+            why=f"the index has {known[-300:]}" if known else "the index has no such package that fits",
+            next=f"correct it in {name}, and repeat the command",
+        )
+    return Refusal(
+        message=f"{name} could not be installed", why=tail, next=f"correct {name}, and repeat the command"
+    )
+
+
+def refuse_unlike(facts: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise NodeError where nodes differ, by number, in what a job needs alike."""
+    names = dict.fromkeys(name for one in facts.values() for name in one)
+    unlike = [
+        f"{name}: "
+        + ", ".join(f"{node_name(node)} {one.get(name) or 'none'}" for node, one in sorted(facts.items()))
+        for name in names
+        if len({str(one.get(name)) for one in facts.values()}) > 1
+    ]
+    if unlike:
+        raise NodeError(
+            "the nodes differ, and a job needs them alike",
+            "\n".join(unlike),
+            "use one image and one instance type: awsddp down, awsddp up",
+        )

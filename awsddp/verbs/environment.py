@@ -1,0 +1,76 @@
+"""The environment of the ranks on all nodes: what [env] asks for now, else what `up` was asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from awsddp.plan.environment import EnvironmentPlan, make_environment_plan, refuse_unlike
+from awsddp.spec import JobSpec, overlaid_environment, remembered_environment
+from awsddp.state import Record
+from awsddp.verbs import sync
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.context import Context
+
+
+def check_environment(ctx: Context) -> None:
+    """Refuse, before anything costs money, an environment that cannot be meant. Raises ConfigError."""
+    make_environment_plan(ctx.job.env, internet=not ctx.local, driver=None)
+
+
+def environment_of(cluster: ClusterHandle) -> None:
+    """Make the environment that `up` is asked for on the nodes, and remember it for later jobs.
+
+    Raises ConfigError, NodeError also where nodes differ in what a job needs alike.
+    """
+    ctx, record = cluster.ctx, cluster.record
+    refuse_unlike(
+        {
+            one.node: {"torch": one.torch, "CUDA": one.cuda, "driver": one.driver, "GPUs": one.gpus}
+            for one in record.prepared
+        }
+    )
+    requested = remembered_environment(ctx.job)
+    if requested:
+        cluster.remember(asked=record.asked | requested)
+        with cluster.connect() as fleet:
+            ensure_environment(cluster, send_files=lambda: sync.send(ctx, fleet, sync.listed(ctx)))
+
+
+def ensure_environment(cluster: ClusterHandle, *, send_files: Callable[[], object]) -> JobSpec:
+    """Make the environment on the connected nodes, remember it, and return the job with its variables.
+
+    Nothing is asked of the nodes where the image's Python is all that is wanted. Raises ConfigError,
+    NodeError.
+    """
+    ctx, record = cluster.ctx, cluster.record
+    job = overlaid_environment(ctx.job, record.asked)
+    drivers = {one.driver for one in record.prepared}
+    plan = make_environment_plan(
+        job.env, internet=record.target.name != "local", driver=drivers.pop() if len(drivers) == 1 else None
+    )
+    made: Mapping[int, str | None] = {}
+    if plan.has_packages or plan.setup:
+        from awsddp.nodes import environments
+
+        found = environments.ensure(
+            cluster.fleet,
+            plan,
+            pythons={one.node: one.python for one in record.prepared},
+            cache=ctx.home / "packages",
+            ssh_config=ctx.folder.ssh_config,
+            send_files=send_files,
+            on_event=ctx.on_event,
+        )
+        made = {node: one.python for node, one in found.items()} if plan.has_packages else {}
+    prepared = tuple(replace(one, environment=made.get(one.node)) for one in record.prepared)
+    if prepared != record.prepared:
+        cluster.remember(prepared=prepared)
+    return _with_variables(job, plan, record)
+
+
+def _with_variables(job: JobSpec, plan: EnvironmentPlan, record: Record) -> JobSpec:
+    """Return the job whose ranks reach the internet as their packages did; the user's own variables win."""
+    variables = dict(plan.environ)
+    if plan.ca:
+        bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"
+        variables |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), bundle)
+    return replace(job, env=replace(job.env, variables=variables | job.env.variables))

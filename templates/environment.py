@@ -1,0 +1,406 @@
+"""Runs on a node (its own python3, 3.8 or newer, standard library only): makes the environment of the ranks.
+
+Reads one JSON object from stdin, and writes lines of JSON: {"at": text} as it goes on, the answer last.
+
+    {"do": "look" or "build", "stamp", "setup_stamp", "kind", "image": path of the image's python, "python",
+     "setup": [], "lines": [], "constraints": [], "options": [], "torch": [], "conda", "channels": [],
+     "environ": {}, "ca", "offline": whether the client provides packages, "wheels": whether it sent any}
+
+    {"ready": bool, "python": path, "facts": {}, "platform": {}}     the platform where it is not ready
+    {"failed": what was being done, "said": its last lines}
+
+An environment lies in ~/awsddp/env/STAMP and is whole when its ready.json is there. One that an interrupted
+build left is continued; another stamp's stays until its successor is ready, and one of them beyond that, as a
+job may still run in it.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HOME = Path(os.environ.get("HOME") or "~").expanduser()
+PLACE = HOME / "awsddp/env"
+WORK = HOME / "awsddp/work"
+WHEELS = HOME / "awsddp/wheels"
+LOCK_S = 1800
+TAIL = 40
+TELL_S = 2
+PATIENCE = ["--retries", "2", "--timeout", "20"]
+MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/Miniforge3-Linux-{}.sh"
+# Run by the image's python: what is there, so that the client can choose packages for it.
+PLATFORM = """
+import json, platform, site, sys
+from importlib import metadata
+found = {one.metadata["Name"]: one.version for one in metadata.distributions() if one.metadata["Name"]}
+print(json.dumps({"version": platform.python_version(), "machine": platform.machine(),
+    "libc": platform.libc_ver()[1], "packages": found, "site": site.getsitepackages()}))
+"""
+# Run by the environment's python at the end: what all nodes must have alike.
+FACTS = """
+import json, platform
+facts = {"python": platform.python_version()}
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None
+if torch is not None:
+    facts.update(torch=torch.__version__, cuda=torch.version.cuda, torch_file=torch.__file__)
+    facts["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    try:
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if facts["cuda"] else None
+    except Exception:
+        facts["nccl"] = None
+print(json.dumps(facts))
+"""
+# Run by an overlay's python: the image's programs (torchrun...), started by this python.
+SCRIPTS = """
+import sys
+from importlib import metadata
+from pathlib import Path
+folder = Path(sys.executable).parent
+for dist in metadata.distributions():
+    for entry in dist.entry_points:
+        path = folder / entry.name
+        if entry.group != "console_scripts" or path.exists():
+            continue
+        module, _, name = entry.value.partition("[")[0].strip().partition(":")
+        path.write_text("#!%s\\nimport sys\\nfrom %s import %s\\nsys.exit(%s())\\n"
+                        % (sys.executable, module, name.split(".")[0], name))
+        path.chmod(0o755)
+"""
+# Run as root: other programs hold these while they install packages, as on a first boot.
+PACKAGE_LOCK = """
+import fcntl, sys, time
+deadline = time.monotonic() + 600
+for path in ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock"):
+    try:
+        stream = open(path, "r+b")
+    except OSError:
+        continue
+    while True:
+        try:
+            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                sys.exit("another program has held %s for 600 s" % path)
+            time.sleep(0.2)
+"""
+
+
+class Failed(Exception):
+    """A step failed: what, and what it said last."""
+
+
+def tell(**what):
+    """Write one line to the client."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def run(step, argv, env=None, cwd=None):
+    """Run a command, tell some of its lines as progress, and return what it said. Raises Failed."""
+    tell(at=step)
+    said, told = [], time.monotonic()
+    try:
+        process = subprocess.Popen(
+            [str(word) for word in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(os.environ, **(env or {})),
+            cwd=cwd and str(cwd),
+        )
+    except OSError as error:
+        raise Failed(step, str(error)) from error
+    with process.stdout as stream:
+        for line in stream:
+            text = line.decode(errors="replace").rstrip()
+            said.append(text)
+            if text.strip() and time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                tell(at=step + ": " + text.partition(" (from ")[0].strip()[:200])
+    if process.wait() != 0:
+        tail = said[-TAIL:] or ["no output"]
+        raise Failed(step, "\n".join([*tail, f"exit code {process.returncode}"]))
+    return "\n".join(said)
+
+
+def ask(python, program):
+    """Return what a python answers to a program above, its last line."""
+    done = subprocess.run([str(python), "-c", program], stdin=subprocess.DEVNULL, capture_output=True)
+    try:
+        return json.loads(done.stdout.decode().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = done.stderr.decode(errors="replace")[-2000:]
+        raise Failed("asking " + str(python), said or "no answer") from None
+
+
+def write(path, text):
+    """Replace a file at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def read(path):
+    """Return the JSON of a file, None where it is not there or cut short."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def locked():
+    """Wait until no other build runs on this node; the lock ends with this process."""
+    PLACE.mkdir(parents=True, exist_ok=True)
+    lock = (PLACE / "lock").open("w")
+    waiting = "waiting for another build on this node"
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except OSError:
+            if time.monotonic() > deadline:
+                raise Failed(waiting, f"it has no end after {LOCK_S} s") from None
+            tell(at=waiting)
+            time.sleep(1)
+
+
+def reach(asked):
+    """Return the variables by which pip, uv and conda find their packages."""
+    env = dict(asked["environ"])
+    if asked["ca"]:
+        bundle = PLACE / "ca.pem"
+        write(bundle, asked["ca"])
+        names = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CONDA_SSL_VERIFY")
+        env.update(dict.fromkeys(names, str(bundle)))
+    return env
+
+
+def offline(asked):
+    """Return pip's words for packages that were sent, or those for the indexes."""
+    return ["--no-index", "--find-links", str(WHEELS)] if asked["wheels"] else asked["options"]
+
+
+def files(place, asked):
+    """Write what pip reads; return its words."""
+    write(place / "awsddp/requirements.txt", "".join(one + "\n" for one in asked["lines"]))
+    write(place / "awsddp/constraints.txt", "".join(one + "\n" for one in asked["constraints"]))
+    return ["-r", place / "awsddp/requirements.txt", "-c", place / "awsddp/constraints.txt"]
+
+
+def overlay(place, asked, env):
+    """Make an environment over the image's: a venv made from a venv shows the base's packages only."""
+    python = place / "bin/python"
+    if not python.exists():
+        run("making the environment", [asked["image"], "-m", "venv", "--without-pip", place])
+    found = ask(asked["image"], PLATFORM)
+    version = found["version"].split(".")
+    packages = place / "lib" / "python{}.{}".format(*version[:2]) / "site-packages"
+    adding = "; ".join(f"site.addsitedir({folder!r})" for folder in found["site"])
+    write(packages / "awsddp_image.pth", "import site; " + adding + "\n")
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--no-input",
+        "--progress-bar",
+        "off",
+    ]
+    run("installing", [*pip, *PATIENCE, *files(place, asked), *offline(asked)], env=env)
+    run("linking the image's programs", [python, "-c", SCRIPTS])
+    has, image = ask(python, FACTS), ask(asked["image"], FACTS)
+    if has.get("torch_file") != image.get("torch_file"):
+        why = "import torch finds {} ({}), not the image's {} ({})"
+        words = [one.get(key) for one in (has, image) for key in ("torch", "torch_file")]
+        raise Failed("keeping the image's torch", why.format(*words))
+    return python
+
+
+def uv(asked, env):
+    """Return the path of uv; where there is none it is installed beside the environments."""
+    own = PLACE / "tools/bin/uv"
+    found = shutil.which("uv") or next(
+        (str(path) for path in (HOME / ".local/bin/uv", own) if path.exists()), ""
+    )
+    if not found:
+        pip = [asked["image"], "-m", "pip", "--disable-pip-version-check", "install", "--no-input"]
+        run("installing uv", [*pip, *PATIENCE, "--target", PLACE / "tools", *offline(asked), "uv"], env=env)
+    return found or str(own)
+
+
+def interpreter(asked):
+    """Return what uv is to take as Python: where none can be fetched, one that is here. Raises Failed."""
+    if not asked["offline"]:
+        return asked["python"]
+    if not asked["python"]:
+        return asked["image"]
+    wanted = asked["python"].split(".")
+    named = shutil.which("python" + ".".join(wanted[:2]))
+    for path in (asked["image"], named):
+        if path and ask(path, PLATFORM)["version"].split(".")[: len(wanted)] == wanted:
+            return path
+    raise Failed(
+        "finding Python " + asked["python"], "No interpreter found, and packages come from the client"
+    )
+
+
+def venv(place, asked, env):
+    """Make an environment of its own: uv, the asked-for Python, torch, then the packages."""
+    program = uv(asked, env)
+    python = place / "bin/python"
+    if not python.exists():
+        words = ["venv", "--no-project", "--python", interpreter(asked), place]
+        run("making the environment", [program, *words], env=env)
+    pip = [program, "pip", "install", "--no-progress", "--python", python]
+    torch = [one for one in asked["torch"] if "==" in one]
+    run("installing torch", [*pip, *(torch + offline(asked) if asked["wheels"] else asked["torch"])], env=env)
+    if asked["lines"]:
+        has = ask(python, PLATFORM)["packages"]
+        kept = [f"{name}=={has[name]}" for name in ("torch", "torchvision") if name in has]
+        words = files(place, dict(asked, constraints=[*asked["constraints"], *kept]))
+        run("installing", [*pip, *words, *offline(asked)], env=env)
+    return python
+
+
+def conda_program(env):
+    """Return the path of conda; where there is none miniforge is installed beside the environments."""
+    known = [
+        Path("/opt/conda/bin/conda"),
+        *sorted(HOME.glob("mini*/bin/conda")),
+        PLACE / "miniforge/bin/conda",
+    ]
+    found = shutil.which("conda") or next((str(path) for path in known if path.exists()), "")
+    if not found:
+        installer = PLACE / "miniforge.sh"
+        url = MINIFORGE.format(platform.machine())
+        run(
+            "fetching miniforge",
+            ["curl", "-fsSL", "--retry", "2", "-m", "900", "-o", installer, url],
+            env=env,
+        )
+        run("installing miniforge", ["bash", installer, "-b", "-u", "-p", PLACE / "miniforge"], env=env)
+        installer.unlink()
+    return found or str(PLACE / "miniforge/bin/conda")
+
+
+def conda(place, asked, env):
+    """Make conda's environment from the user's environment.yml, or pinned; then torch and the rest by pip."""
+    program = conda_program(env)
+    python = place / "bin/python"
+    channels = [word for channel in asked["channels"] for word in ("-c", channel)]
+    if asked["conda"]:
+        write(PLACE / "environment.yml", asked["conda"])
+        verb = "update" if (place / "conda-meta").exists() else "create"
+        words = ["env", verb, "--prefix", place, "--file", PLACE / "environment.yml"]
+        run(
+            "making the environment by conda",
+            [program, *words, *([] if verb == "update" else ["--yes"])],
+            env=env,
+        )
+    elif not python.exists():
+        words = ["create", "--yes", "--prefix", place, *channels, "python=" + asked["python"], "numpy", "pip"]
+        run("making the environment by conda", [program, *words], env=env)
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--no-input",
+        "--progress-bar",
+        "off",
+    ]
+    if asked["torch"]:
+        run("installing torch", [*pip, *PATIENCE, *asked["torch"]], env=env)
+    if asked["lines"]:
+        run("installing", [*pip, *PATIENCE, *files(place, asked), *asked["options"]], env=env)
+    return python
+
+
+def setup(asked, python, env):
+    """Run the commands that were not run yet, in their order, in the synced folder."""
+    done = PLACE / ("setup-" + asked["setup_stamp"])
+    count = read(done) or 0
+    if count < len(asked["setup"]):
+        WORK.mkdir(parents=True, exist_ok=True)
+        root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+        run("waiting for the packages of the first boot", [*root, "python3", "-I", "-c", PACKAGE_LOCK])
+    path = str(Path(python).parent) + os.pathsep + os.environ.get("PATH", "")
+    for number, command in list(enumerate(asked["setup"]))[count:]:
+        words = dict(env, PATH=path, DEBIAN_FRONTEND="noninteractive")
+        run(command, ["bash", "-c", command], env=words, cwd=WORK)
+        write(done, json.dumps(number + 1))
+
+
+def look(asked):
+    """Return what is there of the environment and its setup, None where something is to be done."""
+    ready = read(PLACE / asked["stamp"] / "ready.json")
+    if asked["kind"] == "image" and not asked["lines"]:
+        ready = read(PLACE / "image.json")
+    done = read(PLACE / ("setup-" + asked["setup_stamp"])) or 0
+    return ready if ready and done == len(asked["setup"]) else None
+
+
+def build(asked):
+    """Make what is missing; return the python and the facts."""
+    place, env = PLACE / asked["stamp"], reach(asked)
+    kept = None
+    ready = place / "ready.json"
+    if asked["kind"] == "image" and not asked["lines"]:
+        python, ready = asked["image"], PLACE / "image.json"
+    else:
+        kept = read(ready)
+        make = {"image": overlay, "venv": venv, "conda": conda}[asked["kind"]]
+        python = kept["python"] if kept else make(place, asked, env)
+    setup(asked, python, env)
+    if not kept:
+        kept = {"python": str(python), "facts": ask(python, FACTS)}
+        write(ready, json.dumps(kept))
+        forget(place)
+    return kept
+
+
+def forget(place):
+    """Remove environments older than the one before this."""
+    made = sorted(PLACE.glob("*/ready.json"), key=lambda path: path.stat().st_mtime)
+    for old in made[:-2]:
+        if old.parent != place:
+            old.unlink()
+            shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def main():
+    """Do what was asked; the answer is the last line."""
+    asked = json.loads(sys.stdin.read())
+    try:
+        found = look(asked)
+        if not found and asked["do"] == "build":
+            lock = locked()
+            found = look(asked) or build(asked)
+            lock.close()
+        if found:
+            tell(ready=True, **found)
+        else:
+            if asked["kind"] == "venv":
+                interpreter(asked)  # before packages are fetched and sent for it
+            tell(ready=False, python=None, facts={}, platform=ask(asked["image"], PLATFORM))
+    except Failed as failed:
+        tell(failed=failed.args[0], said=failed.args[1])
+    except OSError as error:
+        tell(failed="writing its files", said=str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Packages of our own, so that no test needs an index."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+
+def wheel(
+    folder: Path, name: str, version: str = "1.0", *, requires: tuple[str, ...] = (), tag: str = "any"
+) -> None:
+    """Write a wheel whose one module holds its version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-{tag}.whl", "w") as file:
+        file.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+        file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-{tag}\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+def image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
+    """Make a Python as an image has it, with pip and something that calls itself torch; return its path."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    packages = next(folder.glob("lib/python3*/site-packages"))
+    import pip
+
+    own = Path(pip.__file__).parent
+    for part in (own, *own.parent.glob("pip-*.dist-info")):
+        (packages / part.name).symlink_to(part)
+    (packages / "torch").mkdir()
+    (packages / "torch/__init__.py").write_text(
+        f"__version__ = {torch!r}\nclass version:\n    cuda = None\nclass cuda:\n"
+        "    is_available = staticmethod(lambda: False)\n"
+    )
+    (packages / f"torch-{torch}.dist-info").mkdir()
+    (packages / f"torch-{torch}.dist-info/METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n"
+    )
+    (packages / f"torch-{torch}.dist-info/entry_points.txt").write_text(
+        "[console_scripts]\ntorchrun = torch.distributed.run:main\n"
+    )
+    return folder / "bin/python"

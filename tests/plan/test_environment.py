@@ -1,0 +1,194 @@
+"""What [env] and a project's files mean, before anything is installed."""
+
+from pathlib import Path
+
+import pytest
+
+from awsddp.answers import Platform
+from awsddp.errors import ConfigError, NodeError
+from awsddp.nodes.packages import wheel_tags
+from awsddp.plan.environment import explain, image_constraints, make_environment_plan, refuse_unlike
+from awsddp.plan.requirements import read_requirements
+from awsddp.spec import EnvSection
+
+
+def test_a_requirements_file_is_read_with_what_it_includes(tmp_path: Path) -> None:
+    (tmp_path / "base.txt").write_text("-r requirements.txt\nnumpy  # an array\n")
+    (tmp_path / "pins.txt").write_text("numpy==2.1\n")
+    file = tmp_path / "requirements.txt"
+    file.write_text(
+        "-r base.txt\n-c pins.txt\n--extra-index-url https://x/simple\n-e .[dev]\n.\n\n# nothing\n"
+        "tqdm>=4 ;\\\npython_version > '3'\nplain==1 --hash=sha256:ab\nraw @ https://x/a#sub\n"
+    )
+    found = read_requirements(file)
+    assert found.lines == ("numpy", "tqdm>=4 ; python_version > '3'", "plain==1", "raw @ https://x/a#sub")
+    assert found.constraints == ("numpy==2.1",)
+    assert found.options == ("--extra-index-url", "https://x/simple")
+
+
+LOCK = """
+version = 1
+[[package]]
+name = "mine"
+version = "0.1"
+source = { editable = "." }
+dependencies = [
+    { name = "torch" },
+    { name = "tqdm", extra = ["notebook"], marker = "sys_platform == 'linux'" },
+]
+[[package]]
+name = "torch"
+version = "2.13.0"
+dependencies = [{ name = "nvidia-nccl-cu13" }]
+[[package]]
+name = "nvidia-nccl-cu13"
+version = "2.29"
+[[package]]
+name = "tqdm"
+version = "4.67"
+dependencies = [{ name = "colorama", marker = "os_name == 'nt'" }]
+[package.optional-dependencies]
+notebook = [{ name = "ipywidgets" }]
+[[package]]
+name = "colorama"
+version = "0.4"
+[[package]]
+name = "ipywidgets"
+version = "8.1"
+[[package]]
+name = "of-another-group"
+version = "1"
+"""
+
+
+def test_a_lock_gives_what_the_project_needs_without_what_torch_brings(tmp_path: Path) -> None:
+    (tmp_path / "uv.lock").write_text(LOCK)
+    linux = "(sys_platform == 'linux')"
+    assert read_requirements(tmp_path / "uv.lock").lines == (
+        "torch==2.13.0",
+        f"tqdm==4.67 ; {linux}",
+        f"colorama==0.4 ; ({linux}) and (os_name == 'nt')",
+        f"ipywidgets==8.1 ; ({linux})",
+    )
+
+
+def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\ndependencies = ['tqdm>=4']\n")
+    assert read_requirements(tmp_path / "pyproject.toml").lines == ("tqdm>=4",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("requirements.txt", "./wheels/x.whl\n", "line 1: './wheels/x.whl' does not work on a node"),
+        ("requirements.txt", "tqdm\n--trusted-host x\n", "line 2"),
+        ("requirements.txt", "-r none.txt\n", "none.txt cannot be read"),
+        ("pyproject.toml", "[project\n", "not valid TOML"),
+        ("pyproject.toml", "[tool.poetry]\n", "no [project] dependencies"),
+        ("uv.lock", "version = 1\n", "locks no project"),
+        ("environment.yml", "name: x\ndependancies:\n- python\n", "line 2: 'dependancies' is no key"),
+        ("environment.yml", "name: x\n", "has no dependencies"),
+        ("environment.yml", "dependencies:\n\t- python\n", "line 2: a tab"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read_requirements(tmp_path / name)
+    assert words in refused.value.message and str(tmp_path) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch", "index"),
+    [
+        ("595.91.07", "2.13", "cu132"),
+        ("570.195.03", "2.13", "cu126"),
+        ("570.195.03", "2.4.1", "cu124"),
+        (None, None, "cpu"),
+    ],
+)
+def test_torch_comes_from_the_newest_index_that_the_driver_runs(
+    driver: str | None, torch: str | None, index: str
+) -> None:
+    env = EnvSection(kind="venv", torch=torch, python="3.12" if torch != "2.4.1" else "3.11")
+    plan = make_environment_plan(env, internet=True, driver=driver)
+    assert plan.torch[-1] == f"https://download.pytorch.org/whl/{index}"
+    assert plan.torch[0] == ("torch==2.4.1" if torch == "2.4.1" else "torch==2.13.*")
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (EnvSection(kind="venv", python="3.7"), "no wheel for Python 3.7"),
+        (EnvSection(kind="venv", python="three"), "'three' is no Python"),
+        (EnvSection(kind="venv", torch="9.9"), "'9.9' is no torch release"),
+        (EnvSection(torch="2.12"), 'not for env.kind = "image"'),
+        (EnvSection(kind="conda", packages_from="client"), "needs nodes with internet"),
+        (EnvSection(file="none.txt"), "none.txt cannot be read"),
+        (EnvSection(ca_bundle="/none.pem"), "env.ca_bundle"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused_before_anything_is_made(
+    env: EnvSection, words: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_environment_plan(env, internet=True, driver="580.1")
+    assert words in refused.value.message
+
+
+def test_the_stamp_follows_what_is_installed_and_no_password(tmp_path: Path) -> None:
+    def stamp(**keys: object) -> str:
+        plan = make_environment_plan(EnvSection(**keys), internet=True, driver=None)  # type: ignore[arg-type]
+        return plan.stamp
+
+    file = tmp_path / "requirements.txt"
+    file.write_text("tqdm\n")
+    before = stamp(file=str(file), index_url="https://a:b@x/simple")
+    assert before == stamp(
+        file=str(file), index_url="https://c:d@x/simple", proxy="http://p", setup=("true",)
+    )
+    assert before != stamp(file=str(file), index_url="https://y/simple")
+    file.write_text("tqdm>4\n")
+    assert before != stamp(file=str(file), index_url="https://a:b@x/simple")
+
+
+def test_nodes_without_internet_get_their_packages_from_here() -> None:
+    for internet, where in ((False, "client"), (True, "node")):
+        assert make_environment_plan(EnvSection(), internet=internet, driver=None).packages_from == where
+
+
+def test_only_what_torch_is_made_of_is_pinned() -> None:
+    has = {"torch": "2.13.0+cpu", "numpy": "2.4", "nvidia-nccl-cu13": "2.29", "nvidia_cudnn": "9"}
+    assert image_constraints(has) == ("nvidia-nccl-cu13==2.29", "nvidia_cudnn==9", "torch==2.13.0+cpu")
+    assert len(image_constraints(has, every=True)) == 4
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "The user requested (constraint) torch==2.13.0\nx 1 depends on torch<2",
+            "another torch than the image's 2.13.0",
+        ),
+        ("ERROR: No matching distribution found for nope", "there is no nope for this Python"),
+        ("NewConnectionError(...)\nERROR: No matching distribution found for x", "index does not answer"),
+        ("OSError: [Errno 28] No space left on device", "a disk is full"),
+        ("a compiler error", "could not be installed"),
+    ],
+)
+def test_the_last_words_of_pip_are_explained(said: str, words: str) -> None:
+    assert words in explain(said, name="requirements.txt").message
+
+
+def test_wheels_are_those_that_the_nodes_libc_runs() -> None:
+    tags = wheel_tags(Platform(version="3.12.3", machine="aarch64", libc="2.34", packages={}))
+    assert tags[0] == "manylinux_2_34_aarch64" and "manylinux_2_35_aarch64" not in tags
+    assert {"manylinux2014_aarch64", "linux_aarch64"} <= set(tags)
+
+
+def test_nodes_that_differ_are_refused_by_what_differs() -> None:
+    facts = {0: {"torch": "2.13", "NCCL": None}, 1: {"torch": "2.13", "NCCL": "2.29"}}
+    with pytest.raises(NodeError) as refused:
+        refuse_unlike(facts)
+    assert refused.value.why == "NCCL: node0 none, node1 2.29"
+    refuse_unlike({0: facts[0], 1: facts[0]})
