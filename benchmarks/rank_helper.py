@@ -2,7 +2,8 @@
 
     python benchmarks/rank_helper.py [PAIRS]
 
-Two gloo ranks train a small network on the digits, with and without the helper in turn. Needs torch.
+Two gloo ranks train a small network on the digits, with and without the helper in turn. CPU times, as on a
+machine that is shared the clock says nothing. Needs torch.
 """
 
 import gzip
@@ -28,7 +29,7 @@ def main() -> int:
         (helper / "sitecustomize.py").write_text(source)
         settings = {"PYTHONPATH": folder, "AWSDDP_STACKS_DIR": folder}
         _report("start of python, CPU ms", [_pair(_start, settings, number) for number in range(3 * pairs)])
-        _report("step of digits, ms", [_pair(_steps, settings, number) for number in range(pairs)])
+        _report("step of digits, CPU ms", [_pair(_steps, settings, number) for number in range(pairs)])
     return 0
 
 
@@ -41,7 +42,7 @@ def _pair(measure, settings: dict[str, str], number: int) -> tuple[float, float]
 
 
 def _start(settings: dict[str, str]) -> float:
-    """Return the CPU time of a start: on a machine that is shared, its wall time says nothing."""
+    """Return the CPU time of a start."""
     process = subprocess.Popen([sys.executable, "-c", "pass"], env={**os.environ, **settings})
     used = os.wait4(process.pid, 0)[2]
     process.returncode = 0
@@ -66,7 +67,7 @@ def _steps(settings: dict[str, str]) -> float:
 
 
 def _rank() -> None:
-    """Train, and print the median of a step in ms."""
+    """Train, and print the median CPU time of a step in ms."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -80,12 +81,12 @@ def _rank() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seconds = []
     for step in range(STEPS):
-        start = time.perf_counter()
+        start = time.process_time()
         batch = torch.arange(64) + step * 64 % (len(rows) - 64)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     if dist.get_rank() == 0:
         print(statistics.median(seconds) * 1e3)
     dist.barrier()
