@@ -219,6 +219,34 @@ class _Slots:
     jobs: Annotated[dict[_Name, bool], Meta(max_length=100_000)]
 
 
+_Record = tuple[_Size, _Word, _Word, bool]
+_Pid = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Records:
+    records: Annotated[tuple[_Record, ...], Meta(max_length=1000)]
+    age: _Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Process:
+    pid: _Pid
+    parent: _Pid
+    rank: _Rank
+    joined: bool
+    state: Annotated[str, Meta(pattern=r"^[A-Za-z]\Z")]
+    stacks: _Text
+    records: Annotated[dict[_Word, _Records], Meta(max_length=10_000)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stacks:
+    workdir: _Text
+    silent_s: _Seconds
+    processes: Annotated[tuple[_Process, ...], Meta(max_length=10_000)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Claimed:
     claimed: bool
@@ -271,6 +299,7 @@ _KINDS: dict[str, Any] = {
     "launch": _Launched,
     "state": _State,
     "slots": _Slots,
+    "stacks": _Stacks,
     "cancel": _Document,
     "manifest": Manifest,
     "hashes": _Hashes,

@@ -416,6 +416,55 @@ class LaunchDocument:
     nodes: tuple[LaunchNode, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective operation that is not over, and its number in its process group."""
+
+    group: str
+    number: int
+    operation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessStack:
+    """A process: `where` is its innermost line of the synced folder, `stack` its frames, oldest first."""
+
+    pid: int
+    state: Literal["running", "stopped", "silent"]
+    where: str | None
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStack:
+    """What a rank does. "silent": it runs and gives no stack; "missing": it has no process any more."""
+
+    rank: int
+    node: int
+    pid: int | None
+    state: Literal["running", "stopped", "silent", "ended", "missing", "unreachable"]
+    where: str | None
+    stack: tuple[str, ...]
+    collective: Collective | None
+    workers: tuple[ProcessStack, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyDocument:
+    """`doctor --why`: the ranks that are `behind` those that wait, and what each rank does.
+
+    `silent_s`: for how long no rank has written to its log; `moving`: a collective began just now.
+    """
+
+    job: str
+    state: JobState
+    silent_s: float | None
+    moving: bool
+    behind: tuple[int, ...]
+    explanation: str
+    ranks: tuple[RankStack, ...]
+
+
 DOCUMENTS: dict[str, Any] = {
     "": HomeDocument,
     "init": InitDocument,
@@ -436,6 +485,7 @@ DOCUMENTS: dict[str, Any] = {
     "ssh": SshDocument,
     "doctor": DoctorDocument,
     "doctor --request-quota": QuotaDocument,
+    "doctor --why": WhyDocument,
     "report": JobReport,
     "report --cost": CostDocument,
     "stop": ClusterDocument,

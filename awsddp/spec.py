@@ -157,7 +157,8 @@ class SyncSection:
 class JobSection:
     """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
 
-    The job fails when a node is silent for `heartbeat_timeout`.
+    The job fails when a node is silent for `heartbeat_timeout`, and when no rank writes to its log for
+    `hang_after`.
 
     `outputs` are paths on the node, relative to the synced folder or absolute, fetched beside new and
     changed files; `results` is the local folder for them. New and changed files that match `exclude`
@@ -192,6 +193,7 @@ class JobSection:
     exclude: tuple[str, ...] = ()
     results_limit: str = "20GB"
     timeout: str | None = None
+    hang_after: str | None = None
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
     master_port: int | None = None
@@ -538,3 +540,5 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         )
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")
+    if job.hang_after is not None:
+        seconds(job.hang_after, place="job.hang_after")

@@ -1,4 +1,4 @@
-"""`awsddp doctor`: checks before a launch."""
+"""`awsddp doctor`: checks before a launch, and where a job hangs."""
 
 import json
 
@@ -12,11 +12,21 @@ from awsddp.cli.plan_page import checks_page, quota_page
 @click.command("doctor", cls=Verb)
 @click.option("--iam-policy", is_flag=True, help="Print the least IAM policy for this configuration.")
 @click.option("--request-quota", is_flag=True, help="Request the missing quota from AWS.")
-def command(options: Globals, *, iam_policy: bool, request_quota: bool) -> int:
-    """Check credentials, permissions, quota, offers and compatibility before a launch. Changes nothing."""
+@click.option("--why", "job", metavar="JOB", help="Show where each rank of a running job is, and who lags.")
+def command(options: Globals, *, iam_policy: bool, request_quota: bool, job: str | None) -> int:
+    """Check credentials, permissions, quota, offers and compatibility before a launch. Changes nothing.
+
+    With --why it asks the nodes of a job instead; the job runs on.
+    """
     from awsddp.verbs import doctor as verb
 
     with session.opened(options) as (ctx, show):
+        if job is not None:
+            from awsddp.cli.why_page import why_page
+            from awsddp.verbs.why import why
+
+            show.result(why(ctx, job), why_page)
+            return 0
         if iam_policy:
             print(json.dumps(verb.iam_policy_of(ctx), indent=2))  # AWS's format: no schema of ours
             return 0

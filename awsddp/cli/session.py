@@ -126,6 +126,9 @@ JOB_OPTIONS = {
         "--name", metavar="NAME", help="The job's name.  [default: script, time, 4 digits]"
     ),
     "job.timeout": click.option("--timeout", metavar="TIME", help="End the job after this: 90m, 24h."),
+    "job.hang_after": click.option(
+        "--hang-after", metavar="TIME", help="End the job when no rank writes a line for this long: 10m."
+    ),
 }
 
 

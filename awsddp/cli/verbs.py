@@ -23,7 +23,7 @@ VERBS = {
     "fetch": Entry("Fetch a job's results."),
     "exec": Entry("Run a command on all nodes."),
     "ssh": Entry("Open a shell on a node."),
-    "doctor": Entry("Check credentials, quota and permissions before a launch."),
+    "doctor": Entry("Check what a launch needs; --why JOB shows where a running job hangs."),
     "report": Entry("Summarize a job; --cost shows what every cluster cost."),
     "stop": Entry("Stop the instances, keep their disks; `up` starts them again."),
     "down": Entry("Terminate everything, wait until it is gone, and show the cost."),

@@ -1,5 +1,6 @@
 """What a node is told: requests to the supervisor's program, and the command that carries one there."""
 
+import base64
 import bz2
 import functools
 import json
@@ -35,17 +36,11 @@ _MODULES = (
     "causes",
     "folder",
     "claim",
-    "processes",
     "journal",
-    "workers",
     "link",
     "session",
     "peers",
-    "shutdown",
-    "coordinator",
-    "elastic",
     "times",
-    "serve",
     "follow",
     "walk",
     "disks",
@@ -54,6 +49,11 @@ _MODULES = (
     "launch",
     "main",
 )
+# Those that only some requests need travel with them: the program fits the first window of a connection.
+_REQUEST_MODULES = {
+    "launch": ("processes", "workers", "shutdown", "coordinator", "elastic", "serve", "stacks", "hang"),
+    "stacks": ("stacks",),
+}
 _PACKAGE = "awsddp.jobs.supervisor"
 
 # The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
@@ -83,18 +83,24 @@ def program() -> tuple[list[str], bytes]:
     Then come messages, one for each request. The command is the same for all: nothing of the user's is ever
     part of it.
     """
-    folder = Path(__file__).parent / "supervisor"
-    source = [(f"{_PACKAGE}.{name}", _bare((folder / f"{name}.py").read_text("utf-8"))) for name in _MODULES]
-    return ["python3", "-I", "-c", _BOOT], _part(bz2.compress(json.dumps(source).encode()))
+    return ["python3", "-I", "-c", _BOOT], _part(_packed(_MODULES))
 
 
-def _bare(source: str) -> str:
+@functools.cache
+def _packed(modules: tuple[str, ...]) -> bytes:
+    return bz2.compress(json.dumps([(f"{_PACKAGE}.{name}", _source(name)) for name in modules]).encode())
+
+
+def _source(name: str) -> str:
+    source = (Path(__file__).parent / "supervisor" / f"{name}.py").read_text("utf-8")
     return _NOT_SENT.sub(lambda found: (found[1] or "") + "\n" * found[0].count("\n"), source)
 
 
 def message(request: Mapping[str, Any]) -> bytes:
     """Return `request` as the program reads it."""
-    return _part(json.dumps(request).encode())
+    modules = _REQUEST_MODULES.get(request["do"])
+    extra = {"modules": base64.b64encode(_packed(modules)).decode()} if modules else {}
+    return _part(json.dumps({**request, **extra}).encode())
 
 
 def _part(data: bytes) -> bytes:
@@ -163,12 +169,14 @@ def launch_requests(
             **(facts or {}),
         },
         "layout": [(rank.rank, rank.local_rank, rank.node) for rank in ranks],
+        "helper": _source("helper"),
         "secret": secrets.token_hex(32),
         "master_port": port,
         "link_port": link_port,
         "join_s": JOIN_SECONDS,
         "silent_s": seconds(spec.job.heartbeat_timeout),
         "timeout": None if spec.job.timeout is None else seconds(spec.job.timeout),
+        "hang_after": None if spec.job.hang_after is None else seconds(spec.job.hang_after),
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
         "defaults": defaults(ranks[0].local_world_size),
@@ -224,6 +232,11 @@ def cancel_request(job: str, *, grace: float | None = None, launch: str | None =
 def claim_request(owner: str, *, wait_s: float) -> dict[str, Any]:
     """Ask for the right to start a job, which a launch uses up; `owner` is what another client is told."""
     return {"do": "claim", "owner": owner, "wait_s": wait_s, "lease_s": LEASE_SECONDS}
+
+
+def stacks_request(job: str) -> dict[str, Any]:
+    """Ask what the processes of `job` do at this moment on the node (supervisor/stacks.py)."""
+    return {"do": "stacks", "job": job}
 
 
 def lost_request(job: str, node: int, why: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Following a job: the stream of each node, connected again when it breaks, until all have ended."""
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -9,12 +10,14 @@ from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol, results
 from awsddp.jobs.logs import Merger
-from awsddp.report import Event, node_name
+from awsddp.report import Event, duration, node_name
 from awsddp.spec import seconds
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.requests import ask, holders
 
 SILENT_S = 12.0
+HINT_S = 300.0
+"""After how long without a line a job is said to be silent."""
 BEYOND_S = 60.0
 """How much longer than `job.heartbeat_timeout` we try to connect: the supervisors notice a break later."""
 _CONNECT_S = 5.0
@@ -54,6 +57,7 @@ class Watch:
         self._patience_s = seconds(ctx.job.job.heartbeat_timeout) + BEYOND_S
         self._followed = set(holders(fleet, job))
         self._away: dict[int, float] = {}  # nodes without a connection, and since when
+        self._heard_at = time.monotonic()
         self._fruitless = Counter[int]()
         self._restarts = len(job.restarts)
 
@@ -89,10 +93,12 @@ class Watch:
         def on_data(node: int, data: bytes) -> bool:
             nonlocal check_at
             del self._fruitless[node]
+            now = time.monotonic()
             if lines := self._merger.feed(node, data) + self._merger.idle():
                 self._on_lines(lines)
+                self._heard_at = max(now, self._heard_at)
             self._tell_restarts()
-            now = time.monotonic()
+            self._hint(now)
             if now >= check_at:
                 check_at = now + _CHECK_S
                 if (self._away and now >= until) or self._lost(nodes):
@@ -122,6 +128,14 @@ class Watch:
             )
             self._ctx.say(f"restart {one['restart']} of {one['max_restarts']}: {who}: {one['explanation']}")
         self._restarts = max(self._restarts, len(restarts))
+
+    def _hint(self, now: float) -> None:
+        """Name the command that shows where the ranks are, once, when none has written a line for long."""
+        if self._to_the_end and now - self._heard_at >= HINT_S:
+            self._heard_at = math.inf
+            after = duration(HINT_S).removesuffix(" 0 s")
+            command = f"awsddp doctor --why {self._job.job}   # where its ranks are"
+            self._ctx.on_event(Event(f"no output for {after}: {command}"))
 
     def _request(self, node: int) -> dict[str, object]:
         return protocol.follow_request(

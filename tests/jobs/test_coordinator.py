@@ -14,6 +14,7 @@ REQUEST: dict[str, Any] = {
 }
 GO = {"do": "go"}
 STOP = {"do": "stop", "grace": 1.0}
+LOOK = {"do": "stacks"}
 
 
 def joined(**settings: Any) -> Coordinator:
@@ -21,6 +22,14 @@ def joined(**settings: Any) -> Coordinator:
     for node in (0, 1):
         coordinator.hear(node, {"is": "here"}, now=1)
     return coordinator
+
+
+def answer(node: int, stopped: int | None = None) -> dict[str, Any]:
+    blank = {"pid": 7, "parent": 1, "joined": True, "stacks": "", "records": {}}
+    ranks = [rank for rank, _, on in REQUEST["layout"] if on == node]
+    states = ["T" if rank == stopped else "S" for rank in ranks]
+    processes = [{**blank, "rank": rank, "state": state} for rank, state in zip(ranks, states, strict=True)]
+    return {"workdir": "/w", "silent_s": 9.0, "processes": processes}
 
 
 def exit_of(rank: int, code: int, fault: str = "own", said: str = "") -> dict[str, Any]:
@@ -134,15 +143,56 @@ def test_timeout_counts_from_the_start_of_the_ranks() -> None:
     coordinator.tick(now=10.9)
     assert coordinator.orders == [GO]
     coordinator.tick(now=11)
+    assert coordinator.orders == [GO, LOOK]
+    coordinator.hear(0, {"is": "stacks", "answer": answer(0)}, now=11.5)
     coordinator.tick(now=12)
-    assert coordinator.orders == [GO, {"do": "stop", "grace": 30.0}]
+    assert coordinator.orders == [GO, LOOK]
+    coordinator.hear(1, {"is": "stacks", "answer": answer(1)}, now=12.5)
+    coordinator.tick(now=12.5)
+    assert coordinator.orders == [GO, LOOK, {"do": "stop", "grace": 30.0}]
     assert named(coordinator) is None
+
+
+def test_node_that_does_not_look_delays_a_timeout_by_3_s() -> None:
+    coordinator = joined(timeout=10.0)
+    coordinator.tick(now=11)
+    coordinator.tick(now=13.9)
+    assert coordinator.orders == [GO, LOOK]
+    coordinator.tick(now=14)
+    assert coordinator.orders[2:] == [{"do": "stop", "grace": 30.0}]
+
+
+def test_job_that_is_silent_is_ended_and_the_rank_that_stands_elsewhere_named() -> None:
+    coordinator = joined(hang_after=10.0)
+    coordinator.hear(1, {"is": "output"}, now=6)
+    coordinator.tick(now=15.9)
+    assert coordinator.orders == [GO]
+    coordinator.tick(now=16)
+    for node in (0, 1):
+        coordinator.hear(node, {"is": "stacks", "answer": answer(node, stopped=3)}, now=16)
+    coordinator.tick(now=16)
+    assert coordinator.orders == [GO, LOOK, {"do": "stop", "grace": 30.0}]
+    gone(coordinator)
+    cause = coordinator.document()["cause"]
+    assert (cause["kind"], cause["rank"], cause["node"], cause["instance_id"]) == ("hang", 3, 1, "i-1")
+    assert cause["explanation"].startswith("No rank wrote to its log for 10 s. Rank 3 (node1) does not run: ")
+    assert cause["next"].startswith("awsddp doctor --why job")
+
+
+def test_nodes_know_when_the_job_is_silent_for_two_minutes() -> None:
+    coordinator = joined()
+    coordinator.tick(now=121)
+    coordinator.tick(now=122)
+    coordinator.hear(0, {"is": "output"}, now=123)
+    coordinator.tick(now=123)
+    assert coordinator.orders == [GO, *({"do": "silence", "silent": silent} for silent in (True, False))]
 
 
 def test_rank_that_left_with_0_is_named_first_when_the_others_time_out() -> None:
     coordinator = joined(timeout=20.0)
     coordinator.hear(1, exit_of(2, 0), now=9)
     coordinator.tick(now=21)
+    coordinator.tick(now=24)
     cause = coordinator.document()["cause"]
     assert cause["explanation"].startswith("Rank 2 had ended with exit code 0 12 s before; ")
     assert cause["explanation"].endswith(" The job ran for longer than its timeout of 20 s.")

@@ -190,3 +190,16 @@ def test_node_whose_streams_bring_nothing_is_given_up(
     assert job.state == "succeeded"
     assert of_rank(0, shown) == LINES
     assert len(events) < 100
+
+
+def test_job_without_output_is_said_to_be_silent_once_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+) -> None:
+    class Silent(Nodes):
+        def _frames(self, node: int, offsets: dict[int, int]) -> bytes:
+            if self.now < 800:
+                return HEADER.pack(b"H", 0, 0, 0)
+            return super()._frames(node, offsets)
+
+    _, _, events = follow(Silent({}, back_at=0), tmp_path, monkeypatch)
+    assert events == ["no output for 5 min: awsddp doctor --why job   # where its ranks are"]

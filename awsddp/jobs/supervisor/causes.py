@@ -162,6 +162,13 @@ TABLE = (
         "The job ran for longer than its timeout of {seconds:g} s.",
         "awsddp train --timeout   # longer, if it was not hanging",
     ),
+    Row(
+        "hang",
+        False,
+        None,
+        "No rank wrote to its log for {seconds:g} s.",
+        "awsddp doctor --why {job}   # where each rank was",
+    ),
     Row("cancelled", False, None, "It was cancelled.", ""),
     Row("interrupted", True, None, "{why}.", "awsddp up   # starts what is stopped; then: awsddp train"),
     Row(

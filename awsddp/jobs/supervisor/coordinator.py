@@ -12,6 +12,10 @@ from awsddp.jobs.supervisor.causes import cause, cause_of_node
 
 FAILED_GRACE = 1.0
 """Seconds between TERM and KILL for the others when a rank has failed."""
+INSPECT_SECONDS = 3.0
+"""How long the nodes have to write down what their ranks do, before a job is ended for hanging."""
+SILENT_SECONDS = 120.0
+"""After these a cancel has the nodes write that down, too."""
 _FAULTS = ("own", "echo", "stopped")
 
 
@@ -37,6 +41,11 @@ class Coordinator:
         self._verdict: str | None = None
         self._stopping = False
         self._stuck: list[str] = []
+        self._spoke_at: float | None = None  # when a rank wrote to its log, as far as was reported
+        self._silent = False
+        self._pending: dict[str, Any] | None = None  # the cause for which the job ends, once it was inspected
+        self._inspect_by = 0.0
+        self._answers: dict[int, dict[str, Any]] = {}
         self.orders: list[dict[str, Any]] = []
 
     @property
@@ -57,6 +66,10 @@ class Coordinator:
         elif kind == "gone":
             self._left.discard(node)
             self._stuck += [f"node{node}: process {pid}" for pid in message["stuck"]]
+        elif kind == "output":
+            self._spoke_at = now
+        elif kind == "stacks":
+            self._answers[node] = message["answer"]
         elif kind == "stop":
             self._stop(message["state"], message.get("cause"), message["grace"])
 
@@ -76,10 +89,46 @@ class Coordinator:
             why = f"The supervisor of {names} did not report within {self._request['join_s']:g} s"
             lost = cause_of_node(self._request, min(self._absent), "node_lost", why=why)
             self._stop("failed", lost, FAILED_GRACE)
-        if self._end_by is not None and now >= self._end_by and not self._stopping:
-            late = cause_of_node(self._request, None, "timeout", seconds=self._request["timeout"])
-            late["explanation"] = self._early(now) + late["explanation"]
-            self._stop("failed", late, self._request["grace"])
+        if self._end_by is not None and now >= self._end_by:
+            self._inspect("timeout", self._request["timeout"], now)
+        if self._spoke_at is not None:
+            self._tick_silence(now - self._spoke_at, now)
+        if self._pending is not None and not self._stopping:
+            self._end_inspected(now)
+
+    def _tick_silence(self, seconds: float, now: float) -> None:
+        limit = self._request.get("hang_after")
+        if limit is not None and seconds >= limit:
+            self._inspect("hang", limit, now)
+        if self._silent != (seconds >= SILENT_SECONDS):
+            self._silent = not self._silent
+            self.orders.append({"do": "silence", "silent": self._silent})
+
+    def _inspect(self, kind: str, seconds: float, now: float) -> None:
+        """Have all nodes write down what their ranks do; then the job ends."""
+        if self._pending is not None or self._stopping:
+            return
+        self._pending = cause_of_node(self._request, None, kind, seconds=seconds, job=self._request["job"])
+        self._pending["explanation"] = self._early(now) + self._pending["explanation"]
+        self._inspect_by = now + INSPECT_SECONDS
+        self.orders.append({"do": "stacks"})
+
+    def _end_inspected(self, now: float) -> None:
+        if not self._left <= self._answers.keys() and now < self._inspect_by:
+            return
+        from awsddp.jobs.supervisor.hang import diagnose
+
+        pending, layout = self._pending, self._request["layout"]
+        assert pending is not None
+        codes = {rank: one["exit_code"] for rank, one in self._reports.items() if self._ended(rank)}
+        found = diagnose(layout, self._answers, exit_codes=codes)
+        if found["behind"] and not (found["moving"] or self._zero_at):
+            pending["explanation"] += f" {found['explanation']}".rstrip()
+            if len(found["behind"]) == 1:
+                rank = found["ranks"][found["behind"][0]]
+                words = {key: pending[key] for key in ("kind", "retryable", "explanation", "next")}
+                pending = cause(self._request, rank["node"], words, rank=rank["rank"])
+        self._stop("failed", pending, self._request["grace"])
 
     def document(self) -> dict[str, Any]:
         """Return the state of the whole job now, in the keys that every node copies to its document."""
@@ -97,7 +146,7 @@ class Coordinator:
             self.orders.append({"do": "stop", "grace": FAILED_GRACE})
         if self._absent or self._stopping or self._join_by is None:
             return
-        self._join_by = None
+        self._join_by, self._spoke_at = None, now
         if self._request["timeout"] is not None:
             self._end_by = now + self._request["timeout"]
         self.orders.append({"do": "go"})

@@ -10,6 +10,8 @@
                      workers.jsonl  its notes: rounds, and how the ranks ended
                      reserve        room for the last state.json on a full disk
                      times.jsonl    how long the logs were, and when
+                     helper/        the sitecustomize of the ranks (helper.py)
+                     stacks/        its requests and answers (stacks.py)
                      run/           AWSDDP_RUN_DIR
 """
 
@@ -47,6 +49,8 @@ class JobFolder:
         self.path = path or jobs_folder() / job
         self.logs = self.path / "logs"
         self.run = self.path / "run"
+        self.helper = self.path / "helper"
+        self.stacks = self.path / "stacks"
         self.state = self.path / "state.json"
         self.cancel = self.path / "cancel.json"
         self.snapshot = self.path / "snapshot.json"

@@ -12,7 +12,6 @@ from typing import Any
 
 from awsddp.jobs.supervisor.claim import CLAIM
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, folders, jobs_folder, write_json
-from awsddp.jobs.supervisor.serve import guard
 from awsddp.jobs.supervisor.walk import snapshot
 
 _RESERVE_BYTES = 1 << 20
@@ -131,8 +130,9 @@ def _bound(host: str, port: int) -> socket.socket:
 def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
     """Make the job's folder and return the descriptor of its lock, which is held."""
     lock = folder.lock()
-    for path in (folder.logs, folder.run, folder.path / "errors"):
+    for path in (folder.logs, folder.run, folder.helper, folder.stacks, folder.path / "errors"):
         path.mkdir(mode=0o700)
+    (folder.helper / "sitecustomize.py").write_text(request.pop("helper"), encoding="utf-8")
     write_json(folder.path / "job.json", request)
     for process in request["processes"]:
         for name, text in process["files"].items():
@@ -151,6 +151,8 @@ def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket 
         try:
             os.close(up)
             _leave(folder.path / "supervisor.log")
+            from awsddp.jobs.supervisor.serve import guard
+
             guard(request, folder, listener, ready)
             status = 0
         except BaseException:

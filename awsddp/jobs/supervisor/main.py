@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import bz2
 import json
 import os
 import signal
 import sys
 import time
+import types
 from typing import Any, BinaryIO
 
 from awsddp.jobs.supervisor.causes import cause_of_node
@@ -42,6 +45,7 @@ def main(stdin: BinaryIO) -> int:
 
 def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
     """Answer one request, and return whether it was done."""
+    _load(request.pop("modules", None))
     out.write(MAGIC)
     try:
         if request["do"] == "follow":
@@ -59,6 +63,15 @@ def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
     return "error" not in answer
 
 
+def _load(packed: str | None) -> None:
+    """Load the modules that came with a request, as the program itself was loaded."""
+    if packed is None:
+        return
+    for name, source in json.loads(bz2.decompress(base64.b64decode(packed))):
+        module = sys.modules[name] = types.ModuleType(name)
+        exec(compile(source, name, "exec"), module.__dict__)
+
+
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     kind = request["do"]
     if kind == "claim":
@@ -74,6 +87,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return manifest(JobFolder(request["job"]), request)
     if kind == "hashes":
         return hashes(request["paths"])
+    if kind == "stacks":
+        from awsddp.jobs.supervisor.stacks import stacks
+
+        return stacks(JobFolder(request["job"]))
     if kind == "cancel":
         return _cancel(JobFolder(request["job"]), request["grace"], request["launch"])
     if kind == "lost":

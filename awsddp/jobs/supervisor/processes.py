@@ -91,6 +91,7 @@ class Ranks:
                     **os.environ,
                     "PATH": _path(entry["argv"][0]),
                     **entry["environment"],
+                    **self._helped(entry["environment"]),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -106,6 +107,15 @@ class Ranks:
             if log >= 0:
                 os.close(log)
         return process
+
+    def _helped(self, environment: dict[str, str]) -> dict[str, str]:
+        """Return what puts the helper before a rank's program."""
+        paths = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        helper = str(self._folder.helper)
+        return {
+            "PYTHONPATH": f"{helper}{os.pathsep}{paths}" if paths else helper,
+            "AWSDDP_STACKS_DIR": str(self._folder.stacks),
+        }
 
     def reap(self) -> list[dict[str, Any]]:
         """Reap what has ended, and return a report for each rank that ended with it."""

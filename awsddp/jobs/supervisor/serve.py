@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from awsddp.jobs.supervisor.causes import cause_of_node
-from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, Coordinator
+from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, SILENT_SECONDS, Coordinator
 from awsddp.jobs.supervisor.diagnose import full_disk
 from awsddp.jobs.supervisor.elastic import Elastic
 from awsddp.jobs.supervisor.folder import JobFolder, initial, read_json, write_json
@@ -20,6 +20,8 @@ from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
 from awsddp.jobs.supervisor.shutdown import shutdown
 from awsddp.jobs.supervisor.times import Times
 from awsddp.jobs.supervisor.workers import Workers
+
+_REPORT_SECONDS = 10.0
 
 
 def guard(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
@@ -74,6 +76,9 @@ class Supervisor:
         self._join_by = now + request["join_s"]
         self._turned_at = now
         self._gone = False
+        self._silent = False  # nothing was written by any rank of the job for a while
+        self._report_at = 0.0
+        self._sizes: dict[str, int] = {}
         self._asked: dict[str, Any] | None = None  # how to end, from a cancel or the node's shutdown
         self._sent: dict[str, Any] | None = None  # the last of these that the first node was sent
         self._end: dict[str, Any] | None = None
@@ -120,6 +125,7 @@ class Supervisor:
             self._ask_to_end()
         if self._alone and now >= self._join_by:
             self._abandon(f"node{self._first} could not be reached ({self._peers.error})")
+        self._report_output(now)
         self._report()
         self._times.note()
         self._look_left()
@@ -172,6 +178,8 @@ class Supervisor:
         assert asked is not None
         self._own["cause"] = self._own["cause"] or asked.get("cause")
         self._write()
+        if self._silent and asked["state"] == "cancelled":
+            self._inspect()
         self._ranks.stop(asked["grace"])
         if self._alone:
             self._abandon("it was cancelled before it had started", state=asked["state"])
@@ -204,8 +212,32 @@ class Supervisor:
             self._say({"is": "started", "ranks": started})
         elif kind == "stop" and order.get("node", self._me) == self._me:
             self._ranks.stop(order["grace"])
+        elif kind == "stacks":
+            self._say({"is": "stacks", "answer": self._inspect()})
+        elif kind == "silence":
+            self._silent = order["silent"]
         elif kind == "end":
             self._end = order["document"]
+
+    def _report_output(self, now: float) -> None:
+        """Tell the first node, now and then, that a rank has written to its log."""
+        if now < self._report_at or self._gone:
+            return
+        limit = self._request.get("hang_after") or SILENT_SECONDS
+        self._report_at = now + min(_REPORT_SECONDS, limit / 4)
+        sizes = self._times.lengths()
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._say({"is": "output"})
+
+    def _inspect(self) -> dict[str, Any]:
+        """Return what the ranks do, and leave it in the run folder: a job that hangs is about to end."""
+        from awsddp.jobs.supervisor.stacks import DUMP, stacks
+
+        answer = stacks(self._folder)
+        with contextlib.suppress(OSError):
+            write_json(self._folder.run / DUMP, answer)
+        return answer
 
     def _note(self) -> None:
         """Write the state of this node's ranks; the first node writes that of all ranks."""

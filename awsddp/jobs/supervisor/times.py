@@ -23,12 +23,16 @@ class Times:
         self._noted: dict[str, int] = {}
         self._next = 0.0
 
+    def lengths(self) -> dict[str, int]:
+        """Return how long each log is now."""
+        return {rank: path.stat().st_size for rank, path in self._logs.items() if path.exists()}
+
     def note(self, *, last: bool = False) -> None:
         """Write the lengths down where it is time. A full disk ends no job: the next note has all."""
         if time.monotonic() < self._next and not last:
             return
         self._next = time.monotonic() + _EVERY_SECONDS
-        lengths = {rank: path.stat().st_size for rank, path in self._logs.items() if path.exists()}
+        lengths = self.lengths()
         if lengths == self._noted:
             return
         try:

@@ -1,0 +1,283 @@
+"""Where a job hangs: reads the processes of all its nodes (stacks.py). Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Frame = tuple[str, int, str]  # file, line, function
+
+LIVELY_SECONDS = 5.0
+"""A collective that began within these tells that the job may be making progress."""
+_FRAME = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$')
+_THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
+_INIT = (
+    "init_process_group",
+    "_store_based_barrier",
+    "rendezvous",
+    "_create_c10d_store",
+    "_new_group_with_tag",
+)
+_BOOTSTRAP = "/multiprocessing/process.py"
+_LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python")
+_INNER = ("age", "records", "joined")  # what the judgement needs, and no reader
+_COLLECTIVE = "torch/distributed/distributed_c10d.py"
+
+
+def diagnose(layout: list[Any], answers: dict[int, Any], *, exit_codes: dict[int, Any]) -> dict[str, Any]:
+    """Return which ranks of a job are `behind` the others, an `explanation`, and what each of `ranks` does.
+
+    `moving`: a collective began so recently that the job may not hang at all.
+
+    `layout` holds [rank, local rank, node]; `answers` are those of `stacks` by node, None for a node that
+    gave none. `exit_codes` has the ranks that ended.
+    """
+    ranks = [_rank(rank, node, answers.get(node), exit_codes.get(rank)) for rank, _, node in layout]
+    behind, explanation = _behind(ranks)
+    lively = [one["age"] for one in ranks if one["age"] is not None and one["age"] < LIVELY_SECONDS]
+    moving = bool(lively) and all(one["state"] == "running" for one in ranks)
+    if moving:
+        ago = f"The job may be making progress: a collective began {max(0.0, min(lively)):.1f} s ago. "
+        explanation = ago + explanation
+    silent = [answer["silent_s"] for answer in answers.values() if answer]
+    return {
+        "silent_s": min(silent, default=None),
+        "moving": moving,
+        "behind": behind,
+        "explanation": explanation[:1].upper() + explanation[1:],
+        "ranks": [{key: value for key, value in one.items() if key not in _INNER} for one in ranks],
+    }
+
+
+def _rank(rank: int, node: int, answer: Any, exit_code: Any) -> dict[str, Any]:
+    """Return what a rank does: its main process, and the children of that in which user code runs."""
+    found: dict[str, Any] = {"rank": rank, "node": node, "pid": None, "where": None, "stack": []}
+    found.update(collective=None, age=None, joined=False, records={}, workers=[])
+    if exit_code is not None:
+        return {**found, "state": "ended"}
+    if answer is None:
+        return {**found, "state": "unreachable"}
+    processes = [one for one in answer["processes"] if one["rank"] == rank]
+    if not processes:
+        return {**found, "state": "missing"}
+    pids, workdir = {one["pid"] for one in processes}, answer["workdir"]
+    main = min(processes, key=lambda one: (not one["joined"], one["parent"] in pids, one["pid"]))
+    found.update(_seen(main, workdir), joined=main["joined"], records=main["records"])
+    workers = [one for one in processes if one is not main and one["parent"] in pids]
+    found["workers"] = [_seen(one, workdir, own=True) for one in workers]
+    found["collective"] = _in_flight(main["records"])
+    found["age"] = min((group["age"] for group in main["records"].values()), default=None)
+    return found
+
+
+def _seen(process: dict[str, Any], workdir: str, *, own: bool = False) -> dict[str, Any]:
+    """Return what a process does; with `own` it is somewhere only where it runs code of the synced folder."""
+    frames = _main_thread(process["stacks"])
+    state = "stopped" if process["state"] in "Tt" else "running" if frames else "silent"
+    stack = [_place(frame, workdir) for frame in frames]
+    where = (
+        None if own and not any(_is_own(frame[0], workdir) for frame in frames) else _where(frames, workdir)
+    )
+    return {"pid": process["pid"], "state": state, "where": where, "stack": stack}
+
+
+def _main_thread(text: str) -> list[Frame]:
+    """Return the frames of the main thread, oldest first: faulthandler writes the newest thread first."""
+    if not text:
+        return []
+    lines = _THREAD.split(text)[-1].splitlines()
+    found = [match for match in map(_FRAME.match, lines) if match and not match[1].startswith("<frozen ")]
+    frames = [(match[1], int(match[2]), match[3]) for match in reversed(found)]
+    starts = [
+        at for at, frame in enumerate(frames) if frame[0].endswith(_BOOTSTRAP) and frame[2] == "_bootstrap"
+    ]
+    return frames[starts[-1] + 1 :] if starts else frames  # before it are those of the parent that forked
+
+
+def _place(frame: Frame, workdir: str) -> str:
+    """Return a frame as "train.py:12 in step"; of a library's file what follows its folder of packages."""
+    path, line, function = frame
+    if workdir and path.startswith(f"{workdir}/"):
+        path = path[len(workdir) + 1 :]
+    for folder in _LIBRARY[:2]:
+        path = path.rpartition(folder)[2]
+    return f"{os.path.normpath(path)}:{line} in {function}"
+
+
+def _where(frames: list[Frame], workdir: str) -> str | None:
+    """Return the innermost frame of the user's folder; failing that, the innermost outside of libraries."""
+    own = [frame for frame in frames if _is_own(frame[0], workdir)]
+    others = [frame for frame in frames if not any(folder in frame[0] for folder in _LIBRARY)]
+    chosen = own or others or frames
+    return _place(chosen[-1], workdir) if chosen else None
+
+
+def _is_own(path: str, workdir: str) -> bool:
+    if any(folder in path for folder in _LIBRARY):
+        return False
+    return path.startswith(f"{workdir}/") or not path.startswith(("/", "<"))
+
+
+def _in_flight(records: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the first collective that is not over, of the group that has the newest one."""
+    for name, group in sorted(records.items(), key=lambda item: item[1]["age"]):
+        for number, operation, _, over in group["records"]:
+            if not over:
+                return {"group": name, "number": number, "operation": operation}
+    return None
+
+
+def _behind(ranks: list[dict[str, Any]]) -> tuple[list[int], str]:
+    """Return the ranks that the others wait for, and a sentence or two."""
+    for state, what in _STATES.items():
+        found = [one for one in ranks if one["state"] == state]
+        if found and len(found) < len(ranks):
+            return _named(found), f"{_names(found)} {what}. {_others(ranks, found)}"
+    for judge in (_by_start, _by_records, _by_stacks):
+        result = judge(ranks)
+        if result is not None:
+            return result
+    places = {one["where"] for one in ranks}
+    same = f"all are at {places.pop()}" if len(places) == 1 else "each does something of its own"
+    return [], f"No rank is behind: {_waiting(ranks) or same}."
+
+
+_STATES = {
+    "stopped": "does not run: a signal (SIGSTOP) or a debugger has stopped it",
+    "unreachable": "is on a node that does not answer",
+    "ended": "has ended while the others run",
+    "missing": "has no process any more",
+}
+
+
+def _by_start(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
+    """Judge a job in which ranks wait for others to join the process group."""
+    joining = [one for one in ranks if any(place.endswith(_INITS) for place in one["stack"])]
+    if not joining:
+        return None
+    absent = [one for one in ranks if one not in joining and not one["joined"]]
+    if absent:
+        waiting = f"{_names(joining)} wait in init_process_group."
+        return _named(
+            absent
+        ), f"{_names(absent)} did not join the process group: {_places(absent)}. {waiting}"
+    if len(joining) == len(ranks):
+        why = "all wait in init_process_group: their addresses, ports, world sizes or ranks differ"
+        return [], f"No rank is behind: {why}, or the network between the nodes is closed."
+    return None
+
+
+_INITS = tuple(f" in {name}" for name in _INIT)
+
+
+def _by_records(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
+    """Judge by the collectives that torch recorded: the first that differs, then the last number."""
+    for group in sorted(
+        {name for one in ranks for name in one["records"]}, key=lambda name: name != "default_pg"
+    ):
+        members = [
+            one for one in ranks if group in one["records"] or (group == "default_pg" and one["joined"])
+        ]
+        result = _by_difference(members, group) or _by_number(members, group)
+        if result is not None:
+            return result
+    return None
+
+
+def _by_difference(members: list[dict[str, Any]], group: str) -> tuple[list[int], str] | None:
+    """Find the first number for which ranks called different operations; fewer ranks are wrong than right."""
+    calls = [(one, {record[0]: tuple(record[1:3]) for record in _records(one, group)}) for one in members]
+    for number in sorted({number for _, numbers in calls for number in numbers}):
+        called = [(one, numbers[number]) for one, numbers in calls if number in numbers]
+        counts = Counter(call for _, call in called)
+        if len(counts) > 1:
+            usual = max(counts, key=lambda call: counts[call])
+            wrong = [one for one, call in called if call != usual]
+            which = ", ".join(sorted({_call(call, usual) for _, call in called if call != usual}))
+            right = f"the others called {_call(usual, which)} as collective {number}"
+            return _named(wrong), f"{_names(wrong)} called {which} where {right}: {_places(wrong)}."
+    return None
+
+
+def _call(call: tuple[str, str], other: object) -> str:
+    return f"{call[0]} of {call[1]}" if isinstance(other, tuple) and other[0] == call[0] else call[0]
+
+
+def _by_number(members: list[dict[str, Any]], group: str) -> tuple[list[int], str] | None:
+    last = [(one, max((record[0] for record in _records(one, group)), default=0)) for one in members]
+    most = max((number for _, number in last), default=0)
+    behind = [one for one, number in last if number < most]
+    return (_named(behind), _elsewhere(behind, members)) if behind else None
+
+
+def _records(one: dict[str, Any], group: str) -> list[Any]:
+    records: list[Any] = one["records"].get(group, {}).get("records", [])
+    return records
+
+
+def _by_stacks(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
+    """Judge by the stacks alone: who is in no collective while others are."""
+    waiting = [
+        one for one in ranks if one["collective"] or any(_COLLECTIVE in place for place in one["stack"])
+    ]
+    others = [one for one in ranks if one not in waiting]
+    return (_named(others), _elsewhere(others, ranks)) if waiting and others else None
+
+
+def _elsewhere(behind: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> str:
+    verb = "is" if len(behind) == 1 else "are"
+    return f"{_names(behind)} {verb} not where the others wait: {_places(behind)}. {_others(ranks, behind)}"
+
+
+def _others(ranks: list[dict[str, Any]], behind: list[dict[str, Any]]) -> str:
+    waiting = _waiting([one for one in ranks if one not in behind])
+    return f"{waiting[0].upper()}{waiting[1:]}." if waiting else ""
+
+
+def _waiting(ranks: list[dict[str, Any]]) -> str:
+    """Return where ranks wait, the most frequent place first: "ranks 0-2 wait in all_reduce 12 (...)"."""
+    places: dict[str, list[dict[str, Any]]] = {}
+    for one in ranks:
+        collective = one["collective"]
+        if collective:
+            text = f"{collective['operation']} (collective {collective['number']}) at {one['where']}"
+            places.setdefault(text, []).append(one)
+    frequent = sorted(places.items(), key=lambda item: -len(item[1]))
+    return ", ".join(
+        f"{_names(found)} wait{'s' * (len(found) == 1)} in {place}" for place, found in frequent[:3]
+    )
+
+
+def _places(ranks: list[dict[str, Any]]) -> str:
+    """Return where ranks are, each place once, with the place of a child in which user code runs."""
+    texts = []
+    for one in ranks:
+        inner = sorted({worker["where"] for worker in one["workers"] if worker["where"]})
+        where = one["where"] or "it gave no stack"
+        texts.append(f"{where} (its worker processes: {', '.join(inner[:3])})" if inner else where)
+    return "; ".join(dict.fromkeys(texts))
+
+
+def _named(ranks: list[dict[str, Any]]) -> list[int]:
+    return [one["rank"] for one in ranks]
+
+
+def _names(ranks: list[dict[str, Any]]) -> str:
+    """Return "rank 3 (node1)", or "ranks 0-2"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]['rank']} (node{ranks[0]['node']})"
+    return f"ranks {ranges(_named(ranks))}"
+
+
+def ranges(numbers: list[int]) -> str:
+    """Return numbers in order as "0-2,5"."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,81 @@
+"""Runs in each rank before the user's program, as its `sitecustomize`: answers requests for its stacks.
+
+A thread waits for a request in a named pipe and writes the answer, for which it needs Python's lock (GIL).
+Where that is held for good, SIGUSR2 still writes the stacks. It imports nothing that the interpreter has not
+loaded, and what fails here is left out: no program may notice it. The next sitecustomize on the path follows.
+"""
+
+import _signal  # type: ignore[import-not-found]
+import _thread
+import faulthandler
+import os
+import sys
+
+
+def _begin() -> None:
+    """Listen to requests about this process; a forked child (a loader worker) has files of its own."""
+    name = "{}/{}".format(os.environ["AWSDDP_STACKS_DIR"], os.getpid())
+    try:
+        faulthandler.register(_signal.SIGUSR2, file=open(f"{name}.signal", "w"), all_threads=True)  # noqa: SIM115, PTH123 (open for good; pathlib is slow to import)
+        os.mkfifo(f"{name}.request", 0o600)
+    except FileExistsError:  # of an earlier process with this pid
+        pass
+    except (OSError, RuntimeError, ValueError):
+        return
+    _thread.start_new_thread(_serve, (name,))
+
+
+def _serve(name: str) -> None:
+    while True:
+        try:
+            request = os.open(f"{name}.request", os.O_RDONLY)  # blocks until somebody asks
+            while os.read(request, 64):
+                pass
+            os.close(request)
+            _answer(name)
+        except OSError:  # the job's folder is gone, or its disk is full
+            return
+
+
+def _answer(name: str) -> None:
+    """Write the stacks of all threads, a line "--", the rank in the default group, and torch's records."""
+    with open(f"{name}.part", "w") as file:  # noqa: PTH123
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.write(f"--\n{_rank()}\n")
+        c10d = sys.modules.get("torch._C._distributed_c10d")
+        # Without stack traces: torch takes seconds, and the GIL, to name their C++ frames.
+        for function in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+            if hasattr(c10d, function):
+                file.write(_text(getattr(c10d, function)()) + "\n")
+    os.replace(f"{name}.part", f"{name}.answer")  # noqa: PTH105
+
+
+def _rank() -> str:
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        return str(distributed.get_rank()) if distributed and distributed.is_initialized() else ""
+    except Exception:
+        return ""
+
+
+def _text(trace: object) -> str:
+    return trace.decode() if isinstance(trace, bytes) else str(trace)
+
+
+def _follow() -> None:
+    """Import the sitecustomize that would have been imported without this one, if there is any."""
+    own = sys.modules.pop("sitecustomize")
+    sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)]  # noqa: PTH120
+    try:
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = own  # the import of this module ends by looking it up
+
+
+if __name__ == "sitecustomize":
+    if "AWSDDP_STACKS_DIR" in os.environ:
+        _begin()
+        os.register_at_fork(after_in_child=_begin)
+    _follow()

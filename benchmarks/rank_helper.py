@@ -1,0 +1,108 @@
+"""What the helper before each rank costs: the start of Python, and a training step of digits.
+
+    python benchmarks/rank_helper.py [PAIRS]
+
+Two gloo ranks train a small network on the digits, with and without the helper in turn. CPU times, as on a
+machine that is shared the clock says nothing. Needs torch.
+"""
+
+import gzip
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 400
+
+
+def main() -> int:
+    """Print the medians with and without the helper, and the ratio of each pair."""
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    with tempfile.TemporaryDirectory() as folder:
+        helper = Path(folder)
+        source = (ROOT / "awsddp" / "jobs" / "supervisor" / "helper.py").read_text()
+        (helper / "sitecustomize.py").write_text(source)
+        settings = {"PYTHONPATH": folder, "AWSDDP_STACKS_DIR": folder}
+        _report("start of python, CPU ms", [_pair(_start, settings, number) for number in range(3 * pairs)])
+        _report("step of digits, CPU ms", [_pair(_steps, settings, number) for number in range(pairs)])
+    return 0
+
+
+def _pair(measure, settings: dict[str, str], number: int) -> tuple[float, float]:  # type: ignore[no-untyped-def]
+    """Return one measurement with and one without the helper; which comes first alternates."""
+    if number % 2:
+        without = measure({})
+        return measure(settings), without
+    return measure(settings), measure({})
+
+
+def _start(settings: dict[str, str]) -> float:
+    """Return the CPU time of a start."""
+    process = subprocess.Popen([sys.executable, "-c", "pass"], env={**os.environ, **settings})
+    used = os.wait4(process.pid, 0)[2]
+    process.returncode = 0
+    return (used.ru_utime + used.ru_stime) * 1e3
+
+
+def _steps(settings: dict[str, str]) -> float:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, "rank"],
+            env={**os.environ, **settings, **common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    return float(ranks[0].communicate()[0]) + 0 * len(ranks[1].communicate()[0])
+
+
+def _rank() -> None:
+    """Train, and print the median CPU time of a step in ms."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    with gzip.open(ROOT / "train" / "digits.csv.gz", "rt") as file:
+        rows = torch.tensor([[float(cell) for cell in line.split(",")] for line in file])
+    images, labels = rows[:, :-1] / 16, rows[:, -1].long()
+    layers = (torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seconds = []
+    for step in range(STEPS):
+        start = time.process_time()
+        batch = torch.arange(64) + step * 64 % (len(rows) - 64)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+        seconds.append(time.process_time() - start)
+    if dist.get_rank() == 0:
+        print(statistics.median(seconds) * 1e3)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _report(name: str, pairs: list[tuple[float, float]]) -> None:
+    helped, bare = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratios = sorted(one / other for one, other in pairs)
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    middle = statistics.median(ratios)
+    print(
+        f"{name:26}{helped:9.3f} with{bare:9.3f} without   ratio {middle:.3f} ({low:.3f} to {high:.3f}, "
+        f"{len(pairs)} pairs)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(_rank() if sys.argv[1:] == ["rank"] else main())
