@@ -534,9 +534,9 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         gpus_of(job.on)
     if job.elastic and job.launcher_name != "torchrun":
         raise ConfigError(
-            f"job.launcher: {job.launcher} restarts no rank and goes on without no node",
-            "job.max_restarts and job.nnodes are torch's elastic agent's",
-            "use --launcher torchrun, or leave --max-restarts and --nnodes out",
+            f"job.launcher: {job.launcher} does not support job.max_restarts and job.nnodes",
+            "only torch's elastic agent does",
+            "use --launcher torchrun, or omit --max-restarts and --nnodes",
         )
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")

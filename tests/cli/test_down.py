@@ -57,7 +57,7 @@ def test_results_out_of_reach_are_lost_only_when_a_person_says_so(owing: Lab) ->
     code, shown = answered(owing, words=("down", "-y"))  # -y answers questions; it loses nothing
     assert (code, "[y/N]" in shown) == (6, False)
     code, shown = answered(owing, "n")
-    assert (code, "nothing was ended" in shown) == (130, True)
+    assert (code, "nothing was terminated" in shown) == (130, True)
     code, shown = answered(owing, "y", "n")
     assert (code, shown.count("[y/N]"), "End the nodes, and lose what they hold?" in shown) == (6, 2, True)
     assert owing.json("status")["state"] == "stopped"

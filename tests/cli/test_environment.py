@@ -18,6 +18,8 @@ OURS = {
     "PYTHONUNBUFFERED",
     "PYTHONFAULTHANDLER",
     "AWSDDP_RUN_DIR",
+    "AWSDDP_STACKS_DIR",
+    "PYTHONPATH",
 }
 # Of each launch its own: where it meets, its name, where a failure is written; and who holds the store.
 ITS_OWN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"}

@@ -215,6 +215,6 @@ def test_the_plan_shows_the_jump_host(tmp_path: Path) -> None:
     assert lab.run("local", "start", "--no-hosts").returncode == 0
     jump = ("-o", "network.jump=me@192.0.2.9:2222", "-o", "network.ssh_cidr=10.0.0.5")
     shown = lab.run("plan", "--local", *jump).stdout
-    assert "public, over me@192.0.2.9:2222; SSH from 10.0.0.5/32" in " ".join(shown.split())
+    assert "public, through me@192.0.2.9:2222; SSH from 10.0.0.5/32" in " ".join(shown.split())
     assert json.loads(lab.run("plan", "--local", "--json", *jump).stdout)["jump"] == "me@192.0.2.9:2222"
     lab.close()

@@ -28,7 +28,7 @@ def test_a_fault_of_a_node_that_cannot_be_is_exit_2_with_the_choices(
 
 def test_a_fault_of_calls_heals_by_itself_too(records: Lab) -> None:
     shown = records.run("local", "fault", "add", "RunInstances", "lost", "--for", "1h")
-    assert shown.stdout.split()[:7] == ["fault", "of", "effect", "times", "seconds", "only", "heals"]
+    assert shown.stdout.split()[:7] == ["fault", "target", "effect", "times", "seconds", "only", "until"]
     (fault,) = records.json("local", "status")["faults"]
     assert (fault["operation"], fault["heals_at"] is None) == ("RunInstances", False)
     assert records.run("local", "fault", "clear").stdout == "No faults.\n"

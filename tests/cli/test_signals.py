@@ -74,7 +74,7 @@ def test_the_job_is_left_and_the_way_back_is_said(
         time.sleep(0.05)
     left, _, err = ended(client)
     assert left == code
-    assert "end themselves at" in err
+    assert "they expire at" in err
     (back,) = [line for line in err.splitlines() if "awsddp logs -f" in line]
     name = back.split("logs -f ")[1].split()[0]
     if len(signals) == 1:

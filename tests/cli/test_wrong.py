@@ -35,8 +35,8 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["-c", "-vv", "status"], 3, "invalid cluster name '-vv'"),
         (["exec", "--", "tool", "--json"], 3, "no AWS region"),
         (["train", "nowhere.py"], 2, "script not found: nowhere.py"),
-        (["train", "--name", "../x"], 2, "no job name"),
-        (["train", "a.py", "b.py"], 2, "after --"),
+        (["train", "--name", "../x"], 2, "invalid job name"),
+        (["train", "a.py", "b.py"], 2, "follow --"),
         (["run", "nowhere.py", "--local", "-y"], 2, "script not found: nowhere.py"),
         (["run", "--local", "-y", "--", "{rnak}"], 2, "invalid placeholder {rnak} in '{rnak}'"),
         (["train", "--workdir", "nowhere"], 3, "nowhere"),
@@ -80,7 +80,7 @@ def test_an_endpoint_that_is_down_is_named(lab: Lab) -> None:
 def test_a_region_that_nobody_knows_is_named_with_the_nearest(lab: Lab) -> None:
     lab.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
     said = refused(lab, "--region", "useast1", "plan", code=3)
-    assert "cluster.region: 'useast1' is no AWS region" in said
+    assert "cluster.region: unknown AWS region 'useast1'" in said
     assert "us-east-1" in said
     said = refused(lab, "--local", "--region", "eu-west-1", "plan", code=3)
     assert "the local cloud is us-east-1" in said

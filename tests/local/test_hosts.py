@@ -258,7 +258,7 @@ def test_a_node_shows_none_of_the_machines_files(pair: Pair, tmp_path: Path) -> 
     assert not pair.reaches(f"sudo ls {tmp_path}")
     assert not pair.reaches(f"sudo ls {pair.cloud.home}")
     assert pair.run(0, "ls /home; sudo ls -A /root | grep -v ssh || true; ls -A /mnt /srv") == (
-        "ubuntu\n/mnt:\n\n/srv:\n"
+        "ubuntu\n/mnt:\n\n/srv:\npackages\n"
     )
     assert pair.run(0, "getent passwd | awk -F: '$3 >= 1000 && $3 < 65534 { print $1 }'") == "ubuntu\n"
 

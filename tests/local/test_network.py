@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from awsddp.local import network
-from awsddp.local.inside import Servers
 from awsddp.local.place import Place
 from tests.local.conftest import needs_root
 
@@ -27,16 +26,12 @@ def test_a_node_that_is_gone_does_not_answer_at_its_address_whatever_holds_its_n
 ) -> None:
     block = network.open_switch(place, None)
     address = str(block[10])
-    servers = Servers(lambda *asked: (404, b""))
     network.plug_in(place, GONE, address, prefix=block.prefixlen)
-    servers.open(GONE, place.machine(GONE))
-    network.unplug(place, GONE)
-    network.plug_in(place, NEW, address, prefix=block.prefixlen)
-    try:
+    with Path(f"/run/netns/{place.machine(GONE)}").open():  # what is open holds the namespace
+        network.unplug(place, GONE)
+        network.plug_in(place, NEW, address, prefix=block.prefixlen)
         shown = network.run("ip", "-n", place.switch, "-json", "link", "show", "master", "vpc")
         assert [link["ifname"] for link in json.loads(shown)] == ["machine", f"v{NEW[-12:]}"]
-    finally:
-        servers.close(GONE)
 
 
 @needs_root

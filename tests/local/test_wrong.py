@@ -33,7 +33,7 @@ def test_user_data_that_is_no_base64_is_refused(records: Cloud) -> None:
     ("text", "complaint"),
     [
         ("#cloud-config\na: [", "Failed loading yaml blob"),
-        ("#cloud-config\n- a list", "no mapping"),
+        ("#cloud-config\n- a list", "not a mapping"),
         ("neither", "Unhandled"),
         ("#cloud-config\nruncmd: [[/no/such/program]]", "No such file"),
         ("#cloud-config\nruncmd: ['exit 3']", "exit 3"),

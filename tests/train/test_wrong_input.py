@@ -129,7 +129,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(
 ) -> None:
     torch.save({"name": os.system}, tmp_path / "evil.pt")
     code, error = refused(capsys, "--resume", str(tmp_path / "evil.pt"), *ONE)
-    assert code == 1 and "evil.pt is no checkpoint" in error
+    assert code == 1 and "evil.pt is not a checkpoint" in error
 
 
 def test_a_damaged_checkpoint_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
