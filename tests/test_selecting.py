@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from awsddp.cluster import Job, JobNode, RankResult, Target
+from awsddp.errors import NodeError
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder
@@ -41,6 +42,7 @@ class Nodes:
     root: Path
     files: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: {0: [], 1: []})
     skipped: list[dict[str, Any]] = field(default_factory=list)
+    mute: set[int] = field(default_factory=set)
     agrees: bool = False
     questions: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -50,11 +52,13 @@ class Nodes:
 
     def ask(
         self, fleet: Any, requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float
-    ) -> dict[int, dict[str, Any]]:
+    ) -> dict[int, Any]:
         self.timeouts.append(timeout_s)
         return {node: self._answer(node, request) for node, request in requests.items()}
 
-    def _answer(self, node: int, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(self, node: int, request: Mapping[str, Any]) -> dict[str, Any] | NodeError:
+        if node in self.mute:
+            return NodeError("node1: no answer in 300 s")
         if request["do"] == "manifest":
             outputs = [f"/w/{output}" for output in request["outputs"]]
             named = [{**one, "limited": one["path"] not in outputs} for one in self.files[node]]
@@ -102,6 +106,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
         made.released.append(job)
 
     monkeypatch.setattr(selecting, "ask", made.ask)
+    monkeypatch.setattr(selecting, "answers_of", made.ask)
     monkeypatch.setattr("awsddp.nodes.sync.pull", made.pull)
     monkeypatch.setattr("awsddp.aws.poweroff.release", release)
     return made
@@ -154,6 +159,14 @@ def test_what_cannot_be_read_keeps_the_nodes(nodes: Nodes) -> None:
     nodes.skipped = [{"path": "/w/folder", "size": 0, "why": "Permission denied", "owed": True}]
     with pytest.raises(Unfetched, match="2 files"):
         nodes.bring_home()
+
+
+def test_a_node_that_does_not_list_its_results_keeps_them_and_the_others_come_home(nodes: Nodes) -> None:
+    nodes.files, nodes.mute = {0: [file("node0/a", 6)], 1: []}, {1}
+    with pytest.raises(Unfetched, match="everything on node1 of the results of j are not fetched") as caught:
+        nodes.bring_home()
+    assert "node1: no answer in 300 s" in caught.value.why
+    assert (nodes.fetched, nodes.released) == ({"node0/node0/a"}, [])
 
 
 def test_what_nobody_owes_is_named_and_what_is_excluded_is_counted(nodes: Nodes) -> None:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from awsddp import answers
 from awsddp.answers import Manifest
 from awsddp.cluster import Job
-from awsddp.errors import NodeError
+from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.selection import NodeFile, exclude_patterns, name_at_home, over_limit
+from awsddp.nodes.failures import split
 from awsddp.nodes.results import Wanted, WantedLink
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.spec import size_of
 from awsddp.verbs.context import Context
-from awsddp.verbs.requests import ask, holders
+from awsddp.verbs.requests import answers_of, ask, holders
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -46,11 +47,12 @@ class Selected:
     links: list[WantedLink]
     excess: list[Owed]
     unreadable: list[Owed]
+    unlisted: list[Owed]
 
     @property
     def owed(self) -> list[Owed]:
         """Everything that a node still owes."""
-        return [*self.excess, *self.unreadable]
+        return [*self.excess, *self.unreadable, *self.unlisted]
 
 
 class Unfetched(NodeError):
@@ -61,17 +63,20 @@ def select(ctx: Context, fleet: "Fleet", job: Job, nodes: Sequence[int], target:
     """Ask the nodes for a job's results, and return what is fetched into `target` and what is not.
 
     Over job.results_limit `ctx.agree` decides. What nobody owes is named, what job.exclude matches counted.
-    Raises NodeError.
+    A node that does not list its results owes them all. Raises NodeError if none does.
     """
-    manifests = _manifests(ctx, fleet, job, nodes)
+    manifests, failures = _manifests(ctx, fleet, job, nodes)
+    if failures and not manifests:
+        split(failures)
     files, links = name_at_home(manifests)
     files, excess = _within_limit(ctx, job, files, target)
-    wanted, unreadable = _hashed(fleet, files, nodes)
+    wanted, unreadable = _hashed(fleet, files, list(manifests))
     return Selected(
         wanted=wanted,
         links=[WantedLink(home=link.home, target=link.target) for link in links],
         excess=excess,
         unreadable=unreadable + _skipped(ctx, manifests),
+        unlisted=[Owed(node, "all results", 0, error.message) for node, error in failures.items()],
     )
 
 
@@ -82,7 +87,8 @@ class Ephemeral(NodeError):
 def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
     """Raise Ephemeral where results of these jobs, which are not home, lie on instance store."""
     for job in jobs:
-        manifests = _manifests(ctx, fleet, job, holders(fleet, job))
+        manifests, failures = _manifests(ctx, fleet, job, holders(fleet, job))
+        split({**manifests, **failures})
         lost = [
             Owed(node, file.path, file.size, "empty after a stop")
             for node, one in manifests.items()
@@ -109,8 +115,12 @@ def unfetched(job: Job, selected: Selected) -> Unfetched:
             f"{fetch} --output PATH   # one of them, or a folder",
             f"{fetch} -o job.results_limit={enough}GB   # all of them",
         ]
+    files = len(excess) + len(unreadable)
+    parts = [amount(files, sum(one.size for one in owed))] if files else []
+    parts += [f"everything on {node_name(one.node)}" for one in selected.unlisted]
+    ways += [f"{fetch}   # again, once the node answers"] if selected.unlisted else []
     return Unfetched(
-        f"{amount(len(owed), sum(one.size for one in owed))} of the results of {job.job} are not fetched",
+        f"{' and '.join(parts)} of the results of {job.job} are not fetched",
         _named(owed),
         "\n".join([*ways, f"{fetch} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"]),
     )
@@ -125,13 +135,23 @@ def _named(owed: Sequence[Owed]) -> str:
     return "\n".join(lines + ([f"and {len(owed) - NAMED} more"] if len(owed) > NAMED else []))
 
 
-def _manifests(ctx: Context, fleet: "Fleet", job: Job, used: Sequence[int]) -> dict[int, Manifest]:
+def _manifests(
+    ctx: Context, fleet: "Fleet", job: Job, used: Sequence[int]
+) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
+    """Return what the nodes list, and the errors of those that do not."""
     request = protocol.manifest_request(
         job.job, outputs=ctx.job.job.outputs, exclude=exclude_patterns(ctx.job.job.exclude)
     )
     ranks = {node: [rank.rank for rank in job.ranks if rank.node == node] for node in used}
-    told = ask(fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
-    return {node: answers.manifest(answer, node=node, ranks=ranks[node]) for node, answer in told.items()}
+    manifests, failures = {}, {}
+    for node, answer in answers_of(fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S).items():
+        try:
+            if isinstance(answer, AwsddpError):
+                raise answer
+            manifests[node] = answers.manifest(answer, node=node, ranks=ranks[node])
+        except NodeError as error:
+            failures[node] = error
+    return manifests, failures
 
 
 def _within_limit(

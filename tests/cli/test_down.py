@@ -59,7 +59,7 @@ def test_results_out_of_reach_are_lost_only_when_a_person_says_so(owing: Lab) ->
     code, shown = answered(owing, "n")
     assert (code, "nothing was terminated" in shown) == (130, True)
     code, shown = answered(owing, "y", "n")
-    assert (code, shown.count("[y/N]"), "Terminate the nodes and lose these results?" in shown) == (6, 2, True)
+    assert (code, shown.count("[y/N]"), "lose these results?" in shown) == (6, 2, True)
     assert owing.json("status")["state"] == "stopped"
     code, shown = answered(owing, "y", "y")
     assert code == 0
