@@ -16,6 +16,7 @@ from tests.local.clients import client
 from tests.local.conftest import PYTORCH, Cloud, needs_root
 from tests.local.test_aws_cli import AWS, Terminal
 from tests.local.test_hosts import keygen
+from tests.seed import drawn
 
 pytestmark = [needs_root, pytest.mark.prove, pytest.mark.timeout(420)]
 TYPE = "g4dn.xlarge"
@@ -156,7 +157,8 @@ PLAYBOOK = """\
 """
 
 
-def test_ansible_makes_an_instance_once_logs_in_and_ends_it(desk: Desk) -> None:
+def ansible(desk: Desk) -> None:
+    """Make an instance once, log in to it, and end it."""
     programs = client("ansible")
     image = desk.cloud.image
     playbook = PLAYBOOK.format(python=programs / "python", type=TYPE, image=image)
@@ -177,7 +179,8 @@ with Connection(sys.argv[1], user="ubuntu", connect_kwargs={"key_filename": "log
 """
 
 
-def test_fabric_runs_and_copies_on_a_node(desk: Desk) -> None:
+def fabric(desk: Desk) -> None:
+    """Run a command and copy a file."""
     programs = client("fabric")
     request = desk.cloud.request(InstanceType=TYPE, KeyName="desk", SecurityGroupIds=[desk.group])
     made = desk.cloud.client("ec2").run_instances(**request)["Instances"][0]["InstanceId"]
@@ -207,12 +210,13 @@ print(json.dumps([listed, address == node.public_ips[0], done]))
 """
 
 
-def test_libcloud_lists_makes_and_destroys_a_node(desk: Desk) -> None:
+def libcloud(desk: Desk) -> None:
+    """List, make and destroy a node."""
     said = desk.run(client("libcloud") / "python", "-", TYPE, desk.cloud.image, text=LIBCLOUD)
     assert json.loads(said.splitlines()[0]) == [["cloud"], True, [True, True]], said
 
 
-def test_flintrock_launches_nodes_and_logs_in(desk: Desk) -> None:
+def flintrock(desk: Desk) -> None:
     """Its set-up of Spark needs mirrors and Amazon Linux: this is as far as its login."""
     said = desk.run(
         client("flintrock") / "flintrock",
@@ -246,7 +250,7 @@ head_start_ray_commands: [echo begun-as-$(id -un)]
 """
 
 
-def test_ray_up_brings_a_head_node_that_it_can_log_in_to(desk: Desk) -> None:
+def ray(desk: Desk) -> None:
     """Ray itself is not on the node: its start is a line of ours."""
     text = RAY.format(folder=desk.folder, type=TYPE, image=desk.cloud.image)
     (desk.folder / "ray.yaml").write_text(text)
@@ -257,3 +261,11 @@ def test_ray_up_brings_a_head_node_that_it_can_log_in_to(desk: Desk) -> None:
     assert {"Key": "ray-node-type", "Value": "head"} in head["Tags"]
     profile = desk.cloud.client("iam").list_instance_profiles()["InstanceProfiles"][0]
     assert head["IamInstanceProfile"]["Arn"] == profile["Arn"]
+
+
+CLIENTS = {one.__name__: one for one in (ansible, fabric, flintrock, libcloud, ray)}
+
+
+@pytest.mark.parametrize("name", drawn(sorted(CLIENTS), 1, what="client"))
+def test_a_foreign_client_finds_what_it_expects(desk: Desk, name: str) -> None:
+    CLIENTS[name](desk)
