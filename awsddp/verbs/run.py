@@ -56,7 +56,9 @@ def run(
             _end(ctx, result)
     except KeyboardInterrupt as stop:
         ctx.say("interrupted: terminating everything; Ctrl-C again exits immediately")
-        result.error = Interrupted("interrupted: the results that could be fetched are here, nothing is left")
+        result.error = Interrupted(
+            "interrupted", "the results that could be fetched are here, nothing is left"
+        )
         if isinstance(stop, LetGo):
             result.error.exit_code = 128 + stop.number
         _end(ctx, result)

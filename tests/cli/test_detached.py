@@ -32,7 +32,7 @@ def test_a_detached_run_stops_with_its_results_and_fetch_starts_fetches_and_ends
     words = ("--local", "--nodes", "2", "--world-size", "2", "-y", "--detach", "--idle", f"{IDLE_S}s")
     shown = lab.run("run", "saves.py", *words, "--name", "left")
     assert shown.returncode == 0, shown.stderr
-    assert f"The nodes end themselves {IDLE_S}s after the job, at the latest at 20" in shown.stdout
+    assert f"The nodes end {IDLE_S}s after the job, at 20" in shown.stdout
     becomes(lab, "stopped")
     fetched = lab.json("fetch", "--local", "-y")
     assert fetched["started"]

@@ -22,7 +22,7 @@ import torch, torch.distributed as dist
 def work(**where):
     dist.init_process_group('gloo', **where)
     ranks = torch.tensor([float(dist.get_rank())]); dist.all_reduce(ranks)
-    print('of', dist.get_world_size(), 'sum', ranks.item(), flush=True)
+    print(f'of {dist.get_world_size()} sum {ranks.item()}\\n', end='', flush=True)
     dist.barrier(); time.sleep(0.2); dist.destroy_process_group()
 parser = argparse.ArgumentParser()
 """

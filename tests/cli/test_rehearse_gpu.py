@@ -169,12 +169,14 @@ def basic(rank, world_size):
     where = {"cuda:%d" % 0: "cuda:%d" % rank}
     model.load_state_dict(torch.load(file, map_location=where, weights_only=True))
     step(model, rank)
+    dist.barrier()  # else torch's gloo sometimes aborts at the exit
     dist.destroy_process_group()
     print("basic", rank)
 
 def model_parallel(rank, world_size):
     begin(rank, world_size)
     step(DDP(Net(rank * 2, rank * 2 + 1)), rank * 2 + 1)
+    dist.barrier()
     dist.destroy_process_group()
     print("model parallel", rank)
 

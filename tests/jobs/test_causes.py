@@ -29,6 +29,7 @@ EXAMPLES = [
     (-50, "", "signal", "It was ended by signal 50."),
     (-7, "Bus error", "shm_full", "/dev/shm"),
     (-6, ABORTED, "abort_at_exit", "after its work was done"),
+    (-6, "terminate called without an active exception\n", "abort_at_exit", "at its exit"),
     (-6, "terminate called", "signal", "It was ended by SIGABRT."),
     (1, TRACEBACK + "RuntimeError: [..] Connection closed by peer [127.0.0.1]:1\n", "peer_lost", ""),
     (1, TRACEBACK + "torch.distributed.DistBackendError: remote process exited\n", "peer_lost", ""),

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,3 +70,14 @@ def test_unknown_launcher_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"job\.launcher: no launcher 'mpi'") as caught:
         launchers.launcher("mpi")
     assert caught.value.next == "use ssh or torchrun"
+
+
+@pytest.mark.parametrize("name", sorted(launchers.LAUNCHERS))
+def test_every_launcher_starts_the_ranks_with_the_environments_python(fleet: "Fleet", name: str) -> None:
+    fleet.hosts = [
+        replace(host, prepared=replace(host.prepared, environment="/env/bin/python")) for host in fleet.hosts
+    ]
+    for request in fleet.requests("main.py", launcher=name).values():
+        words = [word for process in request["processes"] for word in process["argv"]]
+        assert "/env/bin/python" in words
+        assert sys.executable not in words

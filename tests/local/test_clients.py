@@ -163,6 +163,7 @@ def ansible(desk: Desk) -> None:
     image = desk.cloud.image
     playbook = PLAYBOOK.format(python=programs / "python", type=TYPE, image=image)
     (desk.folder / "playbook.yml").write_text(playbook)
+    desk.environ["ANSIBLE_SSH_ARGS"] = "-o ControlMaster=no"  # its socket's path would be too long here
     said = desk.run(programs / "ansible-playbook", "-i", "localhost,", "playbook.yml")
     assert said.endswith("exit 0"), said
     assert desk.alive() == []
@@ -246,6 +247,8 @@ available_node_types:
     resources: {{CPU: 2}}
     node_config: {{InstanceType: {type}, ImageId: {image}, KeyName: desk}}
 head_node_type: head
+setup_commands: []
+head_setup_commands: []
 head_start_ray_commands: [echo begun-as-$(id -un)]
 """
 

@@ -23,7 +23,7 @@ def processes(
     ]
     if not spec.job.module and words[0][0].startswith("-"):  # python reads "-c.py" as an option
         words[0][0] = f"./{words[0][0]}"
-    python = host.prepared.python
+    python = host.prepared.ranks_python
     rank = [[python], *([["-m"]] if spec.job.module else []), *words]
     worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank))
     return (
@@ -50,7 +50,7 @@ def processes(
 def _agent(spec: JobSpec, count: int, host: Host, rendezvous: Rendezvous, nodes: int) -> tuple[str, ...]:
     """Return the agent's command, up to the program that it starts for each rank."""
     return (
-        *(host.prepared.python, "-m", "torch.distributed.run"),
+        *(host.prepared.ranks_python, "-m", "torch.distributed.run"),
         *("--nnodes", f"{spec.job.min_nodes(nodes)}:{nodes}", "--nproc-per-node", str(count)),
         *("--rdzv-backend", "c10d", "--rdzv-id", rendezvous.job),
         *("--rdzv-endpoint", f"{rendezvous.master_addr}:{rendezvous.master_port}"),

@@ -87,8 +87,14 @@ TABLE = (
     Row(
         "abort_at_exit",
         True,
-        _when(lambda one: one.exit_code == -6 and not one.raised and "destroy_process_group" in one.text),
-        "It aborted after its work was done, in destroy_process_group(): torch's gloo sometimes does.",
+        _when(
+            lambda one: (
+                one.exit_code == -6
+                and not one.raised
+                and re.search("destroy_process_group|terminate called without an active exception", one.text)
+            )
+        ),
+        "It aborted after its work was done, at its exit: torch's gloo sometimes does.",
         "call torch.distributed.barrier() before destroy_process_group()",
     ),
     Row(

@@ -156,7 +156,7 @@ class Ranks:
         cause = explain(Evidence(code, text, oom_kills=oom_kills() - self._oom_kills))
         full = full_disk(self._folder.path, Path(self._request["workdir"]), Path("/tmp"))
         cause["explanation"] = f"{cause['explanation']} {full}".rstrip()
-        fault = "echo" if cause["kind"] == "peer_lost" else "own"
+        fault = "echo" if cause["kind"] in ("peer_lost", "abort_at_exit") else "own"
         if asked_at and not (exception(text) and _written(self._folder.log(rank)) < asked_at):
             fault = "stopped"
         return {"tail": last_lines(said), "cause": cause, "fault": fault}
