@@ -69,3 +69,15 @@ def test_unknown_launcher_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"job\.launcher: no launcher 'mpi'") as caught:
         launchers.launcher("mpi")
     assert caught.value.next == "use ssh or torchrun"
+
+
+def test_a_shell_script_runs_in_its_shell(fleet: "Fleet", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(fleet.workdirs[0])
+    fleet.write(
+        "train.sh", "[[ -n $BASH_VERSION ]] && echo rank $RANK of $WORLD_SIZE $1 $(command -v python)\n"
+    )
+    job = fleet.run("train.sh", args=("a b",))
+    assert job.state == "succeeded", job.cause
+    from pathlib import Path
+
+    assert fleet.log(1) == f"rank 1 of 4 a b {Path(sys.executable).parent}/python\n".encode()
