@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _ASSIGNMENT = re.compile(_NAME.pattern + "=", re.ASCII)
 
 
-class _PerNode(click.ParamType[Any]):
+class _PerNode(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2
     """A number of ranks, or torchrun's word "gpu"."""
 
     name = "integer"
