@@ -13,8 +13,18 @@ from typing import Any
 import click
 
 from awsddp import __version__
-from awsddp.cli.options import Globals, global_options
+from awsddp.cli.options import Globals, dashed, global_options
 from awsddp.cli.verbs import VERBS
+
+_PEERS = {
+    "launch": "up",
+    "list": "status --all",
+    "ps": "jobs",
+    "queue": "jobs",
+    "destroy": "down",
+    "why": "doctor --why JOB",
+}
+"""Verbs of other tools for the same things."""
 
 
 class _Verbs(click.Group):
@@ -32,6 +42,11 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] == "help":
+            args = [*args[1:], "--help"]
+        if args[0] == "--help":
+            click.echo(ctx.get_help())
+            ctx.exit()
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             ctx.fail(_no_such_verb(args[0]))
         return super().resolve_command(ctx, args)
@@ -44,6 +59,8 @@ class _Verbs(click.Group):
 def _no_such_verb(word: str) -> str:
     import difflib
 
+    if word in _PEERS:
+        return f"Unknown command '{word}'. In awsddp it is: awsddp {_PEERS[word]}"
     near = difflib.get_close_matches(word, VERBS, n=1)
     return f"Unknown command '{word}'." + (f" Did you mean '{near[0]}'?" if near else "")
 
@@ -52,7 +69,11 @@ def _no_such_verb(word: str) -> str:
     cls=_Verbs,
     invoke_without_command=True,
     params=global_options(),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "token_normalize_func": dashed,
+    },
 )
 @click.version_option(__version__, message="awsddp %(version)s")
 @click.pass_context

@@ -62,6 +62,11 @@ _OPTIONS = (
 )
 
 
+def dashed(name: str) -> str:
+    """Return an option's name with dashes: torchrun's `--nproc_per_node` is `--nproc-per-node`."""
+    return name.replace("_", "-")
+
+
 def global_options(*, hidden: bool = False) -> list[click.Parameter]:
     """Return the global options, as parameters of a command."""
     return [click.Option(names, hidden=hidden, **settings) for names, settings in _OPTIONS]

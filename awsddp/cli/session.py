@@ -1,6 +1,9 @@
 """Shared options of the verbs, and the context made from them."""
 
 import contextlib
+import dataclasses
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,27 @@ from awsddp.cli.options import Globals
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
-from awsddp.spec import FILE, load
+from awsddp.spec import FILE, JobSpec, load
 from awsddp.state import Folder, home
 from awsddp.verbs.context import Context
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_ASSIGNMENT = re.compile(_NAME.pattern + "=", re.ASCII)
+
+
+class _PerNode(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2
+    """A number of ranks, or torchrun's word "gpu"."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "gpu" else click.INT.convert(value, param, ctx)
+
 
 _ENVIRONMENT = click.option(
     "--env",
     "file",
+    multiple=True,
     metavar="FILE",
     help="What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
 )
@@ -76,7 +93,12 @@ JOB_OPTIONS = {
     "job.world_size": click.option(
         "--world-size", type=int, metavar="N", help="Total ranks.  [default: one per GPU]"
     ),
-    "job.nproc_per_node": click.option("--nproc-per-node", type=int, metavar="N", help="Ranks per node."),
+    "job.nproc_per_node": click.option(
+        "--nproc-per-node",
+        type=_PerNode(),
+        metavar="N",
+        help="Ranks per node; gpu: one per GPU, the default.",
+    ),
     "job.nnodes": click.option(
         "--nnodes", metavar="MIN:MAX", help="Go on with MIN of MAX nodes; implies --launcher torchrun."
     ),
@@ -102,7 +124,7 @@ JOB_OPTIONS = {
         help="Restart the ranks up to N times; implies --launcher torchrun.",
     ),
     "job.module": click.option(
-        "--module", is_flag=True, default=None, help="SCRIPT is a module (python -m)."
+        "-m", "--module", is_flag=True, default=None, help="SCRIPT is a module (python -m)."
     ),
     "sync.workdir": click.option(
         "--workdir", metavar="DIR", help="The folder to send to the nodes.  [default: .]"
@@ -119,8 +141,8 @@ JOB_OPTIONS = {
         "--env-var",
         "variables",
         multiple=True,
-        metavar="NAME=VALUE",
-        help="Set this for every rank (repeatable).",
+        metavar="NAME[=VALUE]",
+        help="Set this for every rank (repeatable); NAME alone takes its value from here.",
     ),
     "job.name": click.option(
         "--name", metavar="NAME", help="The job's name.  [default: script, time, 4 digits]"
@@ -151,11 +173,57 @@ def overrides(given: dict[str, Any]) -> dict[str, object]:
         value = given.get(key.partition(".")[2])
         if value is None or value == ():
             continue
-        if key == "env.variables":
-            found |= {f"{key}.{name}": text for name, text in map(_pair, value)}
+        if key == "env.file":
+            files = [text for text in value if not _ASSIGNMENT.match(text) or Path(text).exists()]
+            found |= {key: files[-1]} if files else {}
+            found |= _variables(given, [text for text in value if text not in files])
+        elif key == "env.variables":
+            found |= {f"{key}.{name}": text for name, text in map(_variable, value)}
+        elif key == "job.nproc_per_node":
+            found[key] = None if value == "gpu" else value
         else:
             found[key] = list(value) if isinstance(value, tuple) else value
     return found
+
+
+def _variables(given: dict[str, Any], texts: list[str]) -> dict[str, object]:
+    """Return what `--env NAME=VALUE` sets: the same as --env-var. Raises UsageError for a verb without it."""
+    if texts and "variables" not in given:
+        name = texts[0].partition("=")[0]
+        raise UsageError(
+            f"--env {name}=...: not a file",
+            "variables belong to a job",
+            f"awsddp train --env-var {name}=VALUE",
+        )
+    pairs = [_pair(text) for text in texts]
+    notes = [f"--env {name}=... sets a variable, as --env-var {name}=... does" for name, _ in pairs]
+    click.get_current_context().meta["awsddp.notes"] = notes
+    return {f"env.variables.{name}": text for name, text in pairs}
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """Return a variable and its value, which without "=" is the one in our environment. Raises UsageError."""
+    if "=" in text:
+        return _pair(text)
+    if not _NAME.fullmatch(text) or text not in os.environ:
+        raise UsageError(f"--env-var {text}: not set in this environment", "", "use --env-var NAME=VALUE")
+    return text, os.environ[text]
+
+
+def _script_of(job: JobSpec) -> JobSpec:
+    """Return the job with its script relative to the work folder, also where it was named from elsewhere."""
+    script, workdir = job.job.script, Path(job.sync.workdir)
+    if script is None or job.job.module:
+        return job
+    try:
+        path = Path(script).parent.resolve() / Path(script).name
+        known = not Path(script).is_absolute() and (workdir / script).exists()
+        if known or not (path.is_file() and path.is_relative_to(workdir.resolve())):
+            return job
+        inside = str(path.relative_to(workdir.resolve()))
+    except (OSError, ValueError, RuntimeError):  # a name that no file can have
+        return job
+    return dataclasses.replace(job, job=dataclasses.replace(job.job, script=inside))
 
 
 @contextlib.contextmanager
@@ -163,7 +231,7 @@ def opened(options: Globals, explicit: dict[str, object] | None = None) -> Itera
     """Yield a verb's context and its screen."""
     values: dict[str, object] = {}
     for text in options.override:
-        key, value = _pair(text, sign="-o ")
+        key, value = _pair(text.removeprefix("="), sign="-o ")
         values[key] = value
     if options.region:
         values["cluster.region"] = options.region
@@ -173,13 +241,15 @@ def opened(options: Globals, explicit: dict[str, object] | None = None) -> Itera
     with Screen(options) as screen:
         ctx = Context(
             spec=spec,
-            job=job,
+            job=_script_of(job),
             folder=Folder(home(), options.name),
             on_event=screen.event,
             local=options.local,
             agree=screen.agree,
         )
         WATCH.context = ctx
+        for note in click.get_current_context().meta.get("awsddp.notes", ()):
+            ctx.say(note)
         yield ctx, screen
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from awsddp.cli import harmless, render, session
-from awsddp.cli.options import Globals, Verb
+from awsddp.cli.options import Globals, Verb, dashed
 from awsddp.cli.pages import job_page
+from awsddp.errors import UsageError
 from awsddp.report import node_name
 
 
@@ -21,7 +22,10 @@ class Launch(Verb):
         """Take the script's arguments away before click reads the rest."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["awsddp.script_args"] = tuple(args[at + 1 :])
-        rest = super().parse_args(ctx, args[:at])
+        try:
+            rest = super().parse_args(ctx, args[:at])
+        except click.NoSuchOption as error:
+            raise _for_the_script(ctx, args, error) from None
         if rest:
             ctx.fail(f"Unexpected arguments: {' '.join(rest)}. The script's own arguments follow --")
         return rest
@@ -29,6 +33,20 @@ class Launch(Verb):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show where the script's arguments go."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
+
+
+def _for_the_script(ctx: click.Context, args: list[str], error: click.NoSuchOption) -> Exception:
+    """Return the error, with the right line where the unknown option stands behind a script."""
+    names = [dashed(word.partition("=")[0]) for word in args]
+    at = names.index(error.option_name) if error.option_name in names else 0
+    if not any(word.endswith((".py", ".sh")) or word in ("-m", "--module") for word in args[:at]):
+        return error
+    tail = [word for word in args[at:] if word != "--"]
+    return UsageError(
+        error.format_message().partition(" (")[0].partition(" Did you")[0],
+        "the script's own options follow --",
+        shlex.join(["awsddp", str(ctx.info_name), *args[:at], "--", *tail]),
+    )
 
 
 def job_overrides(given: dict[str, Any]) -> dict[str, object]:

@@ -1,13 +1,16 @@
 """The layout of a job: which rank runs where, with which environment and arguments. Pure."""
 
+import os
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from awsddp.cluster import Node, Prepared
 from awsddp.errors import UsageError
+from awsddp.spec import JobSpec
 
 CPU_RANKS_PER_NODE = 2
 """Ranks of a node without GPUs of its own (or with pretended ones), where nothing else is asked for."""
@@ -25,6 +28,7 @@ PLACEHOLDERS = {
     "resume": "",
 }
 """Placeholders of a job, and the variable in a rank's environment that has the value ("": none has)."""
+_EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
@@ -233,6 +237,24 @@ def environment(
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_ERROR_FILE": f"{folder}/errors/rank{rank.rank}.json",
     }
+
+
+def runner(spec: JobSpec, script: str) -> tuple[str, ...]:
+    """Return what stands between the Python of the ranks and `script`: nothing for a Python program.
+
+    A .sh file, one with a first line "#!" or with the x bit is run as what it is; Python only gives way to
+    it (exec), so that its PATH is that of every rank.
+    """
+    path = Path(spec.sync.workdir) / script
+    if path.suffix == ".py" or not path.is_file():
+        return ()
+    with path.open("rb") as file:
+        first = file.readline(256)
+    if first.startswith(b"#!"):
+        return ("-c", _EXEC, *first[2:].decode("utf-8", "replace").strip().split(None, 1))
+    if path.suffix == ".sh":
+        return ("-c", _EXEC, "bash")
+    return ("-c", _EXEC) if os.access(path, os.X_OK) else ()
 
 
 def node_environment(*, nic: str, folder: str, variables: Mapping[str, str]) -> dict[str, str]:

@@ -171,14 +171,14 @@ def basic(rank, world_size):
     step(model, rank)
     dist.barrier()  # else torch's gloo sometimes aborts at the exit
     dist.destroy_process_group()
-    print("basic", rank)
+    print(f"basic {rank}\\n", end="", flush=True)
 
 def model_parallel(rank, world_size):
     begin(rank, world_size)
     step(DDP(Net(rank * 2, rank * 2 + 1)), rank * 2 + 1)
     dist.barrier()
     dist.destroy_process_group()
-    print("model parallel", rank)
+    print(f"model parallel {rank}\\n", end="", flush=True)
 
 if __name__ == "__main__":
     gpus = torch.accelerator.device_count()

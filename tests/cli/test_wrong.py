@@ -31,7 +31,7 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["-c", "$(touch canary)", "up"], 3, "invalid cluster name"),
         (["up", "-o", "cluster.nods=2"], 3, "did you mean 'nodes'?"),
         (["up", "-o", "cluster"], 2, "-o NAME=VALUE"),
-        (["train", "--env-var", "X"], 2, "--env-var NAME=VALUE"),
+        (["train", "--env-var", "NOT_SET"], 2, "--env-var NOT_SET: not set"),
         (["-c", "-vv", "status"], 3, "invalid cluster name '-vv'"),
         (["exec", "--", "tool", "--json"], 3, "no AWS region"),
         (["train", "nowhere.py"], 2, "script not found: nowhere.py"),

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +15,6 @@ from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous
 from awsddp.spec import JobSpec
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.jobs.conftest import Fleet
 
 AGENT = """
@@ -81,3 +80,13 @@ def test_every_launcher_starts_the_ranks_with_the_environments_python(fleet: "Fl
         words = [word for process in request["processes"] for word in process["argv"]]
         assert "/env/bin/python" in words
         assert sys.executable not in words
+
+
+def test_a_shell_script_runs_in_its_shell(fleet: "Fleet", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(fleet.workdirs[0])
+    fleet.write(
+        "train.sh", "[[ -n $BASH_VERSION ]] && echo rank $RANK of $WORLD_SIZE $1 $(command -v python)\n"
+    )
+    job = fleet.run("train.sh", args=("a b",))
+    assert job.state == "succeeded", job.cause
+    assert fleet.log(1) == f"rank 1 of 4 a b {Path(sys.executable).parent}/python\n".encode()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, environment, expand
+from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, environment, expand, runner
 from awsddp.spec import JobSpec
 
 
@@ -19,10 +19,12 @@ def _process(spec: JobSpec, rank: Rank, host: Host, rendezvous: Rendezvous) -> P
         expand(text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume)
         for text in (spec.job.script or "", *spec.job.args)
     )
-    file = f"./{script}" if script.startswith("-") else script  # python reads "-c.py" as an option
+    before = ("-m",) if spec.job.module else runner(spec, script)
+    is_word = not spec.job.module and (script.startswith("-") or before)
+    file = f"./{script}" if is_word else script  # python reads "-c.py" as an option
     return Process(
         ranks=(rank.rank,),
-        argv=(host.prepared.ranks_python, *(("-m", script) if spec.job.module else (file,)), *args),
+        argv=(host.prepared.ranks_python, *before, file, *args),
         environment=environment(
             rank,
             rendezvous=rendezvous,

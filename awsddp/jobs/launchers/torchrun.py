@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, node_environment, template
+from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, node_environment, runner, template
 from awsddp.spec import JobSpec, seconds
 
 _JOIN_SECONDS = 600
@@ -21,10 +21,10 @@ def processes(
         template(text, nnodes=first.nnodes, folder=folder, resume=host.resume)
         for text in (spec.job.script or "", *spec.job.args)
     ]
-    if not spec.job.module and words[0][0].startswith("-"):  # python reads "-c.py" as an option
+    before = ["-m"] if spec.job.module else list(runner(spec, "".join(words[0])))
+    if not spec.job.module and (words[0][0].startswith("-") or before):  # python reads "-c.py" as an option
         words[0][0] = f"./{words[0][0]}"
-    python = host.prepared.ranks_python
-    rank = [[python], *([["-m"]] if spec.job.module else []), *words]
+    rank = [[host.prepared.ranks_python], *([word] for word in before), *words]
     worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank))
     return (
         Process(

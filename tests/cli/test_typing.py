@@ -1,0 +1,120 @@
+"""What people type who know torchrun, SkyPilot or python: it works, or a hint holds the right line."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from awsddp.cli import failures
+from awsddp.cli.main import cli
+from awsddp.jobs.ranks import runner
+from awsddp.spec import JobSection, JobSpec, SyncSection
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
+    """Runs a command line up to its verb, in a folder with scripts; returns the code, the job and stderr."""
+    (tmp_path / "teacher").mkdir()
+    for name in ("tiny.py", "teacher/deep.py"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWSDDP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TOKEN_HERE", "from here")
+    jobs: list[JobSpec] = []
+
+    def reach(ctx, **_):  # type: ignore[no-untyped-def]
+        jobs.append(ctx.job)
+        raise failures.UsageError("reached")
+
+    monkeypatch.setattr("awsddp.verbs.train.train", reach)
+
+    def run(*words: str) -> tuple[JobSpec | None, str, int]:
+        monkeypatch.setattr(sys, "argv", ["awsddp", *words])
+        code = failures.run(cli)
+        said = capsys.readouterr()
+        return (jobs.pop() if jobs else None), said.out + said.err, code
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["-m", "pkg"], "job.module", True),
+        (["-m", "pkg"], "job.script", "pkg"),
+        (["tiny.py", "--nproc_per_node", "4"], "job.nproc_per_node", 4),
+        (["tiny.py", "--nproc_per_node=gpu"], "job.nproc_per_node", None),
+        (["tiny.py", "--max_restarts=2", "--hang_after", "10m"], "job.max_restarts", 2),
+        (["tiny.py", "--env", "A=1", "--env", "B=2"], "env.variables", {"A": "1", "B": "2"}),
+        (["tiny.py", "--env", "A=1", "--env", "need.txt"], "env.file", "need.txt"),
+        (["tiny.py", "--env-var", "TOKEN_HERE"], "env.variables", {"TOKEN_HERE": "from here"}),
+        (["tiny.py", "-o=job.grace=5s"], "job.grace", "5s"),
+        (["tiny.py", "--", "--local_rank", "1"], "job.args", ("--local_rank", "1")),
+        (["{cwd}/teacher/deep.py"], "job.script", "teacher/deep.py"),
+        (["teacher/deep.py", "--workdir", "teacher"], "job.script", "deep.py"),
+        (["deep.py", "--workdir", "teacher"], "job.script", "deep.py"),
+    ],
+)
+def test_line_works(typed, words: list[str], key: str, value: object) -> None:  # type: ignore[no-untyped-def]
+    job, said, _ = typed("train", *(word.replace("{cwd}", str(Path.cwd())) for word in words))
+    assert job is not None, said
+    section, _, name = key.partition(".")
+    assert getattr(getattr(job, section), name) == value
+
+
+def test_env_with_a_value_says_what_it_does(typed) -> None:  # type: ignore[no-untyped-def]
+    assert "--env-var A=..." in typed("train", "tiny.py", "--env", "A=1")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["train", "tiny.py", "--batch-size", "64"], "awsddp train tiny.py -- --batch-size 64"),
+        (["train", "tiny.py", "--local_rank", "0"], "awsddp train tiny.py -- --local_rank 0"),
+        (["train", "tiny.py", "--lr=1", "--", "x"], "awsddp train tiny.py -- --lr=1 x"),
+        (["train", "-m", "pkg", "--lr", "1"], "awsddp train -m pkg -- --lr 1"),
+        (["train", "--worldsize", "4"], "--world-size"),
+        (["train", "tiny.py", "--env-var", "NOT_SET"], "--env-var NOT_SET: not set"),
+        (["up", "--env", "A=1"], "awsddp train --env-var A=VALUE"),
+        (["launch", "task.yaml"], "awsddp up"),
+        (["list"], "awsddp status --all"),
+        (["ps"], "awsddp jobs"),
+        (["queue"], "awsddp jobs"),
+        (["destroy"], "awsddp down"),
+        (["why", "job"], "awsddp doctor --why JOB"),
+        (["help", "nope"], "Unknown command 'nope'"),
+    ],
+)
+def test_line_gets_a_hint(typed, words: list[str], hint: str) -> None:  # type: ignore[no-untyped-def]
+    job, said, code = typed(*words)
+    assert (job, code) == (None, 2)
+    assert hint in said
+
+
+def test_help_takes_a_verb(typed) -> None:  # type: ignore[no-untyped-def]
+    assert "Usage: awsddp train" in typed("help", "train")[1]
+    assert "Usage: awsddp local start" in typed("help", "local", "start")[1]
+    said, code = typed("help")[1:]
+    assert ("Usage: awsddp" in said, code) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mode", "words"),
+    [
+        ("a.py", "#!/usr/bin/python\n", 0o755, ()),
+        ("a.sh", "echo\n", 0o644, ("bash",)),
+        ("a.sh", "#!/bin/zsh -e\n", 0o644, ("/bin/zsh", "-e")),
+        ("tool", "#!/usr/bin/env perl\n", 0o644, ("/usr/bin/env", "perl")),
+        ("tool", "\x7fELF", 0o755, ()),
+        ("notes", "print(1)\n", 0o644, None),
+    ],
+)
+def test_a_script_runs_as_what_it_is(
+    tmp_path: Path, name: str, text: str, mode: int, words: tuple[str, ...] | None
+) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / name).chmod(mode)
+    spec = JobSpec(job=JobSection(script=name), sync=SyncSection(workdir=str(tmp_path)))
+    found = runner(spec, name)
+    plain = words is None or name.endswith(".py")
+    assert found == () if plain else (found[0], found[2:]) == ("-c", words)
