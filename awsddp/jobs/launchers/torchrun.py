@@ -24,7 +24,8 @@ def processes(
     before = ["-m"] if spec.job.module else list(runner(spec, "".join(words[0])))
     if not spec.job.module and (words[0][0].startswith("-") or before):  # python reads "-c.py" as an option
         words[0][0] = f"./{words[0][0]}"
-    rank = [[host.prepared.ranks_python], *([word] for word in before), *words]
+    python = host.prepared.ranks_python
+    rank = [[python], *([word] for word in before), *words]
     worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank))
     return (
         Process(
