@@ -269,10 +269,13 @@ class Histories(RuleBasedStateMachine):
         """Whatever it meets but -9 and a refusal of AWS: nothing is left, or disks that hold results."""
         if self.owed():
             return
+        before = self.alive()
         outcome = self.run(ran, harm, "home", nodes=nodes, confirm=yes)
         self.most = max(self.most, nodes)
         if harm is None or (isinstance(harm, Kill) and outcome.code is not None):
-            if outcome.code != 6:
+            if outcome.code == 3:  # refused: the cluster is there, and its folder is not
+                assert self.alive() == before
+            elif outcome.code != 6:
                 self.gone()
             else:
                 assert {one["State"]["Name"] for one in self.cloud.living()} <= {"stopping", "stopped"}
