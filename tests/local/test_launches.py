@@ -134,7 +134,7 @@ def test_a_fleet_tries_its_options_in_turn_and_ends_with_its_machines(records: C
     types = [{"InstanceType": name} for name in ("p2.8xlarge", "g5.xlarge")]
     configs = [{"LaunchTemplateSpecification": chosen, "Overrides": types}]
     wanted = {"TotalTargetCapacity": 3, "OnDemandTargetCapacity": 2, "DefaultTargetCapacityType": "spot"}
-    asked = {"LaunchTemplateConfigs": configs, "TargetCapacitySpecification": wanted, "ClientToken": "once"}
+    asked = {"LaunchTemplateConfigs": configs, "TargetCapacitySpecification": wanted, "ClientToken": "fleet"}
     made = ec2.create_fleet(**asked, Type="instant")
     assert [error["ErrorCode"] for error in made["Errors"]] == ["Unsupported"] * 2
     counts = {one["Lifecycle"]: len(one["InstanceIds"]) for one in made["Instances"]}
