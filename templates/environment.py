@@ -31,7 +31,6 @@ WHEELS = HOME / "awsddp/wheels"
 LOCK_S = 1800
 TAIL = 40
 TELL_S = 2
-PATIENCE = ["--retries", "2", "--timeout", "20"]
 MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/Miniforge3-Linux-{}.sh"
 # Run by the image's python: what is there, so that the client can choose packages for it.
 PLATFORM = """
@@ -191,6 +190,12 @@ def offline(asked):
     return ["--no-index", "--find-links", str(WHEELS)] if asked["wheels"] else asked["options"]
 
 
+def pip_install(python):
+    """Return the words that install packages by a python's pip."""
+    options = ["--no-input", "--progress-bar", "off", "--retries", "2", "--timeout", "20"]
+    return [python, "-m", "pip", "--disable-pip-version-check", "install", *options]
+
+
 def files(place, asked):
     """Write what pip reads; return its words."""
     write(place / "awsddp/requirements.txt", "".join(one + "\n" for one in asked["lines"]))
@@ -208,17 +213,8 @@ def overlay(place, asked, env):
     packages = place / "lib" / "python{}.{}".format(*version[:2]) / "site-packages"
     adding = "; ".join(f"site.addsitedir({folder!r})" for folder in found["site"])
     write(packages / "awsddp_image.pth", "import site; " + adding + "\n")
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--no-input",
-        "--progress-bar",
-        "off",
-    ]
-    run("installing", [*pip, *PATIENCE, *files(place, asked), *offline(asked)], env=env)
+    pip = pip_install(python)
+    run("installing", [*pip, *files(place, asked), *offline(asked)], env=env)
     run("linking the image's programs", [python, "-c", SCRIPTS])
     has, image = ask(python, FACTS), ask(asked["image"], FACTS)
     if has.get("torch_file") != image.get("torch_file"):
@@ -235,8 +231,11 @@ def uv(asked, env):
         (str(path) for path in (HOME / ".local/bin/uv", own) if path.exists()), ""
     )
     if not found:
-        pip = [asked["image"], "-m", "pip", "--disable-pip-version-check", "install", "--no-input"]
-        run("installing uv", [*pip, *PATIENCE, "--target", PLACE / "tools", *offline(asked), "uv"], env=env)
+        run(
+            "installing uv",
+            [*pip_install(asked["image"]), "--target", PLACE / "tools", *offline(asked), "uv"],
+            env=env,
+        )
     return found or str(own)
 
 
@@ -312,20 +311,11 @@ def conda(place, asked, env):
     elif not python.exists():
         words = ["create", "--yes", "--prefix", place, *channels, "python=" + asked["python"], "numpy", "pip"]
         run("making the environment by conda", [program, *words], env=env)
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--no-input",
-        "--progress-bar",
-        "off",
-    ]
+    pip = pip_install(python)
     if asked["torch"]:
-        run("installing torch", [*pip, *PATIENCE, *asked["torch"]], env=env)
+        run("installing torch", [*pip, *asked["torch"]], env=env)
     if asked["lines"]:
-        run("installing", [*pip, *PATIENCE, *files(place, asked), *asked["options"]], env=env)
+        run("installing", [*pip, *files(place, asked), *asked["options"]], env=env)
     return python
 
 

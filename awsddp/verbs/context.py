@@ -125,7 +125,7 @@ def target_for(ctx: Context) -> Iterator[Target]:
             )
         if record is not None and record.target.place != target.place:
             raise ConfigError(
-                f"cluster {ctx.spec.name}is in {record.target.place}, not in {target.place}",
+                f"cluster {ctx.spec.name} is in {record.target.place}, not in {target.place}",
                 "cluster names are unique",
                 f"awsddp -c {ctx.spec.name}-2 up ...   # another name\nawsddp down   # end the first one",
             )
