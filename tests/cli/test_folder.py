@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Lab
+from tests.seed import FULL
 
-STEP = 1 if os.environ.get("AWSDDP_FULL") else 61
+STEP = 1 if FULL else 61
 
 
 def made(lab: Lab) -> Path:

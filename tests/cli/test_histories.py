@@ -1,6 +1,5 @@
 """Drawn histories of results: what a job made is at home or was named, whatever happens in between."""
 
-import os
 import random
 import shutil
 import subprocess
@@ -14,9 +13,9 @@ from tests.cli.conftest import Lab
 from tests.cli.test_clients import second_machine
 from tests.cli.test_reservations import client
 from tests.cli.traces import traces
-from tests.seed import SEED
+from tests.seed import FULL, SEED
 
-HISTORIES, EPISODES = (40, 4) if os.environ.get("AWSDDP_FULL") else (2, 2)
+HISTORIES, EPISODES = (40, 4) if FULL else (2, 2)
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
 

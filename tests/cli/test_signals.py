@@ -12,9 +12,9 @@ import pytest
 
 from tests.cli.conftest import Lab
 from tests.cli.traces import traces
-from tests.seed import SEED
+from tests.seed import FULL, SEED
 
-MOMENTS = 40 if os.environ.get("AWSDDP_FULL") else 16
+MOMENTS = 40 if FULL else 16
 
 SAVES = """
 import os, signal, sys, time

@@ -16,9 +16,8 @@ from awsddp.errors import LocalCloudError
 from awsddp.local import control
 from awsddp.local.place import Place
 from tests.local.conftest import Cloud, left_over, needs_root
-from tests.seed import SEED
+from tests.seed import FULL, SEED
 
-WHOLE = bool(os.environ.get("AWSDDP_FULL"))
 GONE = ("shutting-down", "terminated")
 
 
@@ -93,8 +92,8 @@ def work(cloud: Cloud, killer: Killer) -> int:
 @pytest.mark.parametrize(
     ("mode", "kills", "longest_s"),
     [
-        ("records", 50 if WHOLE else 20, 2.5),
-        pytest.param("nspawn", 50 if WHOLE else 12, 8.0, marks=needs_root),
+        ("records", 50 if FULL else 20, 2.5),
+        pytest.param("nspawn", 50 if FULL else 12, 8.0, marks=needs_root),
     ],
 )
 def test_a_daemon_killed_again_and_again_loses_and_doubles_nothing(

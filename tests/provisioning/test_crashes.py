@@ -4,7 +4,6 @@ The calls are counted at run time. A command is killed once at each and each mom
 the disks, the cloud's and the laptop's, is recovered in each way. AWSDDP_FULL=1 does so with all kills.
 """
 
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from awsddp.verbs.down import down
 from awsddp.verbs.status import status
 from awsddp.verbs.up import up
 from tests.provisioning.world import PHASES, Kill, Outcome, World, yes
-from tests.seed import SEED
+from tests.seed import FULL, SEED
 
 SOME = 8
 VERBS = {"up": up, "down": down}
@@ -79,7 +78,7 @@ def kills_of(world: World, verb: str, nodes: int) -> list[Kill]:
     world.restore(begin(world, verb, nodes))
     calls = world.run(VERBS[verb], nodes=nodes, confirm=yes).calls
     kills = [Kill(*call, phase) for call in calls for phase in PHASES]
-    if os.environ.get("AWSDDP_FULL"):
+    if FULL:
         return kills
     return random.Random(f"{SEED} {verb} {nodes}").sample(kills, SOME)
 

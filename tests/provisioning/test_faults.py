@@ -3,7 +3,6 @@
 Which calls there are is counted at run time. AWSDDP_FULL=1 tries all cases, else some, drawn by a seed.
 """
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from awsddp.verbs.stop import stop
 from awsddp.verbs.up import up
 from tests.provisioning.acts import fetched, trained
 from tests.provisioning.world import Kill, Outcome, World, yes
-from tests.seed import SEED
+from tests.seed import FULL, SEED
 
 NODES = 2
 SOME = {"up": 20, "up again": 14, "down": 20}
@@ -217,7 +216,7 @@ def test_every_call_may_fail_in_every_way(
 ) -> None:
     act = ACTS[name]
     cases = every = cases_of(world, act)
-    if not os.environ.get("AWSDDP_FULL"):
+    if not FULL:
         cases = random.Random(f"{SEED} {name}").sample(every, min(len(every), SOME.get(name, FEW)))
     for operation, trouble in cases:
         try:

@@ -1,6 +1,5 @@
 """The folder of a cluster, each file of it cut off anywhere: `status` sees the nodes, `down` ends them."""
 
-import os
 import random
 import sys
 
@@ -10,19 +9,19 @@ from awsddp.verbs.down import down
 from awsddp.verbs.status import status
 from awsddp.verbs.up import up
 from tests.provisioning.world import World, yes
-from tests.seed import SEED
+from tests.seed import FULL, SEED
 
 SOME = 12
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(3600 if os.environ.get("AWSDDP_FULL") else 300)
+@pytest.mark.timeout(3600 if FULL else 300)
 def test_a_file_cut_off_at_any_byte(world: World) -> None:
     assert world.run(up, confirm=yes).code == 0
     world.save("cluster")
     whole = {path: path.read_bytes() for path in sorted((world.home / "clusters/demo").iterdir())}
     cuts = [(path, size) for path, data in whole.items() for size in range(len(data))]
-    if not os.environ.get("AWSDDP_FULL"):
+    if not FULL:
         cuts = random.Random(SEED).sample(cuts, SOME)
         cuts += [(path, 0) for path in whole]
     for path, size in cuts:

@@ -5,7 +5,6 @@ of that seed again, in the same order; AWSDDP_FULL=1 draws more and longer ones.
 it replays where two threads of one command race for the call at which it is killed.
 """
 
-import os
 import re
 import shutil
 import signal
@@ -37,12 +36,11 @@ from awsddp.verbs.stop import stop
 from awsddp.verbs.up import up
 from tests.provisioning.acts import detached, fetched, ran, status_all, trained, whoami
 from tests.provisioning.world import PHASES, Kill, Login, Outcome, World, tags, yes
-from tests.seed import SEED
+from tests.seed import FULL, SEED
 
-WHOLE = bool(os.environ.get("AWSDDP_FULL"))
 LIMITS = settings(
-    max_examples=250 if WHOLE else 18,
-    stateful_step_count=16 if WHOLE else 10,
+    max_examples=250 if FULL else 18,
+    stateful_step_count=16 if FULL else 10,
     database=None,
     deadline=None,
     phases=[Phase.generate],  # a history is not made shorter: that takes minutes
@@ -390,5 +388,5 @@ def test_whatever_happens_down_leaves_nothing(
         run_state_machine_as_test(seed(SEED)(lambda: Histories(world)), settings=LIMITS)
         record_property("says", f"{COUNT['histories']} histories, {COUNT['operations']} commands")
     except BaseException as error:
-        error.add_note(f"again: AWSDDP_SEED={SEED}{' AWSDDP_FULL=1' * WHOLE} pytest {__file__}")
+        error.add_note(f"again: AWSDDP_SEED={SEED}{' AWSDDP_FULL=1' * FULL} pytest {__file__}")
         raise
