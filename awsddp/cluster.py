@@ -131,7 +131,7 @@ class Prepared:
 class Cause:
     """Why a job did not succeed: the first rank that failed, and the end of its log; or what ended it.
 
-    `kind` is one of jobs/supervisor/causes.py ("unknown": an older awsddp wrote it); `retryable`: the same
+    `kind` is one of docs/why.md ("unknown": an older awsddp wrote it); `retryable`: the same
     command may succeed without a change; `next` is what to do, "" for nothing that is known.
     """
 

@@ -32,8 +32,7 @@ _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
     "wire",
-    "diagnose",
-    "causes",
+    "job_causes",
     "folder",
     "claim",
     "journal",
@@ -51,7 +50,18 @@ _MODULES = (
 )
 # Those that only some requests need travel with them: the program fits the first window of a connection.
 _REQUEST_MODULES = {
-    "launch": ("processes", "workers", "shutdown", "coordinator", "elastic", "serve", "stacks", "hang"),
+    "launch": (
+        "diagnose",
+        "causes",
+        "processes",
+        "workers",
+        "shutdown",
+        "coordinator",
+        "elastic",
+        "serve",
+        "stacks",
+        "hang",
+    ),
     "stacks": ("stacks",),
 }
 _PACKAGE = "awsddp.jobs.supervisor"

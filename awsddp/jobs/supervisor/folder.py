@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause_of_node
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FINAL = ("succeeded", "failed", "cancelled", "interrupted")

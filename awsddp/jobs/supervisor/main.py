@@ -12,10 +12,10 @@ import time
 import types
 from typing import Any, BinaryIO
 
-from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.claim import claim
 from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, write_json
 from awsddp.jobs.supervisor.follow import follow
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.launch import launch, slots
 from awsddp.jobs.supervisor.manifest import hashes, manifest
 from awsddp.jobs.supervisor.metrics import metrics

@@ -10,11 +10,11 @@ import socket
 import time
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, SILENT_SECONDS, Coordinator
 from awsddp.jobs.supervisor.diagnose import full_disk
 from awsddp.jobs.supervisor.elastic import Elastic
 from awsddp.jobs.supervisor.folder import JobFolder, initial, read_json, write_json
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
 from awsddp.jobs.supervisor.shutdown import shutdown
