@@ -188,6 +188,20 @@ class RankProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankUsage:
+    """What a rank used in the last 10 s; None: not known. The network is that of its whole node.
+
+    `cpu_percent` is of one core: 400 are four.
+    """
+
+    rank: int
+    cpu_percent: float | None = None
+    gpu_percent: float | None = None
+    gpu_memory_bytes: float | None = None
+    network_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobNode:
     """A machine on which a job runs or ran, and the number that it had then."""
 
@@ -202,7 +216,8 @@ class Job:
     `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
     `dirty` whether its files differed (None: no repository); `started` and `ended` are when its first rank
     started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is of its nodes. `progress`
-    holds the ranks that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best.
+    holds the ranks that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best;
+    `usage` is what the nodes sampled.
     """
 
     job: str
@@ -225,6 +240,7 @@ class Job:
     restarts: tuple[Restart, ...] = ()
     progress: tuple[RankProgress, ...] = ()
     slowest_rank: int | None = None
+    usage: tuple[RankUsage, ...] = ()
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

@@ -119,7 +119,7 @@ _REPLACE_GPU = (
     "awsddp doctor   # checks the GPUs of each node; retry on other instances: awsddp down, awsddp up"
 )
 _PACKAGES = "awsddp train --env requirements.txt   # versions that belong together, on every node"
-_NCCL_LOG = "awsddp train --env NCCL_DEBUG=INFO   # NCCL's log then says why"
+_NCCL_LOG = "awsddp train --env-var NCCL_DEBUG=INFO   # NCCL's log then says why"
 _WHO_WAITED = "awsddp logs   # what the others did; while a job hangs: awsddp doctor --why"
 _LESS_MEMORY = "use a smaller batch or fewer loader workers, or a larger --instance-type"
 
@@ -269,7 +269,7 @@ TABLE = (
         False,
         _said("Detected mismatch between collectives|Received data size doesn't match|preamble.length <= "),
         "The ranks called different collectives, or the same with other sizes.",
-        "awsddp train --env TORCH_DISTRIBUTED_DEBUG=DETAIL   # names the collective",
+        "awsddp train --env-var TORCH_DISTRIBUTED_DEBUG=DETAIL   # names the collective",
     ),
     Row(
         "model_differs",
@@ -369,7 +369,7 @@ TABLE = (
         False,
         _said(r"(?P<library>\S+): cannot open shared object file"),
         "The node does not have the library {library}.",
-        "awsddp train -o env.setup=...   # a command that installs it on every node",
+        "env.setup in awsddp.toml   # a command that installs it on every node",
     ),
     Row(
         "syntax_error",
@@ -418,7 +418,7 @@ TABLE = (
         False,
         _said("CUDA error|CUBLAS_STATUS|CUDNN_STATUS|device-side assert"),
         "A call to CUDA failed; an earlier kernel may be the reason.",
-        "awsddp train --env CUDA_LAUNCH_BLOCKING=1   # the traceback then names the right line",
+        "awsddp train --env-var CUDA_LAUNCH_BLOCKING=1   # the traceback then names the right line",
     ),
     # A rank that only lost its peers: no cause while another rank has a reason of its own.
     Row(
