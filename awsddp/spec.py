@@ -398,7 +398,9 @@ def seconds(text: str, *, place: str = "duration") -> float:
     """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d")
+        raise ConfigError(
+            f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/clocks.md"
+        )
     found = float(match[1]) * _SECONDS[match[2]]
     if found > MAX_DURATION_S:
         raise ConfigError(f"{place}: {text[:40]!r} is out of range", "", "a duration of 365d or less")
@@ -409,7 +411,9 @@ def size_of(text: str, *, place: str = "job.results_limit") -> float:
     """Return the bytes of a size such as "500MB" or "20GB". Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB")
+        raise ConfigError(
+            f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/travels.md"
+        )
     return float(match[1]) * _BYTES[match[2].upper()]
 
 
