@@ -23,6 +23,7 @@ from awsddp.errors import ConfigError
 
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
 MAX_DURATION_S = 365 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
@@ -122,7 +123,8 @@ class CapacitySection:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSection:
-    """[env]: the Python of the ranks. `variables` are set for every rank.
+    """[env]: the Python of the ranks. `variables` are set for every rank; `secrets` are names of variables
+    whose values come from the environment of this command, and are never written down.
 
     `kind` "image" installs what `file` names over the image's Python and keeps its torch; "venv" and "conda"
     make one with `python` and `torch`. `setup` are commands that each node runs once, in the synced folder.
@@ -143,6 +145,7 @@ class EnvSection:
     ca_bundle: str | None = None
     proxy: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +175,7 @@ class JobSection:
 
     `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
     GPUs run at the same time. A rank drives `gpus_per_process` GPUs. With `uneven` nodes may run different
-    numbers of ranks.
+    numbers of ranks. `prefix` are words before each rank's command, such as those of numactl or docker run.
     """
 
     script: str | None = None
@@ -187,6 +190,7 @@ class JobSection:
     uneven: bool = False
     max_restarts: int | None = None
     module: bool = False
+    prefix: tuple[str, ...] = ()
     name: str | None = None
     outputs: tuple[str, ...] = ()
     results: str = "runs"
@@ -306,6 +310,7 @@ def load(
         sources[".".join(key.split(".")[:2])] = "option"
     sections = {section: kind(**values[section]) for section, kind in _SECTIONS.items()}
     _check(sections["cluster"], sections["job"])
+    _check_secrets(sections["env"])
     if sections["network"].jump:
         jump_host(sections["network"].jump)
     return (
@@ -361,7 +366,7 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
 
 def remembered_environment(spec: JobSpec) -> dict[str, Any]:
     """Return what somebody asked for of the nodes' environment, by key; variables belong to a job."""
-    keys = sorted(spec.explicit - {"env.variables"})
+    keys = sorted(spec.explicit - {"env.variables", "env.secrets"})
     return {key: getattr(spec.env, key.removeprefix("env.")) for key in keys}
 
 
@@ -392,6 +397,22 @@ def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, str]]:
     found += [(f"tags.{name}", value) for name, value in spec.tags.items()]
     set_ = [(key, value) for key, value in found if key in sources or value not in (None, (), {}, "", False)]
     return [(key, value, sources.get(key, "default")) for key, value in set_]
+
+
+def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
+    """Return the job with the values of its secrets as variables. Raises ConfigError if one is not set."""
+    missing = [name for name in spec.env.secrets if name not in environ]
+    if missing:
+        raise ConfigError(
+            f"env.secrets: {', '.join(missing)} not set in this environment",
+            "the value of a secret is read here when a job starts, and is not kept",
+            "\n".join(
+                f"read -rs {name} && export {name}   # type the value, then the command again"
+                for name in missing
+            ),
+        )
+    values = {name: environ[name] for name in spec.env.secrets}
+    return dataclasses.replace(spec, env=dataclasses.replace(spec.env, variables=spec.env.variables | values))
 
 
 def seconds(text: str, *, place: str = "duration") -> float:
@@ -496,11 +517,26 @@ def _put(values: dict[str, Any], tags: dict[str, str], key: str, value: object, 
         raise _unknown(place, section, [*_SECTIONS, "tags"])
     hints = typing.get_type_hints(_SECTIONS[section])
     if name.startswith("variables.") and "variables" in hints:
-        values[section].setdefault("variables", {})[name.removeprefix("variables.")] = str(value)
+        _set_variable(values[section], name.removeprefix("variables."), str(value))
+        return
+    if name.startswith("secrets.") and "secrets" in hints:
+        _set_variable(values[section], name.removeprefix("secrets."), None)
         return
     if name not in hints:
         raise _unknown(place, name, list(hints))
     values[section][name] = _convert(value, hints[name], place)
+
+
+def _set_variable(env: dict[str, Any], name: str, value: str | None) -> None:
+    """Set a variable, or make it a secret (None); it is one of the two, as the last setting says."""
+    variables, secrets = dict(env.get("variables", {})), dict.fromkeys(env.get("secrets", ()))
+    variables.pop(name, None)
+    secrets.pop(name, None)
+    if value is None:
+        secrets[name] = None
+    else:
+        variables[name] = value
+    env.update(variables=variables, secrets=tuple(secrets))
 
 
 def _convert(value: object, hint: Any, place: str) -> Any:
@@ -577,3 +613,18 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         seconds(job.timeout, place="job.timeout")
     if job.hang_after is not None:
         seconds(job.hang_after, place="job.hang_after")
+
+
+def _check_secrets(env: EnvSection) -> None:
+    """Refuse what is no name of a variable, and a name that has a value in the file. Raises ConfigError."""
+    for name in env.secrets:
+        if not VARIABLE.fullmatch(name):
+            raise ConfigError(
+                "env.secrets: an entry is not the name of a variable",
+                "it holds names; each value is read from the environment of the command",
+                'write it as secrets = ["WANDB_API_KEY"]',
+            )
+        if name in env.variables:
+            raise ConfigError(
+                f"env.secrets: {name} is in env.variables, too", "", "remove it from one of them"
+            )

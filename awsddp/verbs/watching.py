@@ -13,6 +13,7 @@ from awsddp.jobs.logs import Merger
 from awsddp.report import Event, duration, node_name
 from awsddp.spec import seconds
 from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.explaining import explained
 from awsddp.verbs.requests import ask, holders
 
 SILENT_S = 12.0
@@ -81,7 +82,8 @@ class Watch:
             raise NodeError(
                 f"cannot reach any node of job {self._job.job}", "", "awsddp status   # what still runs"
             )
-        return results.job_document(self._merger.documents, results=self._ctx.job.job.results)
+        job = results.job_document(self._merger.documents, results=self._ctx.job.job.results)
+        return explained(self._ctx, job)
 
     def _stream(self) -> Mapping[int, str]:
         """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
