@@ -141,7 +141,8 @@ def launch_requests(
     """Return, by node, the request that launches its part of the job `job`.
 
     `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
-    keep of it and tell in its document: commit, dirty, instance_type, price_usd_per_hour. Raises UsageError
+    keep of it and tell in its document: commit, dirty, options, resumed, instance_type,
+    price_usd_per_hour. Raises UsageError
     for invalid placeholders and without a script.
     """
     if not spec.job.script:
