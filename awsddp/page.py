@@ -29,7 +29,12 @@ Points = list[tuple[float, float]]
 
 def job_page(document: Mapping[str, Any], rows: Rows) -> str:
     """Return the page of a job: its `report` document, and the rows of all its metrics."""
-    return _rendered("report.html", document=document, plots=plots(rows, document["slowest_rank"]))
+    return _rendered(
+        "report.html",
+        document=document,
+        progress={one["rank"]: one for one in document["progress"]},
+        plots=plots(rows, document["slowest_rank"]),
+    )
 
 
 def jobs_page(documents: Sequence[Mapping[str, Any]]) -> str:
@@ -174,8 +179,8 @@ def _plot(lines: Mapping[str, Points], *, title: str | None = None) -> str:
     )
     chart = pygal.XY(
         style=style,
-        width=640,
-        height=280,
+        width=480,
+        height=250,
         js=(),
         show_dots=False,
         show_legend=len(lines) > 1,
@@ -184,10 +189,7 @@ def _plot(lines: Mapping[str, Points], *, title: str | None = None) -> str:
         legend_box_size=10,
         x_title="step",
         title=title,
-        y_labels_major_count=4,
-        show_minor_y_labels=False,
-        x_labels_major_count=5,
-        show_minor_x_labels=False,
+        max_scale=6,
         truncate_legend=-1,
         margin=8,
         disable_xml_declaration=True,

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.spec import load, seconds
+from awsddp.spec import load, seconds, words_of
 
 
 def written(folder: Path, text: str) -> Path:
@@ -97,3 +97,23 @@ def test_a_duration_of_more_than_a_year_is_refused_with_the_range(text: str) -> 
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         seconds(text)
+
+
+def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:
+    given = {
+        "job.timeout": "1h",
+        "job.world_size": 4,
+        "job.outputs": ["a b", "c"],
+        "job.module": True,
+        "env.file": "requirements.txt",
+        "env.index_url": "https://user:secret@index",
+        "env.variables.TOKEN": "secret",
+    }
+    _, job = load(environ={}, overrides=given)
+    words = words_of(job)
+    assert "secret" not in " ".join(words)
+    assert words[-2:] == ("--env-var", "TOKEN")
+    again = dict(word.split("=", 1) for word in words[1:-2:2])
+    _, same = load(environ={}, overrides=again)
+    assert same.job == job.job
+    assert same.env.file == "requirements.txt"

@@ -235,11 +235,13 @@ def _costs(job: Job, past: Past | None) -> dict[str, float | None] | None:
 
 
 def _excerpts(known: _Known, slowest: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the last lines of the rank that failed first, of the slowest, and of the first one."""
+    """Yield the last lines of the rank that failed first, beside its cause, of the slowest, and the first."""
     ranks = {rank.rank: rank.node for rank in known.job.ranks}
-    failed = known.job.cause.rank if known.job.cause else None
+    cause = known.job.cause
+    failed = cause.rank if cause else None
     for rank in dict.fromkeys((failed, slowest, min(ranks, default=None))):
-        if rank in ranks and (lines := _last_lines(known.folder / "logs" / f"rank{rank}.log")):
+        lines = _last_lines(known.folder / "logs" / f"rank{rank}.log") if rank in ranks else []
+        if lines and not (rank == failed and cause and lines == list(cause.tail)):
             yield {"rank": rank, "node": ranks[rank], "lines": lines}
 
 
