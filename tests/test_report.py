@@ -10,7 +10,9 @@ from awsddp.report import json_lines, last_value
 def test_whatever_a_program_writes_down_as_its_metrics_can_be_shown() -> None:
     rows = json_lines(
         '{"loss": 1, "step": "x"}\n{"loss": NaN}\n{"loss": 1e999, "accuracy": Infinity}\n[1]\nhalf {\n'
-        f'{{"loss": 2, "step": {"9" * 400}, "accuracy": 0.5}}\n' + "[" * 100_000 + '\n{"loss": 1e300, "rank": "x"}'
+        f'{{"loss": 2, "step": {"9" * 400}, "accuracy": 0.5}}\n'
+        + "[" * 100_000
+        + '\n{"loss": 1e300, "rank": "x"}'
     )
     assert [row.get("loss") for row in rows] == [1, None, None, 2, 1e300]
     assert last_value(rows, "accuracy") == 0.5
