@@ -240,7 +240,9 @@ def _excerpts(known: _Known, slowest: int | None) -> Iterator[dict[str, Any]]:
     cause = known.job.cause
     failed = cause.rank if cause else None
     for rank in dict.fromkeys((failed, slowest, min(ranks, default=None))):
-        lines = _last_lines(known.folder / "logs" / f"rank{rank}.log") if rank in ranks else []
+        if rank is None or rank not in ranks:
+            continue
+        lines = _last_lines(known.folder / "logs" / f"rank{rank}.log")
         if lines and not (rank == failed and cause and lines == list(cause.tail)):
             yield {"rank": rank, "node": ranks[rank], "lines": lines}
 
