@@ -155,6 +155,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     commit: _Word | None = None
     dirty: bool | None = None
     launcher: _Word = "ssh"
+    options: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
+    resumed: _Word | None = None
     instance_type: _Word | None = None
     price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
 

@@ -7,6 +7,7 @@ is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named 
 
 import dataclasses
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -413,6 +414,37 @@ def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobS
         )
     values = {name: environ[name] for name in spec.env.secrets}
     return dataclasses.replace(spec, env=dataclasses.replace(spec.env, variables=spec.env.variables | values))
+
+
+_NOT_WORDS = frozenset(
+    f"{section}.{key}"
+    for section, keys in (
+        ("job", ("script", "args", "name", "resume")),
+        ("env", ("variables", "setup", "index_url", "find_links", "proxy")),
+    )
+    for key in keys
+)
+
+
+def words_of(spec: JobSpec) -> tuple[str, ...]:
+    """Return the settings of a job that are not defaults, as words of a command line: -o job.timeout=1h.
+
+    Its script, arguments and name are left out, and what may hold a secret: the values of variables, commands
+    and URLs.
+    """
+    words: list[str] = []
+    for section in ("env", "sync", "job"):
+        values, defaults = getattr(spec, section), _SECTIONS[section]()
+        for item in dataclasses.fields(values):
+            key, value = f"{section}.{item.name}", getattr(values, item.name)
+            if value != getattr(defaults, item.name) and key not in _NOT_WORDS:
+                words += option_words(key, value)
+    return (*words, *(word for name in spec.env.variables for word in ("--env-var", name)))
+
+
+def option_words(key: str, value: object) -> list[str]:
+    """Return the words of a command line that set a key of awsddp.toml."""
+    return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
 def seconds(text: str, *, place: str = "duration") -> float:

@@ -26,6 +26,8 @@ JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
 LEASE_SECONDS = 1800
 """How long a client that has vanished without a goodbye keeps others from starting a job."""
+EVENTS_AT_ONCE_BYTES = 16 << 20
+"""How much of a node's event files is fetched at once while its job is followed."""
 AT_ONCE_BYTES = 256 << 10
 """How much of a node's results may come with the answer that lists them."""
 _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
@@ -142,9 +144,9 @@ def launch_requests(
     """Return, by node, the request that launches its part of the job `job`.
 
     `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
-    keep of it and tell in its document: commit, dirty, instance_type, price_usd_per_hour. The values of the
-    job's secrets are in the environment of its processes, `secrets` names them. Raises UsageError for invalid
-    placeholders and without a script, ConfigError for a secret that is not set here.
+    keep of it and tell in its document: commit, dirty, options, resumed, instance_type, price_usd_per_hour.
+    The values of the job's secrets are in the environment of its processes, `secrets` names them. Raises
+    UsageError for invalid placeholders and without a script, ConfigError for a secret that is not set here.
     """
     if not spec.job.script:
         raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
@@ -261,6 +263,14 @@ def manifest_request(
     """
     request = {"do": "manifest", "job": job, "at_once": AT_ONCE_BYTES}
     return {**request, "outputs": list(outputs), "exclude": list(exclude)}
+
+
+def events_request(
+    job: str, *, outputs: Sequence[str], exclude: Sequence[tuple[str, bool]], known: Mapping[str, int]
+) -> dict[str, Any]:
+    """Ask for TensorBoard's event files of `job`, whole, but those whose size at home is `known`."""
+    request = manifest_request(job, outputs=outputs, exclude=exclude)
+    return {**request, "events": dict(known), "at_once": EVENTS_AT_ONCE_BYTES}
 
 
 def hashes_request(paths: Sequence[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
 from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
-from awsddp.spec import JobSpec, gpus_of
+from awsddp.spec import JobSpec, gpus_of, words_of
 from awsddp.state import Record
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
@@ -71,7 +71,7 @@ def start(
                 with checkpoint.staged() as staged:
                     sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))
             ask(cluster.fleet, requests)
-    folder.note("train", job=name, world_size=len(ranks))
+    folder.note("train", job=name, world_size=len(ranks), home=str(results_dir(ctx, name).absolute()))
     job = Job(
         job=name,
         state="running",
@@ -116,7 +116,11 @@ def _requests(
         spec=spec,
         job=_free_name(cluster, answers),
         slot=protocol.choose_slot(answers, first=used[0], master_port=port),
-        facts=_facts(cluster.record, len(used), *commit.result()),
+        facts={
+            "options": words_of(ctx.job),
+            "resumed": checkpoint.job if checkpoint else None,
+            **_facts(cluster.record, len(used), *commit.result()),
+        },
         checkpoint=checkpoint,
     )
 
