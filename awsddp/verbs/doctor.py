@@ -4,16 +4,14 @@ import secrets as random
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp import compat
+from awsddp.cluster import Check
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import names
 from awsddp.plan.policy import least_policy
 from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, reach_jump, target_for
-
-if TYPE_CHECKING:
-    from awsddp.aws.preflight import Check
 
 
 def doctor(ctx: Context) -> dict[str, Any]:
@@ -36,10 +34,8 @@ def doctor(ctx: Context) -> dict[str, Any]:
     return {"checks": [asdict(check) for check in (*checks, *_jump(ctx))]}
 
 
-def _jump(ctx: Context) -> "list[Check]":
+def _jump(ctx: Context) -> list[Check]:
     """Return the check of the jump host, if there is one, by connecting to it."""
-    from awsddp.aws.preflight import Check
-
     jump = jump_of(ctx)
     if jump is None:
         return []
