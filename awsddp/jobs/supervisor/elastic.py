@@ -58,10 +58,13 @@ class Elastic(Coordinator):
         return {node for node in self._left - self._absent if self._agents.get(node, 0) == 0}
 
     def _started(self, message: dict[str, Any]) -> None:
-        """Take in that a worker has started; one that cannot belong to this round begins the next."""
+        """Take in that a worker has started; one that cannot belong to this round begins the next.
+
+        A job that ends has no next round: what ended it would be forgotten.
+        """
         slot, number = message["slot"], message["rank"]
         others = (slot in self._numbers, number in self._numbers.values())
-        if any(others) or message["world_size"] != self._world_size:
+        if not self._stopping and (any(others) or message["world_size"] != self._world_size):
             self._next_round(message["world_size"])
         self._numbers[slot] = number
         known = {"round": self._round, "number": number, "started": message["started"]}
