@@ -196,7 +196,7 @@ class _Metrics:
 class _Document:
     job: _Name
     node: _Node
-    state: Literal["running", "succeeded", "failed", "cancelled", "interrupted"]
+    state: Literal["waiting", "running", "succeeded", "failed", "cancelled", "interrupted"]
     cause: _Cause | None
     complete: bool
     created: datetime

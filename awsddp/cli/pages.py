@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
+from awsddp.cluster import ACTIVE
 from awsddp.compat import HOURS_PER_MONTH
 from awsddp.report import duration, money, node_name
 
@@ -124,7 +125,7 @@ def _cause(cause: dict[str, Any] | None) -> str:
 def job_lines(result: dict[str, Any]) -> list[str]:
     """Return the lines on a job's end, its cause and its results directory."""
     lines = [f"Job {result['job']}: {result['state']}"]
-    if result["state"] == "running":
+    if result["state"] in ACTIVE:
         name = result["job"]
         return [
             *lines,

@@ -45,7 +45,8 @@ class Elastic(Coordinator):
             super().lose(node, why)
             return
         self._left.discard(node)
-        why = f"node{node} was lost while the job ran: {why}"
+        self._busy.discard(node)
+        why = self._lost_why(node, why)
         self._away[node] = self._lost = cause_of_node(self._request, node, "node_lost", why=why)
         self._finish()
 
