@@ -18,6 +18,7 @@ from awsddp.jobs import protocol
 from awsddp.jobs.git import commit_of
 from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
+from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
 from awsddp.spec import JobSection, JobSpec, gpus_of
 from awsddp.state import Record
@@ -244,12 +245,14 @@ def _hosts(
 
     requested = cluster.ctx.job.job
     gpus = gpus_of(requested.on) if requested.on else {}
+    sources = source_folders(Path(cluster.ctx.job.sync.workdir))
     return [
         Host(
             node=node,
             prepared=cluster.prepared(node.node),
             workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{folder}",
             gpus=gpus.get(node.node, ()),
+            sources=sources,
             resume=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{checkpoint.folder}/{checkpoint.name}"
             if checkpoint
             else None,
