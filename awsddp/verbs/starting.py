@@ -22,8 +22,9 @@ from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
 from awsddp.spec import JobSection, JobSpec, gpus_of
 from awsddp.state import Record
-from awsddp.verbs import sync
+from awsddp.verbs import launches, sync
 from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.context import Context
 from awsddp.verbs.environment import ensure_environment
 from awsddp.verbs.requests import ANSWER_S, answering, ask
 from awsddp.verbs.results import results_dir
@@ -109,18 +110,35 @@ def _requests(
     gpus = gpus_of(ctx.job.job.on) if ctx.job.job.on else {}
     answers = ask(fleet, {node: protocol.slots_request(port, gpus.get(node, ())) for node in used})
     after, job = _after(ctx.job.job.after, answers), _free_name(cluster, answers)
-    folder = _work_folder(ctx.job.job, job)
+    folder = work_folder(ctx.job.job, job)
     send_files = partial(sync.send, ctx, fleet, listing, folder=folder, nodes=set(used))
     spec = ensure_environment(cluster, send_files=send_files)
-    return requests_for(
-        cluster,
-        ranks,
-        spec=spec,
-        job=job,
-        slot=protocol.choose_slot(answers, first=used[0], master_port=port),
-        facts=_facts(cluster.record, len(used), *commit.result()),
-        checkpoint=checkpoint,
-        after=after,
+    slot = protocol.choose_slot(answers, first=used[0], master_port=port)
+    facts = _facts(cluster.record, len(used), *commit.result())
+    requests = requests_for(
+        cluster, ranks, spec=spec, job=job, slot=slot, facts=facts, checkpoint=checkpoint, after=after
+    )
+    if ctx.job.job.nnodes is not None:
+        launches.keep(ctx.folder, job, _launch(ctx, ranks, requests[used[0]], checkpoint))
+    return requests
+
+
+def _launch(
+    ctx: Context, ranks: tuple[Rank, ...], request: Mapping[str, Any], checkpoint: "Checkpoint | None"
+) -> launches.Launch:
+    """Return what a machine needs that joins the job later: `up` may be called in another folder."""
+    asked, workdir = ctx.job, str(Path(ctx.job.sync.workdir).resolve())
+    resume = checkpoint.job if checkpoint is not None else None
+    return launches.Launch(
+        spec=replace(
+            asked,
+            sync=replace(asked.sync, workdir=workdir),
+            job=replace(asked.job, resume=resume),
+        ),
+        ranks=ranks,
+        slot=request["slot"],
+        facts=request["facts"],
+        secret=request["secret"],
     )
 
 
@@ -136,13 +154,13 @@ def requests_for(
     after: Sequence[str] = (),
 ) -> dict[int, dict[str, Any]]:
     """Return the launch requests of a job by node. Raises UsageError."""
-    hosts = _hosts(cluster, {rank.node for rank in ranks}, _work_folder(spec.job, job), checkpoint)
+    hosts = _hosts(cluster, {rank.node for rank in ranks}, work_folder(spec.job, job), checkpoint)
     return protocol.launch_requests(
         _spec(cluster, spec), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts, after=after
     )
 
 
-def _work_folder(asked: JobSection, job: str) -> str:
+def work_folder(asked: JobSection, job: str) -> str:
     """Return the synced folder of a job on its nodes: one that waits has a copy, as others use theirs."""
     return asked.work_folder if asked.after is None else f"work-{job}"
 

@@ -230,3 +230,18 @@ def test_lost_node_is_the_cause_also_where_the_agents_were_just_restarting_their
     document = coordinator.document()
     assert (document["state"], document["restarts"]) == ("failed", [])
     assert (document["cause"]["kind"], document["cause"]["node"]) == ("node_lost", 1)
+
+
+def test_machine_in_the_place_of_a_lost_one_starts_alone_and_is_waited_for() -> None:
+    coordinator = Elastic({**REQUEST, "elastic": {"min_nodes": 1, "max_restarts": 0}}, now=0)
+    for node in (0, 1):
+        coordinator.hear(node, {"is": "here"}, now=1)
+    coordinator.lose(1, "it closed the connection")
+    coordinator.hear(1, {"is": "here", "life": "x"}, now=2)
+    assert coordinator.orders == [GO, {**GO, "node": 1}]
+    coordinator.hear(0, {"is": "agent", "exit_code": 0}, now=3)
+    assert coordinator.orders[2:] == []
+    coordinator.hear(1, {"is": "agent", "exit_code": 0}, now=3)
+    assert coordinator.orders[2:] == [STOP]
+    gone(coordinator)
+    assert coordinator.document()["state"] == "succeeded"

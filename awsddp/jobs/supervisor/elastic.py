@@ -32,6 +32,8 @@ class Elastic(Coordinator):
         kind = message.get("is")
         if kind == "worker":
             self._started(message)
+        elif kind == "here" and "life" in message:
+            self._replaced(node)
         elif kind == "agent":
             self._agent(node, message)
         else:
@@ -49,6 +51,15 @@ class Elastic(Coordinator):
         why = self._lost_why(node, why)
         self._away[node] = self._lost = cause_of_node(self._request, node, "node_lost", why=why)
         self._finish()
+
+    def _replaced(self, node: int) -> None:
+        """Let the machine that took the place of a lost one join: its agent has the others begin a round."""
+        self.lose(node, "its machine was replaced")
+        self._left.add(node)
+        self._away.pop(node, None)
+        self._agents.pop(node, None)
+        order = {"do": "stop", "grace": FAILED_GRACE} if self._stopping else {"do": "go"}
+        self.orders.append({**order, "node": node})
 
     def document(self) -> dict[str, Any]:
         """Return the whole job; `restarts` tells what ended each round but the last, and for which time."""

@@ -92,7 +92,7 @@ class Supervisor:
         self._write()
         os.write(ready, b"1")
         os.close(ready)
-        self._say({"is": "here"})
+        self._say({"is": "here", **({"life": self._request["life"]} if "life" in self._request else {})})
         while self._end is None:
             self._turn()
         self._times.note(last=True)
@@ -210,7 +210,7 @@ class Supervisor:
 
     def _obey(self, order: dict[str, Any]) -> None:
         kind = order.get("do")
-        if kind == "go" and not self._ranks.stopping:
+        if kind == "go" and order.get("node", self._me) == self._me and not self._ranks.stopping:
             self._own["state"] = "running"
             self._ranks.start()
             self._note()
