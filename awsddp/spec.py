@@ -178,6 +178,9 @@ class JobSection:
 
     `resume` names the job whose newest checkpoint the ranks get ("last": the last one of the same script).
 
+    `after` names a job, or "all": this one starts when that one has ended, however it ended, and with it all
+    that run or wait on its nodes when it is launched.
+
     `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
     GPUs run at the same time. A rank drives `gpus_per_process` GPUs. With `uneven` nodes may run different
     numbers of ranks. `prefix` are words before each rank's command, such as those of numactl or docker run.
@@ -190,6 +193,7 @@ class JobSection:
     launcher: str = ""
     nnodes: str | None = None
     resume: str | None = None
+    after: str | None = None
     on: str | None = None
     gpus_per_process: int = 1
     uneven: bool = False
