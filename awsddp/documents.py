@@ -163,13 +163,31 @@ class DownDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PathSize:
+    """A file or a folder at the top of the synced folder."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What is not sent: `by` is an ignore file, "sync.ignore", or "awsddp" (results, environments)."""
+
+    by: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SyncDocument:
-    """`sync`; `files` with --dry-run."""
+    """`sync`; `files`, `largest` and `kept` with --dry-run."""
 
     nodes: tuple[NodeFiles, ...]
     job: None = None
     home: None = None
     files: tuple[str, ...] = ()
+    largest: tuple[PathSize, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

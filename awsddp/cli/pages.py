@@ -10,13 +10,14 @@ from awsddp.cli import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
 from awsddp.compat import HOURS_PER_MONTH
-from awsddp.report import duration, money, node_name
+from awsddp.report import duration, money, node_name, size_text
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
 
 
 _BUDGET_WARNING = 0.8
+_MOST_KEPT = 10
 _MEASURES = (
     ("step", "step {}"),
     ("fraction", "{:.0%}"),
@@ -30,6 +31,8 @@ def cluster_page(result: dict[str, Any]) -> None:
     name, state = result["cluster"], result["state"]
     if state == "absent":
         line(f"Cluster {name}: absent. Searched: {', '.join(result['looked']) or 'nowhere'}.")
+        if result["target"] == "aws":
+            line(named("Every cluster in every region: awsddp status --all"))
         return
     where = "the local cloud" if result["target"] == "local" else result["region"]
     line(f"Cluster {name}: {state}, {len(result['nodes'])} x {result['instance_type']} in {where}")
@@ -266,6 +269,13 @@ def sync_page(result: dict[str, Any]) -> None:
     )
     if result.get("home"):
         line(f"Results: {result['home']}/")
+    if result.get("largest"):
+        shown = ", ".join(f"{one['path']} {size_text(one['bytes'])}" for one in result["largest"])
+        line(f"Largest: {shown}")
+    for kept in result.get("kept", ()):
+        more = len(kept["paths"]) - _MOST_KEPT
+        paths = ", ".join(kept["paths"][:_MOST_KEPT]) + (f" and {more:,} more" if more > 0 else "")
+        line(f"Kept here by {kept['by']}: {paths}")
 
 
 def down_page(result: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import base64
 import bz2
 import functools
 import json
+import posixpath
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError
 from awsddp.jobs.launchers import launcher
 from awsddp.jobs.ranks import Host, Rank, Rendezvous, defaults
 from awsddp.jobs.supervisor.wire import MAGIC
-from awsddp.spec import JobSpec, seconds
+from awsddp.spec import JobSpec, seconds, with_secrets
 
 FIRST_PORT = 29400
 SLOTS = 64
@@ -143,12 +144,13 @@ def launch_requests(
     """Return, by node, the request that launches its part of the job `job`.
 
     `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
-    keep of it and tell in its document: commit, dirty, options, resumed, instance_type,
-    price_usd_per_hour. Raises UsageError
-    for invalid placeholders and without a script.
+    keep of it and tell in its document: commit, dirty, options, resumed, instance_type, price_usd_per_hour.
+    The values of the job's secrets are in the environment of its processes, `secrets` names them. Raises
+    UsageError for invalid placeholders and without a script, ConfigError for a secret that is not set here.
     """
     if not spec.job.script:
         raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
+    script, spec = _shown(spec.job.script), with_secrets(spec)
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[node] for node in sorted({rank.node for rank in ranks})]
     port, link_port = _ports(slot, spec.job.master_port)
@@ -166,7 +168,7 @@ def launch_requests(
             for host in used
         ],
         "facts": {
-            "script": _shown(spec.job.script),
+            "script": script,
             "args": tuple(_shown(text) for text in spec.job.args[:_MOST_ARGS]),
             "launcher": spec.job.launcher_name,
             **(facts or {}),
@@ -183,6 +185,7 @@ def launch_requests(
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
         "defaults": defaults(ranks[0].local_world_size),
+        "secrets": list(spec.env.secrets),
         "elastic": _elastic(spec, len(used)),
     }
     return {
@@ -191,6 +194,7 @@ def launch_requests(
             "node": host.node.node,
             "folder": host.folder(job),
             "workdir": host.workdir,
+            "path": posixpath.dirname(host.prepared.ranks_python),
             "gpus": list(host.gpus),
             "processes": [
                 asdict(one) for one in processes(spec, _of(ranks, host), host=host, rendezvous=rendezvous)
@@ -243,7 +247,10 @@ def stacks_request(job: str) -> dict[str, Any]:
 
 
 def lost_request(job: str, node: int, why: str) -> dict[str, Any]:
-    """Tell the first node of `job` that `node` is gone; the answer is {"heard": whether it took that in}."""
+    """Tell the first node of `job` (where that is gone, another) that `node` is gone.
+
+    The answer is {"heard": whether it was taken in}.
+    """
     return {"do": "lost", "job": job, "node": node, "why": why}
 
 

@@ -19,7 +19,7 @@ from awsddp.errors import ConfigError, NotFoundError
 from awsddp.jobs import results
 from awsddp.jobs.supervisor import metrics
 from awsddp.report import iso, json_lines
-from awsddp.spec import option_words
+from awsddp.spec import NOT_SHOWN, option_words
 from awsddp.state import Folder, write_private
 from awsddp.timeline import timeline
 from awsddp.verbs.context import Context
@@ -265,7 +265,7 @@ def _again(job: Job, past: Past | None) -> list[str]:
     up += ["--instance-type", job.instance_type] if job.instance_type else []
     up += ["--local"] if launched.get("target") == "local" else []
     for key, value in launched.get("asked", {}).items():
-        up += option_words(key, value) if key not in _SIZE else []
+        up += option_words(key, value) if key not in (*_SIZE, *NOT_SHOWN) else []
     train = ["awsddp", *globals_, "train"]
     train += [] if job.script is None or job.script.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}") else [job.script]
     train += [*job.options, *(("--resume", job.resumed) if job.resumed else ())]

@@ -18,6 +18,7 @@ from awsddp.jobs import protocol
 from awsddp.jobs.git import commit_of
 from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
+from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
 from awsddp.spec import JobSpec, gpus_of, words_of
 from awsddp.state import Record
@@ -216,12 +217,14 @@ def _hosts(cluster: ClusterHandle, used: Collection[int], checkpoint: "Checkpoin
 
     requested = cluster.ctx.job.job
     gpus = gpus_of(requested.on) if requested.on else {}
+    sources = source_folders(Path(cluster.ctx.job.sync.workdir))
     return [
         Host(
             node=node,
             prepared=cluster.prepared(node.node),
             workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{requested.work_folder}",
             gpus=gpus.get(node.node, ()),
+            sources=sources,
             resume=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{checkpoint.folder}/{checkpoint.name}"
             if checkpoint
             else None,
