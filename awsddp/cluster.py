@@ -231,6 +231,18 @@ class Job:
     slowest_rank: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A check of `doctor`, of one node if it has a number. `ok` None: unknown, or only a warning."""
+
+    name: str
+    ok: bool | None
+    value: str = ""
+    expected: str = ""
+    hint: str = ""
+    node: int | None = None
+
+
 def write_numbers(numbers: Iterable[int]) -> str:
     """Return node numbers as the tag `awsddp:nodes` holds them: "0,1", from three in a row on "0-63"."""
     runs: list[list[int]] = []

@@ -100,26 +100,6 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         seconds(text)
 
 
-def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:
-    given = {
-        "job.timeout": "1h",
-        "job.world_size": 4,
-        "job.outputs": ["a b", "c"],
-        "job.module": True,
-        "env.file": "requirements.txt",
-        "env.index_url": "https://user:secret@index",
-        "env.variables.TOKEN": "secret",
-    }
-    _, job = load(environ={}, overrides=given)
-    words = words_of(job)
-    assert "secret" not in " ".join(words)
-    assert words[-2:] == ("--env-var", "TOKEN")
-    again = dict(word.split("=", 1) for word in words[1:-2:2])
-    _, same = load(environ={}, overrides=again)
-    assert same.job == job.job
-    assert same.env.file == "requirements.txt"
-
-
 def test_each_setting_names_its_source(tmp_path: Path) -> None:
     file = written(tmp_path, "[cluster]\nnodes = 3\ndisk_gb = 300\n[job]\nscript = 'a.py'\n")
     environ = {"AWSDDP_CLUSTER_DISK_GB": "400", "AWSDDP_JOB_GRACE": "5s"}
@@ -149,3 +129,23 @@ def test_the_starter_file_sets_what_was_chosen_and_nothing_else(tmp_path: Path) 
     assert (job.env.file, job.job.script) == ("r.txt", None)
     with pytest.raises(ConfigError, match="already exists"):
         init(tmp_path)
+
+
+def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:
+    given = {
+        "job.timeout": "1h",
+        "job.world_size": 4,
+        "job.outputs": ["a b", "c"],
+        "job.module": True,
+        "env.file": "requirements.txt",
+        "env.index_url": "https://user:secret@index",
+        "env.variables.TOKEN": "secret",
+    }
+    _, job = load(environ={}, overrides=given)
+    words = words_of(job)
+    assert "secret" not in " ".join(words)
+    assert words[-2:] == ("--env-var", "TOKEN")
+    again = dict(word.split("=", 1) for word in words[1:-2:2])
+    _, same = load(environ={}, overrides=again)
+    assert same.job == job.job
+    assert same.env.file == "requirements.txt"

@@ -25,6 +25,7 @@ from awsddp.state import Record
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.environment import ensure_environment
+from awsddp.verbs.health import preflight
 from awsddp.verbs.requests import ANSWER_S, answering, ask
 from awsddp.verbs.results import results_dir
 
@@ -45,9 +46,9 @@ def start(
 ) -> Job:
     """Send the files and start the job; one client at a time does so, on all machines.
 
-    Nothing is sent while a job runs on the nodes, and nothing starts unless AWS agreed that a poweroff keeps
-    their disks. What fails is undone. Raises InUse, UsageError for a name that is taken, CloudError,
-    NodeError.
+    Nothing is sent while a job runs on the nodes, and nothing starts unless the nodes are fit (`preflight`)
+    and AWS agreed that a poweroff keeps their disks. What fails is undone. Raises InUse, UsageError for a
+    name that is taken, CloudError, NodeError.
     """
     ctx, folder = cluster.ctx, cluster.ctx.folder
     with folder.lock("train", wait_s=CLAIM_S):
@@ -56,6 +57,7 @@ def start(
         launch = next(iter(requests.values()))
         name = str(launch["job"])
         with _undone(cluster, nodes, launch):
+            looked = soon(preflight, cluster, requests) if ctx.job.job.preflight else None
             both(
                 lambda: sync.send(
                     ctx,
@@ -67,6 +69,8 @@ def start(
                 ),
                 lambda: cluster.keep(nodes, name),
             )
+            if looked is not None:
+                looked.result()
             if checkpoint is not None:
                 with checkpoint.staged() as staged:
                     sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))
