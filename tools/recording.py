@@ -54,7 +54,7 @@ import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
 for step in range(1000):
-    if step == 20 and dist.get_rank() == 1:
+    if step == 20 and dist.get_rank() == 3:
         time.sleep(3600)  # as a data loader on a dead mount
     dist.all_reduce(torch.ones(1))
     if step % 10 == 0 and dist.get_rank() == 0:
@@ -153,7 +153,7 @@ def main() -> None:
         try:
             commands.run("awsddp up --local --nodes 2 --instance-type g6.xlarge -y")
             commands.run("awsddp train train.py --world-size 2 --name first")
-            hang.run("awsddp train hangs.py --world-size 2 --name second --detach")
+            hang.run("awsddp train hangs.py --world-size 4 --name second --detach")
             while not hangs(json.loads(quiet("doctor", "--why", "second", "--json"))):
                 time.sleep(1)
             hang.run("awsddp doctor --why second")
