@@ -110,6 +110,7 @@ def _write(ctx: Context, known: _Known, to: Path | None) -> dict[str, Any]:
 def _document(ctx: Context, known: _Known, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a job as the `report` document."""
     job, folder, past = known.job, known.folder, known.past
+    now = datetime.now(UTC).replace(microsecond=0)
     progress = _progress(known)
     job = replace(job, progress=progress, slowest_rank=results.slowest_rank(progress))
     files = [(str(path.relative_to(folder)), path.stat().st_size) for path in sorted(_files(folder))]
@@ -127,7 +128,8 @@ def _document(ctx: Context, known: _Known, rows: Sequence[Mapping[str, Any]]) ->
         "seconds": _seconds(job),
         "timeline_from": iso(began),
         "timeline": [asdict(step) for step in steps],
-        "costs": _costs(job, past),
+        "costs": _costs(job, past, now),
+        "made": iso(now),
         "excerpts": list(_excerpts(known, job.slowest_rank)),
         "again": _again(job, past),
     }
@@ -225,9 +227,9 @@ def _job_usd(job: Job) -> float | None:
     return None if seconds is None or price is None else round(seconds / 3600 * price, 4)
 
 
-def _costs(job: Job, past: Past | None) -> dict[str, float | None] | None:
+def _costs(job: Job, past: Past | None, now: datetime) -> dict[str, float | None] | None:
     """Return what the job and its whole cluster cost until now, by part, at list price."""
-    bill = billing.account(past.rows, datetime.now(UTC)) if past else None
+    bill = billing.account(past.rows, now) if past else None
     if bill is None:
         return None
     parts = {f"{part}_usd": usd for part, usd in bill.parts_usd.items()}
