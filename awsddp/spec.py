@@ -425,7 +425,7 @@ def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobS
     return dataclasses.replace(spec, env=dataclasses.replace(spec.env, variables=spec.env.variables | values))
 
 
-_NOT_WORDS = frozenset(
+NOT_SHOWN = frozenset(
     f"{section}.{key}"
     for section, keys in (
         ("job", ("script", "args", "name", "resume")),
@@ -433,6 +433,7 @@ _NOT_WORDS = frozenset(
     )
     for key in keys
 )
+"""Keys that the record of a job does not have: it has others for them, or they may hold a secret."""
 
 
 def words_of(spec: JobSpec) -> tuple[str, ...]:
@@ -446,7 +447,7 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
         values, defaults = getattr(spec, section), _SECTIONS[section]()
         for item in dataclasses.fields(values):
             key, value = f"{section}.{item.name}", getattr(values, item.name)
-            if value != getattr(defaults, item.name) and key not in _NOT_WORDS:
+            if value != getattr(defaults, item.name) and key not in NOT_SHOWN:
                 words += option_words(key, value)
     return (*words, *(word for name in spec.env.variables for word in ("--env-var", name)))
 
