@@ -7,6 +7,7 @@ is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named 
 
 import dataclasses
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -23,6 +24,7 @@ from awsddp.errors import ConfigError
 
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
 MAX_DURATION_S = 365 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
@@ -31,7 +33,9 @@ _ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.A
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
-_MOMENTARY = frozenset({"cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"})
+_MOMENTARY = frozenset(
+    {"cluster.nodes", "cluster.profile", "cluster.region", "cluster.replace", "capacity.retry_until_up"}
+)
 """Keys that hold for one command, or that the cluster's record holds elsewhere."""
 _EXCLUSIVE = (
     frozenset({"cluster.instance_type", "cluster.gpus", "capacity.types", "capacity.reservation"}),
@@ -44,7 +48,7 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
     """[cluster]: the instances. `expires` is a duration such as "24h", counted from the launch; nodes unused
-    for `idle` ("off": never) shut down earlier.
+    for `idle` ("off": never) shut down earlier. `up` replaces the instances whose ids `replace` lists.
 
     `gpus` are the GPUs per node, such as "A100:8"; with `rehearse_gpu` CUDA calls run on the CPU. A plan
     that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
@@ -64,6 +68,7 @@ class ClusterSection:
     idle: str = "60m"
     max_price_usd: float | None = None
     budget_usd: float | None = None
+    replace: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +127,8 @@ class CapacitySection:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSection:
-    """[env]: the Python of the ranks. `variables` are set for every rank.
+    """[env]: the Python of the ranks. `variables` are set for every rank; `secrets` are names of variables
+    whose values come from the environment of this command, and are never written down.
 
     `kind` "image" installs what `file` names over the image's Python and keeps its torch; "venv" and "conda"
     make one with `python` and `torch`. `setup` are commands that each node runs once, in the synced folder.
@@ -143,6 +149,7 @@ class EnvSection:
     ca_bundle: str | None = None
     proxy: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +165,8 @@ class JobSection:
     """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
 
     The job fails when a node is silent for `heartbeat_timeout`, and when no rank writes to its log for
-    `hang_after`.
+    `hang_after`. With `preflight` the nodes' connections, GPUs, disks, memory and clocks are checked while
+    files are sent.
 
     `outputs` are paths on the node, relative to the synced folder or absolute, fetched beside new and
     changed files; `results` is the local folder for them. New and changed files that match `exclude`
@@ -172,7 +180,7 @@ class JobSection:
 
     `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
     GPUs run at the same time. A rank drives `gpus_per_process` GPUs. With `uneven` nodes may run different
-    numbers of ranks.
+    numbers of ranks. `prefix` are words before each rank's command, such as those of numactl or docker run.
     """
 
     script: str | None = None
@@ -187,6 +195,7 @@ class JobSection:
     uneven: bool = False
     max_restarts: int | None = None
     module: bool = False
+    prefix: tuple[str, ...] = ()
     name: str | None = None
     outputs: tuple[str, ...] = ()
     results: str = "runs"
@@ -196,6 +205,7 @@ class JobSection:
     hang_after: str | None = None
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
+    preflight: bool = True
     master_port: int | None = None
 
     @property
@@ -306,6 +316,7 @@ def load(
         sources[".".join(key.split(".")[:2])] = "option"
     sections = {section: kind(**values[section]) for section, kind in _SECTIONS.items()}
     _check(sections["cluster"], sections["job"])
+    _check_secrets(sections["env"])
     if sections["network"].jump:
         jump_host(sections["network"].jump)
     return (
@@ -361,7 +372,7 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
 
 def remembered_environment(spec: JobSpec) -> dict[str, Any]:
     """Return what somebody asked for of the nodes' environment, by key; variables belong to a job."""
-    keys = sorted(spec.explicit - {"env.variables"})
+    keys = sorted(spec.explicit - {"env.variables", "env.secrets"})
     return {key: getattr(spec.env, key.removeprefix("env.")) for key in keys}
 
 
@@ -392,6 +403,53 @@ def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, str]]:
     found += [(f"tags.{name}", value) for name, value in spec.tags.items()]
     set_ = [(key, value) for key, value in found if key in sources or value not in (None, (), {}, "", False)]
     return [(key, value, sources.get(key, "default")) for key, value in set_]
+
+
+def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
+    """Return the job with the values of its secrets as variables. Raises ConfigError if one is not set."""
+    missing = [name for name in spec.env.secrets if name not in environ]
+    if missing:
+        raise ConfigError(
+            f"env.secrets: {', '.join(missing)} not set in this environment",
+            "the value of a secret is read here when a job starts, and is not kept",
+            "\n".join(
+                f"read -rs {name} && export {name}   # type the value, then the command again"
+                for name in missing
+            ),
+        )
+    values = {name: environ[name] for name in spec.env.secrets}
+    return dataclasses.replace(spec, env=dataclasses.replace(spec.env, variables=spec.env.variables | values))
+
+
+_NOT_WORDS = frozenset(
+    f"{section}.{key}"
+    for section, keys in (
+        ("job", ("script", "args", "name", "resume")),
+        ("env", ("variables", "setup", "index_url", "find_links", "proxy")),
+    )
+    for key in keys
+)
+
+
+def words_of(spec: JobSpec) -> tuple[str, ...]:
+    """Return the settings of a job that are not defaults, as words of a command line: -o job.timeout=1h.
+
+    Its script, arguments and name are left out, and what may hold a secret: the values of variables, commands
+    and URLs.
+    """
+    words: list[str] = []
+    for section in ("env", "sync", "job"):
+        values, defaults = getattr(spec, section), _SECTIONS[section]()
+        for item in dataclasses.fields(values):
+            key, value = f"{section}.{item.name}", getattr(values, item.name)
+            if value != getattr(defaults, item.name) and key not in _NOT_WORDS:
+                words += option_words(key, value)
+    return (*words, *(word for name in spec.env.variables for word in ("--env-var", name)))
+
+
+def option_words(key: str, value: object) -> list[str]:
+    """Return the words of a command line that set a key of awsddp.toml."""
+    return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
 def seconds(text: str, *, place: str = "duration") -> float:
@@ -496,11 +554,26 @@ def _put(values: dict[str, Any], tags: dict[str, str], key: str, value: object, 
         raise _unknown(place, section, [*_SECTIONS, "tags"])
     hints = typing.get_type_hints(_SECTIONS[section])
     if name.startswith("variables.") and "variables" in hints:
-        values[section].setdefault("variables", {})[name.removeprefix("variables.")] = str(value)
+        _set_variable(values[section], name.removeprefix("variables."), str(value))
+        return
+    if name.startswith("secrets.") and "secrets" in hints:
+        _set_variable(values[section], name.removeprefix("secrets."), None)
         return
     if name not in hints:
         raise _unknown(place, name, list(hints))
     values[section][name] = _convert(value, hints[name], place)
+
+
+def _set_variable(env: dict[str, Any], name: str, value: str | None) -> None:
+    """Set a variable, or make it a secret (None); it is one of the two, as the last setting says."""
+    variables, secrets = dict(env.get("variables", {})), dict.fromkeys(env.get("secrets", ()))
+    variables.pop(name, None)
+    secrets.pop(name, None)
+    if value is None:
+        secrets[name] = None
+    else:
+        variables[name] = value
+    env.update(variables=variables, secrets=tuple(secrets))
 
 
 def _convert(value: object, hint: Any, place: str) -> Any:
@@ -577,3 +650,18 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         seconds(job.timeout, place="job.timeout")
     if job.hang_after is not None:
         seconds(job.hang_after, place="job.hang_after")
+
+
+def _check_secrets(env: EnvSection) -> None:
+    """Refuse what is no name of a variable, and a name that has a value in the file. Raises ConfigError."""
+    for name in env.secrets:
+        if not VARIABLE.fullmatch(name):
+            raise ConfigError(
+                "env.secrets: an entry is not the name of a variable",
+                "it holds names; each value is read from the environment of the command",
+                'write it as secrets = ["WANDB_API_KEY"]',
+            )
+        if name in env.variables:
+            raise ConfigError(
+                f"env.secrets: {name} is in env.variables, too", "", "remove it from one of them"
+            )

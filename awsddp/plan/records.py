@@ -56,6 +56,11 @@ class Image:
         """Whether its torch answers CUDA calls with the CPU and nccl with gloo."""
         return self.tags.get("awsddp:gpus") == "rehearsed"
 
+    @property
+    def has_internet(self) -> bool:
+        """Whether its instances reach the internet (the tag `awsddp:internet`)."""
+        return self.tags.get("awsddp:internet") != "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subnet:

@@ -18,12 +18,14 @@ from awsddp.jobs import protocol
 from awsddp.jobs.git import commit_of
 from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
+from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
-from awsddp.spec import JobSpec, gpus_of
+from awsddp.spec import JobSpec, gpus_of, words_of
 from awsddp.state import Record
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.environment import ensure_environment
+from awsddp.verbs.health import preflight
 from awsddp.verbs.requests import ANSWER_S, answering, ask
 from awsddp.verbs.results import results_dir
 
@@ -44,9 +46,9 @@ def start(
 ) -> Job:
     """Send the files and start the job; one client at a time does so, on all machines.
 
-    Nothing is sent while a job runs on the nodes, and nothing starts unless AWS agreed that a poweroff keeps
-    their disks. What fails is undone. Raises InUse, UsageError for a name that is taken, CloudError,
-    NodeError.
+    Nothing is sent while a job runs on the nodes, and nothing starts unless the nodes are fit (`preflight`)
+    and AWS agreed that a poweroff keeps their disks. What fails is undone. Raises InUse, UsageError for a
+    name that is taken, CloudError, NodeError.
     """
     ctx, folder = cluster.ctx, cluster.ctx.folder
     with folder.lock("train", wait_s=CLAIM_S):
@@ -55,6 +57,7 @@ def start(
         launch = next(iter(requests.values()))
         name = str(launch["job"])
         with _undone(cluster, nodes, launch):
+            looked = soon(preflight, cluster, requests) if ctx.job.job.preflight else None
             both(
                 lambda: sync.send(
                     ctx,
@@ -66,11 +69,13 @@ def start(
                 ),
                 lambda: cluster.keep(nodes, name),
             )
+            if looked is not None:
+                looked.result()
             if checkpoint is not None:
                 with checkpoint.staged() as staged:
                     sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))
             ask(cluster.fleet, requests)
-    folder.note("train", job=name, world_size=len(ranks))
+    folder.note("train", job=name, world_size=len(ranks), home=str(results_dir(ctx, name).absolute()))
     job = Job(
         job=name,
         state="running",
@@ -115,7 +120,11 @@ def _requests(
         spec=spec,
         job=_free_name(cluster, answers),
         slot=protocol.choose_slot(answers, first=used[0], master_port=port),
-        facts=_facts(cluster.record, len(used), *commit.result()),
+        facts={
+            "options": words_of(ctx.job),
+            "resumed": checkpoint.job if checkpoint else None,
+            **_facts(cluster.record, len(used), *commit.result()),
+        },
         checkpoint=checkpoint,
     )
 
@@ -212,12 +221,14 @@ def _hosts(cluster: ClusterHandle, used: Collection[int], checkpoint: "Checkpoin
 
     requested = cluster.ctx.job.job
     gpus = gpus_of(requested.on) if requested.on else {}
+    sources = source_folders(Path(cluster.ctx.job.sync.workdir))
     return [
         Host(
             node=node,
             prepared=cluster.prepared(node.node),
             workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{requested.work_folder}",
             gpus=gpus.get(node.node, ()),
+            sources=sources,
             resume=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{checkpoint.folder}/{checkpoint.name}"
             if checkpoint
             else None,

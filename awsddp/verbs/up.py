@@ -29,8 +29,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     """
     with ctx.folder.lock("up"), target_for(ctx) as target:
         ctx = as_before(ctx)
-        check_environment(ctx)
         facts, cluster = read(ctx, target)
+        check_environment(ctx, internet=facts.image.has_internet)
         hosts = facts.image.tags.get("awsddp:hosts") != "none"
 
         def ask(what: LaunchPlan | str) -> None:

@@ -16,6 +16,7 @@ EXAMPLES = [
     (1, "/usr/bin/python3: No module named pkg\n", "import_error", "pkg is not installed"),
     (1, "UserWarning: Failed to initialize NumPy: No module named 'numpy'\n", "exit", "exit code 1."),
     (1, TRACEBACK + "ModuleNotFoundError: No module named 'timm'\n", "import_error", "timm is not installed"),
+    (1, TRACEBACK + "FileNotFoundError: data\n", "file_not_found", "FileNotFoundError: data. The node does"),
     (1, TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried\n", "cuda_oom", "ran out of memory"),
     (1, TRACEBACK + "OSError: [Errno 98] Address already in use\n", "port_in_use", "in use on this node"),
     (1, TRACEBACK + "torch.distributed.DistNetworkError: failed to listen: EADDRINUSE\n", "port_in_use", ""),

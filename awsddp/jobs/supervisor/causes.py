@@ -102,7 +102,14 @@ TABLE = (
         False,
         _said(r"(?:NotFoundError|python[\d.]*): No module named '?(?P<module>[\w.]+)"),
         "{module} is not installed for the python that runs the ranks.",
-        "awsddp exec -- python -m pip install {module}",
+        "awsddp train --env requirements.txt   # which names its package",
+    ),
+    Row(
+        "file_not_found",
+        False,
+        _said("^FileNotFoundError: "),
+        "The node does not have this file.",
+        "awsddp sync --dry-run   # what is sent, and what stays here",
     ),
     Row(
         "cuda_oom",

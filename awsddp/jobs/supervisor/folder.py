@@ -148,6 +148,11 @@ def local_ranks(request: dict[str, Any]) -> list[int]:
     return [rank for rank, _, node in request["layout"] if node == request["node"]]
 
 
+def programs(request: dict[str, Any]) -> str:
+    """Return the PATH of a rank: the programs of its Python's environment come first."""
+    return os.pathsep.join([request["path"], os.environ.get("PATH", os.defpath)])
+
+
 def boot_id() -> str:
     """Return what tells this run of the kernel from the next."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.claim import CLAIM
-from awsddp.jobs.supervisor.folder import CommandError, JobFolder, folders, jobs_folder, write_json
+from awsddp.jobs.supervisor.folder import (
+    CommandError,
+    JobFolder,
+    folders,
+    jobs_folder,
+    programs,
+    write_json,
+)
 from awsddp.jobs.supervisor.walk import snapshot
 
 _RESERVE_BYTES = 1 << 20
@@ -87,7 +94,9 @@ def _check(request: dict[str, Any]) -> None:
         raise CommandError(f"{workdir} is not on this node", "the synced folder is missing", kind="node")
     for process in request["processes"]:
         program, script = process["argv"][0], process["script"]
-        if not os.access(program, os.X_OK):
+        path = process["environment"].get("PATH") or programs(request)
+        places = [workdir] if "/" in program else path.split(os.pathsep)
+        if not any(os.access(str(Path(place, program)), os.X_OK) for place in places):
             raise CommandError(f"{program} cannot be run on this node", kind="node")
         if script is not None and not (workdir / script).is_file():
             why = f"rank {process['ranks'][0]} runs it"
@@ -133,13 +142,27 @@ def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
     for path in (folder.logs, folder.run, folder.helper, folder.stacks, folder.path / "errors"):
         path.mkdir(mode=0o700)
     (folder.helper / "sitecustomize.py").write_text(request.pop("helper"), encoding="utf-8")
-    write_json(folder.path / "job.json", request)
+    write_json(folder.path / "job.json", _without_secrets(request))
     for process in request["processes"]:
         for name, text in process["files"].items():
             (folder.path / name).write_text(text, encoding="utf-8")
     folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
     folder.snapshot.write_text(json.dumps(snapshot(Path(request["workdir"]))), encoding="utf-8")
     return lock
+
+
+def _without_secrets(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the request as it may be written: values of secrets stay in the memory of processes."""
+    kept = [
+        {
+            **process,
+            "environment": {
+                name: text for name, text in process["environment"].items() if name not in request["secrets"]
+            },
+        }
+        for process in request["processes"]
+    ]
+    return {**request, "processes": kept}
 
 
 def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, lock: int) -> int:

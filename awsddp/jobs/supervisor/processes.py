@@ -18,7 +18,7 @@ from typing import Any
 
 from awsddp.jobs.supervisor.causes import Evidence, explain
 from awsddp.jobs.supervisor.diagnose import exception, full_disk, last_lines, read_tail, recorded
-from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.folder import JobFolder, programs
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -89,7 +89,7 @@ class Ranks:
                 env={
                     **self._request["defaults"],
                     **os.environ,
-                    "PATH": _path(entry["argv"][0]),
+                    "PATH": programs(self._request),
                     **entry["environment"],
                     **self._helped(entry["environment"]),
                 },
@@ -242,11 +242,6 @@ def oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def _path(python: str) -> str:
-    """Return the PATH of a rank: the programs of its Python's environment come first."""
-    return os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _before_program(parent: int) -> None:
