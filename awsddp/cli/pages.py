@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cli import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
+from awsddp.cluster import ACTIVE
 from awsddp.compat import HOURS_PER_MONTH
 from awsddp.report import duration, far_from_others, money, node_name, size_text
 
@@ -134,7 +135,7 @@ def _cause(cause: dict[str, Any] | None) -> str:
 def job_lines(result: dict[str, Any]) -> list[str]:
     """Return the lines on a job's end, its cause and its results directory."""
     lines = [f"Job {result['job']}: {result['state']}"]
-    if result["state"] == "running":
+    if result["state"] in ACTIVE:
         name = result["job"]
         return [
             *lines,
@@ -230,6 +231,18 @@ def report_page(result: dict[str, Any]) -> None:
     _job_details(result)
     keys = ("rank", "local_rank", "node", "exit_code", "seconds")
     table(keys, [[rank[key] for key in keys] for rank in result["ranks"]])
+    steps = [step for step in result["timeline"] if step["who"] != "AWS"]
+    if steps:
+        rows = [
+            (
+                duration(step["start_s"]),
+                _took(step),
+                step["who"],
+                step["what"],
+            )
+            for step in sorted(steps, key=lambda step: float(step["start_s"]))
+        ]
+        table(("after", "took", "who", "what"), rows)
     costs = result["costs"]
     if costs:
         would = "would have cost" if result["target"] == "local" else "cost"
@@ -247,8 +260,16 @@ def report_page(result: dict[str, Any]) -> None:
     line(f"page: {result['page']}")
 
 
+def _took(step: dict[str, Any]) -> str:
+    """Return how long a step of a timeline took; one that is only a moment took nothing."""
+    if step["end_s"] is None:
+        return "until now"
+    took = step["end_s"] - step["start_s"]
+    return duration(took) if took else ""
+
+
 def reports_page(result: list[dict[str, Any]]) -> None:
-    """Show all jobs of this machine, the newest last, each with its page."""
+    """Show all jobs of this machine, the newest last; the page that is named next links to theirs."""
     if not result:
         line("No jobs have run from this machine. Start one: awsddp train")
         return
@@ -257,14 +278,13 @@ def reports_page(result: list[dict[str, Any]]) -> None:
             job["job"],
             job["state"],
             job["cluster"],
-            f"{job['nodes']} x {job['instance_type']}",
+            job["started"] and job["started"][5:16].replace("T", " "),
             "" if job["seconds"] is None else duration(job["seconds"]),
             money(job["job_usd"]),
-            job["page"],
         )
         for job in result
     ]
-    table(("job", "state", "cluster", "nodes", "time", "list price", "page"), rows)
+    table(("job", "state", "cluster", "started", "time", "cost"), rows)
 
 
 def cost_page(result: dict[str, Any]) -> None:

@@ -105,6 +105,9 @@ JOB_OPTIONS = {
         metavar="last|JOB",
         help="Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
     ),
+    "job.after": click.option(
+        "--after", metavar="JOB|all", help="Start when this job, or all on the nodes, have ended; no client."
+    ),
     "job.on": click.option(
         "--on",
         metavar="NODES",

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Cluster, Job, Node, Prepared, Target
+from awsddp.cluster import ACTIVE, Cluster, Job, Node, Prepared, Target
 from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs import protocol, results
 from awsddp.nodes.failures import NodesFailed
@@ -391,9 +391,10 @@ class ClusterHandle:
 
     def end_job(self, job: Job) -> Job:
         """End a job that still runs, with its grace, and return it as it is then."""
-        if job.state != "running":
+        if job.state not in ACTIVE:
             return job
-        self.ctx.say(f"ending job {job.job}: its ranks have {self.ctx.job.job.grace}")
+        ranks = f": its ranks have {self.ctx.job.job.grace}" if job.state == "running" else ", which waits"
+        self.ctx.say(f"ending job {job.job}{ranks}")
         self.cancel(job.job)
         return choose_job(self.jobs(partial=True), job.job)
 
@@ -457,7 +458,7 @@ class ClusterHandle:
         draw_loss(folder)
         if selected.owed:
             raise unfetched(job, selected)
-        if job.state != "running":
+        if job.state not in ACTIVE:
             self.release([node for node in self.nodes if node.node in nodes], job.job)
         return fetched
 
