@@ -322,7 +322,18 @@ class ClusterHandle:
             write_private(folder.ssh_config, text)
         if not addresses.items() <= self.record.addresses.items():
             self.remember(addresses={**self.record.addresses, **addresses})
+        self.publish_hosts()
         return endpoints
+
+    def publish_hosts(self) -> None:
+        """Write the nodes that run to `$AWSDDP_HOME/ssh_config`, as NAME-node0... Raises ConfigError."""
+        from awsddp.nodes.sync import ssh_config
+
+        nodes = reachable(self.own.live if self.own else self.nodes)
+        numbers = {node.instance_id: node.node for node in nodes}
+        endpoints = _endpoints(self.record, numbers, {node.instance_id: str(node.address) for node in nodes})
+        text = ssh_config(endpoints, **self.login(), prefix=f"{self.ctx.spec.name}-") if endpoints else ""
+        self.ctx.folder.publish(text)
 
     def say_missing(self) -> None:
         """Say which nodes of the cluster were not asked, and why."""

@@ -48,6 +48,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         if hosts:
             environment_of(cluster)
         cluster.listed = _only(cluster)
+        if hosts:
+            cluster.publish_hosts()
         return cluster_document(cluster)
 
 
