@@ -25,7 +25,7 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         (
             "address",
             f"{plan.address}{f', through {plan.jump}' if plan.jump else ''}; "
-            f"SSH from {', '.join(facts['ssh_cidrs']) or 'what your security group allows'}",
+            f"SSH from {', '.join(facts['ssh_cidrs']) or _no_cidr(plan)}",
         ),
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),
@@ -46,6 +46,12 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         )
     for warning in facts["warnings"]:
         line(f"warning: {warning}", stderr=stderr)
+
+
+def _no_cidr(plan: "LaunchPlan") -> str:
+    return (
+        "nowhere: no port is open" if plan.asks("CreateSecurityGroup") else "what your security group allows"
+    )
 
 
 def _node_line(facts: dict[str, Any]) -> str:
