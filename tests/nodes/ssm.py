@@ -10,7 +10,7 @@ from pathlib import Path
 
 AWS = """\
 #!{python} -I
-import json, os, socket, sys, threading
+import ctypes, json, os, socket, sys, threading
 folder = {folder!r}
 words = sys.argv[1:]
 with open(folder + "/calls", "a") as calls:
@@ -23,7 +23,8 @@ if words[:2] != ["ssm", "start-session"] or given["--target"] not in targets:
     sys.exit("\\n" + refusal)
 host, namespace = targets[given["--target"]]
 if namespace:
-    os.setns(os.open("/run/netns/" + namespace, os.O_RDONLY), os.CLONE_NEWNET)
+    entered = ctypes.CDLL(None).setns(os.open("/run/netns/" + namespace, os.O_RDONLY), 0)
+    assert entered == 0, namespace
 line = socket.create_connection((host, int(given["--parameters"].removeprefix("portNumber="))))
 def copy_in():
     while data := os.read(0, 65536):
@@ -51,7 +52,9 @@ class StandIn:
 
     def know(self, targets: dict[str, tuple[str, str]], **refusal: str) -> None:
         """Let sessions reach instances: by id the address, and the namespace to connect from ("": ours)."""
-        (self.folder / "targets.json").write_text(json.dumps({**targets, **refusal}))
+        new = self.folder / "targets.new"
+        new.write_text(json.dumps({**targets, **refusal}))
+        new.replace(self.folder / "targets.json")
 
     @property
     def calls(self) -> list[list[str]]:
