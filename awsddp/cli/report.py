@@ -3,12 +3,13 @@
 import click
 
 from awsddp.cli import session
+from awsddp.cli.completion import jobs
 from awsddp.cli.options import Globals, Verb
 from awsddp.cli.pages import cost_page, report_page
 
 
 @click.command("report", cls=Verb)
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=jobs)
 @click.option("--cost", is_flag=True, help="Show what every cluster of this machine cost instead.")
 @click.pass_context
 def command(ctx: click.Context, /, options: Globals, *, job: str | None, cost: bool) -> None:
