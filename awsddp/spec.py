@@ -233,7 +233,8 @@ class ClusterSpec:
     """The requested cluster. `tags` are the user's own, put on every resource.
 
     `explicit` are the keys that have a value from anywhere, such as "cluster.nodes"; `from_cli` those that
-    the command line set.
+    the command line set. `sources` says where the value of a key that is not a default comes from: a file,
+    a variable, "option", or "cluster" where it holds since the launch.
     """
 
     name: str = "default"
@@ -244,16 +245,20 @@ class ClusterSpec:
     tags: dict[str, str] = field(default_factory=dict)
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     from_cli: frozenset[str] = field(default=frozenset(), compare=False)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """The requested job. `explicit` are the keys of [env] that somebody set, as "env.file"."""
+    """The requested job. `explicit` are the keys of [env] that somebody set, as "env.file"; `sources` as in
+    `ClusterSpec`.
+    """
 
     env: EnvSection = EnvSection()
     sync: SyncSection = SyncSection()
     job: JobSection = JobSection()
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 _SECTIONS: dict[str, Any] = {
@@ -290,15 +295,19 @@ def load(
     document = _read(file) if file is not None and file.exists() else {}
     values: dict[str, Any] = {section: {} for section in _SECTIONS}
     tags: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for section, table in document.items():
         if not isinstance(table, dict):
             raise _unknown(f"{file}: {section}", section, [*_SECTIONS, "tags"])
         for key, value in table.items():
             _put(values, tags, f"{section}.{key}", value, f"{file}: [{section}] {key}")
+            sources[f"{section}.{key}"] = str(file)
     for place, key, text in _variables(environ):
         _put(values, tags, key, text, place)
+        sources[key] = place
     for key, value in (overrides or {}).items():
         _put(values, tags, key, value, key)
+        sources[".".join(key.split(".")[:2])] = "option"
     sections = {section: kind(**values[section]) for section, kind in _SECTIONS.items()}
     _check(sections["cluster"], sections["job"])
     _check_secrets(sections["env"])
@@ -314,12 +323,14 @@ def load(
             tags=tags,
             explicit=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
             from_cli=frozenset(overrides or ()),
+            sources=sources,
         ),
         JobSpec(
             env=sections["env"],
             sync=sections["sync"],
             job=sections["job"],
             explicit=frozenset(f"env.{key}" for key in values["env"]),
+            sources=sources,
         ),
     )
 
@@ -349,6 +360,7 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
         **{name: dataclasses.replace(getattr(spec, name), **keys) for name, keys in kept.items()},
         tags=tags | spec.tags,
         explicit=spec.explicit | {f"{name}.{key}" for name, keys in kept.items() for key in keys},
+        sources={key: "cluster" for key in asked if key not in decided} | dict(spec.sources),
     )
 
 
@@ -365,7 +377,26 @@ def overlaid_environment(spec: JobSpec, asked: Mapping[str, Any]) -> JobSpec:
         if key.startswith("env.") and key not in spec.explicit:
             _put(values, {}, key, value, key)
     explicit = spec.explicit | {f"env.{name}" for name in values["env"]}
-    return dataclasses.replace(spec, env=dataclasses.replace(spec.env, **values["env"]), explicit=explicit)
+    return dataclasses.replace(
+        spec,
+        env=dataclasses.replace(spec.env, **values["env"]),
+        explicit=explicit,
+        sources={f"env.{name}": "cluster" for name in values["env"]} | dict(spec.sources),
+    )
+
+
+def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, str]]:
+    """Return every key that has a value, the value, and its source ("default", or as in `sources`)."""
+    sources = {**job.sources, **spec.sources}
+    found = [
+        (f"{section}.{key.name}", getattr(getattr(holder, section), key.name))
+        for holder, sections in ((spec, _OF_CLUSTER), (job, ("env", "sync", "job")))
+        for section in sections
+        for key in dataclasses.fields(_SECTIONS[section])
+    ]
+    found += [(f"tags.{name}", value) for name, value in spec.tags.items()]
+    set_ = [(key, value) for key, value in found if key in sources or value not in (None, (), {}, "", False)]
+    return [(key, value, sources.get(key, "default")) for key, value in set_]
 
 
 def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
@@ -388,7 +419,9 @@ def seconds(text: str, *, place: str = "duration") -> float:
     """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d")
+        raise ConfigError(
+            f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/clocks.md"
+        )
     found = float(match[1]) * _SECONDS[match[2]]
     if found > MAX_DURATION_S:
         raise ConfigError(f"{place}: {text[:40]!r} is out of range", "", "a duration of 365d or less")
@@ -399,7 +432,9 @@ def size_of(text: str, *, place: str = "job.results_limit") -> float:
     """Return the bytes of a size such as "500MB" or "20GB". Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB")
+        raise ConfigError(
+            f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/travels.md"
+        )
     return float(match[1]) * _BYTES[match[2].upper()]
 
 

@@ -30,6 +30,8 @@ def cluster_page(result: dict[str, Any]) -> None:
     name, state = result["cluster"], result["state"]
     if state == "absent":
         line(f"Cluster {name}: absent. Searched: {', '.join(result['looked']) or 'nowhere'}.")
+        if result["target"] == "aws":
+            line(named("Every cluster in every region: awsddp status --all"))
         return
     where = "the local cloud" if result["target"] == "local" else result["region"]
     line(f"Cluster {name}: {state}, {len(result['nodes'])} x {result['instance_type']} in {where}")

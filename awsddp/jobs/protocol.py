@@ -245,7 +245,10 @@ def stacks_request(job: str) -> dict[str, Any]:
 
 
 def lost_request(job: str, node: int, why: str) -> dict[str, Any]:
-    """Tell the first node of `job` that `node` is gone; the answer is {"heard": whether it took that in}."""
+    """Tell the first node of `job` (where that is gone, another) that `node` is gone.
+
+    The answer is {"heard": whether it was taken in}.
+    """
     return {"do": "lost", "job": job, "node": node, "why": why}
 
 

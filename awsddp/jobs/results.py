@@ -1,7 +1,7 @@
 """What a job came to: the documents of its nodes as one Job, and job.json at home."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,7 +32,7 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     for node, found in documents.items():  # each for itself: no node may leave another out
         machines |= {one["node"]: one for one in found.get("nodes", ()) if one["node"] == node}
     document = {
-        **asdict(msgspec.convert(believed.get("facts", {}), Facts)),
+        **msgspec.structs.asdict(msgspec.convert(believed.get("facts", {}), Facts)),
         **{key: believed[key] for key in ("job", "state", "cause")},
         "ranks": ranks,
         "nodes": [machines[node] for node in sorted(machines)],

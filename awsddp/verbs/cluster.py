@@ -95,9 +95,11 @@ class ClusterHandle:
 
     @classmethod
     @contextlib.contextmanager
-    def find(cls, ctx: Context, *, newer: bool = False, whole: bool = False) -> "Iterator[ClusterHandle]":
+    def find(
+        cls, ctx: Context, *, newer: bool = False, whole: bool = False, everywhere: bool = True
+    ) -> "Iterator[ClusterHandle]":
         """Search where the cluster is remembered; without a record in the running local cloud, in the given
-        or configured region, then in every enabled region.
+        or configured region, then, if `everywhere`, in every enabled region.
 
         One call lists the nodes of a cluster that is remembered; with `whole` also what exists beside them.
         With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS does not
@@ -121,7 +123,7 @@ class ClusterHandle:
                     break
             if nearest is None:
                 nearest = cls(ctx=ctx, target=Target(name="local"))
-            elif nearest.listed is None and record is None and not (ctx.local or ctx.spec.cluster.region):
+            elif nearest.listed is None and record is None and everywhere:
                 nearest = _search_regions(nearest)
             yield nearest
 
@@ -623,9 +625,10 @@ def _search_regions(nearest: ClusterHandle) -> ClusterHandle:
     """Search the other enabled regions, side by side; return where the cluster is, else `nearest`."""
     from awsddp.aws.facts import enabled_regions
 
-    if nearest.target.name == "local":
+    ctx = nearest.ctx
+    if nearest.target.name == "local" or ctx.local or ctx.spec.cluster.region:
         return nearest
-    ctx, aws = nearest.ctx, nearest.aws
+    aws = nearest.aws
     regions = [name for name in enabled_regions(aws) if name != aws.region]
     searched = (*nearest.searched, *regions)
 

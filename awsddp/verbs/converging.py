@@ -62,7 +62,7 @@ def plan_of(cluster: ClusterHandle, change: Convergence) -> LaunchPlan:
         facts = replace(facts, owner=cluster.record.owner)
     plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone)
     warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
-    return replace(plan, steps=change.steps, warnings=warnings)
+    return replace(plan, exists=True, steps=change.steps, warnings=warnings)
 
 
 def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[Node, ...]:

@@ -24,12 +24,15 @@ _READ_IDLE = (
 
 
 def status(ctx: Context, *, ask_nodes: bool = False) -> dict[str, Any]:
-    """Return the cluster as the `status` document; a cluster that is nowhere is "absent".
+    """Return the cluster as the `status` document; a cluster that is not found is "absent".
+
+    Without a record it is searched for in the running local cloud and in one region, at once: `status_all`
+    searches everywhere.
 
     With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not answer
     within seconds. Raises CloudError where AWS cannot be asked.
     """
-    with ClusterHandle.find(ctx, newer=True) as cluster:
+    with ClusterHandle.find(ctx, newer=True, everywhere=False) as cluster:
         _refresh(cluster)
         document = cluster_document(cluster)
         if ask_nodes and cluster.known is not None and cluster.own is not None:

@@ -170,7 +170,7 @@ class Watch:
         self._followed.discard(node)
 
     def _give_up_gone(self) -> None:
-        """Give up the nodes that EC2 says are gone, and tell the first node, which may wait for them."""
+        """Give up the nodes that EC2 says are gone, and tell the nodes that wait for them."""
         from awsddp.aws.clusters import describe, node_of, tagged
 
         with contextlib.suppress(AwsddpError):
@@ -182,11 +182,15 @@ class Watch:
                 self._report(node, f"EC2 says that its instance is {states[ids[node]]}")
 
     def _report(self, node: int, why: str) -> None:
-        first = min(rank.node for rank in self._job.ranks)
-        if first in self._followed and first not in self._away and not self._merger.ended(first):
+        """Tell the first node, which coordinates the job, that `node` is gone; else, tell the others."""
+        nodes = {rank.node for rank in self._job.ranks}
+        told = nodes if node == min(nodes) else {min(nodes)}
+        request = protocol.lost_request(self._job.job, node, why)
+        requests = {
+            one: request
+            for one in (told & self._followed) - self._away.keys() - {node}
+            if not self._merger.ended(one)
+        }
+        if requests:
             with contextlib.suppress(AwsddpError):
-                ask(
-                    self._fleet,
-                    {first: protocol.lost_request(self._job.job, node, why)},
-                    timeout_s=_CONNECT_S * 2,
-                )
+                ask(self._fleet, requests, timeout_s=_CONNECT_S * 2)

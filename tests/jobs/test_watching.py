@@ -56,7 +56,8 @@ class Nodes:
         requests = {node: json.loads(said.partition(b"\n")[2]) for node, said in messages.items()}
         if timeout_s is not None:
             self.reports += requests.values()
-            on_data(0, MAGIC + b'{"heard": true}\n')
+            for node in requests:
+                on_data(node, MAGIC + b'{"heard": true}\n')
             return {}
         for node in requests:
             on_data(node, MAGIC)
@@ -162,14 +163,15 @@ def test_node_is_given_up_after_the_heartbeat_timeout_and_a_minute(
     assert (job.state, of_rank(0, shown)) == ("succeeded", LINES)
 
 
+@pytest.mark.parametrize("gone", [0, 1])
 def test_node_that_ec2_says_is_gone_is_given_up_at_once_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+    gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:
-    states["i-1"] = "terminated"
-    nodes = Nodes({1: 3}, back_at=10_000)
+    states[f"i-{gone}"] = "terminated"
+    nodes = Nodes({gone: 3}, back_at=10_000)
     follow(nodes, tmp_path, monkeypatch)
     assert nodes.now < 60
-    assert [(one["do"], one["node"]) for one in nodes.reports] == [("lost", 1)]
+    assert [(one["do"], one["node"]) for one in nodes.reports] == [("lost", gone)]
     assert "terminated" in nodes.reports[0]["why"]
 
 

@@ -176,6 +176,9 @@ class Supervisor:
         """Ask the first node to end the job; the ranks of this node are stopped at once."""
         asked = self._sent = self._asked
         assert asked is not None
+        if asked["state"] == "failed":  # a client knows that the first node is gone
+            self._abandon(f"it lost node{self._first} ({asked['why']})")
+            return
         self._own["cause"] = self._own["cause"] or asked.get("cause")
         self._write()
         if self._silent and asked["state"] == "cancelled":
