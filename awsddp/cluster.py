@@ -200,9 +200,11 @@ class Job:
     """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
 
     `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
-    `dirty` whether its files differed (None: no repository); `started` and `ended` are when its first rank
-    started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is of its nodes. `progress`
-    holds the ranks that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best.
+    `dirty` whether its files differed (None: no repository); `options` are its settings that were not
+    defaults, as words of a command line; `resumed` is the job whose checkpoint it got; `started` and `ended`
+    are when its first rank started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is
+    of its nodes. `progress` holds the ranks that write metrics, while the job runs; `slowest_rank` is more
+    than 10 % behind the best.
     """
 
     job: str
@@ -217,6 +219,8 @@ class Job:
     commit: str | None = None
     dirty: bool | None = None
     launcher: str = "ssh"
+    options: tuple[str, ...] = ()
+    resumed: str | None = None
     world_size: int = 0
     instance_type: str | None = None
     price_usd_per_hour: float | None = None
@@ -225,6 +229,18 @@ class Job:
     restarts: tuple[Restart, ...] = ()
     progress: tuple[RankProgress, ...] = ()
     slowest_rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A check of `doctor`, of one node if it has a number. `ok` None: unknown, or only a warning."""
+
+    name: str
+    ok: bool | None
+    value: str = ""
+    expected: str = ""
+    hint: str = ""
+    node: int | None = None
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

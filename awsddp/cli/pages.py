@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from awsddp.cli import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
 from awsddp.compat import HOURS_PER_MONTH
@@ -194,11 +195,16 @@ def _job_details(job: dict[str, Any]) -> None:
 
 
 def report_page(result: dict[str, Any]) -> None:
-    """Show a job: its end, each rank, and its fetched files."""
+    """Show a job: its end, what it ran, each rank, its cost, its fetched files, and where its page is."""
     for text in job_lines(result):
         line(text)
+    _job_details(result)
     keys = ("rank", "local_rank", "node", "exit_code", "seconds")
     table(keys, [[rank[key] for key in keys] for rank in result["ranks"]])
+    costs = result["costs"]
+    if costs:
+        would = "would have cost" if result["target"] == "local" else "cost"
+        line(f"the job {would} {money(costs['job_usd'])}, its cluster so far {money(costs['cluster_usd'])}")
     if result["metrics"]:
         values = ", ".join(
             f"{key} {value:g}" for key, value in result["metrics"].items() if isinstance(value, int | float)
@@ -206,6 +212,30 @@ def report_page(result: dict[str, Any]) -> None:
         line(f"last metrics: {values}")
     if result["files"]:
         table(("file", "bytes"), [(name, f"{size:,}") for name, size in result["files"]])
+    line("run it again:")
+    for command in result["again"]:
+        print(f"  {harmless.line(command)}")  # never wrapped: to be copied
+    line(f"page: {result['page']}")
+
+
+def reports_page(result: list[dict[str, Any]]) -> None:
+    """Show all jobs of this machine, the newest last, each with its page."""
+    if not result:
+        line("No jobs have run from this machine. Start one: awsddp train")
+        return
+    rows = [
+        (
+            job["job"],
+            job["state"],
+            job["cluster"],
+            f"{job['nodes']} x {job['instance_type']}",
+            "" if job["seconds"] is None else duration(job["seconds"]),
+            money(job["job_usd"]),
+            job["page"],
+        )
+        for job in result
+    ]
+    table(("job", "state", "cluster", "nodes", "time", "list price", "page"), rows)
 
 
 def cost_page(result: dict[str, Any]) -> None:

@@ -24,6 +24,8 @@ from awsddp.jobs.supervisor.wire import MAGIC
 
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
 _LOST_SECONDS = 5.0
+_PROBE = "awsddp.jobs.supervisor.probe"
+_PROBES = ("probe", "dial", "send", "receive", "text")
 
 
 def main(stdin: BinaryIO) -> int:
@@ -46,6 +48,8 @@ def main(stdin: BinaryIO) -> int:
 def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
     """Answer one request, and return whether it was done."""
     _load(request.pop("modules", None))
+    if request["do"] not in _PROBES and _PROBE in sys.modules:
+        sys.modules[_PROBE].close()
     out.write(MAGIC)
     try:
         if request["do"] == "follow":
@@ -91,6 +95,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         from awsddp.jobs.supervisor.stacks import stacks
 
         return stacks(JobFolder(request["job"]))
+    if kind in _PROBES:
+        answer: dict[str, Any] = getattr(sys.modules[_PROBE], kind)(request)
+        return answer
     if kind == "cancel":
         return _cancel(JobFolder(request["job"]), request["grace"], request["launch"])
     if kind == "lost":
