@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from test_make_plan import plan as planned
 
-from awsddp.cli.pages import cluster_page, job_lines, ranks_table
+from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.cli.plan_page import checks_page, plan_page
 from awsddp.cluster import Job, JobState
 from awsddp.report import iso, job_document
@@ -51,6 +51,19 @@ def test_job_that_runs_is_told_as_last_seen_by_this_machines_clock(
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+def test_sync_dry_run_shows_the_largest_and_what_stays_here(capsys: pytest.CaptureFixture[str]) -> None:
+    sync_page(
+        {
+            "nodes": [{"node": 0, "files": 3, "bytes": 1_200_000}],
+            "largest": [{"path": "data/", "bytes": 1_200_000}],
+            "kept": [{"by": ".gitignore", "paths": [f"{number}.pt" for number in range(12)]}],
+        }
+    )
+    said = capsys.readouterr().out
+    assert "Largest: data/ 1.2 MB\n" in said
+    assert "Kept here by .gitignore: 0.pt, 1.pt," in said and said.endswith("9.pt and 2 more\n")
 
 
 def test_results_are_told_where_they_are() -> None:

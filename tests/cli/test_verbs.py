@@ -56,6 +56,14 @@ def test_exec_takes_words_as_they_are_and_answers_with_each_exit_code(cluster: L
     assert cluster.run("exec", "--node", "7", "true").returncode == 7
 
 
+def test_exec_fills_placeholders_in_and_says_which_file_is_here_alone(cluster: Lab) -> None:
+    (cluster.project / "here-alone.txt").write_text("x")
+    shown = cluster.run("exec", "[[ 1 ]] && echo {node_rank}/{nnodes} ${rank:-unset}; cat here-alone.txt")
+    assert sorted(shown.stdout.splitlines()) == ["[node0] 0/2 unset", "[node1] 1/2 unset"]
+    assert "here-alone.txt is here, and not on the nodes: awsddp sync" in shown.stderr
+    (cluster.project / "here-alone.txt").unlink()
+
+
 def test_ranks_exec_and_ssh_find_the_same_programs(cluster: Lab) -> None:
     cluster.script("which.py", "import shutil\nprint(shutil.which('torchrun'), shutil.which('python'))\n")
     cluster.run("train", "which.py", "--world-size", "1", "--name", "which")

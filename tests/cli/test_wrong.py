@@ -32,6 +32,7 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["up", "-o", "cluster.nods=2"], 3, "did you mean 'nodes'?"),
         (["up", "-o", "cluster"], 2, "-o NAME=VALUE"),
         (["train", "--env-var", "NOT_SET"], 3, "env.secrets: NOT_SET not set"),
+        (["run", "--local", "-y", "--env-var", "NOT_SET"], 3, "read -rs NOT_SET && export NOT_SET"),
         (["train", "--env-var", "NOT-A-NAME"], 2, "--env-var NOT-A-NAME: not the name"),
         (["-c", "-vv", "status"], 3, "invalid cluster name '-vv'"),
         (["exec", "--", "tool", "--json"], 3, "no AWS region"),
