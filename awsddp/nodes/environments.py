@@ -66,7 +66,11 @@ def ensure(
         for node in missing:
             torch = found[node].facts.get("torch")
             on_event(Event(f"environment: {plan.name}, torch {torch}", who=node_name(node), fraction=1.0))
-    refuse_unlike({node: one.facts for node, one in found.items()})
+    alike = {
+        node: {key: value for key, value in one.facts.items() if key != "torch_file"}
+        for node, one in found.items()
+    }
+    refuse_unlike(alike)
     return found
 
 

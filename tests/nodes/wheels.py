@@ -7,13 +7,19 @@ from pathlib import Path
 
 
 def wheel(
-    folder: Path, name: str, version: str = "1.0", *, requires: tuple[str, ...] = (), tag: str = "any"
+    folder: Path,
+    name: str,
+    version: str = "1.0",
+    *,
+    requires: tuple[str, ...] = (),
+    tag: str = "any",
+    text: str = "",
 ) -> None:
-    """Write a wheel whose one module holds its version."""
+    """Write a wheel whose one module holds its version, and `text`."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-{tag}.whl", "w") as file:
-        file.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        file.writestr(f"{name}.py", f"VERSION = {version!r}\n{text}")
         needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-{tag}\n")
@@ -30,10 +36,7 @@ def image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
     for part in (own, *own.parent.glob("pip-*.dist-info")):
         (packages / part.name).symlink_to(part)
     (packages / "torch").mkdir()
-    (packages / "torch/__init__.py").write_text(
-        f"__version__ = {torch!r}\nclass version:\n    cuda = None\nclass cuda:\n"
-        "    is_available = staticmethod(lambda: False)\n"
-    )
+    (packages / "torch/__init__.py").write_text(torch_text(torch))
     (packages / f"torch-{torch}.dist-info").mkdir()
     (packages / f"torch-{torch}.dist-info/METADATA").write_text(
         f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n"
@@ -42,3 +45,11 @@ def image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
         "[console_scripts]\ntorchrun = torch.distributed.run:main\n"
     )
     return folder / "bin/python"
+
+
+def torch_text(version: str) -> str:
+    """Return the module that calls itself torch."""
+    return (
+        f"__version__ = {version!r}\nclass version:\n    cuda = None\nclass cuda:\n"
+        "    is_available = staticmethod(lambda: False)\n"
+    )

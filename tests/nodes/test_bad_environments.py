@@ -1,0 +1,124 @@
+"""What cannot be met, on real SSH hosts: each is named, ends in time, and is exit 6."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from awsddp.errors import NodeError
+from awsddp.plan.environment import EnvironmentPlan
+from tests.nodes.ssh_hosts import Lab
+from tests.nodes.test_environments import PLAN, imported, index, made, python
+from tests.nodes.wheels import torch_text, wheel
+
+__all__ = ["index", "python"]
+pytestmark = pytest.mark.prove
+MakeLab = Callable[[int], Lab]
+VENV = dataclasses.replace(PLAN, kind="venv", torch=("torch==2.13.*", "torchvision==0.28.*"))
+BOUND_S = 300
+
+
+def refused(here: Lab, plan: EnvironmentPlan, python: str, words: str) -> NodeError:
+    """Return the error with which an environment is refused, in time, by its words."""
+    began = time.monotonic()
+    with pytest.raises(NodeError, match=words) as caught:
+        made(here, plan, python)
+    assert (caught.value.exit_code, time.monotonic() - began < BOUND_S) == (6, True)
+    return caught.value
+
+
+@pytest.fixture
+def uv(index: Path) -> str:
+    """The real uv, which each node has; of what the client sends it is a name only."""
+    wheel(index, "torch", "2.13.0", text=torch_text("2.13.0"))
+    wheel(index, "torchvision", "0.28.0", requires=("torch",))
+    wheel(index, "uv")
+    found = shutil.which("uv", path=str(Path(sys.executable).parent))
+    if found is None:
+        pytest.skip("uv is not installed: pip install -e '.[dev]'")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["image", "venv"])
+@pytest.mark.parametrize("packages_from", ["client", "node"])
+def test_a_requirement_that_cannot_be_met(
+    lab: MakeLab, index: Path, python: str, uv: str, kind: str, packages_from: str
+) -> None:
+    here = lab(1)
+    here.hosts[0].script("uv", f'#!/bin/sh\nexec {uv} "$@"\n')
+    own = ("--no-index", "--find-links", str(index)) if packages_from == "node" else ()
+    of = VENV if kind == "venv" else PLAN
+    torch = (*of.torch, *own) if of.torch and own else of.torch
+    plan = dataclasses.replace(
+        of, lines=("small>=7",), packages_from=packages_from, options=own, torch=torch, python=None
+    )
+    if kind == "venv" and packages_from == "node":
+        plan = dataclasses.replace(plan, python=".".join(map(str, sys.version_info[:2])))
+    error = refused(here, plan, python, "small")
+    assert "requirements.txt" in f"{error.message} {error.next}"
+
+
+def test_an_index_that_is_not_there(lab: MakeLab, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    options = ("--index-url", "http://127.0.0.1:9/simple")
+    here = lab(1)
+    for place in ("client", "node"):
+        plan = dataclasses.replace(PLAN, packages_from=place, options=options)
+        refused(here, plan, python, "the package index does not answer")
+
+
+def test_a_python_that_does_not_exist(lab: MakeLab, index: Path, python: str, uv: str) -> None:
+    here = lab(1)
+    here.hosts[0].script("uv", f'#!/bin/sh\nUV_PYTHON_DOWNLOADS=never exec {uv} "$@"\n')
+    for place in ("client", "node"):
+        plan = dataclasses.replace(VENV, python="3.99", packages_from=place)
+        refused(here, plan, python, "there is no such Python")
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[None]:
+    path.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", path], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a disk is root's to make")
+def test_a_full_disk(lab: MakeLab, index: Path, python: str) -> None:
+    here = lab(2)
+    wheel(index, "large", text=f"DATA = {os.urandom(300_000)!r}\n")
+    plan = dataclasses.replace(PLAN, lines=("large",))
+    with small_disk(here.hosts[1].home / "awsddp/env"):
+        error = refused(here, plan, python, "a disk is full")
+        assert "node1" in error.message and "disk_gb" in error.next
+    assert imported(made(here, plan, python)[1].python, "import large; print(large.VERSION)") == "1.0"
+
+
+def test_a_venv_has_a_torch_of_its_own_and_the_projects_packages(
+    lab: MakeLab, index: Path, python: str, uv: str
+) -> None:
+    here = lab(2)
+    for host in here.hosts:
+        host.script("uv", f'#!/bin/sh\necho "$@" >> \'{host.root}/uv.log\'\nexec {uv} "$@"\n')
+    for one in made(here, VENV, python).values():
+        assert (
+            imported(one.python, "import small, tiny, torchvision, torch; print(torch.__version__)")
+            == "2.13.0"
+        )
+        assert one.python is not None and "/awsddp/env/" in one.python
+    calls = (here.hosts[1].root / "uv.log").read_text().splitlines()
+    assert [words.split()[:2] for words in calls] == [
+        ["venv", "--no-project"],
+        ["pip", "install"],
+        ["pip", "install"],
+    ]
+    assert all("--no-index" in words for words in calls[1:]), "nothing is fetched by the node"
