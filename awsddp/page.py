@@ -3,6 +3,7 @@
 What a node sent is text to the template, which escapes it; jinja2 and pygal are imported when a page is made.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -43,11 +44,16 @@ def jobs_page(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _rendered(name: str, **values: Any) -> str:
+    return str(_templates().get_template(name).render(**values))
+
+
+@functools.cache
+def _templates() -> Any:
+    """Return the templates of the pages; each is compiled once."""
     import jinja2
 
-    texts = {one: template(one) for one in ("page.html", name)}
     environment = jinja2.Environment(
-        loader=jinja2.DictLoader(texts),
+        loader=jinja2.FunctionLoader(template),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -58,11 +64,10 @@ def _rendered(name: str, **values: Any) -> str:
         "duration": report.duration,
         "money": report.money,
         "size": report.size_text,
-        "node": report.node_name,
         "moment": _moment,
         "number": _number,
     }
-    return environment.get_template(name).render(**values)
+    return environment
 
 
 def _harmless(value: Any) -> Any:

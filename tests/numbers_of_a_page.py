@@ -6,7 +6,7 @@ On a page a number stands in `<data value="V" title="SOURCE">`; text outside of 
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,13 @@ def check(page: Page, document: dict[str, Any], folder: Path, cluster: Path) -> 
         for line in file.read_text().splitlines()
     ]
     known = moments(folder, ledger, calls)
-    written = datetime.fromtimestamp((folder / "report.html").stat().st_mtime, UTC)
+    made = datetime.fromisoformat(document["made"])
     first = datetime.fromisoformat(document["timeline_from"])
     assert not re.search(r"\d", page.bare), re.findall(r".*\d.*", page.bare)
     for text in page.times:
-        assert any(abs((one - datetime.fromisoformat(text)).total_seconds()) < 1 for one in known), text
+        assert any(abs((one - datetime.fromisoformat(text)).total_seconds()) < 1 for one in (made, *known)), (
+            text
+        )
     for source, value in page.numbers:
         kind, _, rest = source.partition(": ")
         match kind:
@@ -89,7 +91,7 @@ def check(page: Page, document: dict[str, Any], folder: Path, cluster: Path) -> 
             case "metrics":
                 expected = _of_metrics(rows, rest)
             case "ledger":
-                expected = _of_ledger(ledger, rest, written)
+                expected = _of_ledger(ledger, rest, made)
             case "timeline":
                 expected = len(document["timeline"]) if rest == "calls" else float(value)
                 if rest == "calls":
@@ -134,8 +136,8 @@ def _of_metrics(rows: list[dict[str, Any]], path: str) -> float:
     return float(own[-1][what])
 
 
-def _of_ledger(rows: list[dict[str, Any]], path: str, written: datetime) -> float:
-    bill = billing.account(rows, written)
+def _of_ledger(rows: list[dict[str, Any]], path: str, made: datetime) -> float:
+    bill = billing.account(rows, made)
     assert bill is not None
     assert bill.cost_usd is not None
     return bill.cost_usd if path == "cluster_usd" else bill.parts_usd[path.removesuffix("_usd")]

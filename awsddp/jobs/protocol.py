@@ -35,8 +35,7 @@ _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
     "wire",
-    "diagnose",
-    "causes",
+    "job_causes",
     "folder",
     "claim",
     "journal",
@@ -54,7 +53,19 @@ _MODULES = (
 )
 # Those that only some requests need travel with them: the program fits the first window of a connection.
 _REQUEST_MODULES = {
-    "launch": ("processes", "workers", "shutdown", "coordinator", "elastic", "serve", "stacks", "hang"),
+    "launch": (
+        "diagnose",
+        "causes",
+        "processes",
+        "workers",
+        "shutdown",
+        "coordinator",
+        "elastic",
+        "stacks",
+        "samples",
+        "serve",
+        "hang",
+    ),
     "stacks": ("stacks",),
     "probe": ("smi", "probe"),
 }
@@ -141,8 +152,9 @@ def launch_requests(
     hosts: Sequence[Host],
     slot: int,
     facts: Mapping[str, Any] | None = None,
+    after: Sequence[str] = (),
 ) -> dict[int, dict[str, Any]]:
-    """Return, by node, the request that launches its part of the job `job`.
+    """Return, by node, the request that launches its part of the job `job`, after the jobs `after` ended.
 
     `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
     keep of it and tell in its document: commit, dirty, options, resumed, instance_type, price_usd_per_hour.
@@ -186,6 +198,7 @@ def launch_requests(
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
         "defaults": defaults(ranks[0].local_world_size),
+        "after": list(after),
         "secrets": list(spec.env.secrets),
         "elastic": _elastic(spec, len(used)),
     }

@@ -19,7 +19,7 @@ from awsddp.errors import ConfigError, NotFoundError
 from awsddp.jobs import results
 from awsddp.jobs.supervisor import metrics
 from awsddp.report import iso, json_lines
-from awsddp.spec import option_words
+from awsddp.spec import NOT_SHOWN, option_words
 from awsddp.state import Folder, write_private
 from awsddp.timeline import timeline
 from awsddp.verbs.context import Context
@@ -110,6 +110,7 @@ def _write(ctx: Context, known: _Known, to: Path | None) -> dict[str, Any]:
 def _document(ctx: Context, known: _Known, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a job as the `report` document."""
     job, folder, past = known.job, known.folder, known.past
+    now = datetime.now(UTC).replace(microsecond=0)
     progress = _progress(known)
     job = replace(job, progress=progress, slowest_rank=results.slowest_rank(progress))
     files = [(str(path.relative_to(folder)), path.stat().st_size) for path in sorted(_files(folder))]
@@ -127,7 +128,8 @@ def _document(ctx: Context, known: _Known, rows: Sequence[Mapping[str, Any]]) ->
         "seconds": _seconds(job),
         "timeline_from": iso(began),
         "timeline": [asdict(step) for step in steps],
-        "costs": _costs(job, past),
+        "costs": _costs(job, past, now),
+        "made": iso(now),
         "excerpts": list(_excerpts(known, job.slowest_rank)),
         "again": _again(job, past),
     }
@@ -225,9 +227,9 @@ def _job_usd(job: Job) -> float | None:
     return None if seconds is None or price is None else round(seconds / 3600 * price, 4)
 
 
-def _costs(job: Job, past: Past | None) -> dict[str, float | None] | None:
+def _costs(job: Job, past: Past | None, now: datetime) -> dict[str, float | None] | None:
     """Return what the job and its whole cluster cost until now, by part, at list price."""
-    bill = billing.account(past.rows, datetime.now(UTC)) if past else None
+    bill = billing.account(past.rows, now) if past else None
     if bill is None:
         return None
     parts = {f"{part}_usd": usd for part, usd in bill.parts_usd.items()}
@@ -265,7 +267,7 @@ def _again(job: Job, past: Past | None) -> list[str]:
     up += ["--instance-type", job.instance_type] if job.instance_type else []
     up += ["--local"] if launched.get("target") == "local" else []
     for key, value in launched.get("asked", {}).items():
-        up += option_words(key, value) if key not in _SIZE else []
+        up += option_words(key, value) if key not in (*_SIZE, *NOT_SHOWN) else []
     train = ["awsddp", *globals_, "train"]
     train += [] if job.script is None or job.script.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}") else [job.script]
     train += [*job.options, *(("--resume", job.resumed) if job.resumed else ())]

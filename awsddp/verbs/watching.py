@@ -139,6 +139,8 @@ class Watch:
 
     def _hint(self, now: float) -> None:
         """Name the command that shows where the ranks are, once, when none has written a line for long."""
+        if any(told["state"] == "waiting" for told in self._merger.documents.values()):
+            self._heard_at = max(now, self._heard_at)
         if self._to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
@@ -182,10 +184,12 @@ class Watch:
         with contextlib.suppress(AwsddpError):
             found = describe(self._cluster.aws, tagged("awsddp:id", self._cluster.record.id))
             states = {instance["InstanceId"]: node_of(instance).state for instance in found}
+            reasons = {instance["InstanceId"]: instance.get("StateReason", {}) for instance in found}
             ids = {node.node: node.instance_id for node in self._cluster.nodes}
             for node in [node for node in self._away if states.get(ids[node]) in _GONE]:
                 self._give_up(node)
-                self._report(node, f"EC2 says that its instance is {states[ids[node]]}")
+                why = reasons[ids[node]].get("Message", "no reason was given")
+                self._report(node, f"EC2 says that its instance is {states[ids[node]]} ({why})")
 
     def _report(self, node: int, why: str) -> None:
         """Tell the first node, which coordinates the job, that `node` is gone; else, tell the others."""
