@@ -54,7 +54,7 @@ def checked(ctx: Context) -> dict[str, Any]:
     document = doctor(ctx)
     failed = [check["value"] for check in document["checks"] if check["ok"] is False]
     if failed:
-        raise CloudError("\n".join(failed))
+        raise CloudError("a check failed", "\n".join(failed), "awsddp doctor")
     return document
 
 
