@@ -26,6 +26,7 @@ _Node = Annotated[int, Meta(ge=0, lt=10_000)]
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Exit = Annotated[int, Meta(ge=-255, le=255)]
 _Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
+_Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -178,6 +179,14 @@ class _Metrics(msgspec.Struct, frozen=True, kw_only=True):
     fraction: Annotated[float, Meta(ge=0, le=1)] | None
 
 
+class _Sample(msgspec.Struct, frozen=True, kw_only=True):
+    rank: _Rank
+    cpu_percent: _Amount | None = None
+    gpu_percent: _Amount | None = None
+    gpu_memory_bytes: _Amount | None = None
+    network_bytes_per_second: _Amount | None = None
+
+
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
     job: _Name
     node: _Node
@@ -190,6 +199,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts = Facts()
     restarts: Annotated[tuple[_Restart, ...], Meta(max_length=100_000)] = ()
     metrics: Annotated[tuple[_Metrics, ...], Meta(max_length=100_000)] = ()
+    samples: Annotated[tuple[_Sample, ...], Meta(max_length=100_000)] = ()
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
@@ -384,6 +394,7 @@ def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) ->
         found = msgspec.convert(dict(answer), Manifest)
         logs = {f"logs/rank{rank}.log" for rank in ranks}
         logs |= {f"logs/times{node}.jsonl", f"logs/supervisor{node}.log", f"logs/launcher{node}.log"}
+        logs.add(f"logs/samples{node}.json")
         for file in found.files:
             _check_path(file.path[1:])
             if file.home not in logs:
@@ -505,8 +516,9 @@ def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
     if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
         raise ValueError("one rank twice")
     own = {rank["rank"] for rank in document["ranks"] if rank["node"] == node}
-    if not {row["rank"] for row in document.get("metrics", ())} <= own:
-        raise ValueError("metrics of a rank that does not run there")
+    for key in ("metrics", "samples"):
+        if not {row["rank"] for row in document.get(key, ())} <= own:
+            raise ValueError(f"{key} of a rank that does not run there")
 
 
 def _check_path(path: str) -> None:

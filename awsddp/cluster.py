@@ -131,7 +131,7 @@ class Prepared:
 class Cause:
     """Why a job did not succeed: the first rank that failed, and the end of its log; or what ended it.
 
-    `kind` is one of jobs/supervisor/causes.py ("unknown": an older awsddp wrote it); `retryable`: the same
+    `kind` is one of docs/why.md ("unknown": an older awsddp wrote it); `retryable`: the same
     command may succeed without a change; `next` is what to do, "" for nothing that is known.
     """
 
@@ -188,6 +188,20 @@ class RankProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankUsage:
+    """What a rank used in the last 10 s; None: not known. The network is that of its whole node.
+
+    `cpu_percent` is of one core: 400 are four.
+    """
+
+    rank: int
+    cpu_percent: float | None = None
+    gpu_percent: float | None = None
+    gpu_memory_bytes: float | None = None
+    network_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobNode:
     """A machine on which a job runs or ran, and the number that it had then."""
 
@@ -204,7 +218,7 @@ class Job:
     defaults, as words of a command line; `resumed` is the job whose checkpoint it got; `started` and `ended`
     are when its first rank started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is
     of its nodes. `progress` holds the ranks that write metrics, while the job runs; `slowest_rank` is more
-    than 10 % behind the best.
+    than 10 % behind the best; `usage` is what the nodes sampled.
     """
 
     job: str
@@ -229,6 +243,7 @@ class Job:
     restarts: tuple[Restart, ...] = ()
     progress: tuple[RankProgress, ...] = ()
     slowest_rank: int | None = None
+    usage: tuple[RankUsage, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -93,6 +93,15 @@ def job_document(job: Job) -> dict[str, Any]:
 def iso(moment: datetime | None) -> str | None:
     """Return a UTC moment as 2026-11-21T08:45:00Z."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
+
+
+def far_from_others(values: Sequence[float | None]) -> list[bool]:
+    """Tell of each value whether it differs from the median by more than half of it; of 3 values or more."""
+    known = sorted(value for value in values if value is not None)
+    if len(known) < 3:
+        return [False] * len(values)
+    middle = known[len(known) // 2]
+    return [value is not None and abs(value - middle) > middle / 2 for value in values]
 
 
 def duration(seconds: float) -> str:

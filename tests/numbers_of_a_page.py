@@ -90,6 +90,8 @@ def check(page: Page, document: dict[str, Any], folder: Path, cluster: Path) -> 
                 expected = _of_job(job, rest)
             case "metrics":
                 expected = _of_metrics(rows, rest)
+            case "samples":
+                expected = _of_samples(folder, rest)
             case "ledger":
                 expected = _of_ledger(ledger, rest, made)
             case "timeline":
@@ -134,6 +136,13 @@ def _of_metrics(rows: list[dict[str, Any]], path: str) -> float:
     if what == "steps_per_second":
         return float((own[-1]["step"] - own[0]["step"]) / (own[-1]["time"] - own[0]["time"]))
     return float(own[-1][what])
+
+
+def _of_samples(folder: Path, path: str) -> float:
+    rank, _, key = path.removeprefix("rank ").partition(".")
+    samples = [json.loads(file.read_text())["ranks"] for file in folder.glob("logs/samples*.json")]
+    (value,) = (one[key] for some in samples for one in some if one["rank"] == int(rank))
+    return float(value)
 
 
 def _of_ledger(rows: list[dict[str, Any]], path: str, made: datetime) -> float:

@@ -10,7 +10,7 @@ from awsddp.cli import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
 from awsddp.compat import HOURS_PER_MONTH
-from awsddp.report import duration, money, node_name, size_text
+from awsddp.report import duration, far_from_others, money, node_name, size_text
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
@@ -23,6 +23,12 @@ _MEASURES = (
     ("fraction", "{:.0%}"),
     ("steps_per_second", "{:.3g} steps/s"),
     ("loss", "loss {:.4g}"),
+)
+_USAGE = (
+    ("CPU", "cpu_percent", "{:.0f}%"),
+    ("GPU", "gpu_percent", "{:.0f}%"),
+    ("GPU memory", "gpu_memory_bytes", "{}"),
+    ("node's network", "network_bytes_per_second", "{}/s"),
 )
 
 
@@ -185,13 +191,36 @@ def _job_details(job: dict[str, Any]) -> None:
         f"{commit}{' with changes' * bool(job['dirty'])}; {job['launcher']}, {job['world_size']} ranks on "
         f"{len(job['nodes'])} x {job['instance_type']}{price}; {job['started']} to {job['ended'] or 'now'}"
     )
-    if job["progress"]:
-        rows = [
-            ["slowest" if one["rank"] == job["slowest_rank"] else "", one["rank"]]
-            + ["" if one[key] is None else form.format(one[key]) for key, form in _MEASURES]
-            for one in job["progress"]
-        ]
-        table(("", "rank", "step", "done", "speed", "loss"), rows)
+    if job["progress"] or job["usage"]:
+        _ranks_table(job)
+
+
+def _ranks_table(job: dict[str, Any]) -> None:
+    """Show metrics and usage of each rank; usage that is far from that of the others has a star."""
+    metrics = {one["rank"]: one for one in job["progress"]}
+    usage = {one["rank"]: one for one in job["usage"]}
+    ranks = sorted({*metrics, *usage})
+    headings: list[str] = ["", "rank", "step", "done", "speed", "loss"]
+    columns = [
+        ["slowest" if rank == job["slowest_rank"] else "" for rank in ranks],
+        [str(rank) for rank in ranks],
+    ]
+    for key, form in _MEASURES:
+        columns.append(_texts([metrics.get(rank, {}).get(key) for rank in ranks], form))
+    for heading, key, form in _USAGE:
+        values = [usage.get(rank, {}).get(key) for rank in ranks]
+        if any(value is not None for value in values):
+            shown = [
+                size_text(int(value)) if "bytes" in key and value is not None else value for value in values
+            ]
+            stars = [" *" * far for far in far_from_others(values)]
+            headings.append(heading)
+            columns.append([text + star for text, star in zip(_texts(shown, form), stars, strict=True)])
+    table(headings, list(zip(*columns, strict=True)))
+
+
+def _texts(values: Sequence[Any], form: str) -> list[str]:
+    return ["" if value is None else form.format(value) for value in values]
 
 
 def report_page(result: dict[str, Any]) -> None:

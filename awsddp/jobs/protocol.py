@@ -35,8 +35,7 @@ _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
     "wire",
-    "diagnose",
-    "causes",
+    "job_causes",
     "folder",
     "claim",
     "journal",
@@ -54,7 +53,19 @@ _MODULES = (
 )
 # Those that only some requests need travel with them: the program fits the first window of a connection.
 _REQUEST_MODULES = {
-    "launch": ("processes", "workers", "shutdown", "coordinator", "elastic", "serve", "stacks", "hang"),
+    "launch": (
+        "diagnose",
+        "causes",
+        "processes",
+        "workers",
+        "shutdown",
+        "coordinator",
+        "elastic",
+        "stacks",
+        "samples",
+        "serve",
+        "hang",
+    ),
     "stacks": ("stacks",),
     "probe": ("smi", "probe"),
 }

@@ -182,10 +182,12 @@ class Watch:
         with contextlib.suppress(AwsddpError):
             found = describe(self._cluster.aws, tagged("awsddp:id", self._cluster.record.id))
             states = {instance["InstanceId"]: node_of(instance).state for instance in found}
+            reasons = {instance["InstanceId"]: instance.get("StateReason", {}) for instance in found}
             ids = {node.node: node.instance_id for node in self._cluster.nodes}
             for node in [node for node in self._away if states.get(ids[node]) in _GONE]:
                 self._give_up(node)
-                self._report(node, f"EC2 says that its instance is {states[ids[node]]}")
+                why = reasons[ids[node]].get("Message", "no reason was given")
+                self._report(node, f"EC2 says that its instance is {states[ids[node]]} ({why})")
 
     def _report(self, node: int, why: str) -> None:
         """Tell the first node, which coordinates the job, that `node` is gone; else, tell the others."""

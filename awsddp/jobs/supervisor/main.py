@@ -12,10 +12,10 @@ import time
 import types
 from typing import Any, BinaryIO
 
-from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.claim import claim
-from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, write_json
+from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, read_json, write_json
 from awsddp.jobs.supervisor.follow import follow
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.launch import launch, slots
 from awsddp.jobs.supervisor.manifest import hashes, manifest
 from awsddp.jobs.supervisor.metrics import metrics
@@ -106,9 +106,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_metrics(folder: JobFolder) -> dict[str, Any]:
-    """Return the document of a job, while it runs with the progress of its ranks."""
+    """Return the document of a job, while it runs with the progress of its ranks and what they use."""
     document = folder.document()
-    return {**document, "metrics": metrics(folder)} if document["state"] == "running" else document
+    if document["state"] != "running":
+        return document
+    samples = (read_json(folder.samples) or {"ranks": []})["ranks"]
+    return {**document, "metrics": metrics(folder), "samples": samples}
 
 
 def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[str, Any]:
