@@ -190,7 +190,7 @@ class _Sample(msgspec.Struct, frozen=True, kw_only=True):
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
     job: _Name
     node: _Node
-    state: Literal["running", "succeeded", "failed", "cancelled", "interrupted"]
+    state: Literal["waiting", "running", "succeeded", "failed", "cancelled", "interrupted"]
     cause: _Cause | None
     complete: bool
     created: datetime

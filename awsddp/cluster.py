@@ -7,7 +7,9 @@ from typing import Literal
 
 TargetName = Literal["aws", "local"]
 ClusterState = Literal["absent", "launching", "preparing", "ready", "partial", "stopped", "ending"]
-JobState = Literal["running", "succeeded", "failed", "cancelled", "interrupted"]
+JobState = Literal["waiting", "running", "succeeded", "failed", "cancelled", "interrupted"]
+ACTIVE = ("waiting", "running")
+"""States of a job that has not ended."""
 
 
 ENDED = ("shutting-down", "terminated")

@@ -23,6 +23,8 @@ import msgspec
 from awsddp.errors import ConfigError
 
 FILE = "awsddp.toml"
+SSM = "ssm"
+"""The `network.jump` that is no host: AWS Systems Manager."""
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
@@ -77,7 +79,8 @@ class NetworkSection:
 
     It holds address blocks and ids of security groups. `subnet` and `security_group` are ids of ones
     that exist; they are used and never changed. With `address` "private" the nodes get no public address. SSH
-    goes through the host `jump` ("user@host:port", or a name of ~/.ssh/config); "" is none.
+    goes through the host `jump` ("user@host:port", or a name of ~/.ssh/config), or with "ssm" through AWS
+    Systems Manager, which needs no open port; "" is none.
     """
 
     subnet: str | None = None
@@ -178,6 +181,9 @@ class JobSection:
 
     `resume` names the job whose newest checkpoint the ranks get ("last": the last one of the same script).
 
+    `after` names a job, or "all": this one starts when that one has ended, however it ended, and with it all
+    that run or wait on its nodes when it is launched.
+
     `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
     GPUs run at the same time. A rank drives `gpus_per_process` GPUs. With `uneven` nodes may run different
     numbers of ranks. `prefix` are words before each rank's command, such as those of numactl or docker run.
@@ -190,6 +196,7 @@ class JobSection:
     launcher: str = ""
     nnodes: str | None = None
     resume: str | None = None
+    after: str | None = None
     on: str | None = None
     gpus_per_process: int = 1
     uneven: bool = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cli import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
+from awsddp.cluster import ACTIVE
 from awsddp.compat import HOURS_PER_MONTH
 from awsddp.report import duration, far_from_others, money, node_name, size_text
 
@@ -134,7 +135,7 @@ def _cause(cause: dict[str, Any] | None) -> str:
 def job_lines(result: dict[str, Any]) -> list[str]:
     """Return the lines on a job's end, its cause and its results directory."""
     lines = [f"Job {result['job']}: {result['state']}"]
-    if result["state"] == "running":
+    if result["state"] in ACTIVE:
         name = result["job"]
         return [
             *lines,

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from awsddp.cli import harmless, render, session
+from awsddp.cli.completion import files
 from awsddp.cli.options import Globals, Verb, dashed
 from awsddp.cli.pages import job_page
 from awsddp.errors import UsageError
@@ -26,7 +27,7 @@ class Launch(Verb):
             rest = super().parse_args(ctx, args[:at])
         except click.NoSuchOption as error:
             raise _for_the_script(ctx, args, error) from None
-        if rest:
+        if rest and not ctx.resilient_parsing:
             ctx.fail(f"Unexpected arguments: {' '.join(rest)}. The script's own arguments follow --")
         return rest
 
@@ -72,7 +73,7 @@ def dry_run_page(result: dict[str, Any]) -> None:
 
 
 @click.command("train", cls=Launch)
-@click.argument("script", required=False)
+@click.argument("script", required=False, shell_complete=files)
 @session.options_of(session.JOB_OPTIONS)
 @click.option("--detach", is_flag=True, help="Return once the ranks run; `awsddp logs -f` follows them.")
 @click.option("--dry-run", is_flag=True, help="Only show the ranks, and each node's command and environment.")
@@ -80,7 +81,8 @@ def dry_run_page(result: dict[str, Any]) -> None:
 def command(ctx: click.Context, /, options: Globals, *, detach: bool, dry_run: bool, **given: Any) -> None:
     """Sync, launch the ranks, stream their logs, fetch the results.
 
-    Nodes (or, with --on, GPUs) run one job at a time: if another one runs, nothing is launched (exit 3).
+    Nodes (or, with --on, GPUs) run one job at a time: if another one runs, nothing is launched (exit 3),
+    unless --after has this one wait.
     Without SCRIPT the bundled program trains on handwritten digits. SCRIPT and ARGS may hold {rank},
     {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port},
     {init_file} and {resume}; a doubled brace is a brace.

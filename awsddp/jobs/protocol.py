@@ -152,8 +152,9 @@ def launch_requests(
     hosts: Sequence[Host],
     slot: int,
     facts: Mapping[str, Any] | None = None,
+    after: Sequence[str] = (),
 ) -> dict[int, dict[str, Any]]:
-    """Return, by node, the request that launches its part of the job `job`.
+    """Return, by node, the request that launches its part of the job `job`, after the jobs `after` ended.
 
     `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
     keep of it and tell in its document: commit, dirty, options, resumed, instance_type, price_usd_per_hour.
@@ -197,6 +198,7 @@ def launch_requests(
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
         "defaults": defaults(ranks[0].local_world_size),
+        "after": list(after),
         "secrets": list(spec.env.secrets),
         "elastic": _elastic(spec, len(used)),
     }

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from awsddp.answers import Facts
-from awsddp.cluster import Job, RankProgress, RankUsage
+from awsddp.cluster import ACTIVE, Job, RankProgress, RankUsage
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.report import iso
 
 _PACE = ("step", "steps_per_second")
 _KEEPS_UP = 0.9
-_BY_WEIGHT = ("running", "failed", "cancelled", "interrupted", "succeeded")
+_BY_WEIGHT = ("running", "waiting", "failed", "cancelled", "interrupted", "succeeded")
 
 
 def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "runs") -> Job:
@@ -93,7 +93,7 @@ def decode(data: bytes) -> Job:
 
 
 def _weight(document: Mapping[str, Any]) -> tuple[bool, bool, int]:
-    final = document["state"] != "running"
+    final = document["state"] not in ACTIVE
     return not document["complete"], not final, _BY_WEIGHT.index(document["state"])
 
 
@@ -103,7 +103,7 @@ def _times(state: str, ranks: Iterable[Mapping[str, Any]]) -> dict[str, str | No
     ended = [rank["started"] + rank["seconds"] for rank in begun if rank["exit_code"] is not None]
     return {
         "started": _utc(min(rank["started"] for rank in begun)) if begun else None,
-        "ended": _utc(max(ended)) if ended and state != "running" else None,
+        "ended": _utc(max(ended)) if ended and state not in ACTIVE else None,
     }
 
 

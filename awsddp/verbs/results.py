@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp import page, report
-from awsddp.cluster import Job
+from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
 from awsddp.verbs.context import Context
@@ -75,7 +75,7 @@ def ended_at_home(ctx: Context, name: str) -> Job | None:
     """Return the job of this name if its results came home after it had ended."""
     with contextlib.suppress(ConfigError):  # what cannot be read is fetched again
         job = job_at_home(ctx, name)
-        return job if job is not None and job.state != "running" else None
+        return job if job is not None and job.state not in ACTIVE else None
     return None
 
 

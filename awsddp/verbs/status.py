@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from awsddp import report
-from awsddp.cluster import Cluster, Node
+from awsddp.cluster import ACTIVE, Cluster, Node
 from awsddp.errors import AwsddpError
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, reachable
@@ -67,7 +67,7 @@ def _prepared(cluster: ClusterHandle) -> list[Node]:
 def _refresh(cluster: ClusterHandle) -> None:
     """Remember the progress of jobs that ran when last seen, if their nodes answer."""
     record = cluster.known
-    if record is None or cluster.own is None or all(job.state != "running" for job in record.jobs):
+    if record is None or cluster.own is None or all(job.state not in ACTIVE for job in record.jobs):
         return
     nodes = _prepared(cluster)
     with contextlib.suppress(AwsddpError), cluster.connect(nodes, deadline_s=REACH_S, partial=True):

@@ -17,6 +17,7 @@ from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner
 from awsddp.verbs.converging import Confirm, own_or_empty, reconcile
 from awsddp.verbs.environment import check_environment, environment_of
 from awsddp.verbs.launching import launch, plan_everywhere
+from awsddp.verbs.rejoining import rejoin
 from awsddp.verbs.status import cluster_document
 
 
@@ -47,7 +48,10 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         _prepare(cluster, hosts=hosts)
         if hosts:
             environment_of(cluster)
+            rejoin(cluster)
         cluster.listed = _only(cluster)
+        if hosts:
+            cluster.publish_hosts()
         return cluster_document(cluster)
 
 

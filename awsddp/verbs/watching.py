@@ -139,6 +139,8 @@ class Watch:
 
     def _hint(self, now: float) -> None:
         """Name the command that shows where the ranks are, once, when none has written a line for long."""
+        if any(told["state"] == "waiting" for told in self._merger.documents.values()):
+            self._heard_at = max(now, self._heard_at)
         if self._to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")

@@ -91,13 +91,17 @@ class JobFolder:
             os.close(descriptor)
         return False
 
+    def active(self) -> bool:
+        """Tell whether the job runs or waits; one that has ended may say farewell yet."""
+        return self.held() and self.document()["state"] not in FINAL
+
     def document(self) -> dict[str, Any]:
         """Return what the node knows of the job now; a job whose supervisor is gone is not running."""
         request = self.request()
         alive = self.held()  # asked first: what a supervisor that is gone has written does not change
         document = read_json(self.state) or initial(request)
         document["nodes"], document["facts"] = request["nodes"], request.get("facts", {})
-        if document["state"] == "running" and not alive:
+        if document["state"] not in FINAL and not alive:
             document.update(state="interrupted", cause=document["cause"] or _loss(request, document))
         for rank in document["ranks"]:
             if document["state"] == "running" and rank["exit_code"] is None and rank.get("started"):
@@ -125,7 +129,7 @@ def initial(request: dict[str, Any]) -> dict[str, Any]:
         "job": request["job"],
         "node": request["node"],
         "slot": request["slot"],
-        "state": "running",
+        "state": "waiting" if request.get("after") else "running",
         "cause": None,
         "complete": False,
         "boot": boot_id(),
@@ -185,5 +189,7 @@ def _loss(request: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     restarted = document.get("boot") != boot_id()
     why = f"The supervisor of node{node} was killed; its ranks ended with it"
     if restarted:
-        why = f"node{node} was restarted while the job ran"
+        why = (
+            f"node{node} was restarted while the job {'waited' if document['state'] == 'waiting' else 'ran'}"
+        )
     return cause_of_node(request, node, "interrupted", why=why)

@@ -81,7 +81,7 @@ def cause_of_node(request: dict[str, Any], node: int | None, kind: str, **values
 def cause_of_loss(request: dict[str, Any], node: int, why: str) -> dict[str, Any]:
     """Return the cause of a job that lost `node`; `why` may hold what EC2 says of the instance."""
     kind = next((kind for code, kind in _STATE_REASONS.items() if code in why), "node_lost")
-    return cause_of_node(request, node, kind, why=f"node{node} was lost while the job ran: {why}")
+    return cause_of_node(request, node, kind, why=why)
 
 
 def cause(request: dict[str, Any], node: int | None, words: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
     if request["folder"] != str(folder.path):
         raise CommandError(f"the home of this node is {Path.home()}, not as it was probed", kind="node")
     for other, runs in jobs(request["gpus"]).items():
-        if runs and other != folder.job:
+        if runs and other != folder.job and other not in request["after"]:
             raise CommandError(f"job {other} runs on this node", "a node runs one job at a time", kind="busy")
     _check(request)
     listener = _listen(request) if request["node"] == request["nodes"][0]["node"] else None
@@ -75,17 +75,16 @@ def slots(ports: list[int], gpus: list[int]) -> dict[str, Any]:
 
 
 def jobs(gpus: list[int]) -> dict[str, bool]:
-    """Return every job of this node by name, and whether it is in the way: it runs, and shares a GPU.
+    """Return every job of this node by name, and whether it is in the way: not ended, and on a GPU of these.
 
-    Without `gpus` a job uses all of them. One that has ended may say farewell yet.
+    Without `gpus` a job uses all of them.
     """
-    return {folder.job: folder.held() and _in_the_way(folder, gpus) for folder in folders()}
+    return {folder.job: folder.active() and _in_the_way(folder, gpus) for folder in folders()}
 
 
 def _in_the_way(folder: JobFolder, gpus: list[int]) -> bool:
     theirs = folder.request().get("gpus", [])
-    apart = gpus and theirs and not set(gpus) & set(theirs)
-    return not apart and bool(folder.document()["state"] == "running")
+    return not (gpus and theirs) or bool(set(gpus) & set(theirs))
 
 
 def _check(request: dict[str, Any]) -> None:
