@@ -394,6 +394,7 @@ def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) ->
         found = msgspec.convert(dict(answer), Manifest)
         logs = {f"logs/rank{rank}.log" for rank in ranks}
         logs |= {f"logs/times{node}.jsonl", f"logs/supervisor{node}.log", f"logs/launcher{node}.log"}
+        logs.add(f"logs/samples{node}.json")
         for file in found.files:
             _check_path(file.path[1:])
             if file.home not in logs:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from awsddp.cluster import ClusterState, Job, JobState, TargetName
 from awsddp.plan.document import PlanDocument
 from awsddp.plan.records import Choice
-from awsddp.timeline import Step
+from awsddp.timeline import TimelineStep
 
 __all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
 
@@ -113,7 +113,7 @@ class JobReport(JobDocument):
     region: str | None = None
     seconds: float | None = None
     timeline_from: str | None = None
-    timeline: tuple[Step, ...] = ()
+    timeline: tuple[TimelineStep, ...] = ()
     costs: dict[str, float | None] | None = None
     excerpts: tuple[Excerpt, ...] = ()
     again: tuple[str, ...] = ()

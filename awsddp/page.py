@@ -34,8 +34,24 @@ def job_page(document: Mapping[str, Any], rows: Rows) -> str:
         "report.html",
         document=document,
         progress={one["rank"]: one for one in document["progress"]},
+        usage=_usage(document["usage"]),
         plots=plots(rows, document["slowest_rank"]),
     )
+
+
+def _usage(rows: Rows) -> dict[str, dict[int, tuple[float, bool]]]:
+    """Return by key what each rank used, and whether that is far from what the others used."""
+    found = {}
+    for key in ("cpu_percent", "gpu_percent", "gpu_memory_bytes", "network_bytes_per_second"):
+        values = [row[key] for row in rows]
+        far = report.far_from_others(values)
+        if any(value is not None for value in values):
+            found[key] = {
+                row["rank"]: (value, one)
+                for row, value, one in zip(rows, values, far, strict=True)
+                if value is not None
+            }
+    return found
 
 
 def jobs_page(documents: Sequence[Mapping[str, Any]]) -> str:

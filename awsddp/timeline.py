@@ -14,7 +14,7 @@ _OF_CLIENT = {"train": "starts the job", "fetched": "fetches results", "stopped"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TimelineStep:
     """What AWS, this machine or a node did, in seconds since the first step; `end_s` is None for now."""
 
     who: str
@@ -35,7 +35,7 @@ class _Span:
 
 def timeline(
     job: Job, rows: Sequence[Mapping[str, Any]], calls: Iterable[Mapping[str, Any]]
-) -> tuple[datetime | None, list[Step]]:
+) -> tuple[datetime | None, list[TimelineStep]]:
     """Return when the first step of a job began, and its steps: those of AWS, this machine, and each node.
 
     `rows` are those of its cluster's ledger, `calls` those of calls.jsonl. Calls that only read are left out.
@@ -45,7 +45,7 @@ def timeline(
     if first is None:
         return None, []
     return first, [
-        Step(
+        TimelineStep(
             who=span.who,
             what=span.what,
             start_s=round((span.start - first).total_seconds(), 3),

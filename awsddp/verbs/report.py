@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from awsddp import billing, page
-from awsddp.cluster import Job, RankProgress
+from awsddp.cluster import Job, RankProgress, RankUsage
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.jobs import results
 from awsddp.jobs.supervisor import metrics
@@ -112,7 +112,8 @@ def _document(ctx: Context, known: _Known, rows: Sequence[Mapping[str, Any]]) ->
     job, folder, past = known.job, known.folder, known.past
     now = datetime.now(UTC).replace(microsecond=0)
     progress = _progress(known)
-    job = replace(job, progress=progress, slowest_rank=results.slowest_rank(progress))
+    slowest = results.slowest_rank(progress)
+    job = replace(job, progress=progress, slowest_rank=slowest, usage=_usage(known) or job.usage)
     files = [(str(path.relative_to(folder)), path.stat().st_size) for path in sorted(_files(folder))]
     began, steps = timeline(job, past.rows if past else (), _calls(past))
     last = metrics_of(folder / "node0" / "run" / "metrics.jsonl")
@@ -191,6 +192,18 @@ def _progress(known: _Known) -> tuple[RankProgress, ...]:
         ranks = [rank.rank for rank in known.job.ranks if rank.node == node]
         found += metrics.progress(_metrics_file(known, node), ranks)
     return tuple(msgspec.convert(one, RankProgress) for one in found)
+
+
+def _usage(known: _Known) -> tuple[RankUsage, ...]:
+    """Return what the ranks used when their nodes last sampled it."""
+    found: list[RankUsage] = []
+    for node in _nodes(known.job):
+        own = {rank.rank for rank in known.job.ranks if rank.node == node}
+        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            data = (known.folder / "logs" / f"samples{node}.json").read_bytes()
+            sampled = msgspec.json.decode(data, type=dict[str, tuple[RankUsage, ...]])
+            found += [one for one in sampled.get("ranks", ()) if one.rank in own]
+    return tuple(found)
 
 
 def _files(folder: Path) -> list[Path]:

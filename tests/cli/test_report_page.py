@@ -30,6 +30,7 @@ JOB: dict[str, Any] = {
     "ended": None,
     "progress": [],
     "slowest_rank": None,
+    "usage": [],
     "timeline": [
         STEP,
         {**STEP, "who": "AWS", "what": "RunInstances"},

@@ -67,6 +67,12 @@ class Home:
                 for step in range(1, 31):
                     row = {"rank": rank, "step": step, "loss": 2.5 / step, "accuracy": step / 40}
                     file.write(json.dumps(row | {"time": 1000 + step / pace}) + "\n")
+        for node in (0, 1):
+            sampled = [
+                {"rank": rank, "cpu_percent": 400.0 if rank == 3 else 98.5, "network_bytes_per_second": 2e6}
+                for rank in (2 * node, 2 * node + 1)
+            ]
+            (folder / "logs" / f"samples{node}.json").write_text(json.dumps({"ranks": sampled}))
         document = {
             "job": name,
             "state": state,
@@ -132,8 +138,12 @@ def test_every_number_on_the_page_is_found_again(home: Home, more: dict[str, Any
     assert document["page"] == str(folder / "report.html")
     page = Page((folder / "report.html").read_text())
     seen = check(page, document, folder, home.cluster)
-    assert seen == {"job.json", "metrics", "ledger", "timeline", "excerpts", "files"}
+    assert seen == {"job.json", "metrics", "ledger", "timeline", "samples", "excerpts", "files"}
     assert document["slowest_rank"] == (3 if "slow" in more else None)
+    assert [number for number in page.numbers if number[0].endswith("cpu_percent")] == [
+        (f"samples: rank {rank}.cpu_percent", "400.0" if rank == 3 else "98.5") for rank in range(4)
+    ]
+    assert "400%</data> *" in (folder / "report.html").read_text()
     # two nodes for ten minutes at $5.00 an hour, their disks, a gigabyte; and 23 s of $10.20 an hour
     assert document["costs"] == pytest.approx(
         {

@@ -49,6 +49,7 @@ def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
     found.data_left = request["at_once"]
     found.add(folder.times, f"logs/times{launched['node']}.jsonl")
     found.add(folder.path / "supervisor.log", f"logs/supervisor{launched['node']}.log")
+    found.add(folder.samples, f"logs/samples{launched['node']}.json")
     found.add_tree(folder.run, f"{found.node}/run")
     for output in dict.fromkeys([*launched["outputs"], *request["outputs"]]):
         found.add_output(output)
