@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
 from awsddp.cluster import write_numbers
 from awsddp.report import node_name
@@ -21,7 +22,7 @@ def health_page(report: dict[str, Any]) -> None:
         rows.append((name, _nodes(checks), _OUTCOMES[ok], _value(checks)))
     table(("check", "nodes", "", "found"), rows)
     for hint in dict.fromkeys(check["hint"] for check in report["checks"] if check["hint"]):
-        line(hint)
+        line(named(hint))
 
 
 def _outcome(check: dict[str, Any]) -> tuple[Any, ...]:

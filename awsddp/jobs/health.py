@@ -6,7 +6,7 @@ Where no figure is promised nodes are compared with each other.
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from awsddp.cluster import Check, Node, Prepared, write_numbers
@@ -25,12 +25,16 @@ Dial = tuple[int, int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What the nodes answered to `probe`, and this machine's clock before and after (Unix time)."""
+    """What the nodes answered to `probe`, and this machine's clock before and after (Unix time).
+
+    `silent` holds why a node gave no answer.
+    """
 
     nodes: Mapping[int, Node]
     prepared: Mapping[int, Prepared]
     answers: Answers
     asked: tuple[float, float]
+    silent: Mapping[int, str] = field(default_factory=dict)
 
 
 def replacement(node: Node) -> str:
@@ -44,9 +48,9 @@ def failing(checks: Sequence[Check]) -> set[int]:
 
 
 def quick_checks(looked: Looked) -> list[Check]:
-    """Return the checks that take no time: GPUs, disk, memory, clock."""
+    """Return the checks that take no time: an answer, GPUs, disk, memory, clock."""
     offsets = _offsets(looked)
-    checks = []
+    checks = [_check(looked, node, "answer", False, why) for node, why in sorted(looked.silent.items())]
     for node in sorted(looked.answers):
         checks += [
             *_gpus(looked, node),
