@@ -16,6 +16,8 @@ from awsddp.report import node_name, size_text
 MOST_SKEW_S = 2.0
 LEAST_DISK = 1_000_000_000
 LEAST_MEMORY = 1_000_000_000
+ALIKE = 0.75
+"""A node has as much memory as the others that has more than this part of theirs."""
 SLOW = 1 / 3
 """A node is slow that reaches less than this part of what the others reach, twice."""
 
@@ -130,7 +132,7 @@ def _alike(looked: Looked) -> list[Check]:
         return []
     kinds: dict[str, Callable[[int, Mapping[str, Any]], str]] = {
         "CPUs": lambda node, answer: f"{answer['cpus']:g}",
-        "memory": lambda node, answer: f"{answer['memory_size'] / 2**30:.0f} GiB",
+        "memory": lambda node, answer: _memory(looked, answer["memory_size"]),
         "GPUs": lambda node, answer: ", ".join(_models(answer["smi"])),
         "driver": lambda node, answer: str(looked.prepared[node].driver or ""),
         "torch": lambda node, answer: str(looked.prepared[node].torch or ""),
@@ -153,6 +155,12 @@ def _alike(looked: Looked) -> list[Check]:
             )
     same = [kind for kind in kinds if not any(check.name == f"alike: {kind}" for check in checks)]
     return [*checks, Check(name="alike", ok=True, value=", ".join(same))] if same else checks
+
+
+def _memory(looked: Looked, size: int) -> str:
+    """Return a node's memory; of nodes that are alike it differs a little from boot to boot."""
+    usual = statistics.median_high(answer["memory_size"] for answer in looked.answers.values())
+    return f"{(usual if size > usual * ALIKE else size) / 2**30:.1f} GiB"
 
 
 def _models(gpus: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -75,6 +75,8 @@ BROKEN_GPU = {**ANSWER["smi"][0], "errors": 2, "faults": ["needs a reset"]}
         ({"memory_free": 10**6}, [("memory", "1.0 MB free")]),
         ({"time": 1005.0}, [("clock", "4 s ahead")]),
         ({"time": 900.0}, [("clock", "100 s behind")]),
+        ({"memory_size": 180 * 10**9}, []),
+        ({"memory_size": 90 * 10**9}, [("alike: memory", "83.8 GiB")]),
         ({"cpus": 4.0}, [("alike: CPUs", "4")]),
         ({"kernel": "6.9"}, [("alike: kernel", "6.9")]),
         ({"links_down": 2}, [("NVLink", "2 inactive links")]),
