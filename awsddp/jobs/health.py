@@ -292,8 +292,8 @@ class Group:
 _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
-def group_check(group: Group) -> Check:
-    """Return the check of a process group: which ranks came least far, and why."""
+def group_check(looked: Looked, group: Group) -> Check:
+    """Return the check of a process group: which ranks came least far, and why; of their node if it is one."""
     if group.is_whole:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")
     behind = group.behind() or list(group.ranks)
@@ -302,7 +302,11 @@ def group_check(group: Group) -> Check:
     rest = len(group.ranks) - len(behind)
     farthest = max((group.at[one.rank] for one in group.ranks), key=_STEPS.index)
     others = f"; the other {rest}: {farthest}" if rest else ""
-    return Check(name="process group", ok=False, value=came + more + others, expected="all ranks join")
+    value, expected = came + more + others, "all ranks join"
+    nodes = {one.node for one in group.behind()}
+    if len(nodes) == 1:
+        return _check(looked, nodes.pop(), "process group", False, value, expected)
+    return Check(name="process group", ok=False, value=value, expected=expected)
 
 
 def _came(group: Group, one: Rank) -> str:

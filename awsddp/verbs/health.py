@@ -245,14 +245,14 @@ def _group_checks(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence
         return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
     cluster.ctx.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
     (whole,) = _form(cluster, looked, [nodes])
-    checks = [health.group_check(whole)]
+    checks = [health.group_check(looked, whole)]
     promised = _promise(cluster)
     slow = whole.is_whole and promised is not None and whole.bandwidth < promised * LEAST_SHARE
     if whole.is_whole:
         value = f"{whole.bandwidth:.2g} GB/s bus bandwidth of {len(whole.ranks)} ranks"
         expected = "" if promised is None else f"{promised:g} GB/s is the type's network"
         checks.append(Check(name="all-reduce", ok=None if slow else True, value=value, expected=expected))
-    if (not whole.is_whole or slow) and len(nodes) > 2:
+    if (slow or (not whole.is_whole and not health.failing(checks))) and len(nodes) > 2:
         cluster.ctx.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
         checks += _in_pairs(cluster, looked, nodes)
     return checks
@@ -261,7 +261,7 @@ def _group_checks(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence
 def _in_pairs(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence[int]) -> list[Check]:
     """Return the nodes that fail, or are slow, with each of two others."""
     best: dict[int, float] = dict.fromkeys(nodes, 0.0)
-    for pairs in health.rounds(nodes, most=2):
+    for pairs in health.rounds(nodes, most=2 + len(nodes) % 2):  # so that each node meets two others
         for group in _form(cluster, looked, pairs):
             rate = group.bandwidth if group.is_whole else 0.0
             for node in {one.node for one in group.ranks}:
