@@ -293,7 +293,7 @@ _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
 def group_check(looked: Looked, group: Group) -> Check:
-    """Return the check of a process group: which ranks came least far, and why; of their node if it is one."""
+    """Return the check of a process group: the ranks that came least far and why, of their node if one."""
     if group.is_whole:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")
     behind = group.behind() or list(group.ranks)
