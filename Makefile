@@ -9,22 +9,25 @@ DEBIAN := systemd-container cloud-init openssh-server sudo nftables rsync iprout
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove mutants lint bench clean
+.PHONY: help setup demo test prove prove-aws mutants lint docs dist bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
 
 setup: $(VENV)/.ready ## a virtual environment in .venv with everything; Debian packages when root
 
 $(VENV)/.ready: pyproject.toml tools/debian.sh
+	@echo "1/4 programs of this machine"
 	@sh tools/debian.sh $(DEBIAN)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing awsddp and its tools into $(VENV)"
+	@echo "2/4 awsddp and its tools into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[local,dev]'
-	@echo "installing $(TORCH), the CPU build, and $(TORCHVISION), alone: its requirement names torch for CUDA"
+	@echo "3/4 $(TORCH), the CPU build: about 200 MB"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 0 --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	@echo "4/4 $(TORCHVISION), alone: its requirement names torch for CUDA"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 0 --extra-index-url $(TORCH_INDEX) --no-deps '$(TORCHVISION)'
 	@touch $@
+	@echo "ready. Type: make demo   # a rehearsal; or: . $(BIN)/activate, then: awsddp"
 
 demo: setup ## two local nodes, four ranks, a trained model, nothing left
 	@$(BIN)/awsddp run --local --nodes 2 --world-size 4 -y
@@ -35,16 +38,26 @@ test: setup ## one case of every kind, at most 8 minutes on 2 cores
 prove: setup ## the long matrices from a new seed (AWSDDP_SEED), at most 45 minutes; FULL=1 runs them whole
 	@AWSDDP_FULL=$(FULL) AWSDDP_SEED=$${AWSDDP_SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')} $(PYTEST) -n 2 --dist loadfile -m prove
 
+prove-aws: setup ## every verb on your own AWS account, at most 2 USD each: AWSDDP_REAL=cpu, then gpu
+	@$(BIN)/python tools/prove_aws.py
+
 mutants: setup ## small mutations of the code, none of which may survive its test
 	@$(BIN)/python tools/mutants.py
 
-lint: setup ## format, lint, types
+lint: setup ## format, lint, types, docs
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(VENV)/site
+
+docs: setup ## the pages of docs/ as a site, on http://127.0.0.1:8000
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --quiet
+
+dist: ## wheel and sdist in dist/, checked by twine and used in an empty environment
+	@$(PYTHON) tools/dist.py
 
 bench: setup ## the programs behind the README's figures
 	@for program in benchmarks/[a-z]*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

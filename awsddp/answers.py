@@ -7,7 +7,6 @@ import json
 import os
 import posixpath
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -27,6 +26,7 @@ _Node = Annotated[int, Meta(ge=0, lt=10_000)]
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Exit = Annotated[int, Meta(ge=-255, le=255)]
 _Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
+_Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -37,8 +37,7 @@ _Word = Annotated[str, Meta(max_length=200)]
 _Version = Annotated[str, Meta(pattern=r"^[\w.+ -]{0,100}\Z")] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultFile:
+class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
 
     `limited`: it counts against job.results_limit. `sha256` is None until the node was asked for it; `data`
@@ -52,11 +51,10 @@ class ResultFile:
     modified: _Seconds = 0.0
     ephemeral: bool = False
     sha256: _Sha256 | None = None
-    data: bytes | None = field(default=None, repr=False)
+    data: bytes | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultLink:
+class ResultLink(msgspec.Struct, frozen=True, kw_only=True):
     """A symbolic link: `target` is relative to the link's own folder, and lies in runs/JOB."""
 
     path: _Remote
@@ -64,8 +62,7 @@ class ResultLink:
     target: _Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class SkippedFile:
+class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
     """What stays on the node, and why. `owed`: the job made it, so that the node must be kept."""
 
     path: _Path
@@ -74,16 +71,14 @@ class SkippedFile:
     owed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Excluded:
+class Excluded(msgspec.Struct, frozen=True, kw_only=True):
     """What job.exclude matches: files, and their bytes."""
 
     files: _Size = 0
     size: _Size = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a job on one node."""
 
     files: tuple[ResultFile, ...]
@@ -92,8 +87,7 @@ class Manifest:
     excluded: Excluded = Excluded()
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileHash:
+class FileHash(msgspec.Struct, frozen=True, kw_only=True):
     """Size and hash of a file, or `why` there are none."""
 
     size: _Size = 0
@@ -101,13 +95,11 @@ class FileHash:
     why: _Text = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Hashes:
+class _Hashes(msgspec.Struct, frozen=True, kw_only=True):
     hashes: tuple[FileHash, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Platform:
+class Platform(msgspec.Struct, frozen=True, kw_only=True):
     """What packages of a node must fit: its Python and libc, and the `packages` that its image has."""
 
     version: Annotated[str, Meta(pattern=r"^3\.\d{1,3}\.\d{1,3}\w{0,8}\Z")]
@@ -116,20 +108,18 @@ class Platform:
     packages: dict[_Name, Annotated[str, Meta(pattern=r"^[\w.+!-]{1,64}\Z")]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Environment:
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """A node's environment: the `python` of its ranks and what it has, or `failed`, the step that failed."""
 
     ready: bool = False
     python: _Remote | None = None
-    facts: dict[_Word, str | int | None] = field(default_factory=dict)
+    facts: dict[_Word, str | int | None] = msgspec.field(default_factory=dict)
     platform: Platform | None = None
     failed: _Text = ""
     said: _Text = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _RankLine:
+class _RankLine(msgspec.Struct, frozen=True, kw_only=True):
     rank: _Rank
     local_rank: _Rank
     node: _Node
@@ -140,8 +130,7 @@ class _RankLine:
     number: _Rank | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cause:
+class _Cause(msgspec.Struct, frozen=True, kw_only=True):
     rank: _Rank | None
     node: _Node | None
     kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")] = "unknown"
@@ -154,14 +143,12 @@ class _Cause:
     signal: _Exit | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _JobNode:
+class _JobNode(msgspec.Struct, frozen=True, kw_only=True):
     node: _Node
     instance_id: _Word
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the nodes keep of a job's launch."""
 
     script: _Text | None = None
@@ -169,12 +156,13 @@ class Facts:
     commit: _Word | None = None
     dirty: bool | None = None
     launcher: _Word = "ssh"
+    options: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
+    resumed: _Word | None = None
     instance_type: _Word | None = None
     price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Restart:
+class _Restart(msgspec.Struct, frozen=True, kw_only=True):
     round: _Rank
     restart: _Rank
     max_restarts: _Rank
@@ -183,8 +171,7 @@ class _Restart:
     explanation: _Text
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Metrics:
+class _Metrics(msgspec.Struct, frozen=True, kw_only=True):
     rank: _Rank
     step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None
     loss: _Measure | None
@@ -192,11 +179,18 @@ class _Metrics:
     fraction: Annotated[float, Meta(ge=0, le=1)] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Document:
+class _Sample(msgspec.Struct, frozen=True, kw_only=True):
+    rank: _Rank
+    cpu_percent: _Amount | None = None
+    gpu_percent: _Amount | None = None
+    gpu_memory_bytes: _Amount | None = None
+    network_bytes_per_second: _Amount | None = None
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
     job: _Name
     node: _Node
-    state: Literal["running", "succeeded", "failed", "cancelled", "interrupted"]
+    state: Literal["waiting", "running", "succeeded", "failed", "cancelled", "interrupted"]
     cause: _Cause | None
     complete: bool
     created: datetime
@@ -205,15 +199,14 @@ class _Document:
     facts: Facts = Facts()
     restarts: Annotated[tuple[_Restart, ...], Meta(max_length=100_000)] = ()
     metrics: Annotated[tuple[_Metrics, ...], Meta(max_length=100_000)] = ()
+    samples: Annotated[tuple[_Sample, ...], Meta(max_length=100_000)] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _State:
+class _State(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Annotated[tuple[_Document, ...], Meta(max_length=100_000)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Slots:
+class _Slots(msgspec.Struct, frozen=True, kw_only=True):
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
     jobs: Annotated[dict[_Name, bool], Meta(max_length=100_000)]
@@ -223,14 +216,12 @@ _Record = tuple[_Size, _Word, _Word, bool]
 _Pid = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Records:
+class _Records(msgspec.Struct, frozen=True, kw_only=True):
     records: Annotated[tuple[_Record, ...], Meta(max_length=1000)]
     age: _Seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Process:
+class _Process(msgspec.Struct, frozen=True, kw_only=True):
     pid: _Pid
     parent: _Pid
     rank: _Rank
@@ -240,15 +231,13 @@ class _Process:
     records: Annotated[dict[_Word, _Records], Meta(max_length=10_000)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stacks:
+class _Stacks(msgspec.Struct, frozen=True, kw_only=True):
     workdir: _Text
     silent_s: _Seconds
     processes: Annotated[tuple[_Process, ...], Meta(max_length=10_000)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Gpu:
+class _Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: _Word
     driver: _Word
     memory_mib: _Size
@@ -259,8 +248,7 @@ class _Gpu:
 _Port = Annotated[int, Meta(ge=0, lt=65536)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Probe:
+class _Probe(msgspec.Struct, frozen=True, kw_only=True):
     ports: Annotated[tuple[_Port, ...], Meta(min_length=1, max_length=10)]
     gpus: Annotated[int, Meta(ge=0, le=1024)] | None
     disk_free: _Size
@@ -277,52 +265,43 @@ class _Probe:
     speed: _Measure = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Dials:
+class _Dials(msgspec.Struct, frozen=True, kw_only=True):
     dials: Annotated[tuple[tuple[_Node, _Port, _Word], ...], Meta(max_length=100_000)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Transfer:
+class _Transfer(msgspec.Struct, frozen=True, kw_only=True):
     bytes: _Size
     seconds: _Seconds = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Texts:
+class _Texts(msgspec.Struct, frozen=True, kw_only=True):
     texts: Annotated[tuple[str, ...], Meta(max_length=64)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Claimed:
+class _Claimed(msgspec.Struct, frozen=True, kw_only=True):
     claimed: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Heard:
+class _Heard(msgspec.Struct, frozen=True, kw_only=True):
     heard: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Launched:
+class _Launched(msgspec.Struct, frozen=True, kw_only=True):
     job: _Name
     pid: Annotated[int, Meta(ge=1, lt=1 << 32)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Error:
+class _Error(msgspec.Struct, frozen=True, kw_only=True):
     message: _Text
     why: _Text
     kind: Literal["usage", "busy", "notfound", "node", "job"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Failed:
+class _Failed(msgspec.Struct, frozen=True, kw_only=True):
     error: _Error
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Inspected:
+class _Inspected(msgspec.Struct, frozen=True, kw_only=True):
     home: Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)]
     python: Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)] | None
     nic: Annotated[str, Meta(pattern=r"^[\w.:@-]{1,32}\Z")] | None
@@ -437,8 +416,7 @@ def environment(said: bytes, *, node: int) -> Environment:
         raise malformed(node, str(error)) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankStep:
+class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """How far a rank of `doctor`'s process group is; `seconds` of an all-reduce, `why` it failed."""
 
     rank: _Rank
@@ -537,8 +515,9 @@ def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
     if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
         raise ValueError("one rank twice")
     own = {rank["rank"] for rank in document["ranks"] if rank["node"] == node}
-    if not {row["rank"] for row in document.get("metrics", ())} <= own:
-        raise ValueError("metrics of a rank that does not run there")
+    for key in ("metrics", "samples"):
+        if not {row["rank"] for row in document.get(key, ())} <= own:
+            raise ValueError(f"{key} of a rank that does not run there")
 
 
 def _check_path(path: str) -> None:

@@ -228,7 +228,7 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """running, succeeded, failed, cancelled or interrupted, now."""
+        """waiting, running, succeeded, failed, cancelled or interrupted, now."""
         return self.record().state
 
     @property

@@ -7,6 +7,7 @@ is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named 
 
 import dataclasses
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -23,6 +24,7 @@ from awsddp.errors import ConfigError
 
 FILE = "awsddp.toml"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
 MAX_DURATION_S = 365 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
@@ -125,7 +127,8 @@ class CapacitySection:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSection:
-    """[env]: the Python of the ranks. `variables` are set for every rank.
+    """[env]: the Python of the ranks. `variables` are set for every rank; `secrets` are names of variables
+    whose values come from the environment of this command, and are never written down.
 
     `kind` "image" installs what `file` names over the image's Python and keeps its torch; "venv" and "conda"
     make one with `python` and `torch`. `setup` are commands that each node runs once, in the synced folder.
@@ -146,6 +149,7 @@ class EnvSection:
     ca_bundle: str | None = None
     proxy: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +178,12 @@ class JobSection:
 
     `resume` names the job whose newest checkpoint the ranks get ("last": the last one of the same script).
 
+    `after` names a job, or "all": this one starts when that one has ended, however it ended, and with it all
+    that run or wait on its nodes when it is launched.
+
     `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
     GPUs run at the same time. A rank drives `gpus_per_process` GPUs. With `uneven` nodes may run different
-    numbers of ranks.
+    numbers of ranks. `prefix` are words before each rank's command, such as those of numactl or docker run.
     """
 
     script: str | None = None
@@ -186,11 +193,13 @@ class JobSection:
     launcher: str = ""
     nnodes: str | None = None
     resume: str | None = None
+    after: str | None = None
     on: str | None = None
     gpus_per_process: int = 1
     uneven: bool = False
     max_restarts: int | None = None
     module: bool = False
+    prefix: tuple[str, ...] = ()
     name: str | None = None
     outputs: tuple[str, ...] = ()
     results: str = "runs"
@@ -234,7 +243,8 @@ class ClusterSpec:
     """The requested cluster. `tags` are the user's own, put on every resource.
 
     `explicit` are the keys that have a value from anywhere, such as "cluster.nodes"; `from_cli` those that
-    the command line set.
+    the command line set. `sources` says where the value of a key that is not a default comes from: a file,
+    a variable, "option", or "cluster" where it holds since the launch.
     """
 
     name: str = "default"
@@ -245,16 +255,20 @@ class ClusterSpec:
     tags: dict[str, str] = field(default_factory=dict)
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     from_cli: frozenset[str] = field(default=frozenset(), compare=False)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """The requested job. `explicit` are the keys of [env] that somebody set, as "env.file"."""
+    """The requested job. `explicit` are the keys of [env] that somebody set, as "env.file"; `sources` as in
+    `ClusterSpec`.
+    """
 
     env: EnvSection = EnvSection()
     sync: SyncSection = SyncSection()
     job: JobSection = JobSection()
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 _SECTIONS: dict[str, Any] = {
@@ -291,17 +305,22 @@ def load(
     document = _read(file) if file is not None and file.exists() else {}
     values: dict[str, Any] = {section: {} for section in _SECTIONS}
     tags: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for section, table in document.items():
         if not isinstance(table, dict):
             raise _unknown(f"{file}: {section}", section, [*_SECTIONS, "tags"])
         for key, value in table.items():
             _put(values, tags, f"{section}.{key}", value, f"{file}: [{section}] {key}")
+            sources[f"{section}.{key}"] = str(file)
     for place, key, text in _variables(environ):
         _put(values, tags, key, text, place)
+        sources[key] = place
     for key, value in (overrides or {}).items():
         _put(values, tags, key, value, key)
+        sources[".".join(key.split(".")[:2])] = "option"
     sections = {section: kind(**values[section]) for section, kind in _SECTIONS.items()}
     _check(sections["cluster"], sections["job"])
+    _check_secrets(sections["env"])
     if sections["network"].jump:
         jump_host(sections["network"].jump)
     return (
@@ -314,12 +333,14 @@ def load(
             tags=tags,
             explicit=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
             from_cli=frozenset(overrides or ()),
+            sources=sources,
         ),
         JobSpec(
             env=sections["env"],
             sync=sections["sync"],
             job=sections["job"],
             explicit=frozenset(f"env.{key}" for key in values["env"]),
+            sources=sources,
         ),
     )
 
@@ -349,12 +370,13 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
         **{name: dataclasses.replace(getattr(spec, name), **keys) for name, keys in kept.items()},
         tags=tags | spec.tags,
         explicit=spec.explicit | {f"{name}.{key}" for name, keys in kept.items() for key in keys},
+        sources={key: "cluster" for key in asked if key not in decided} | dict(spec.sources),
     )
 
 
 def remembered_environment(spec: JobSpec) -> dict[str, Any]:
     """Return what somebody asked for of the nodes' environment, by key; variables belong to a job."""
-    keys = sorted(spec.explicit - {"env.variables"})
+    keys = sorted(spec.explicit - {"env.variables", "env.secrets"})
     return {key: getattr(spec.env, key.removeprefix("env.")) for key in keys}
 
 
@@ -365,14 +387,83 @@ def overlaid_environment(spec: JobSpec, asked: Mapping[str, Any]) -> JobSpec:
         if key.startswith("env.") and key not in spec.explicit:
             _put(values, {}, key, value, key)
     explicit = spec.explicit | {f"env.{name}" for name in values["env"]}
-    return dataclasses.replace(spec, env=dataclasses.replace(spec.env, **values["env"]), explicit=explicit)
+    return dataclasses.replace(
+        spec,
+        env=dataclasses.replace(spec.env, **values["env"]),
+        explicit=explicit,
+        sources={f"env.{name}": "cluster" for name in values["env"]} | dict(spec.sources),
+    )
+
+
+def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, str]]:
+    """Return every key that has a value, the value, and its source ("default", or as in `sources`)."""
+    sources = {**job.sources, **spec.sources}
+    found = [
+        (f"{section}.{key.name}", getattr(getattr(holder, section), key.name))
+        for holder, sections in ((spec, _OF_CLUSTER), (job, ("env", "sync", "job")))
+        for section in sections
+        for key in dataclasses.fields(_SECTIONS[section])
+    ]
+    found += [(f"tags.{name}", value) for name, value in spec.tags.items()]
+    set_ = [(key, value) for key, value in found if key in sources or value not in (None, (), {}, "", False)]
+    return [(key, value, sources.get(key, "default")) for key, value in set_]
+
+
+def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
+    """Return the job with the values of its secrets as variables. Raises ConfigError if one is not set."""
+    missing = [name for name in spec.env.secrets if name not in environ]
+    if missing:
+        raise ConfigError(
+            f"env.secrets: {', '.join(missing)} not set in this environment",
+            "the value of a secret is read here when a job starts, and is not kept",
+            "\n".join(
+                f"read -rs {name} && export {name}   # type the value, then the command again"
+                for name in missing
+            ),
+        )
+    values = {name: environ[name] for name in spec.env.secrets}
+    return dataclasses.replace(spec, env=dataclasses.replace(spec.env, variables=spec.env.variables | values))
+
+
+NOT_SHOWN = frozenset(
+    f"{section}.{key}"
+    for section, keys in (
+        ("job", ("script", "args", "name", "resume")),
+        ("env", ("variables", "setup", "index_url", "find_links", "proxy")),
+    )
+    for key in keys
+)
+"""Keys that the record of a job does not have: it has others for them, or they may hold a secret."""
+
+
+def words_of(spec: JobSpec) -> tuple[str, ...]:
+    """Return the settings of a job that are not defaults, as words of a command line: -o job.timeout=1h.
+
+    Its script, arguments and name are left out, and what may hold a secret: the values of variables, commands
+    and URLs.
+    """
+    words: list[str] = []
+    for section in ("env", "sync", "job"):
+        values, defaults = getattr(spec, section), _SECTIONS[section]()
+        for item in dataclasses.fields(values):
+            key, value = f"{section}.{item.name}", getattr(values, item.name)
+            if value != getattr(defaults, item.name) and key not in NOT_SHOWN:
+                words += option_words(key, value)
+    return (*words, *(word for name in spec.env.variables for word in ("--env-var", name)))
+
+
+def option_words(key: str, value: object) -> list[str]:
+    """Return the words of a command line that set a key of awsddp.toml."""
+    return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
 def seconds(text: str, *, place: str = "duration") -> float:
     """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d")
+        raise ConfigError(
+            f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/clocks.md"
+        )
     found = float(match[1]) * _SECONDS[match[2]]
     if found > MAX_DURATION_S:
         raise ConfigError(f"{place}: {text[:40]!r} is out of range", "", "a duration of 365d or less")
@@ -383,7 +474,9 @@ def size_of(text: str, *, place: str = "job.results_limit") -> float:
     """Return the bytes of a size such as "500MB" or "20GB". Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB")
+        raise ConfigError(
+            f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/travels.md"
+        )
     return float(match[1]) * _BYTES[match[2].upper()]
 
 
@@ -466,11 +559,26 @@ def _put(values: dict[str, Any], tags: dict[str, str], key: str, value: object, 
         raise _unknown(place, section, [*_SECTIONS, "tags"])
     hints = typing.get_type_hints(_SECTIONS[section])
     if name.startswith("variables.") and "variables" in hints:
-        values[section].setdefault("variables", {})[name.removeprefix("variables.")] = str(value)
+        _set_variable(values[section], name.removeprefix("variables."), str(value))
+        return
+    if name.startswith("secrets.") and "secrets" in hints:
+        _set_variable(values[section], name.removeprefix("secrets."), None)
         return
     if name not in hints:
         raise _unknown(place, name, list(hints))
     values[section][name] = _convert(value, hints[name], place)
+
+
+def _set_variable(env: dict[str, Any], name: str, value: str | None) -> None:
+    """Set a variable, or make it a secret (None); it is one of the two, as the last setting says."""
+    variables, secrets = dict(env.get("variables", {})), dict.fromkeys(env.get("secrets", ()))
+    variables.pop(name, None)
+    secrets.pop(name, None)
+    if value is None:
+        secrets[name] = None
+    else:
+        variables[name] = value
+    env.update(variables=variables, secrets=tuple(secrets))
 
 
 def _convert(value: object, hint: Any, place: str) -> Any:
@@ -547,3 +655,18 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         seconds(job.timeout, place="job.timeout")
     if job.hang_after is not None:
         seconds(job.hang_after, place="job.hang_after")
+
+
+def _check_secrets(env: EnvSection) -> None:
+    """Refuse what is no name of a variable, and a name that has a value in the file. Raises ConfigError."""
+    for name in env.secrets:
+        if not VARIABLE.fullmatch(name):
+            raise ConfigError(
+                "env.secrets: an entry is not the name of a variable",
+                "it holds names; each value is read from the environment of the command",
+                'write it as secrets = ["WANDB_API_KEY"]',
+            )
+        if name in env.variables:
+            raise ConfigError(
+                f"env.secrets: {name} is in env.variables, too", "", "remove it from one of them"
+            )

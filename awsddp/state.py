@@ -86,10 +86,10 @@ class Record:
     """What the folder remembers of a cluster: who it is, where it lives, and what was found on its nodes.
 
     `account` is the AWS account that it is in ("" where an older awsddp wrote it), `created` the time of its
-    last launch, `expires` the deadline that the nodes have or are about to be told, `nodes` and `asked` (keys
-    of awsddp.toml and their values) what was last asked for. `price_usd_per_hour` is of all nodes together,
-    `disk_usd_per_hour` of the disk of one; `idle` is what the nodes were told; `addresses` go by
-    instance id; `jobs` are as last seen.
+    last launch, `expires` the deadline that the nodes have or are about to be told, `nodes` and `asked`
+    (keys of awsddp.toml and their values) what was last asked for. `price_usd_per_hour` is of all nodes
+    together, `disk_usd_per_hour` of the disk of one; `internet` tells whether the nodes reach it; `idle`
+    is what the nodes were told; `addresses` go by instance id; `jobs` are as last seen.
     """
 
     version: int = _VERSION
@@ -103,6 +103,7 @@ class Record:
     nodes: int
     gpus_per_node: int
     pretended: bool
+    internet: bool = True
     ssh_user: str
     price_usd_per_hour: float | None = None
     disk_usd_per_hour: float = 0.0

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.spec import load, seconds
+from awsddp.spec import load, overlaid, seconds, settings, words_of
+from awsddp.verbs.init import init
 
 
 def written(folder: Path, text: str) -> Path:
@@ -97,3 +98,54 @@ def test_a_duration_of_more_than_a_year_is_refused_with_the_range(text: str) -> 
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         seconds(text)
+
+
+def test_each_setting_names_its_source(tmp_path: Path) -> None:
+    file = written(tmp_path, "[cluster]\nnodes = 3\ndisk_gb = 300\n[job]\nscript = 'a.py'\n")
+    environ = {"AWSDDP_CLUSTER_DISK_GB": "400", "AWSDDP_JOB_GRACE": "5s"}
+    cluster, job = load(file=file, environ=environ, overrides={"cluster.spot": True, "tags.team": "vision"})
+    cluster = overlaid(cluster, {"cluster.nodes": 9, "access.user": "me", "tags.team": "x", "tags.cost": "y"})
+    found = {key: (value, source) for key, value, source in settings(cluster, job)}
+    assert found["cluster.nodes"] == (3, str(file))
+    assert found["cluster.disk_gb"] == (400, "AWSDDP_CLUSTER_DISK_GB")
+    assert found["cluster.spot"] == (True, "option")
+    assert found["cluster.idle"] == ("60m", "default")
+    assert found["access.user"] == ("me", "cluster")
+    assert (found["tags.team"], found["tags.cost"]) == (("vision", "option"), ("y", "cluster"))
+    assert (found["job.script"], found["job.grace"]) == (("a.py", str(file)), ("5s", "AWSDDP_JOB_GRACE"))
+    assert "cluster.gpus" not in found
+
+
+def test_the_starter_file_sets_what_was_chosen_and_nothing_else(tmp_path: Path) -> None:
+    chosen = {
+        "cluster.region": "eu-west-1",
+        "cluster.nodes": 4,
+        "cluster.budget_usd": 7.5,
+        "env.file": "r.txt",
+    }
+    spec, job = load(file=init(tmp_path, chosen), environ={})
+    assert spec.explicit == {"cluster.region", "cluster.nodes", "cluster.budget_usd"}
+    assert (spec.cluster.region, spec.cluster.nodes, spec.cluster.budget_usd) == ("eu-west-1", 4, 7.5)
+    assert (job.env.file, job.job.script) == ("r.txt", None)
+    with pytest.raises(ConfigError, match="already exists"):
+        init(tmp_path)
+
+
+def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:
+    given = {
+        "job.timeout": "1h",
+        "job.world_size": 4,
+        "job.outputs": ["a b", "c"],
+        "job.module": True,
+        "env.file": "requirements.txt",
+        "env.index_url": "https://user:secret@index",
+        "env.variables.TOKEN": "secret",
+    }
+    _, job = load(environ={}, overrides=given)
+    words = words_of(job)
+    assert "secret" not in " ".join(words)
+    assert words[-2:] == ("--env-var", "TOKEN")
+    again = dict(word.split("=", 1) for word in words[1:-2:2])
+    _, same = load(environ={}, overrides=again)
+    assert same.job == job.job
+    assert same.env.file == "requirements.txt"

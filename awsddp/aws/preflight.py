@@ -1,6 +1,7 @@
 """What can be known before a launch: the caller, the clock, the region, the plan, the permissions."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
@@ -13,6 +14,11 @@ from awsddp.cluster import Check
 from awsddp.errors import AwsddpError
 from awsddp.plan import Facts, LaunchPlan, make_plan
 from awsddp.spec import ClusterSpec, seconds
+
+_OF_PLAN = ("offer", "quota", "image", "subnets", "permission")
+"""The checks that need a plan."""
+OF_REGION = ("credentials", "clock", *_OF_PLAN)
+"""The checks that need a region."""
 
 
 def before_launch(
@@ -27,19 +33,44 @@ def before_launch(
     """Return every check that can be made before anything exists; nothing is changed.
 
     `facts` reads what a plan needs; `ids` and `secrets` stand for what a launch would make. A refusal becomes
-    a check that failed, and what depends on it is left out.
+    a check that failed; what depends on it is shown as not checked.
     """
-    checks = [*_caller(aws, spec, now), _region(aws)]
+    try:
+        checks = [*_caller(aws, spec, now), _region(aws)]
+    except AwsddpError as error:
+        return (failed("credentials", error), *not_checked("credentials", "clock", "region", *_OF_PLAN))
     try:
         read = facts()
-        plan = make_plan(spec, read)
+        plan, quota = _plan_and_quota(spec, read)
     except AwsddpError as error:
-        return (
-            *checks,
-            Check(name="plan", ok=False, value=error.message, expected=error.why, hint=error.next),
-        )
-    checks += _plan(plan, read)
-    return (*checks, *map(_permission, dry_run(aws, plan, ids=ids, secrets=secrets, now=now)))
+        return (*checks, failed("plan", error), *not_checked("plan", *_OF_PLAN))
+    checks += _plan(plan, read, quota)
+    try:
+        asked = dry_run(aws, plan, ids=ids, secrets=secrets, now=now)
+    except AwsddpError as error:
+        return (*checks, failed("permission", error))
+    return (*checks, *map(_permission, asked))
+
+
+def failed(name: str, error: AwsddpError) -> Check:
+    """Return a refusal as a check that failed."""
+    value = f"{error.message}: {error.why}" if error.why else error.message
+    return Check(name=name, ok=False, value=value, hint=error.next)
+
+
+def not_checked(missing: str, *names: str) -> tuple[Check, ...]:
+    """Return the checks that depend on one that failed."""
+    return tuple(Check(name=name, ok=None, value=f"not checked: needs {missing}") for name in names)
+
+
+def _plan_and_quota(spec: ClusterSpec, facts: Facts) -> tuple[LaunchPlan, Check | None]:
+    """Return the plan, and the check of a quota that is too small for it. Raises as `make_plan` does."""
+    try:
+        return make_plan(spec, facts), None
+    except AwsddpError as error:
+        if error.kind != "quota":
+            raise
+        return make_plan(spec, replace(facts, quotas={})), failed("quota", error)
 
 
 def _caller(aws: Aws, spec: ClusterSpec, now: datetime) -> list[Check]:
@@ -90,7 +121,7 @@ def _region(aws: Aws) -> Check:
     )
 
 
-def _plan(plan: LaunchPlan, facts: Facts) -> list[Check]:
+def _plan(plan: LaunchPlan, facts: Facts, too_small: Check | None) -> list[Check]:
     quota = compat.quota_of(plan.instance_type, plan.market)
     readable = facts.reservation is not None or (quota is not None and facts.quotas.get(quota[0]) is not None)
     known = compat.image_facts(plan.image.name)
@@ -102,7 +133,8 @@ def _plan(plan: LaunchPlan, facts: Facts) -> list[Check]:
     subnets = [subnet for subnet in facts.subnets if subnet.id in {zone.subnet for zone in plan.subnets}]
     checks = [
         Check(name="offer", ok=True, value=f"{plan.instance_type} in {', '.join(plan.zones)}"),
-        Check(
+        too_small
+        or Check(
             name="quota",
             ok=True if readable else None,
             value=plan.quota,

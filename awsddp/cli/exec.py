@@ -18,11 +18,13 @@ def command(
 ) -> None:
     """Run a command on all nodes at once, in the synced folder.
 
-    Several words are a program and its arguments; a single word is a shell command line:
+    Several words are a program and its arguments; a single word is a command line for bash. Placeholders are
+    those of `train`, with one rank per node:
 
     \b
       awsddp exec nvidia-smi -L
       awsddp exec 'df -h / | tail -1'
+      awsddp exec -- torchrun --nnodes {nnodes} --node-rank {node_rank} --master-addr {master_addr} a.py
     """
     from awsddp.verbs.exec import exec
 

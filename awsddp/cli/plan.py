@@ -6,14 +6,14 @@ import click
 
 from awsddp.cli import session
 from awsddp.cli.options import Globals, Verb
-from awsddp.cli.plan_page import offers_page, plan_page
+from awsddp.cli.plan_page import offers_page, plan_page, settings_page
 
 
 @click.command("plan", cls=Verb)
 @session.options_of(session.PLAN_OPTIONS)
 @click.option("--offers", is_flag=True, help="List every GPU type offered in the region, with prices.")
 def command(options: Globals, *, offers: bool, **given: Any) -> None:
-    """Show what `up` would do and cost. Changes nothing."""
+    """Show what `up` would do and cost; with -v where each setting comes from. Changes nothing."""
     from awsddp.plan import document
     from awsddp.verbs import plan as verb
 
@@ -22,3 +22,5 @@ def command(options: Globals, *, offers: bool, **given: Any) -> None:
             show.result(verb.offers(ctx), offers_page)
         else:
             show.result(verb.plan(ctx), plan_page, document=document)
+            if options.verbose:
+                show.page(verb.settings_of(ctx), settings_page)

@@ -1,9 +1,13 @@
 """The pages before a launch: the plan, the offers, the checks."""
 
 import itertools
+import json
+import textwrap
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cli.render import line, table
+from awsddp.cli import harmless
+from awsddp.cli.advice import named
+from awsddp.cli.render import line, table, width
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),
         ("quota", facts["quota"]),
-        *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps)),
+        *(("" if index else "steps", step) for index, step in enumerate(_steps(plan))),
         ("creates", ", ".join(facts["makes"])),
         ("uses", ", ".join(f"{what} {name}" for what, name in facts["uses"].items())),
         ("price", _price_line(facts, plan.expires_s)),
@@ -46,6 +50,12 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         )
     for warning in facts["warnings"]:
         line(f"warning: {warning}", stderr=stderr)
+
+
+def _steps(plan: "LaunchPlan") -> list[str]:
+    """Return what would change in a cluster that exists, step by step."""
+    nothing = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
+    return [str(step) for step in plan.steps] or nothing
 
 
 def _node_line(facts: dict[str, Any]) -> str:
@@ -102,6 +112,19 @@ def _choice_row(choice: dict[str, Any], region: str) -> list[str]:
     ]
 
 
+def settings_page(settings: list[tuple[str, Any, str]]) -> None:
+    """Show each setting, its value and where it comes from."""
+    rows = [(key, _toml(value), source) for key, value, source in settings]
+    table(("setting", "value", "from"), rows)
+
+
+def _toml(value: Any) -> str:
+    """Return a value about as awsddp.toml writes it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
 def offers_page(found: dict[str, Any]) -> None:
     """Show every GPU type offered in the region."""
     nodes = found["nodes"]
@@ -117,14 +140,37 @@ def offers_page(found: dict[str, Any]) -> None:
     )
 
 
+_COLUMNS, _MARK = 80, 8
+
+
 def checks_page(report: dict[str, Any]) -> None:
     """Show each check, its outcome and the remedy."""
     outcomes = {True: "ok", False: "FAILED", None: "-"}
-    rows = []
-    for (kind, *found), alike in itertools.groupby(report["checks"], key=_kind):
+    columns = min(width() or _COLUMNS, _COLUMNS)
+    for (kind, ok, value, hint), alike in itertools.groupby(report["checks"], key=_kind):
         names = [check["name"].removeprefix(f"{kind} ") for check in alike]
-        rows.append((" ".join(filter(None, (kind, ", ".join(names)))), outcomes[found[0]], *found[1:]))
-    table(("check", "", "found", "remedy"), rows)
+        text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {harmless.line(value)}"
+        indent = " " * _MARK
+        print(
+            textwrap.fill(
+                f"{outcomes[ok]:{_MARK}}{text}", columns, subsequent_indent=indent, break_on_hyphens=False
+            )
+        )
+        for remedy in named(harmless.lines(hint)).splitlines():
+            first, rest = f"{indent}next: ", f"{indent}      "
+            print(_unbroken(remedy, columns, first, rest))
+
+
+def _unbroken(text: str, columns: int, first: str, rest: str) -> str:
+    """Return a command, which is never broken within a word, as lines."""
+    return textwrap.fill(
+        text,
+        columns,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def _kind(check: dict[str, Any]) -> tuple[Any, ...]:

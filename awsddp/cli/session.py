@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +13,11 @@ from awsddp.cli.options import Globals
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
-from awsddp.spec import FILE, JobSpec, load
+from awsddp.spec import FILE, VARIABLE, JobSpec, load
 from awsddp.state import Folder, home
 from awsddp.verbs.context import Context
 
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_ASSIGNMENT = re.compile(_NAME.pattern + "=", re.ASCII)
+_ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
 
 
 class _PerNode(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2
@@ -107,6 +105,9 @@ JOB_OPTIONS = {
         metavar="last|JOB",
         help="Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
     ),
+    "job.after": click.option(
+        "--after", metavar="JOB|all", help="Start when this job, or all on the nodes, have ended; no client."
+    ),
     "job.on": click.option(
         "--on",
         metavar="NODES",
@@ -142,7 +143,7 @@ JOB_OPTIONS = {
         "variables",
         multiple=True,
         metavar="NAME[=VALUE]",
-        help="Set this for every rank (repeatable); NAME alone takes its value from here.",
+        help="Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
     ),
     "job.name": click.option(
         "--name", metavar="NAME", help="The job's name.  [default: script, time, 4 digits]"
@@ -178,7 +179,7 @@ def overrides(given: dict[str, Any]) -> dict[str, object]:
             found |= {key: files[-1]} if files else {}
             found |= _variables(given, [text for text in value if text not in files])
         elif key == "env.variables":
-            found |= {f"{key}.{name}": text for name, text in map(_variable, value)}
+            found |= dict(map(_variable, value))
         elif key == "job.nproc_per_node":
             found[key] = None if value == "gpu" else value
         else:
@@ -201,13 +202,16 @@ def _variables(given: dict[str, Any], texts: list[str]) -> dict[str, object]:
     return {f"env.variables.{name}": text for name, text in pairs}
 
 
-def _variable(text: str) -> tuple[str, str]:
-    """Return a variable and its value, which without "=" is the one in our environment. Raises UsageError."""
+def _variable(text: str) -> tuple[str, str | None]:
+    """Return the key that --env-var sets, and its value: None for a secret. Raises UsageError."""
     if "=" in text:
-        return _pair(text)
-    if not _NAME.fullmatch(text) or text not in os.environ:
-        raise UsageError(f"--env-var {text}: not set in this environment", "", "use --env-var NAME=VALUE")
-    return text, os.environ[text]
+        name, value = _pair(text)
+        return f"env.variables.{name}", value
+    if not VARIABLE.fullmatch(text):
+        raise UsageError(
+            f"--env-var {text}: not the name of a variable", "", "use --env-var NAME or --env-var NAME=VALUE"
+        )
+    return f"env.secrets.{text}", None
 
 
 def _script_of(job: JobSpec) -> JobSpec:

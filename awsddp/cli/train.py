@@ -80,7 +80,8 @@ def dry_run_page(result: dict[str, Any]) -> None:
 def command(ctx: click.Context, /, options: Globals, *, detach: bool, dry_run: bool, **given: Any) -> None:
     """Sync, launch the ranks, stream their logs, fetch the results.
 
-    Nodes (or, with --on, GPUs) run one job at a time: if another one runs, nothing is launched (exit 3).
+    Nodes (or, with --on, GPUs) run one job at a time: if another one runs, nothing is launched (exit 3),
+    unless --after has this one wait.
     Without SCRIPT the bundled program trains on handwritten digits. SCRIPT and ARGS may hold {rank},
     {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port},
     {init_file} and {resume}; a doubled brace is a brace.

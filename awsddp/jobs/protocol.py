@@ -4,6 +4,7 @@ import base64
 import bz2
 import functools
 import json
+import posixpath
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError
 from awsddp.jobs.launchers import launcher
 from awsddp.jobs.ranks import Host, Rank, Rendezvous, defaults
 from awsddp.jobs.supervisor.wire import MAGIC
-from awsddp.spec import JobSpec, seconds
+from awsddp.spec import JobSpec, seconds, with_secrets
 
 FIRST_PORT = 29400
 SLOTS = 64
@@ -25,6 +26,8 @@ JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
 LEASE_SECONDS = 1800
 """How long a client that has vanished without a goodbye keeps others from starting a job."""
+EVENTS_AT_ONCE_BYTES = 16 << 20
+"""How much of a node's event files is fetched at once while its job is followed."""
 AT_ONCE_BYTES = 256 << 10
 """How much of a node's results may come with the answer that lists them."""
 _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
@@ -32,8 +35,7 @@ _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
     "wire",
-    "diagnose",
-    "causes",
+    "job_causes",
     "folder",
     "claim",
     "journal",
@@ -51,7 +53,19 @@ _MODULES = (
 )
 # Those that only some requests need travel with them: the program fits the first window of a connection.
 _REQUEST_MODULES = {
-    "launch": ("processes", "workers", "shutdown", "coordinator", "elastic", "serve", "stacks", "hang"),
+    "launch": (
+        "diagnose",
+        "causes",
+        "processes",
+        "workers",
+        "shutdown",
+        "coordinator",
+        "elastic",
+        "stacks",
+        "samples",
+        "serve",
+        "hang",
+    ),
     "stacks": ("stacks",),
     "probe": ("smi", "probe"),
 }
@@ -138,15 +152,18 @@ def launch_requests(
     hosts: Sequence[Host],
     slot: int,
     facts: Mapping[str, Any] | None = None,
+    after: Sequence[str] = (),
 ) -> dict[int, dict[str, Any]]:
-    """Return, by node, the request that launches its part of the job `job`.
+    """Return, by node, the request that launches its part of the job `job`, after the jobs `after` ended.
 
     `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
-    keep of it and tell in its document: commit, dirty, instance_type, price_usd_per_hour. Raises UsageError
-    for invalid placeholders and without a script.
+    keep of it and tell in its document: commit, dirty, options, resumed, instance_type, price_usd_per_hour.
+    The values of the job's secrets are in the environment of its processes, `secrets` names them. Raises
+    UsageError for invalid placeholders and without a script, ConfigError for a secret that is not set here.
     """
     if not spec.job.script:
         raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
+    script, spec = _shown(spec.job.script), with_secrets(spec)
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[node] for node in sorted({rank.node for rank in ranks})]
     port, link_port = _ports(slot, spec.job.master_port)
@@ -164,7 +181,7 @@ def launch_requests(
             for host in used
         ],
         "facts": {
-            "script": _shown(spec.job.script),
+            "script": script,
             "args": tuple(_shown(text) for text in spec.job.args[:_MOST_ARGS]),
             "launcher": spec.job.launcher_name,
             **(facts or {}),
@@ -181,6 +198,8 @@ def launch_requests(
         "grace": seconds(spec.job.grace),
         "outputs": list(spec.job.outputs),
         "defaults": defaults(ranks[0].local_world_size),
+        "after": list(after),
+        "secrets": list(spec.env.secrets),
         "elastic": _elastic(spec, len(used)),
     }
     return {
@@ -189,6 +208,7 @@ def launch_requests(
             "node": host.node.node,
             "folder": host.folder(job),
             "workdir": host.workdir,
+            "path": posixpath.dirname(host.prepared.ranks_python),
             "gpus": list(host.gpus),
             "processes": [
                 asdict(one) for one in processes(spec, _of(ranks, host), host=host, rendezvous=rendezvous)
@@ -266,7 +286,10 @@ def text_request(megabytes: int) -> dict[str, Any]:
 
 
 def lost_request(job: str, node: int, why: str) -> dict[str, Any]:
-    """Tell the first node of `job` that `node` is gone; the answer is {"heard": whether it took that in}."""
+    """Tell the first node of `job` (where that is gone, another) that `node` is gone.
+
+    The answer is {"heard": whether it was taken in}.
+    """
     return {"do": "lost", "job": job, "node": node, "why": why}
 
 
@@ -279,6 +302,14 @@ def manifest_request(
     """
     request = {"do": "manifest", "job": job, "at_once": AT_ONCE_BYTES}
     return {**request, "outputs": list(outputs), "exclude": list(exclude)}
+
+
+def events_request(
+    job: str, *, outputs: Sequence[str], exclude: Sequence[tuple[str, bool]], known: Mapping[str, int]
+) -> dict[str, Any]:
+    """Ask for TensorBoard's event files of `job`, whole, but those whose size at home is `known`."""
+    request = manifest_request(job, outputs=outputs, exclude=exclude)
+    return {**request, "events": dict(known), "at_once": EVENTS_AT_ONCE_BYTES}
 
 
 def hashes_request(paths: Sequence[str]) -> dict[str, Any]:

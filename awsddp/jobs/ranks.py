@@ -28,8 +28,9 @@ PLACEHOLDERS = {
     "resume": "",
 }
 """Placeholders of a job, and the variable in a rank's environment that has the value ("": none has)."""
-_EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_FILLED = "|".join(name for name, variable in PLACEHOLDERS.items() if variable)
+_LONE = re.compile(rf"(?<![{{$])\{{({_FILLED})\}}(?!\}})")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -59,7 +60,8 @@ class Rendezvous:
 class Host:
     """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute).
 
-    `gpus` are those that the job may use (none: all that there are), `resume` is where its checkpoint is.
+    `gpus` are those that the job may use (none: all that there are), `resume` is where its checkpoint is,
+    `sources` are the folders of the synced one that its packages are imported from.
     """
 
     node: Node
@@ -67,11 +69,21 @@ class Host:
     workdir: str
     gpus: tuple[int, ...] = ()
     resume: str | None = None
+    sources: tuple[str, ...] = ()
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the user's variables, with the checkpoint, and the GPUs of a job on a part of the node's."""
+        """Return the user's variables, with what the job adds: its checkpoint, its part of the GPUs, and its
+        packages on the PYTHONPATH, after the user's own.
+        """
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
-        return {**given, **gpus, **({"AWSDDP_RESUME": self.resume} if self.resume else {})}
+        sources = [posixpath.join(self.workdir, one) for one in self.sources]
+        paths = ":".join(filter(None, (given.get("PYTHONPATH"), *sources)))
+        return {
+            **given,
+            **gpus,
+            **({"PYTHONPATH": paths} if sources else {}),
+            **({"AWSDDP_RESUME": self.resume} if self.resume else {}),
+        }
 
     def folder(self, job: str) -> str:
         """Return the job's folder on the node."""
@@ -239,22 +251,31 @@ def environment(
     }
 
 
-def runner(spec: JobSpec, script: str) -> tuple[str, ...]:
-    """Return what stands between the Python of the ranks and `script`: nothing for a Python program.
+def interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[str, ...]:
+    """Return what runs `script` on a node: `python`, or what its first line "#!", .sh or the x bit says.
 
-    A .sh file, one with a first line "#!" or with the x bit is run as what it is; Python only gives way to
-    it (exec), so that its PATH is that of every rank.
+    Behind the words of `job.prefix` Python goes by its name alone, as the PATH finds it: a container has its
+    own.
     """
+    words = (posixpath.basename(python) if spec.job.prefix else python,)
     path = Path(spec.sync.workdir) / script
+    if spec.job.module:
+        return (*words, "-m")
     if path.suffix == ".py" or not path.is_file():
-        return ()
+        return words
     with path.open("rb") as file:
         first = file.readline(256)
     if first.startswith(b"#!"):
-        return ("-c", _EXEC, *first[2:].decode("utf-8", "replace").strip().split(None, 1))
+        return tuple(first[2:].decode("utf-8", "replace").strip().split(None, 1))
     if path.suffix == ".sh":
-        return ("-c", _EXEC, "bash")
-    return ("-c", _EXEC) if os.access(path, os.X_OK) else ()
+        return ("bash",)
+    return () if os.access(path, os.X_OK) else words
+
+
+def file_word(spec: JobSpec, script: str, before: Sequence[str], *, python: str) -> str:
+    """Return the word that names `script` after its interpreter: Python reads "-c.py" as an option."""
+    is_python = bool(before) and posixpath.basename(before[0]) == posixpath.basename(python)
+    return script if spec.job.module or (is_python and not script.startswith("-")) else f"./{script}"
 
 
 def node_environment(*, nic: str, folder: str, variables: Mapping[str, str]) -> dict[str, str]:
@@ -291,6 +312,12 @@ def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str, resume
     environ = environment(rank, rendezvous=rendezvous, nic="", folder=folder, variables={})
     parts = template(text, nnodes=rank.nnodes, folder=folder, resume=resume)
     return "".join(environ[part] if number % 2 else part for number, part in enumerate(parts))
+
+
+def fill(text: str, rank: Rank, *, rendezvous: Rendezvous) -> str:
+    """Fill the placeholders of a node's command in; every other brace is the shell's, and stays."""
+    environ = environment(rank, rendezvous=rendezvous, nic="", folder="", variables={})
+    return _LONE.sub(lambda found: environ[PLACEHOLDERS[found[1]]], text)
 
 
 def template(text: str, *, nnodes: int, folder: str, resume: str | None = None) -> list[str]:
@@ -355,14 +382,17 @@ def shown(requests: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
             {
                 "node": node,
                 "workdir": request["workdir"],
-                "processes": [_shown(one, request["defaults"]) for one in request["processes"]],
+                "processes": [_shown(one, request) for one in request["processes"]],
             }
             for node, request in sorted(requests.items())
         ],
     }
 
 
-def _shown(process: Mapping[str, Any], defaults: Mapping[str, str]) -> dict[str, Any]:
-    environ = {**defaults, **process["environment"]}
-    masked = {name: "[REDACTED]" if _SECRET.search(name) else text for name, text in environ.items()}
+def _shown(process: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    environ = {**request["defaults"], **process["environment"]}
+    masked = {
+        name: "[REDACTED]" if name in request["secrets"] or _SECRET.search(name) else text
+        for name, text in environ.items()
+    }
     return {"ranks": list(process["ranks"]), "argv": list(process["argv"]), "environment": masked}

@@ -1,20 +1,20 @@
 """What a job came to: the documents of its nodes as one Job, and job.json at home."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from awsddp.answers import Facts
-from awsddp.cluster import Job, RankProgress
+from awsddp.cluster import ACTIVE, Job, RankProgress, RankUsage
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.report import iso
 
 _PACE = ("step", "steps_per_second")
 _KEEPS_UP = 0.9
-_BY_WEIGHT = ("running", "failed", "cancelled", "interrupted", "succeeded")
+_BY_WEIGHT = ("running", "waiting", "failed", "cancelled", "interrupted", "succeeded")
 
 
 def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "runs") -> Job:
@@ -32,7 +32,7 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     for node, found in documents.items():  # each for itself: no node may leave another out
         machines |= {one["node"]: one for one in found.get("nodes", ()) if one["node"] == node}
     document = {
-        **asdict(msgspec.convert(believed.get("facts", {}), Facts)),
+        **msgspec.structs.asdict(msgspec.convert(believed.get("facts", {}), Facts)),
         **{key: believed[key] for key in ("job", "state", "cause")},
         "ranks": ranks,
         "nodes": [machines[node] for node in sorted(machines)],
@@ -49,7 +49,12 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
         for _, said in sorted(documents.items())
         for one in said.get("metrics", ())
     )
-    return replace(job, progress=progress, slowest_rank=slowest_rank(progress))
+    usage = tuple(
+        msgspec.convert(one, RankUsage)
+        for _, answer in sorted(documents.items())
+        for one in answer.get("samples", ())
+    )
+    return replace(job, progress=progress, slowest_rank=slowest_rank(progress), usage=usage)
 
 
 def slowest_rank(progress: Sequence[RankProgress]) -> int | None:
@@ -88,7 +93,7 @@ def decode(data: bytes) -> Job:
 
 
 def _weight(document: Mapping[str, Any]) -> tuple[bool, bool, int]:
-    final = document["state"] != "running"
+    final = document["state"] not in ACTIVE
     return not document["complete"], not final, _BY_WEIGHT.index(document["state"])
 
 
@@ -98,7 +103,7 @@ def _times(state: str, ranks: Iterable[Mapping[str, Any]]) -> dict[str, str | No
     ended = [rank["started"] + rank["seconds"] for rank in begun if rank["exit_code"] is not None]
     return {
         "started": _utc(min(rank["started"] for rank in begun)) if begun else None,
-        "ended": _utc(max(ended)) if ended and state != "running" else None,
+        "ended": _utc(max(ended)) if ended and state not in ACTIVE else None,
     }
 
 

@@ -2,8 +2,8 @@
 
 Names and parameters as https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html has them. All
 are tagged `awsddp:gpus=pretended`, which is how a client knows that no CUDA device will be found, or
-`rehearsed`, where the CPU answers in its place (rehearsal.py); where nothing boots also `awsddp:hosts=none`,
-without root `awsddp:ssh-user` (daemon.py).
+`rehearsed`, where the CPU answers in its place (rehearsal.py), and `awsddp:internet=none`; where nothing
+boots also `awsddp:hosts=none`, without root `awsddp:ssh-user` (daemon.py).
 """
 
 from __future__ import annotations

@@ -398,7 +398,7 @@ def _load_images(self: Any, tags: dict[str, str]) -> None:
             hypervisor="xen",
             root_device_type="ebs",
             root_device_name=dlami.ROOT_DEVICE,
-            tags={"awsddp:gpus": image.gpus, **tags},
+            tags={"awsddp:gpus": image.gpus, "awsddp:internet": "none", **tags},
         )
         ami.ebs_snapshot.volume.size = dlami.ROOT_GIB
         ami.ena_support = True

@@ -11,6 +11,7 @@ from pathspec import GitIgnoreSpec
 from awsddp.errors import ConfigError
 
 _NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
+_OURSELVES = "awsddp"
 _MOST_FILES = 200_000
 _MOST_BYTES = 100 * 10**9
 
@@ -32,16 +33,27 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What of a folder is sent. `skipped` tells what is not, and why: links that lead out, sockets."""
+    """What of a folder is sent. `skipped` tells what is not, and why: links that lead out, sockets.
+
+    `kept` are the paths that stay here, a folder with a "/" at its end, each with what names it: an
+    ignore file, "sync.ignore", or "awsddp" (results, virtual environments).
+    """
 
     root: Path
     entries: tuple[Entry, ...]
     skipped: tuple[tuple[str, str], ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
 
     @property
     def size(self) -> int:
         """Bytes in all."""
         return sum(entry.size for entry in self.entries)
+
+    def keeper(self, path: str) -> tuple[str, str] | None:
+        """Return what of `kept` is `path` (relative), or is a folder that holds it, and what names it."""
+        return next(
+            ((kept, by) for kept, by in self.kept if f"{path}/".startswith(f"{kept.rstrip('/')}/")), None
+        )
 
     def largest(self, count: int = 3) -> tuple[tuple[str, int], ...]:
         """Return the top folders and files with the most bytes: what to name in .awsddpignore first."""
@@ -92,11 +104,17 @@ class _Walk:
         self._never = never
         self._entries: list[Entry] = []
         self._skipped: list[tuple[str, str]] = []
+        self._kept: list[tuple[str, str]] = []
         self._size = 0
 
     def listing(self) -> Listing:
         self._folder("", ())
-        return Listing(root=Path(self._root), entries=tuple(self._entries), skipped=tuple(self._skipped))
+        return Listing(
+            root=Path(self._root),
+            entries=tuple(self._entries),
+            skipped=tuple(self._skipped),
+            kept=tuple(self._kept),
+        )
 
     def _folder(self, folder: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]) -> int:
         """Add what a folder holds; return how many entries that gave. `folder` is "" or ends with "/"."""
@@ -107,29 +125,39 @@ class _Walk:
             return 1
         names = {item.name for item in found}
         if folder and "pyvenv.cfg" in names:
-            return 1  # a virtual environment: it holds paths of this machine
+            self._kept.append((folder, _OURSELVES))  # it holds paths of this machine
+            return 1
         if self._name in names:
             specs = ((folder, self._ignore_file(folder + self._name)), *specs)
         before = len(self._entries)
         for item in found:
             path = folder + item.name
             is_folder = item.is_dir(follow_symlinks=False)
-            if item.name in _NEVER or self._ignored(path + "/" * is_folder, specs):
+            if item.name in _NEVER:
                 continue
-            if is_folder:
-                if os.path.realpath(item.path) not in self._never and not self._folder(path + "/", specs):
+            if by := self._ignored_by(path + "/" * is_folder, specs):
+                self._kept.append((path + "/" * is_folder, by))
+            elif is_folder:
+                if os.path.realpath(item.path) in self._never:
+                    self._kept.append((path + "/", _OURSELVES))
+                elif not self._folder(path + "/", specs):
                     self._add(path, "d", item.stat(follow_symlinks=False))
             else:
                 self._file(path, item)
         return len(self._entries) - before
 
-    def _ignored(self, path: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]) -> bool:
-        """As git decides: the innermost file that names the path, and in it the last line that does."""
-        for folder, spec in (("", self._own), *specs):
+    def _ignored_by(self, path: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]) -> str:
+        """Return what keeps the path here, "" if it goes.
+
+        As git decides: the innermost file that names it, and in it the last line that does.
+        """
+        if (verdict := self._own.check_file(path).include) is not None:
+            return "sync.ignore" if verdict else ""
+        for folder, spec in specs:
             verdict = spec.check_file(path[len(folder) :]).include
             if verdict is not None:
-                return verdict
-        return False
+                return folder + self._name if verdict else ""
+        return ""
 
     def _ignore_file(self, path: str) -> GitIgnoreSpec:
         try:

@@ -75,6 +75,7 @@ class PlanDocument:
     jump: str | None
     ssh_cidrs: list[str]
     zones: list[str]
+    exists: bool
     steps: list[Step]
     makes: list[str]
     uses: dict[str, str]

@@ -56,6 +56,11 @@ class Image:
         """Whether its torch answers CUDA calls with the CPU and nccl with gloo."""
         return self.tags.get("awsddp:gpus") == "rehearsed"
 
+    @property
+    def has_internet(self) -> bool:
+        """Whether its instances reach the internet (the tag `awsddp:internet`)."""
+        return self.tags.get("awsddp:internet") != "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subnet:
@@ -212,7 +217,7 @@ class LaunchPlan:
     {"$ref": "name"} where it is created with the cluster, None for none. SSH goes through the host `jump` and
     is allowed from `ssh_cidrs`, blocks and groups. `untried` names what was never launched on AWS,
     which `experimental` allows. `alternatives` are tried next, in order, when AWS has no
-    capacity for this plan. `steps` reconcile a cluster that exists.
+    capacity for this plan. `steps` reconcile a cluster that `exists`; where there are none nothing changes.
     """
 
     cluster: str
@@ -244,6 +249,7 @@ class LaunchPlan:
     untried: tuple[str, ...] = ()
     experimental: bool = False
     alternatives: tuple["LaunchPlan", ...] = ()
+    exists: bool = False
     steps: tuple[Step, ...] = ()
 
     @property
@@ -334,7 +340,7 @@ class LaunchPlan:
             "CreateSecurityGroup": "security group",
             "CreatePlacementGroup": "placement group",
         }
-        found = [word for operation, word in words.items() if self.asks(operation) and not self.steps]
+        found = [word for operation, word in words.items() if self.asks(operation) and not self.exists]
         if not self.numbers:
             return found
         count, nics = len(self.numbers), self.request("RunInstances").parameters["NetworkInterfaces"]

@@ -160,3 +160,40 @@ def _check_conda(text: str, file: Path) -> None:
         keys.append(key)
     if "dependencies" not in keys:
         raise ConfigError(f"env.file: {file} has no dependencies", "nothing would be installed")
+
+
+def source_folders(project: Path) -> tuple[str, ...]:
+    """Return the folders, relative to the project's, from which its pyproject.toml has its packages imported.
+
+    Build backends that are not told take `src`, where it holds packages
+    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). () is the project itself.
+    """
+    try:
+        document = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()
+    tools = document.get("tool", {})
+    if not (document.keys() & {"project", "build-system"} or tools.keys() & {"poetry", "setuptools"}):
+        return ()
+    named = [
+        *_at(tools, "setuptools", "packages", "find", "where"),
+        *_at(tools, "setuptools", "package-dir", ""),
+        *(one.get("from") for one in _at(tools, "poetry", "packages") if isinstance(one, dict)),
+        *(str(Path(one).parent) for one in _at(tools, "hatch", "build", "targets", "wheel", "packages")),
+        "src",
+    ]
+    found = dict.fromkeys(Path(one).as_posix() for one in named if isinstance(one, str) and one)
+    return tuple(one for one in found if _holds_packages(project, one))
+
+
+def _at(table: Any, *keys: str) -> list[Any]:
+    """Return what a TOML document has at a path of keys, as a list; [] for nothing."""
+    for key in keys:
+        table = table.get(key) if isinstance(table, dict) else None
+    return table if isinstance(table, list) else [table] if isinstance(table, str) else []
+
+
+def _holds_packages(project: Path, name: str) -> bool:
+    folder = project / name
+    inside = name != "." and folder.is_dir() and folder.resolve().is_relative_to(project.resolve())
+    return inside and not (folder / "__init__.py").exists() and any(folder.rglob("*.py"))

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -83,7 +84,7 @@ def _names(spec: ClusterSpec, facts: Facts) -> tuple[str | None, ...]:
 def _candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> Candidate:
     nodes, gpus = spec.cluster.nodes, wanted_gpus(spec)
     if name is None:
-        kind, why = _cheapest(nodes, gpus, facts, market)
+        kind, why = _cheapest(spec, gpus, facts, market)
     else:
         kind, why = _offered_type(name, facts), "requested"
         if facts.reservation is not None:
@@ -95,7 +96,7 @@ def _candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market
                 f"omit one of --gpus and --instance-type, or --gpus {kind.gpu}:{kind.gpus}",
             )
     if facts.reservation is None and fits(kind, nodes, facts, market) is False:
-        raise _over_quota((kind,), nodes, facts, market)
+        raise _over_quota((kind,), spec, facts, market)
     quota, warnings = _quota(kind, nodes, facts, market)
     return Candidate(kind=kind, market=market, why=why, quota=quota, warnings=warnings)
 
@@ -175,7 +176,7 @@ def _instead(kinds: Iterable[GpuType]) -> str:
     )
 
 
-def _cheapest(nodes: int, gpus: Gpus | None, facts: Facts, market: Market) -> tuple[GpuType, str]:
+def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market) -> tuple[GpuType, str]:
     """Return the cheapest type that is offered here, fits the image and the quota, and why it is it."""
     what = (
         f"{gpus.count or 'any number of'} x {gpus.name}"
@@ -199,9 +200,9 @@ def _cheapest(nodes: int, gpus: Gpus | None, facts: Facts, market: Market) -> tu
         )
     offered.sort(key=lambda kind: (_rank(kind, facts, market) or 0, kind.name))
     for kind in offered:
-        if fits(kind, nodes, facts, market) is not False:
+        if fits(kind, spec.cluster.nodes, facts, market) is not False:
             return kind, f"the cheapest with {what} in {facts.region} that fits the image and the quota"
-    raise _over_quota(offered, nodes, facts, market)
+    raise _over_quota(offered, spec, facts, market)
 
 
 def _gone(gpus: Gpus | None) -> str:
@@ -245,20 +246,50 @@ def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str
     )
 
 
-def _over_quota(kinds: Iterable[GpuType], nodes: int, facts: Facts, market: Market) -> CloudError:
-    reasons = []
+def _over_quota(kinds: Iterable[GpuType], spec: ClusterSpec, facts: Facts, market: Market) -> CloudError:
+    kinds, nodes = tuple(kinds), spec.cluster.nodes
+    needs: dict[tuple[str, str], list[str]] = {}
     for kind in kinds:
         quota = compat.quota_of(kind.name, market)
         if quota is not None:
-            reasons.append(
-                f"{nodes} x {kind.name} need {nodes * kind.vcpus} vCPUs, "
-                f"and {quota[1]} ({quota[0]}) allows {facts.quotas[quota[0]]:g} in {facts.region}"
-            )
+            needs.setdefault(quota, []).append(f"{nodes} x {kind.name} need {nodes * kind.vcpus}")
+    allowed = [
+        f"{name} ({code}) allows {facts.quotas[code]:g} vCPUs in {facts.region}: {', '.join(some)}"
+        for (code, name), some in needs.items()
+    ]
     return CloudError(
         f"the vCPU quota of this account is too small for {nodes} nodes",
-        "; ".join(reasons),
-        "awsddp doctor --request-quota   # asks AWS for more; or fewer --nodes, a smaller --instance-type",
+        "; ".join(allowed),
+        f"{_largest(kinds, spec, facts, market)}\nawsddp doctor --request-quota   # request more from AWS",
         kind="quota",
+    )
+
+
+def _largest(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market: Market) -> str:
+    """Return the command for the most GPUs that the quota allows, with its price.
+
+    No more nodes than requested; of equals a requested type, then more nodes, then the lower price.
+    """
+    gpus = wanted_gpus(spec)
+    offered = _known(name for name, zones in facts.offers.items() if zones)
+    found: list[tuple[tuple[float, ...], GpuType, int]] = []
+    for kind in dict.fromkeys((*kinds, *offered)):
+        quota, price = compat.quota_of(kind.name, market), _rank(kind, facts, market)
+        allowed = facts.quotas.get(quota[0]) if quota else None
+        nodes = min(spec.cluster.nodes, int((allowed or 0) // kind.vcpus))
+        usable = not kind.bare_metal and not compat.misfit(kind, facts.image.name)
+        if nodes and price is not None and usable and (gpus is None or gpus.name == kind.gpu):
+            found.append(((nodes * kind.gpus, kind in kinds, nodes, -price), kind, nodes))
+    if not found:
+        return "awsddp --local run   # rehearse meanwhile: no type that fits is small enough for the quota"
+    (*_, price), kind, nodes = max(found, key=lambda one: one[0])
+    choice = f"--instance-type {kind.name}"
+    if gpus is not None:
+        choice = f"--gpus {shlex.quote(f'{kind.gpu}:{kind.gpus}')}"
+    per_node = f"{kind.gpus} x {kind.gpu} per node" if kind.gpus else "no GPU"
+    return (
+        f"awsddp up --nodes {nodes} {choice}{' --spot' * (market == 'spot')}   "
+        f"# {per_node}, ${-price * nodes:,.2f} per hour for the instances"
     )
 
 

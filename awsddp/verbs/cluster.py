@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Cluster, Job, Node, Prepared, Target
+from awsddp.cluster import ACTIVE, Cluster, Job, Node, Prepared, Target
 from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs import protocol, results
 from awsddp.nodes.failures import NodesFailed
@@ -95,9 +95,11 @@ class ClusterHandle:
 
     @classmethod
     @contextlib.contextmanager
-    def find(cls, ctx: Context, *, newer: bool = False, whole: bool = False) -> "Iterator[ClusterHandle]":
+    def find(
+        cls, ctx: Context, *, newer: bool = False, whole: bool = False, everywhere: bool = True
+    ) -> "Iterator[ClusterHandle]":
         """Search where the cluster is remembered; without a record in the running local cloud, in the given
-        or configured region, then in every enabled region.
+        or configured region, then, if `everywhere`, in every enabled region.
 
         One call lists the nodes of a cluster that is remembered; with `whole` also what exists beside them.
         With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS does not
@@ -121,7 +123,7 @@ class ClusterHandle:
                     break
             if nearest is None:
                 nearest = cls(ctx=ctx, target=Target(name="local"))
-            elif nearest.listed is None and record is None and not (ctx.local or ctx.spec.cluster.region):
+            elif nearest.listed is None and record is None and everywhere:
                 nearest = _search_regions(nearest)
             yield nearest
 
@@ -389,9 +391,10 @@ class ClusterHandle:
 
     def end_job(self, job: Job) -> Job:
         """End a job that still runs, with its grace, and return it as it is then."""
-        if job.state != "running":
+        if job.state not in ACTIVE:
             return job
-        self.ctx.say(f"ending job {job.job}: its ranks have {self.ctx.job.job.grace}")
+        ranks = f": its ranks have {self.ctx.job.job.grace}" if job.state == "running" else ", which waits"
+        self.ctx.say(f"ending job {job.job}{ranks}")
         self.cancel(job.job)
         return choose_job(self.jobs(partial=True), job.job)
 
@@ -451,11 +454,11 @@ class ClusterHandle:
             also={"job.json": results.encode(job)},
             on_event=self.ctx.on_event,
         )
-        note_fetched(self.ctx, self.record, sum(one.bytes for one in fetched.values()))
+        note_fetched(self.ctx, self.record, job.job, sum(one.bytes for one in fetched.values()))
         draw_loss(folder)
         if selected.owed:
             raise unfetched(job, selected)
-        if job.state != "running":
+        if job.state not in ACTIVE:
             self.release([node for node in self.nodes if node.node in nodes], job.job)
         return fetched
 
@@ -623,9 +626,10 @@ def _search_regions(nearest: ClusterHandle) -> ClusterHandle:
     """Search the other enabled regions, side by side; return where the cluster is, else `nearest`."""
     from awsddp.aws.facts import enabled_regions
 
-    if nearest.target.name == "local":
+    ctx = nearest.ctx
+    if nearest.target.name == "local" or ctx.local or ctx.spec.cluster.region:
         return nearest
-    ctx, aws = nearest.ctx, nearest.aws
+    aws = nearest.aws
     regions = [name for name in enabled_regions(aws) if name != aws.region]
     searched = (*nearest.searched, *regions)
 

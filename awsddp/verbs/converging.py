@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from awsddp.cluster import Cluster, Node
+from awsddp.cluster import ACTIVE, Cluster, Node
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan import Convergence, Facts, LaunchPlan, Standing, converge, make_plan
 from awsddp.report import money, node_name
@@ -62,7 +62,7 @@ def plan_of(cluster: ClusterHandle, change: Convergence) -> LaunchPlan:
         facts = replace(facts, owner=cluster.record.owner)
     plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone)
     warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
-    return replace(plan, steps=change.steps, warnings=warnings)
+    return replace(plan, exists=True, steps=change.steps, warnings=warnings)
 
 
 def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[Node, ...]:
@@ -166,7 +166,7 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
         )
     with cluster.connect(reachable(cluster.own.live), partial=True) as fleet:
         lost = [node_name(node.node) for node in ending if node.unfetched and node.node in fleet.failures]
-        running = [job.job for job in cluster.jobs() if job.state == "running" and job.job in owed]
+        running = [job.job for job in cluster.jobs() if job.state in ACTIVE and job.job in owed]
     if running:
         raise ConfigError(
             f"{names} cannot be ended: job {', '.join(running)} runs there",

@@ -1,7 +1,7 @@
 """doctor: what stands in the way of a cluster, before it costs anything, and which rights it needs."""
 
 import secrets as random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from awsddp import compat
 from awsddp.cluster import Check
 from awsddp.errors import AwsddpError, ConfigError
+from awsddp.nodes import rsync
 from awsddp.plan import names
 from awsddp.plan.policy import least_policy
 from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, reach_jump, target_for
@@ -17,12 +18,15 @@ from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, reach_jump,
 def doctor(ctx: Context) -> dict[str, Any]:
     """Return the `doctor` document of what can be checked before a launch. Changes nothing.
 
-    Raises CloudError where AWS does not know the caller, ConfigError where there is no region.
+    A check that fails hides no other. Raises ConfigError where the cluster's name is taken elsewhere.
     """
-    from awsddp.aws.preflight import before_launch
+    from awsddp.aws.preflight import OF_REGION, before_launch, failed, not_checked
 
     with target_for(ctx) as target:
-        aws = aws_of(ctx, target)
+        try:
+            aws = aws_of(ctx, target)
+        except ConfigError as error:
+            return _document(ctx, (failed("region", error), *not_checked("region", *OF_REGION)))
         checks = before_launch(
             aws,
             ctx.spec,
@@ -31,19 +35,34 @@ def doctor(ctx: Context) -> dict[str, Any]:
             secrets=stand_ins(),
             now=datetime.now(UTC),
         )
-    return {"checks": [asdict(check) for check in (*checks, *_jump(ctx))]}
+    return _document(ctx, checks)
+
+
+def _document(ctx: Context, checks: Sequence[Check]) -> dict[str, Any]:
+    return {"checks": [asdict(check) for check in (_programs(), *checks, *_jump(ctx))]}
+
+
+def _programs() -> Check:
+    """Return the check of the programs on this machine that `up` and `train` start."""
+    from awsddp.aws.preflight import failed
+
+    try:
+        return Check(name="rsync and ssh", ok=True, value=rsync.program())
+    except ConfigError as error:
+        return failed("rsync and ssh", error)
 
 
 def _jump(ctx: Context) -> list[Check]:
     """Return the check of the jump host, if there is one, by connecting to it."""
+    from awsddp.aws.preflight import failed
+
     jump = jump_of(ctx)
     if jump is None:
         return []
     try:
         reach_jump(ctx)
     except AwsddpError as error:
-        why = f"{error.message}: {error.why}"
-        return [Check(name="jump host", ok=False, value=why, expected="a login", hint=error.next)]
+        return [failed("jump host", error)]
     return [Check(name="jump host", ok=True, value=jump.name)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from awsddp import report
 from awsddp.billing import Bill
-from awsddp.cluster import Cluster
+from awsddp.cluster import ACTIVE, Cluster
 from awsddp.errors import ConfigError, LeftoverError, NodeError, UsageError
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle
@@ -118,9 +118,12 @@ def _existing(cluster: ClusterHandle) -> tuple[Cluster, ...]:
 def _what_ends(cluster: ClusterHandle, listed: Cluster, *, discard: bool) -> str:
     question = [f"Cluster {listed.name}: {cluster.machines(listed)}{_made(listed)} will be terminated."]
     for job in cluster.known.jobs if cluster.known else ():
-        if job.state == "running" and job.job in listed.unfetched:
-            grace = "" if discard else f" and has {cluster.ctx.job.job.grace} to save"
-            question.append(f"Job {job.job} still runs (as last seen): it is ended{grace}.")
+        if job.state in ACTIVE and job.job in listed.unfetched:
+            grace = (
+                "" if discard or job.state == "waiting" else f" and has {cluster.ctx.job.job.grace} to save"
+            )
+            does = "waits" if job.state == "waiting" else "still runs"
+            question.append(f"Job {job.job} {does} (as last seen): it is ended{grace}.")
     if listed.unfetched:
         fate = "are lost" if discard else "are fetched first"
         question.append(f"The results of {', '.join(listed.unfetched)} {fate}.")

@@ -11,9 +11,9 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 
 
-def check_environment(ctx: Context) -> None:
+def check_environment(ctx: Context, *, internet: bool = True) -> None:
     """Refuse, before anything costs money, an environment that cannot be meant. Raises ConfigError."""
-    make_environment_plan(ctx.job.env, internet=not ctx.local, driver=None)
+    make_environment_plan(ctx.job.env, internet=internet, driver=None)
 
 
 def environment_of(cluster: ClusterHandle) -> None:
@@ -45,7 +45,7 @@ def ensure_environment(cluster: ClusterHandle, *, send_files: Callable[[], objec
     job = overlaid_environment(ctx.job, record.asked)
     drivers = {one.driver for one in record.prepared}
     plan = make_environment_plan(
-        job.env, internet=record.target.name != "local", driver=drivers.pop() if len(drivers) == 1 else None
+        job.env, internet=record.internet, driver=drivers.pop() if len(drivers) == 1 else None
     )
     made: Mapping[int, str | None] = {}
     if plan.has_packages or plan.setup:

@@ -1,16 +1,28 @@
 """exec: a command on every node at once, in the synced folder, with the ranks' Python first on the PATH."""
 
+import contextlib
 import posixpath
-from collections.abc import Callable, Sequence
-from typing import Any
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from awsddp.errors import NodeError
+from awsddp.jobs.protocol import FIRST_PORT
+from awsddp.jobs.ranks import Rendezvous, fill, layout
 from awsddp.report import node_name
+from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle, choose_nodes
 from awsddp.verbs.context import Context
 
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet, Result
+
 # What is the user's comes as words of its own: nothing is pasted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
+
+_MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
+_LOOK_S = 20.0
 
 OnOutput = Callable[[int, bytes, bool], None]
 """Gets a node's number, what it said, and whether it said so on stderr."""
@@ -21,10 +33,11 @@ def exec(
 ) -> dict[str, Any]:
     """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
-    Several words are a program and its arguments, one word is a line for the node's shell. `stdin` goes to
-    every node. Raises NotFoundError or NodeError for nodes that are not there or are lost.
+    Several words are a program and its arguments, one word is a line for bash. Placeholders are those of a
+    rank per node. `stdin` goes to every node. Raises NotFoundError or NodeError for nodes that are not there
+    or are lost.
     """
-    argv = list(words) if len(words) > 1 else ["sh", "-c", words[0]]
+    argv = list(words) if len(words) > 1 else ["bash", "-c", words[0]]
     said: dict[tuple[int, bool], bytearray] = {}
 
     def on_data(number: int, data: bytes, error: bool = False) -> None:
@@ -41,6 +54,10 @@ def exec(
                 silent_after_s=None,
                 on_stderr=lambda number, data: on_data(number, data, True),
             )
+            failed = [
+                number for number, end in ends.items() if not isinstance(end, NodeError) and end.exit_code
+            ]
+            _say_missing(ctx, fleet, failed, words)
     lost = {number: end for number, end in ends.items() if isinstance(end, NodeError)}
     if lost:
         first = next(iter(lost.values()))
@@ -61,4 +78,50 @@ def exec(
 
 
 def _line(cluster: ClusterHandle, node: int, argv: Sequence[str]) -> list[str]:
-    return ["sh", "-c", _RUN, "sh", posixpath.dirname(cluster.prepared(node).ranks_python), *argv]
+    nodes = sorted(cluster.nodes, key=lambda one: one.node)
+    rank = next(
+        one for one in layout([one.node for one in nodes], gpus=0, nproc_per_node=1) if one.node == node
+    )
+    rendezvous = Rendezvous(
+        job="exec",
+        master_addr=str(nodes[0].private_ip),
+        master_port=cluster.ctx.job.job.master_port or FIRST_PORT,
+    )
+    words = [fill(word, rank, rendezvous=rendezvous) for word in argv]
+    return ["sh", "-c", _RUN, "sh", posixpath.dirname(cluster.prepared(node).ranks_python), *words]
+
+
+def _say_missing(ctx: Context, fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:
+    """Say which files that a failed command names are here alone, and what sends them."""
+    named = _named_files(Path(ctx.job.sync.workdir), words)
+    if not (nodes and named):
+        return
+    answers: Mapping[int, Result] = {}
+    with contextlib.suppress(NodeError):
+        answers = fleet.run(["sh", "-c", _MISSING, "sh", *named], nodes=nodes, timeout_s=_LOOK_S)
+    missing = {name for one in answers.values() for name in one.stdout.decode(errors="replace").split("\0")}
+    listing = sync.found_here(ctx) if missing.intersection(named) else None
+    for name in named:
+        if listing is not None and name in missing:
+            found = listing.keeper(name)
+            why = f"{found[1]} keeps {found[0]} here" if found else "awsddp sync   # sends it"
+            ctx.say(f"{name} is here, and not on the nodes: {why}")
+
+
+def _named_files(workdir: Path, words: Sequence[str]) -> list[str]:
+    """Return the words of a command that are files of the synced folder."""
+    try:
+        split = shlex.split(words[0]) if len(words) == 1 else list(words)
+    except ValueError:
+        split = words[0].split()
+    found = dict.fromkeys(
+        word.removeprefix("./") for word in split if word and not word.startswith(("-", "/"))
+    )
+    return [word for word in found if word and _exists(workdir / word)]
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Cluster, Job, Node
+from awsddp.cluster import ACTIVE, Cluster, Job, Node
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.report import money, node_name
 from awsddp.state import Record
@@ -105,11 +105,10 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
     """Fetch what the running nodes owe, and return those that could not be asked, and why."""
     ctx = cluster.ctx
     with cluster.connect(deadline_s=REACH_S, partial=True) as fleet:
-        for job in cluster.jobs(partial=True):
-            if job.job not in cluster.unfetched:
-                continue
-            job = cluster.end_job(job)
-            if job.state == "running":
+        owed = [job for job in cluster.jobs(partial=True) if job.job in cluster.unfetched]
+        # The newest first: the end of a job starts one that waits for it.
+        for job in reversed([cluster.end_job(job) for job in reversed(owed)]):
+            if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} does not end")
             ctx.say(f"fetching the results of {job.job} from {', '.join(map(node_name, fleet.nodes))}")
             cluster.fetch(job)

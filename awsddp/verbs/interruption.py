@@ -2,6 +2,7 @@
 
 import contextlib
 
+from awsddp.cluster import ACTIVE
 from awsddp.errors import CloudError, ConfigError, Interrupted
 from awsddp.report import iso, money
 from awsddp.state import Record
@@ -13,7 +14,7 @@ def interruption(ctx: Context) -> Interrupted:
     record = _record(ctx)
     if record is None:
         return Interrupted("interrupted", f"nothing is known to run for cluster {ctx.spec.name}")
-    running = [job.job for job in record.jobs if job.state == "running"]
+    running = [job.job for job in record.jobs if job.state in ACTIVE]
     why = [f"they expire at {iso(record.expires)}"]
     if running:
         why.append(f"job {running[-1]} keeps running without this machine, unless it has ended")

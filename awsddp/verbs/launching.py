@@ -205,6 +205,7 @@ def _record(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> Record
         nodes=plan.nodes,
         gpus_per_node=plan.gpus_per_node,
         pretended=plan.pretended,
+        internet=plan.image.has_internet,
         ssh_user=plan.ssh_user,
         price_usd_per_hour=plan.price_usd_per_hour,
         disk_usd_per_hour=round(plan.price.disks / plan.nodes, 6),

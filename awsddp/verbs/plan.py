@@ -7,6 +7,7 @@ from typing import Any
 from awsddp import compat
 from awsddp.plan import LaunchPlan
 from awsddp.plan import offers as offered
+from awsddp.spec import settings
 from awsddp.verbs.context import Context, aws_of, facts_of, target_for
 from awsddp.verbs.converging import changes, plan_of
 from awsddp.verbs.launching import plan_everywhere
@@ -24,6 +25,12 @@ def plan(ctx: Context) -> LaunchPlan:
             return plan_everywhere(cluster, facts)
         now = datetime.now(UTC).replace(microsecond=0)
         return plan_of(cluster, changes(cluster, facts, now=now))
+
+
+def settings_of(ctx: Context) -> list[tuple[str, Any, str]]:
+    """Return each setting that has a value, the value, and where it comes from; asks nobody."""
+    before = as_before(ctx)
+    return settings(before.spec, before.job)
 
 
 def offers(ctx: Context) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Job, JobNode, Node, RankResult
-from awsddp.errors import AwsddpError, InUse, UsageError
+from awsddp.errors import AwsddpError, InUse, NotFoundError, UsageError
 from awsddp.jobs import protocol
 from awsddp.jobs.git import commit_of
 from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
+from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
-from awsddp.spec import JobSpec, gpus_of
+from awsddp.spec import JobSection, JobSpec, gpus_of, words_of
 from awsddp.state import Record
-from awsddp.verbs import sync
+from awsddp.verbs import launches, sync
 from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.context import Context
 from awsddp.verbs.environment import ensure_environment
 from awsddp.verbs.health import preflight
 from awsddp.verbs.requests import ANSWER_S, answering, ask
@@ -54,7 +56,7 @@ def start(
         requests = _requests(cluster, ranks, listing, checkpoint)
         nodes = [node for node in cluster.nodes if node.node in requests]
         launch = next(iter(requests.values()))
-        name = str(launch["job"])
+        name, workdir = str(launch["job"]), Path(launch["workdir"]).name
         with _undone(cluster, nodes, launch):
             looked = soon(preflight, cluster, requests) if ctx.job.job.preflight else None
             both(
@@ -62,7 +64,7 @@ def start(
                     ctx,
                     cluster.fleet,
                     listing,
-                    folder=ctx.job.job.work_folder,
+                    folder=workdir,
                     nodes=set(requests),
                     bundled=ctx.job.job.script is None,
                 ),
@@ -74,10 +76,10 @@ def start(
                 with checkpoint.staged() as staged:
                     sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))
             ask(cluster.fleet, requests)
-    folder.note("train", job=name, world_size=len(ranks))
+    folder.note("train", job=name, world_size=len(ranks), home=str(results_dir(ctx, name).absolute()))
     job = Job(
         job=name,
-        state="running",
+        state="waiting" if launch["after"] else "running",
         cause=None,
         world_size=len(ranks),
         started=iso(datetime.now(UTC)),
@@ -90,6 +92,8 @@ def start(
         nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
     )
     folder.remember(job)
+    if launch["after"]:
+        ctx.say(f"job {name} starts when these have ended: {', '.join(launch['after'])}")
     return job
 
 
@@ -109,18 +113,40 @@ def _requests(
     used = sorted({rank.node for rank in ranks})
     gpus = gpus_of(ctx.job.job.on) if ctx.job.job.on else {}
     answers = ask(fleet, {node: protocol.slots_request(port, gpus.get(node, ())) for node in used})
-    refuse_in_use(answers)
-    folder = ctx.job.job.work_folder
+    after, job = _after(ctx.job.job.after, answers), _free_name(cluster, answers)
+    folder = work_folder(ctx.job.job, job)
     send_files = partial(sync.send, ctx, fleet, listing, folder=folder, nodes=set(used))
     spec = ensure_environment(cluster, send_files=send_files)
-    return requests_for(
-        cluster,
-        ranks,
-        spec=spec,
-        job=_free_name(cluster, answers),
-        slot=protocol.choose_slot(answers, first=used[0], master_port=port),
-        facts=_facts(cluster.record, len(used), *commit.result()),
-        checkpoint=checkpoint,
+    slot = protocol.choose_slot(answers, first=used[0], master_port=port)
+    facts = {
+        "options": words_of(ctx.job),
+        "resumed": checkpoint.job if checkpoint else None,
+        **_facts(cluster.record, len(used), *commit.result()),
+    }
+    requests = requests_for(
+        cluster, ranks, spec=spec, job=job, slot=slot, facts=facts, checkpoint=checkpoint, after=after
+    )
+    if ctx.job.job.nnodes is not None:
+        launches.keep(ctx.folder, job, _launch(ctx, ranks, requests[used[0]], checkpoint))
+    return requests
+
+
+def _launch(
+    ctx: Context, ranks: tuple[Rank, ...], request: Mapping[str, Any], checkpoint: "Checkpoint | None"
+) -> launches.Launch:
+    """Return what a machine needs that joins the job later: `up` may be called in another folder."""
+    asked, workdir = ctx.job, str(Path(ctx.job.sync.workdir).resolve())
+    resume = checkpoint.job if checkpoint is not None else None
+    return launches.Launch(
+        spec=replace(
+            asked,
+            sync=replace(asked.sync, workdir=workdir),
+            job=replace(asked.job, resume=resume),
+        ),
+        ranks=ranks,
+        slot=request["slot"],
+        facts=request["facts"],
+        secret=request["secret"],
     )
 
 
@@ -133,12 +159,18 @@ def requests_for(
     slot: int = 0,
     facts: Mapping[str, Any] | None = None,
     checkpoint: "Checkpoint | None" = None,
+    after: Sequence[str] = (),
 ) -> dict[int, dict[str, Any]]:
     """Return the launch requests of a job by node. Raises UsageError."""
-    hosts = _hosts(cluster, {rank.node for rank in ranks}, checkpoint)
+    hosts = _hosts(cluster, {rank.node for rank in ranks}, work_folder(spec.job, job), checkpoint)
     return protocol.launch_requests(
-        _spec(cluster, spec), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts
+        _spec(cluster, spec), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts, after=after
     )
+
+
+def work_folder(asked: JobSection, job: str) -> str:
+    """Return the synced folder of a job on its nodes: one that waits has a copy, as others use theirs."""
+    return asked.work_folder if asked.after is None else f"work-{job}"
 
 
 def _facts(record: Record, used: int, commit: str | None, dirty: bool | None) -> dict[str, Any]:
@@ -152,15 +184,36 @@ def _facts(record: Record, used: int, commit: str | None, dirty: bool | None) ->
     }
 
 
+def _after(asked: str | None, answers: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the jobs that a job waits for: the one that it names, and all that are in its way now.
+
+    `answers` are those to `slots_request`. Without a name, and "all" is one, nothing may be in the way.
+    Raises InUse, NotFoundError.
+    """
+    if asked is None:
+        refuse_in_use(answers)
+        return ()
+    known = sorted({job for told in answers.values() for job in told["jobs"]})
+    if asked not in (*known, "all"):
+        raise NotFoundError(
+            f"no job {asked} on the nodes of this one",
+            f"they know: {', '.join(known) or 'none'}",
+            "awsddp jobs   # and their nodes",
+        )
+    in_the_way = {job for told in answers.values() for job, is_ in told["jobs"].items() if is_}
+    return tuple(job for job in known if job == asked or job in in_the_way)
+
+
 def refuse_in_use(answers: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise InUse where one of the nodes, by their answers to `slots_request`, runs a job."""
+    """Raise InUse where one node, by its answer to `slots_request`, has a job that runs or waits."""
     running = {job: node for node, told in answers.items() for job, runs in told["jobs"].items() if runs}
     for job in running:
         nodes = [node_name(node) for node, told in sorted(answers.items()) if told["jobs"].get(job)]
         raise InUse(
             f"job {job} runs on {', '.join(nodes)}",
-            "a node runs one job at a time",
-            f"awsddp logs -f {job}   # wait for its end and its results\nawsddp cancel {job}   # or end it",
+            "a node runs one job at a time, and those that wait come first",
+            f"awsddp logs -f {job}   # wait for its end and its results\n"
+            f"awsddp cancel {job}   # or end it\nawsddp train --after {job} ...   # or let this one wait",
         )
 
 
@@ -211,17 +264,21 @@ def _spec(cluster: ClusterHandle, spec: JobSpec) -> JobSpec:
     return replace(spec, job=replace(spec.job, script=script, module=False))
 
 
-def _hosts(cluster: ClusterHandle, used: Collection[int], checkpoint: "Checkpoint | None") -> list[Host]:
+def _hosts(
+    cluster: ClusterHandle, used: Collection[int], folder: str, checkpoint: "Checkpoint | None"
+) -> list[Host]:
     from awsddp.nodes.sync import REMOTE_DIR
 
     requested = cluster.ctx.job.job
     gpus = gpus_of(requested.on) if requested.on else {}
+    sources = source_folders(Path(cluster.ctx.job.sync.workdir))
     return [
         Host(
             node=node,
             prepared=cluster.prepared(node.node),
-            workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{requested.work_folder}",
+            workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{folder}",
             gpus=gpus.get(node.node, ()),
+            sources=sources,
             resume=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{checkpoint.folder}/{checkpoint.name}"
             if checkpoint
             else None,

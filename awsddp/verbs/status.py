@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from awsddp import report
-from awsddp.cluster import Cluster, Node
+from awsddp.cluster import ACTIVE, Cluster, Node
 from awsddp.errors import AwsddpError
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, reachable
@@ -24,12 +24,15 @@ _READ_IDLE = (
 
 
 def status(ctx: Context, *, ask_nodes: bool = False) -> dict[str, Any]:
-    """Return the cluster as the `status` document; a cluster that is nowhere is "absent".
+    """Return the cluster as the `status` document; a cluster that is not found is "absent".
+
+    Without a record it is searched for in the running local cloud and in one region, at once: `status_all`
+    searches everywhere.
 
     With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not answer
     within seconds. Raises CloudError where AWS cannot be asked.
     """
-    with ClusterHandle.find(ctx, newer=True) as cluster:
+    with ClusterHandle.find(ctx, newer=True, everywhere=False) as cluster:
         _refresh(cluster)
         document = cluster_document(cluster)
         if ask_nodes and cluster.known is not None and cluster.own is not None:
@@ -64,7 +67,7 @@ def _prepared(cluster: ClusterHandle) -> list[Node]:
 def _refresh(cluster: ClusterHandle) -> None:
     """Remember the progress of jobs that ran when last seen, if their nodes answer."""
     record = cluster.known
-    if record is None or cluster.own is None or all(job.state != "running" for job in record.jobs):
+    if record is None or cluster.own is None or all(job.state not in ACTIVE for job in record.jobs):
         return
     nodes = _prepared(cluster)
     with contextlib.suppress(AwsddpError), cluster.connect(nodes, deadline_s=REACH_S, partial=True):

@@ -69,7 +69,8 @@ def _end_jobs(cluster: ClusterHandle, listed: Cluster) -> None:
         with cluster.connect(reachable(listed.live), deadline_s=REACH_S, partial=True) as fleet:
             jobs = cluster.jobs(partial=True)
             refuse_ephemeral(ctx, fleet, [job for job in jobs if job.job in listed.unfetched])
-            ctx.folder.remember(*[cluster.end_job(job) for job in jobs])
+            # The newest first: the end of a job starts one that waits for it.
+            ctx.folder.remember(*[cluster.end_job(job) for job in reversed(jobs)])
     except Ephemeral:
         raise
     except AwsddpError as error:

@@ -34,12 +34,24 @@ def sync(ctx: Context, *, dry_run: bool = False, confirm: Callable[[str], None])
                 {"node": node.node, "files": len(listing.entries), "bytes": listing.size}
                 for node in cluster.nodes
             ]
-            return {"nodes": nodes, "job": None, "home": None, "files": [e.path for e in listing.entries]}
+            return {"nodes": nodes, "job": None, "home": None, **_preview(listing)}
         with cluster.connect() as fleet:
             for job in _running(cluster):
                 confirm(f"Job {job} runs on the nodes: its files change while it reads them.")
             with ctx.folder.lock("sync", wait_s=60):
                 return document(send(ctx, fleet, listing))
+
+
+def _preview(listing: "Listing") -> dict[str, Any]:
+    """Return what goes, the largest of it, and what stays here by which ignore file or key."""
+    kept: dict[str, list[str]] = {}
+    for path, by in listing.kept:
+        kept.setdefault(by, []).append(path)
+    return {
+        "files": [entry.path for entry in listing.entries],
+        "largest": [{"path": path, "bytes": size} for path, size in listing.largest(5)],
+        "kept": [{"by": by, "paths": paths} for by, paths in kept.items()],
+    }
 
 
 def _running(cluster: ClusterHandle) -> list[str]:
@@ -51,17 +63,23 @@ def _running(cluster: ClusterHandle) -> list[str]:
 
 def listed(ctx: Context) -> "Listing":
     """Return what the working folder holds for the nodes; a large one is said. Raises ConfigError."""
-    from awsddp.nodes.sync import files_to_send
-
-    listing = files_to_send(
-        Path(ctx.job.sync.workdir), ctx.job.sync.ignore, results=ctx.job.job.results, exclude=(ctx.home,)
-    )
+    listing = found_here(ctx)
     if listing.size > LARGE_BYTES:
         largest = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in listing.largest())
         ctx.say(f"{listing.size / 1e6:.0f} MB go to each node; the largest: {largest}")
     for path, why in listing.skipped:
         ctx.on_event(Event(f"not sent: {path}: {why}"))
     return listing
+
+
+def found_here(ctx: Context) -> "Listing":
+    """Return what the working folder holds for the nodes. Raises ConfigError."""
+    from awsddp.nodes.sync import files_to_send
+
+    job = ctx.job
+    return files_to_send(
+        Path(job.sync.workdir), job.sync.ignore, results=job.job.results, exclude=(ctx.home,)
+    )
 
 
 def send(

@@ -9,7 +9,7 @@ from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs.launchers import launcher
 from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered, shown
-from awsddp.spec import gpus_of
+from awsddp.spec import gpus_of, with_secrets
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
@@ -62,8 +62,12 @@ def preview(ctx: Context) -> dict[str, Any]:
 
 
 def check(ctx: Context) -> None:
-    """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none."""
+    """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none.
+
+    A secret that is not set here is refused as well.
+    """
     asked = ctx.job.job
+    with_secrets(ctx.job)
     launcher(asked.launcher_name)
     check_environment(ctx)
     _check_words(ctx, layout([0], gpus=0)[0])
@@ -93,7 +97,7 @@ def check(ctx: Context) -> None:
 
 def _check_words(ctx: Context, rank: Rank) -> None:
     """Raise UsageError where a word of the job cannot be filled in for a rank like this."""
-    for word in (ctx.job.job.script or "", *ctx.job.job.args):
+    for word in (*ctx.job.job.prefix, ctx.job.job.script or "", *ctx.job.job.args):
         expand(
             word,
             rank,

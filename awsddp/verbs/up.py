@@ -17,6 +17,7 @@ from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner
 from awsddp.verbs.converging import Confirm, own_or_empty, reconcile
 from awsddp.verbs.environment import check_environment, environment_of
 from awsddp.verbs.launching import launch, plan_everywhere
+from awsddp.verbs.rejoining import rejoin
 from awsddp.verbs.status import cluster_document
 
 
@@ -29,8 +30,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     """
     with ctx.folder.lock("up"), target_for(ctx) as target:
         ctx = as_before(ctx)
-        check_environment(ctx)
         facts, cluster = read(ctx, target)
+        check_environment(ctx, internet=facts.image.has_internet)
         hosts = facts.image.tags.get("awsddp:hosts") != "none"
 
         def ask(what: LaunchPlan | str) -> None:
@@ -47,6 +48,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         _prepare(cluster, hosts=hosts)
         if hosts:
             environment_of(cluster)
+            rejoin(cluster)
         cluster.listed = _only(cluster)
         return cluster_document(cluster)
 

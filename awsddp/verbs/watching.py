@@ -13,6 +13,8 @@ from awsddp.jobs.logs import Merger
 from awsddp.report import Event, duration, node_name
 from awsddp.spec import seconds
 from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.events import Events
+from awsddp.verbs.explaining import explained
 from awsddp.verbs.requests import ask, holders
 
 SILENT_S = 12.0
@@ -67,6 +69,19 @@ class Watch:
         A node that falls silent is connected to again until its supervisors would give it up, or EC2 says
         that it is gone; then the job is what the others say of it. Raises NodeError where nobody says.
         """
+        with Events(self._cluster, self._job) if self._to_the_end else contextlib.nullcontext():
+            self._follow()
+        if lines := self._merger.finish():
+            self._on_lines(lines)
+        if not self._merger.documents:
+            raise NodeError(
+                f"cannot reach any node of job {self._job.job}", "", "awsddp status   # what still runs"
+            )
+        job = results.job_document(self._merger.documents, results=self._ctx.job.job.results)
+        return explained(self._ctx, job)
+
+    def _follow(self) -> None:
+        """Follow every node until it has sent everything, or is given up."""
         while any(not self._merger.ended(node) for node in self._followed):
             for node, why in self._stream().items():
                 self._away[node] = time.monotonic()
@@ -75,13 +90,6 @@ class Watch:
             if self._away:
                 self._give_up_gone()
                 self._connect()
-        if lines := self._merger.finish():
-            self._on_lines(lines)
-        if not self._merger.documents:
-            raise NodeError(
-                f"cannot reach any node of job {self._job.job}", "", "awsddp status   # what still runs"
-            )
-        return results.job_document(self._merger.documents, results=self._ctx.job.job.results)
 
     def _stream(self) -> Mapping[int, str]:
         """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
@@ -131,6 +139,8 @@ class Watch:
 
     def _hint(self, now: float) -> None:
         """Name the command that shows where the ranks are, once, when none has written a line for long."""
+        if any(told["state"] == "waiting" for told in self._merger.documents.values()):
+            self._heard_at = max(now, self._heard_at)
         if self._to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
@@ -168,23 +178,29 @@ class Watch:
         self._followed.discard(node)
 
     def _give_up_gone(self) -> None:
-        """Give up the nodes that EC2 says are gone, and tell the first node, which may wait for them."""
+        """Give up the nodes that EC2 says are gone, and tell the nodes that wait for them."""
         from awsddp.aws.clusters import describe, node_of, tagged
 
         with contextlib.suppress(AwsddpError):
             found = describe(self._cluster.aws, tagged("awsddp:id", self._cluster.record.id))
             states = {instance["InstanceId"]: node_of(instance).state for instance in found}
+            reasons = {instance["InstanceId"]: instance.get("StateReason", {}) for instance in found}
             ids = {node.node: node.instance_id for node in self._cluster.nodes}
             for node in [node for node in self._away if states.get(ids[node]) in _GONE]:
                 self._give_up(node)
-                self._report(node, f"EC2 says that its instance is {states[ids[node]]}")
+                why = reasons[ids[node]].get("Message", "no reason was given")
+                self._report(node, f"EC2 says that its instance is {states[ids[node]]} ({why})")
 
     def _report(self, node: int, why: str) -> None:
-        first = min(rank.node for rank in self._job.ranks)
-        if first in self._followed and first not in self._away and not self._merger.ended(first):
+        """Tell the first node, which coordinates the job, that `node` is gone; else, tell the others."""
+        nodes = {rank.node for rank in self._job.ranks}
+        told = nodes if node == min(nodes) else {min(nodes)}
+        request = protocol.lost_request(self._job.job, node, why)
+        requests = {
+            one: request
+            for one in (told & self._followed) - self._away.keys() - {node}
+            if not self._merger.ended(one)
+        }
+        if requests:
             with contextlib.suppress(AwsddpError):
-                ask(
-                    self._fleet,
-                    {first: protocol.lost_request(self._job.job, node, why)},
-                    timeout_s=_CONNECT_S * 2,
-                )
+                ask(self._fleet, requests, timeout_s=_CONNECT_S * 2)

@@ -289,3 +289,12 @@ def test_the_bill_of_a_cluster_that_was_ended_is_closed(on: On) -> None:
     [ended] = costs(laptop.context())["clusters"]
     assert (ended["id"], ended["nodes"]) == (running["id"], 2)
     assert ended["to"] is not None
+
+
+def test_a_plan_over_a_living_cluster_says_what_would_change_or_nothing(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    unchanged = plan(laptop.context())
+    assert (unchanged.exists, unchanged.steps, unchanged.makes) == (True, (), [])
+    larger = plan(laptop.context(cluster__nodes=3))
+    assert (larger.exists, [str(step) for step in larger.steps]) == (True, ["launch node2"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine import On
 from moto_cloud import IDS, NOW, USER_ID, Cloud, Launcher, plan_for
 
 from awsddp.aws.clusters import describe, find_clusters
@@ -17,6 +18,7 @@ from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs import everywhere as verb
 from awsddp.verbs.context import Context
+from awsddp.verbs.status import status
 
 OTHER = "AIDASOMEBODYELSE"
 
@@ -156,3 +158,12 @@ def test_an_orphan_that_cannot_be_ended_is_a_leftover(
     with pytest.raises(LeftoverError) as caught:
         verb.down_orphans(ctx, confirm=lambda what: None)
     assert "key-" in caught.value.why
+
+
+def test_status_without_a_cluster_searches_one_region(
+    on: On, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    ctx = on("laptop").context(cluster__region=None)
+    assert status(ctx)["state"] == "absent"
+    assert cloud.sent("DescribeInstances") and not cloud.sent("DescribeRegions")

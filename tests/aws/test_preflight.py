@@ -99,6 +99,19 @@ def test_a_plan_that_cannot_be_is_a_check_that_failed(aws: Aws) -> None:
     assert "g6.48xlarge" in check.hint
 
 
+def test_a_check_that_fails_hides_no_other(aws: Aws, cloud: Cloud) -> None:
+    names = set(checks(aws))
+    cloud.fail("GetCallerIdentity", "InvalidClientTokenId")
+    unknown = checks(aws)
+    assert [name for name, check in unknown.items() if check.ok is False] == ["credentials"]
+    assert {name.partition(" ")[0] for name in names} - {"warning"} == set(unknown)
+    cloud.quotas["L-DB2E81BA"] = 8.0
+    small = checks(aws, spec(instance_type="g6.48xlarge"))
+    assert [name for name, check in small.items() if check.ok is False] == ["quota"]
+    assert "--nodes 2 --instance-type g4dn.xlarge" in small["quota"].hint
+    assert small["permission RunInstances"].ok is True
+
+
 def test_credentials_that_end_before_the_cluster_are_a_warning(
     aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,10 @@ def test_a_cluster_that_nobody_uses_ends_once_its_results_are_home(lab: Lab) -> 
     up = lab.run("up", "--local", "--nodes", "1", "-y", "--idle", "1h")
     assert up.returncode == 0, up.stderr
     assert lab.run("train", "saves.py", "--world-size", "1").returncode == 0
+    (first,) = lab.json("status", "--local", "-v")["nodes"]
+    (second,) = lab.json("status", "--local", "-v")["nodes"]  # who only asks is no user of the node
+    assert 0 < second["idle_left_s"] <= first["idle_left_s"] <= 3600
+    assert "idle left" in lab.run("status", "--local", "-v").stdout
     assert lab.json("up", "--local", "-y", "--idle", f"{IDLE_S}s")["idle"] == f"{IDLE_S}s"
     assert becomes(lab, "ending")["nodes"] == []  # what costs nothing is left: a group, a key
     assert lab.json("down")["removed"] > 0

@@ -1,11 +1,14 @@
 """What a person reads of a job: when it was last seen to run, and where its results are."""
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from test_make_plan import plan as planned
 
 from awsddp.cli.pages import cluster_page, job_lines
+from awsddp.cli.plan_page import checks_page, plan_page
 from awsddp.cluster import Job, JobState
 from awsddp.report import iso, job_document
 
@@ -56,3 +59,37 @@ def test_results_are_told_where_they_are() -> None:
     assert job_lines(job("succeeded", fetched=True)) == ["Job j: succeeded", "  results: runs/j/"]
     partly = "  results: runs/j/, incomplete, missing node1: awsddp fetch --job j"
     assert job_lines(job("failed", fetched=False, missing=[1])) == ["Job j: failed", partly]
+
+
+ARN = "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Administrator_0123456789abcdef/me@example.com"
+
+
+def test_every_check_is_within_80_columns_with_whole_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    def check(name: str, ok: bool | None, value: str, hint: str = "") -> dict[str, object]:
+        return {"name": name, "ok": ok, "value": value, "hint": hint, "node": None, "expected": ""}
+
+    command = "awsddp up --nodes 1 --instance-type g6.12xlarge   # 4 x L4 per node, $4.60 per hour"
+    checks_page(
+        {
+            "checks": [
+                check("credentials", True, ARN),
+                check("quota", False, "too small " * 20, f"{command}\nawsddp doctor --request-quota"),
+                *(
+                    check(f"permission {name}Instances", None, "not checked: needs plan")
+                    for name in "ABCDEFG"
+                ),
+            ]
+        }
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("--instance-type g6.12xlarge" in line for line in lines)
+    assert {line[:8].strip() for line in lines} == {"ok", "FAILED", "-", ""}
+
+
+def test_a_plan_over_a_cluster_that_is_as_requested_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    made = planned(nodes=1, instance_type="g6.48xlarge")
+    plan_page(replace(made, exists=True))
+    assert "nothing would change" in capsys.readouterr().out
+    plan_page(made)
+    assert "nothing would change" not in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 
 from awsddp.cli import failures
 from awsddp.cli.main import cli
-from awsddp.jobs.ranks import runner
+from awsddp.jobs.ranks import file_word, interpreter
 from awsddp.spec import JobSection, JobSpec, SyncSection
 
 
@@ -47,7 +47,8 @@ def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
         (["tiny.py", "--max_restarts=2", "--hang_after", "10m"], "job.max_restarts", 2),
         (["tiny.py", "--env", "A=1", "--env", "B=2"], "env.variables", {"A": "1", "B": "2"}),
         (["tiny.py", "--env", "A=1", "--env", "need.txt"], "env.file", "need.txt"),
-        (["tiny.py", "--env-var", "TOKEN_HERE"], "env.variables", {"TOKEN_HERE": "from here"}),
+        (["tiny.py", "--env-var", "TOKEN_HERE"], "env.secrets", ("TOKEN_HERE",)),
+        (["tiny.py", "--env-var", "TOKEN_HERE"], "env.variables", {}),
         (["tiny.py", "-o=job.grace=5s"], "job.grace", "5s"),
         (["tiny.py", "--", "--local_rank", "1"], "job.args", ("--local_rank", "1")),
         (["{cwd}/teacher/deep.py"], "job.script", "teacher/deep.py"),
@@ -74,7 +75,7 @@ def test_env_with_a_value_says_what_it_does(typed) -> None:  # type: ignore[no-u
         (["train", "tiny.py", "--lr=1", "--", "x"], "awsddp train tiny.py -- --lr=1 x"),
         (["train", "-m", "pkg", "--lr", "1"], "awsddp train -m pkg -- --lr 1"),
         (["train", "--worldsize", "4"], "--world-size"),
-        (["train", "tiny.py", "--env-var", "NOT_SET"], "--env-var NOT_SET: not set"),
+        (["train", "tiny.py", "--env-var", "NOT-A-NAME"], "--env-var NOT-A-NAME: not the name of a variable"),
         (["up", "--env", "A=1"], "awsddp train --env-var A=VALUE"),
         (["launch", "task.yaml"], "awsddp up"),
         (["list"], "awsddp status --all"),
@@ -101,20 +102,20 @@ def test_help_takes_a_verb(typed) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("name", "text", "mode", "words"),
     [
-        ("a.py", "#!/usr/bin/python\n", 0o755, ()),
-        ("a.sh", "echo\n", 0o644, ("bash",)),
-        ("a.sh", "#!/bin/zsh -e\n", 0o644, ("/bin/zsh", "-e")),
-        ("tool", "#!/usr/bin/env perl\n", 0o644, ("/usr/bin/env", "perl")),
-        ("tool", "\x7fELF", 0o755, ()),
-        ("notes", "print(1)\n", 0o644, None),
+        ("a.py", "#!/usr/bin/python\n", 0o755, ("/env/bin/python", "a.py")),
+        ("a.sh", "echo\n", 0o644, ("bash", "./a.sh")),
+        ("a.sh", "#!/bin/zsh -e\n", 0o644, ("/bin/zsh", "-e", "./a.sh")),
+        ("tool", "#!/usr/bin/env perl\n", 0o644, ("/usr/bin/env", "perl", "./tool")),
+        ("tool", "\x7fELF", 0o755, ("./tool",)),
+        ("notes", "print(1)\n", 0o644, ("/env/bin/python", "notes")),
+        ("-c.py", "", 0o644, ("/env/bin/python", "./-c.py")),
     ],
 )
 def test_a_script_runs_as_what_it_is(
-    tmp_path: Path, name: str, text: str, mode: int, words: tuple[str, ...] | None
+    tmp_path: Path, name: str, text: str, mode: int, words: tuple[str, ...]
 ) -> None:
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(mode)
     spec = JobSpec(job=JobSection(script=name), sync=SyncSection(workdir=str(tmp_path)))
-    found = runner(spec, name)
-    plain = words is None or name.endswith(".py")
-    assert found == () if plain else (found[0], found[2:]) == ("-c", words)
+    before = interpreter(spec, name, python="/env/bin/python")
+    assert (*before, file_word(spec, name, before, python="/env/bin/python")) == words

@@ -100,10 +100,10 @@ class Fleet:
             self.write(f"{job}.py", script)
             script = f"{job}.py"
         world_size = settings.pop("world_size", None)
-        variables = settings.pop("variables", {})
+        env = {key: settings.pop(key) for key in ("variables", "secrets") if key in settings}
         self.ranks = layout(range(len(self.hosts)), gpus=0, world_size=world_size)
         section = replace(JobSection(script=script, master_port=self.port), **settings)
-        spec = replace(JobSpec(job=section), env=replace(JobSpec().env, variables=variables))
+        spec = replace(JobSpec(job=section), env=replace(JobSpec().env, **env))
         return protocol.launch_requests(spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot)
 
     def launch(self, script: str, *, job: str = "job", **settings: Any) -> None:

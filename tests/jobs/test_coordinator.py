@@ -3,6 +3,7 @@
 from typing import Any
 
 from awsddp.jobs.supervisor.coordinator import Coordinator
+from awsddp.jobs.supervisor.elastic import Elastic
 
 REQUEST: dict[str, Any] = {
     "job": "job",
@@ -212,3 +213,35 @@ def test_process_that_cannot_be_ended_is_named() -> None:
     coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
     coordinator.hear(1, {"is": "gone", "stuck": [77]}, now=30)
     assert coordinator.document()["stuck"] == ["node1: process 77"]
+
+
+def test_lost_node_is_the_cause_also_where_the_agents_were_just_restarting_their_workers() -> None:
+    coordinator = Elastic({**REQUEST, "elastic": {"min_nodes": 2, "max_restarts": 0}}, now=0)
+    for node in (0, 1):
+        coordinator.hear(node, {"is": "here"}, now=1)
+    begin = {"is": "worker", "world_size": 4, "started": 5.0}
+    for rank in range(4):
+        coordinator.hear(rank // 2, {**begin, "slot": rank, "rank": rank}, now=2)
+    coordinator.lose(1, "it closed the connection")
+    for rank in (0, 1):
+        coordinator.hear(0, {**begin, "slot": rank, "rank": rank}, now=3)
+        coordinator.hear(0, {**exit_of(rank, -15, "stopped"), "restart": 0}, now=4)
+    coordinator.hear(0, {"is": "gone", "stuck": []}, now=5)
+    document = coordinator.document()
+    assert (document["state"], document["restarts"]) == ("failed", [])
+    assert (document["cause"]["kind"], document["cause"]["node"]) == ("node_lost", 1)
+
+
+def test_machine_in_the_place_of_a_lost_one_starts_alone_and_is_waited_for() -> None:
+    coordinator = Elastic({**REQUEST, "elastic": {"min_nodes": 1, "max_restarts": 0}}, now=0)
+    for node in (0, 1):
+        coordinator.hear(node, {"is": "here"}, now=1)
+    coordinator.lose(1, "it closed the connection")
+    coordinator.hear(1, {"is": "here", "life": "x"}, now=2)
+    assert coordinator.orders == [GO, {**GO, "node": 1}]
+    coordinator.hear(0, {"is": "agent", "exit_code": 0}, now=3)
+    assert coordinator.orders[2:] == []
+    coordinator.hear(1, {"is": "agent", "exit_code": 0}, now=3)
+    assert coordinator.orders[2:] == [STOP]
+    gone(coordinator)
+    assert coordinator.document()["state"] == "succeeded"

@@ -3,7 +3,7 @@
 import pytest
 
 from awsddp.errors import UsageError
-from awsddp.jobs.ranks import PLACEHOLDERS, Rank, Rendezvous, defaults, environment, expand, layout
+from awsddp.jobs.ranks import PLACEHOLDERS, Rank, Rendezvous, defaults, environment, expand, fill, layout
 
 MEETING = Rendezvous(job="job", master_addr="10.0.0.1", master_port=29400)
 RANK = Rank(rank=3, local_rank=1, node=1, node_rank=1, world_size=4, local_world_size=2, nnodes=2)
@@ -108,3 +108,12 @@ def test_group_rank_counts_the_nodes_of_the_job_not_of_the_cluster() -> None:
 def test_one_process_of_a_node_keeps_all_threads() -> None:
     assert "OMP_NUM_THREADS" not in defaults(1)
     assert defaults(2)["OMP_NUM_THREADS"] == "1"
+
+
+def test_placeholders_of_a_nodes_command_are_filled_in_and_the_shells_braces_stay() -> None:
+    rank = layout([0, 3], gpus=0, nproc_per_node=1)[1]
+    for text, filled in (
+        ("{node_rank}/{nnodes} tcp://{master_addr}:{master_port}", "1/2 tcp://10.0.0.1:29400"),
+        ("awk '{print $1}' ${rank} {1..3} {{rank}} {init_file}", None),
+    ):
+        assert fill(text, rank, rendezvous=MEETING) == (filled or text)

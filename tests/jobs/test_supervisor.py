@@ -199,6 +199,23 @@ def test_silent_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     assert fleet.processes() == []
 
 
+def test_nodes_whose_first_node_is_gone_end_their_ranks_when_a_client_says_so(fleet: "Fleet") -> None:
+    fleet.launch(SLEEP)
+    wait(lambda: len(fleet.processes()) == 4)
+    first = fleet.document(0)["pid"]
+    os.kill(first, signal.SIGSTOP)
+    assert fleet.ask(1, protocol.lost_request("job", 0, "its instance is terminated")) == {"heard": True}
+    job = fleet.wait(nodes=[1])
+    os.kill(first, signal.SIGCONT)
+    assert job.state == "failed"
+    assert job.cause is not None
+    assert (job.cause.node, job.cause.kind) == (0, "node_lost")
+    assert "lost node0 (its instance is terminated)" in job.cause.explanation
+    assert fleet.ask(1, protocol.lost_request("job", 0, "again")) == {"heard": False}
+    fleet.wait()
+    assert fleet.processes() == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 @pytest.mark.parametrize("node", [0, 1])
 def test_full_disk_is_named_and_the_end_is_still_written(fleet: "Fleet", node: int) -> None:

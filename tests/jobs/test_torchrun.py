@@ -127,6 +127,33 @@ def test_job_goes_on_with_min_nodes_and_labels_have_the_rank_of_the_round(
     assert fleet.processes() == []
 
 
+def test_machine_that_takes_the_place_of_a_lost_node_joins_the_job(fleet: "Fleet") -> None:
+    requests = fleet.requests(
+        "import os, pathlib, sys, time\n"
+        "print('up', 'rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"
+        "while not pathlib.Path(os.environ['HOME'], 'end').exists(): time.sleep(0.1)\n",
+        nnodes="1:2",
+        max_restarts=2,
+        heartbeat_timeout="5s",
+    )
+    from tests.jobs.conftest import until
+
+    for node in (0, 1):
+        fleet.ask(node, requests[node])
+    wait_for_all(fleet)
+    os.kill(fleet.document(1)["pid"], signal.SIGKILL)
+    until(lambda: fleet.supervisors(1) == [], seconds=30)
+    fleet.folder(1).rename(fleet.homes[1] / "lost")
+    fleet.ask(1, {**requests[1], "life": "second"})
+    until(lambda: fleet.log(0).count(b"of 4") == 2 and fleet.up(), seconds=SECONDS)
+    for home in fleet.homes:
+        (home / "end").touch()
+    job = fleet.wait(seconds=SECONDS)
+    assert (job.state, [rank.exit_code for rank in job.ranks]) == ("succeeded", [0, 0, 0, 0])
+    assert [rank.round for rank in job.ranks] == [job.ranks[0].round] * 4
+    assert fleet.processes() == []
+
+
 def test_without_the_first_node_or_with_fewer_than_min_the_job_fails(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, nnodes="2:2", heartbeat_timeout="5s")
     wait_for_all(fleet)

@@ -56,7 +56,8 @@ class Nodes:
         requests = {node: json.loads(said.partition(b"\n")[2]) for node, said in messages.items()}
         if timeout_s is not None:
             self.reports += requests.values()
-            on_data(0, MAGIC + b'{"heard": true}\n')
+            for node in requests:
+                on_data(node, MAGIC + b'{"heard": true}\n')
             return {}
         for node in requests:
             on_data(node, MAGIC)
@@ -89,6 +90,9 @@ class Nodes:
             self.nodes |= set(nodes)
 
 
+SPOT = "Server.SpotInstanceTermination: Spot instance termination"
+
+
 @pytest.fixture
 def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """What EC2 says of each instance."""
@@ -96,7 +100,12 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(
         "awsddp.aws.clusters.describe",
         lambda *_: [
-            {"InstanceId": name, "InstanceType": "t", "State": {"Name": state}}
+            {
+                "InstanceId": name,
+                "InstanceType": "t",
+                "State": {"Name": state},
+                "StateReason": {"Code": SPOT.partition(":")[0], "Message": SPOT},
+            }
             for name, state in told.items()
         ],
     )
@@ -162,15 +171,16 @@ def test_node_is_given_up_after_the_heartbeat_timeout_and_a_minute(
     assert (job.state, of_rank(0, shown)) == ("succeeded", LINES)
 
 
+@pytest.mark.parametrize("gone", [0, 1])
 def test_node_that_ec2_says_is_gone_is_given_up_at_once_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+    gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:
-    states["i-1"] = "terminated"
-    nodes = Nodes({1: 3}, back_at=10_000)
+    states[f"i-{gone}"] = "terminated"
+    nodes = Nodes({gone: 3}, back_at=10_000)
     follow(nodes, tmp_path, monkeypatch)
     assert nodes.now < 60
-    assert [(one["do"], one["node"]) for one in nodes.reports] == [("lost", 1)]
-    assert "terminated" in nodes.reports[0]["why"]
+    assert [(one["do"], one["node"]) for one in nodes.reports] == [("lost", gone)]
+    assert nodes.reports[0]["why"] == f"EC2 says that its instance is terminated ({SPOT})"
 
 
 def test_node_whose_streams_bring_nothing_is_given_up(

@@ -51,6 +51,7 @@ def test_the_images_are_deep_learning_amis_with_pretended_gpus(records: Cloud) -
     assert {tag["Key"]: tag["Value"] for tag in newest["Tags"]} == {
         "awsddp:gpus": "pretended",
         "awsddp:hosts": "none",
+        "awsddp:internet": "none",
     }
     assert newest["RootDeviceName"] == "/dev/sda1"
     assert newest["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 75

@@ -187,3 +187,20 @@ def test_far_too_much_is_refused_with_the_names_of_the_largest(
 def test_a_pattern_that_is_none_is_refused_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pattern"):
         files_to_send(tmp_path, ["!"])
+
+
+def test_what_stays_here_is_named_with_what_keeps_it(tmp_path: Path) -> None:
+    make(tmp_path, "a.pt", "data/x", "sub/log/y", "sub/z", "runs/j/x", "env/pyvenv.cfg", "own/k")
+    (tmp_path / ".gitignore").write_text("/data\n*.pt\n")
+    (tmp_path / "sub/.gitignore").write_text("log/\n")
+    found = files_to_send(tmp_path, ["own"])
+    assert dict(found.kept) == {
+        "a.pt": ".gitignore",
+        "data/": ".gitignore",
+        "sub/log/": "sub/.gitignore",
+        "own/": "sync.ignore",
+        "env/": "awsddp",
+        "runs/": "awsddp",
+    }
+    assert found.keeper("data/x") == found.keeper("data") == ("data/", ".gitignore")
+    assert found.keeper("datab") is found.keeper("sub/z") is None

@@ -99,9 +99,35 @@ def test_a_quota_that_cannot_be_read_is_a_warning() -> None:
 def test_a_quota_that_is_too_small_is_refused_with_need_and_have() -> None:
     with pytest.raises(CloudError) as caught:
         plan(nodes=5, instance_type="g6.48xlarge")
-    assert "960 vCPUs" in caught.value.why
+    assert "5 x g6.48xlarge need 960" in caught.value.why
     assert "L-DB2E81BA" in caught.value.why
     assert "768" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "asked", "command"),
+    [
+        (64, {}, "--nodes 1 --instance-type g6.12xlarge   # 4 x L4 per node, $4.60 per hour"),
+        (8, {}, "--nodes 2 --instance-type g4dn.xlarge   # 1 x T4 per node, $1.05 per hour"),
+        (200, {}, "--nodes 1 --instance-type g6.48xlarge   # 8 x L4 per node, $13.35 per hour"),
+        (200, {"instance_type": "g5.48xlarge"}, "--nodes 1 --instance-type g5.48xlarge   # 8 x A10G"),
+        (8, {"gpus": "L4:8"}, "--nodes 2 --gpus L4:1   # 1 x L4 per node, $1.61 per hour"),
+        (0, {}, "awsddp --local run"),
+    ],
+)
+def test_a_quota_that_is_too_small_names_what_it_allows(
+    vcpus: float, asked: dict[str, Any], command: str
+) -> None:
+    offered = dict.fromkeys(("g4dn.xlarge", "g6.xlarge", "g6.12xlarge", "g6.48xlarge", "g5.48xlarge"), ZONES)
+    facts = replace(FACTS, offers=offered, quotas={compat.QUOTA_G[0]: vcpus})
+    with pytest.raises(CloudError) as caught:
+        plan(facts, **asked)
+    first, *rest = caught.value.next.splitlines()
+    assert command in first and rest == ["awsddp doctor --request-quota   # request more from AWS"]
+    if vcpus:  # what is recommended is accepted
+        words = dict(zip(*[iter(first.partition("#")[0].split()[2:])] * 2, strict=True))
+        kept = {key[2:].replace("-", "_"): word for key, word in words.items()}
+        assert plan(facts, **{**kept, "nodes": int(kept["nodes"])}).nodes == int(kept["nodes"])
 
 
 def test_the_price_counts_machines_disks_and_addresses() -> None:

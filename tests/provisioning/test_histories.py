@@ -120,20 +120,16 @@ class Histories(RuleBasedStateMachine):
             self.up(nodes=nodes, harm=harm, home="home", cidr="203.0.113.7/32")
 
     def run(self, verb: Any, harm: Any, home: str, **choices: Any) -> Outcome:
-        """Run a verb that is killed, or meets a fault, or neither; the fault is over afterwards.
+        """Run a verb that is killed, or meets a fault, or neither.
 
         Old lists are told to those alone who remember the cluster: others can but believe what AWS lists.
         """
-        kill = harm if isinstance(harm, Kill) else None
-        if harm is not None and kill is None:
-            operation, (effect, how) = harm
-            if effect != "stale" or (self.home(home) / "clusters/demo").exists():
-                self.cloud.fault(operation, effect, **how)
+        kill, fault = (harm, None) if isinstance(harm, Kill) else (None, harm and (harm[0], *harm[1]))
+        if fault and fault[1] == "stale" and not (self.home(home) / "clusters/demo").exists():
+            fault = None
         COUNT["operations"] += 1
         choices.setdefault("login", self.login)
-        outcome = self.world.run(verb, home=self.home(home), kill=kill, **choices)
-        self.cloud.mend()
-        return outcome
+        return self.world.run(verb, home=self.home(home), kill=kill, fault=fault, **choices)
 
     def need(self) -> None:
         if not self.there:

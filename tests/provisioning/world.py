@@ -224,6 +224,8 @@ class Cloud:
         return found
 
 
+Fault = tuple[str, str, dict[str, Any]]
+"""Operation, effect, and what `local fault add` takes beside them."""
 Login = Literal["key", "sso", "role", "unnamed", "another account"]
 """Who calls: a user's access key, what an SSO login has in its environment, a profile of a role with and
 without a session name, a role of another account."""
@@ -315,27 +317,64 @@ class World:
         kill: Kill | None = None,
         asked: Mapping[str, Any] | None = None,
         login: Login = "key",
+        fault: Fault | None = None,
         **choices: Any,
     ) -> Outcome:
-        """Run a verb in a process of its own, as the command line does, and return how it ended."""
+        """Run a verb in a process of its own, as the command line does, and return how it ended.
+
+        The fault is over afterwards; the login comes before it.
+        """
         context = self._context(nodes, home or self.home, asked or {})
+        environ = self._log_in(login)
+        if fault is not None:
+            operation, effect, how = fault
+            self.cloud.fault(operation, effect, **how)
+        try:
+            return self._run(lambda: verb(context, **choices), verb.__name__, kill, environ)
+        finally:
+            if fault is not None:
+                self.cloud.mend()
+
+    def _run(
+        self, verb: Callable[[], dict[str, Any]], name: str, kill: Kill | None, environ: Mapping[str, str]
+    ) -> Outcome:
         reads, writes = os.pipe()
         child = os.fork()
         if child == 0:
             _orphan()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(PATIENCE_S)
-            _run(self, lambda: verb(context, **choices), kill, login, writes)
+            _run(self, verb, kill, environ, writes)
         os.close(writes)
         with os.fdopen(reads, "rb") as answer:
             said = answer.read()
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
-            assert os.WTERMSIG(status) == signal.SIGKILL, f"{verb.__name__} does not end"
+            assert os.WTERMSIG(status) == signal.SIGKILL, f"{name} does not end"
             return Outcome()
         outcome: Outcome = pickle.loads(said)
         assert outcome.code != 1, outcome.told
         return outcome
+
+    def _log_in(self, login: Login) -> dict[str, str]:
+        """Return the environment of somebody, with a home for what the AWS CLI keeps of a login."""
+        info, folder = self.cloud.info, self.root / "home"
+        environ = {"AWS_ENDPOINT_URL": info.endpoint, "HOME": str(folder)}
+        if login in ("role", "unnamed"):
+            folder.mkdir(exist_ok=True)
+            config = folder / "aws-config"
+            config.write_text(_PROFILES.format(key=info.access_key_id, secret=info.secret_access_key))
+            return environ | {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": login}
+        keys = {"AccessKeyId": info.access_key_id, "SecretAccessKey": info.secret_access_key}
+        if login != "key":
+            role = f"arn:aws:iam::{_ROLES[1 if login == 'sso' else 2]}"
+            sts = self.cloud.client("sts")
+            keys = sts.assume_role(RoleArn=role, RoleSessionName="ann@example.com")["Credentials"]
+            environ["AWS_SESSION_TOKEN"] = keys["SessionToken"]
+        return environ | {
+            "AWS_ACCESS_KEY_ID": keys["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": keys["SecretAccessKey"],
+        }
 
     def _context(self, nodes: int, home: Path, asked: Mapping[str, Any]) -> Context:
         values = {
@@ -377,13 +416,16 @@ class World:
 
 
 def _run(
-    world: World, verb: Callable[[], dict[str, Any]], kill: Kill | None, login: Login, writes: int
+    world: World,
+    verb: Callable[[], dict[str, Any]],
+    kill: Kill | None,
+    environ: Mapping[str, str],
+    writes: int,
 ) -> None:
     """In the child: carry a verb out, say how it ended, and be gone."""
     calls: list[tuple[str, int]] = []
     try:
-        _live(world)
-        _log_in(world, login)
+        _live(world, environ)
         WATCH.verb = "run"
         WATCH.install()
         _watch(calls, kill)
@@ -403,14 +445,10 @@ def _run(
         os._exit(0)
 
 
-def _live(world: World) -> None:
+def _live(world: World, environ: Mapping[str, str]) -> None:
     """In the child: speak to the cloud as to AWS, by the world's clock."""
-    info, clock = world.cloud.info, world.clock
-    os.environ.update(
-        AWS_ENDPOINT_URL=info.endpoint,
-        AWS_ACCESS_KEY_ID=info.access_key_id,
-        AWS_SECRET_ACCESS_KEY=info.secret_access_key,
-    )
+    clock = world.clock
+    os.environ.update(environ)
     botocore.session.create_loader = lambda path=None: _MODELS
     time.sleep = clock.sleep
     moved = SimpleNamespace(now=clock.now, fromisoformat=datetime.fromisoformat)
@@ -419,27 +457,6 @@ def _live(world: World) -> None:
             module.datetime = moved  # type: ignore[attr-defined]
     for name in ("monotonic", "sleep", "now"):
         object.__setattr__(waits.CLOCK, name, getattr(clock, {"monotonic": "read"}.get(name, name)))
-
-
-def _log_in(world: World, login: Login) -> None:
-    """In the child: be somebody, with a home for what the AWS CLI keeps of a login."""
-    info, folder = world.cloud.info, world.root / "home"
-    os.environ["HOME"] = str(folder)
-    if login in ("role", "unnamed"):
-        folder.mkdir(exist_ok=True)
-        config = folder / "aws-config"
-        config.write_text(_PROFILES.format(key=info.access_key_id, secret=info.secret_access_key))
-        os.environ.update(AWS_CONFIG_FILE=str(config), AWS_PROFILE=login)
-        del os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
-    elif login != "key":
-        role = f"arn:aws:iam::{_ROLES[1 if login == 'sso' else 2]}"
-        sts = world.cloud.client("sts")
-        keys = sts.assume_role(RoleArn=role, RoleSessionName="ann@example.com")["Credentials"]
-        os.environ.update(
-            AWS_ACCESS_KEY_ID=keys["AccessKeyId"],
-            AWS_SECRET_ACCESS_KEY=keys["SecretAccessKey"],
-            AWS_SESSION_TOKEN=keys["SessionToken"],
-        )
 
 
 def _watch(calls: list[tuple[str, int]], kill: Kill | None) -> None:

@@ -2,7 +2,16 @@
 
 from collections.abc import Sequence
 
-from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, environment, expand, runner
+from awsddp.jobs.ranks import (
+    Host,
+    Process,
+    Rank,
+    Rendezvous,
+    environment,
+    expand,
+    file_word,
+    interpreter,
+)
 from awsddp.spec import JobSpec
 
 
@@ -15,16 +24,19 @@ def processes(
 
 def _process(spec: JobSpec, rank: Rank, host: Host, rendezvous: Rendezvous) -> Process:
     folder = host.folder(rendezvous.job)
-    script, *args = (
-        expand(text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume)
-        for text in (spec.job.script or "", *spec.job.args)
-    )
-    before = ("-m",) if spec.job.module else runner(spec, script)
-    is_word = not spec.job.module and (script.startswith("-") or before)
-    file = f"./{script}" if is_word else script  # python reads "-c.py" as an option
+
+    def expanded(texts: Sequence[str]) -> list[str]:
+        return [
+            expand(text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume) for text in texts
+        ]
+
+    script, *args = expanded([spec.job.script or "", *spec.job.args])
+    python = host.prepared.ranks_python
+    before = interpreter(spec, script, python=python)
+    file = file_word(spec, script, before, python=python)
     return Process(
         ranks=(rank.rank,),
-        argv=(host.prepared.ranks_python, *before, file, *args),
+        argv=(*expanded(spec.job.prefix), *before, file, *args),
         environment=environment(
             rank,
             rendezvous=rendezvous,

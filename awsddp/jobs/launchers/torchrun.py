@@ -5,7 +5,16 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, node_environment, runner, template
+from awsddp.jobs.ranks import (
+    Host,
+    Process,
+    Rank,
+    Rendezvous,
+    file_word,
+    interpreter,
+    node_environment,
+    template,
+)
 from awsddp.spec import JobSpec, seconds
 
 _JOIN_SECONDS = 600
@@ -17,15 +26,15 @@ def processes(
 ) -> tuple[Process, ...]:
     """Return the agent of `host`, which runs worker.py for each of its ranks."""
     folder, first = host.folder(rendezvous.job), ranks[0]
-    words = [
-        template(text, nnodes=first.nnodes, folder=folder, resume=host.resume)
-        for text in (spec.job.script or "", *spec.job.args)
-    ]
-    before = ["-m"] if spec.job.module else list(runner(spec, "".join(words[0])))
-    if not spec.job.module and (words[0][0].startswith("-") or before):  # python reads "-c.py" as an option
-        words[0][0] = f"./{words[0][0]}"
+
+    def templates(texts: Sequence[str]) -> list[list[str]]:
+        return [template(text, nnodes=first.nnodes, folder=folder, resume=host.resume) for text in texts]
+
+    script, *args = templates([spec.job.script or "", *spec.job.args])
     python = host.prepared.ranks_python
-    rank = [[python], *([word] for word in before), *words]
+    before = interpreter(spec, "".join(script), python=python)
+    script[0] = file_word(spec, script[0], before, python=python)
+    rank = [*templates(spec.job.prefix), *([word] for word in before), script, *args]
     worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank))
     return (
         Process(
@@ -42,7 +51,7 @@ def processes(
                 "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(seconds(spec.job.grace)) + 5),
             },
             log=f"launcher{host.node.node}.log",
-            script=words[0][0] if len(words[0]) == 1 and not spec.job.module else None,
+            script=script[0] if len(script) == 1 and not spec.job.module else None,
             files={"worker.py": (Path(__file__).with_name("worker.py")).read_text("utf-8")},
         ),
     )

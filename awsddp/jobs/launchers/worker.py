@@ -6,6 +6,7 @@ agent sends go on to the rank, which leads a session of its own: its loader work
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -37,7 +38,7 @@ class Worker:
         """Run `argv` and return its exit code (-N: signal N); after a failure nothing of it is left."""
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
-        signal.signal(signal.SIGALRM, lambda *_: self._kill())
+        signal.signal(signal.SIGALRM, lambda *_: self._send(signal.SIGKILL))
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         log = os.open(str(self._folder / "logs" / f"rank{self._slot}.log"), _APPEND, 0o600)
         started = time.time()
@@ -87,7 +88,7 @@ class Worker:
         if number not in (signal.SIGUSR1, signal.SIGUSR2) and self._stopped_at is None:
             self._stopped_at = time.time()
             signal.setitimer(signal.ITIMER_REAL, max(self._grace(), 0.001))
-        os.kill(self._rank, number)
+        self._send(number)
 
     def _grace(self) -> float:
         try:
@@ -95,9 +96,11 @@ class Worker:
         except (OSError, ValueError):
             return RESTART_GRACE
 
-    def _kill(self) -> None:
+    def _send(self, number: int) -> None:
+        """Send the rank a signal; one that comes as the rank ends must not keep its end from being noted."""
         if self._rank is not None:
-            os.kill(self._rank, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._rank, number)
 
     def _wait(self) -> int:
         """Reap until the rank has ended."""

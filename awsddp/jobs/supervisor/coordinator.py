@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause, cause_of_node
+from awsddp.jobs.supervisor.job_causes import (
+    WAITED,
+    cause,
+    cause_of_loss,
+    cause_of_node,
+    left_early,
+)
 
 FAILED_GRACE = 1.0
 """Seconds between TERM and KILL for the others when a rank has failed."""
@@ -32,6 +38,8 @@ class Coordinator:
         self._join_by: float | None = now + request["join_s"]
         self._end_by: float | None = None
         self._absent = set(self._nodes)
+        self._busy = set(self._nodes) if request.get("after") else set()  # with jobs that this one waits for
+        self._begun = False
         self._left = set(self._nodes)  # nodes on which something of the job may still be
         self._reports: dict[int, dict[str, Any]] = {}
         self._zero_at: dict[int, float] = {}  # ranks that ended with 0, and when
@@ -58,6 +66,9 @@ class Coordinator:
         kind = message.get("is")
         if kind == "here":
             self._join(node, now)
+        elif kind == "free":
+            self._busy.discard(node)
+            self._begin(now)
         elif kind == "started":
             for rank, started in message["ranks"]:
                 self._reports.setdefault(rank, {"exit_code": None, "seconds": 0.0, "started": started})
@@ -78,12 +89,12 @@ class Coordinator:
         if node not in self._left:
             return
         self._left.discard(node)
-        why = f"node{node} was lost while the job ran: {why}"
-        self._lost = self._lost or cause_of_node(self._request, node, "node_lost", why=why)
+        self._lost = self._lost or cause_of_loss(self._request, node, self._lost_why(node, why))
         self._fail()
 
     def tick(self, *, now: float) -> None:
-        """Check the deadlines."""
+        """Check the deadlines, and whether the ranks may start without a node that was lost."""
+        self._begin(now)
         if self._join_by is not None and now >= self._join_by and not self._stopping:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
             why = f"The supervisor of {names} did not report within {self._request['join_s']:g} s"
@@ -133,7 +144,7 @@ class Coordinator:
     def document(self) -> dict[str, Any]:
         """Return the state of the whole job now, in the keys that every node copies to its document."""
         return {
-            "state": (self._verdict or "succeeded") if self.done else "running",
+            "state": (self._verdict or "succeeded") if self.done else "waiting" if self._busy else "running",
             "cause": self._named_cause(),
             "ranks": [self._rank(*entry) for entry in self._request["layout"]],
             "complete": True,
@@ -144,9 +155,15 @@ class Coordinator:
         self._absent.discard(node)
         if self._stopping:
             self.orders.append({"do": "stop", "grace": FAILED_GRACE})
-        if self._absent or self._stopping or self._join_by is None:
+        elif not self._absent:
+            self._join_by = None
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """Have the ranks start, once, when all nodes are here and the jobs that this one waits for ended."""
+        if self._absent or self._busy or self._stopping or self._begun:
             return
-        self._join_by, self._spoke_at = None, now
+        self._begun, self._spoke_at = True, now
         if self._request["timeout"] is not None:
             self._end_by = now + self._request["timeout"]
         self.orders.append({"do": "go"})
@@ -154,8 +171,7 @@ class Coordinator:
     def _exit(self, node: int, report: dict[str, Any], now: float) -> None:
         self._reports[report["rank"]] = report
         if report["exit_code"] != 0:
-            words = {**report["cause"], "explanation": self._early(now) + report["cause"]["explanation"]}
-            self._failures.append({**report, "node": node, "cause": words})
+            self._failures.append({**report, "node": node, "cause": self._words(report, now)})
             self._fail()
             return
         self._zero_at[report["rank"]] = now
@@ -169,6 +185,9 @@ class Coordinator:
 
     def _ended(self, rank: int) -> bool:
         return self._reports.get(rank, {}).get("exit_code") is not None
+
+    def _lost_why(self, node: int, why: str) -> str:
+        return f"node{node} was lost while the job {'ran' if self._begun else 'waited'}: {why}"
 
     def _stop(self, verdict: str | None, cause: dict[str, Any] | None, grace: float) -> None:
         """End the job on all nodes. The first cause counts; a later call can only shorten the grace."""
@@ -204,6 +223,13 @@ class Coordinator:
     def _first(self, failures: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the failure that the others are due to."""
         return min(failures, key=lambda failure: _FAULTS.index(failure["fault"]))
+
+    def _words(self, report: dict[str, Any], now: float) -> dict[str, Any]:
+        """Return why a rank failed; if it waited for one that had ended with 0, that is why."""
+        early = self._early(now)
+        if early and report["cause"]["kind"] in WAITED:
+            return left_early(report["cause"], report["tail"], early)
+        return {**report["cause"], "explanation": early + report["cause"]["explanation"]}
 
     def _early(self, now: float) -> str:
         """Name the ranks that had ended with exit code 0 before: they are often why the others fail."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, Coordinator
+from awsddp.jobs.supervisor.job_causes import cause_of_loss
 
 
 class Elastic(Coordinator):
@@ -32,6 +32,8 @@ class Elastic(Coordinator):
         kind = message.get("is")
         if kind == "worker":
             self._started(message)
+        elif kind == "here" and "life" in message:
+            self._replaced(node)
         elif kind == "agent":
             self._agent(node, message)
         else:
@@ -45,9 +47,18 @@ class Elastic(Coordinator):
             super().lose(node, why)
             return
         self._left.discard(node)
-        why = f"node{node} was lost while the job ran: {why}"
-        self._away[node] = self._lost = cause_of_node(self._request, node, "node_lost", why=why)
+        self._busy.discard(node)
+        self._away[node] = self._lost = cause_of_loss(self._request, node, self._lost_why(node, why))
         self._finish()
+
+    def _replaced(self, node: int) -> None:
+        """Let the machine that took the place of a lost one join: its agent has the others begin a round."""
+        self.lose(node, "its machine was replaced")
+        self._left.add(node)
+        self._away.pop(node, None)
+        self._agents.pop(node, None)
+        order = {"do": "stop", "grace": FAILED_GRACE} if self._stopping else {"do": "go"}
+        self.orders.append({**order, "node": node})
 
     def document(self) -> dict[str, Any]:
         """Return the whole job; `restarts` tells what ended each round but the last, and for which time."""
@@ -58,10 +69,13 @@ class Elastic(Coordinator):
         return {node for node in self._left - self._absent if self._agents.get(node, 0) == 0}
 
     def _started(self, message: dict[str, Any]) -> None:
-        """Take in that a worker has started; one that cannot belong to this round begins the next."""
+        """Take in that a worker has started; one that cannot belong to this round begins the next.
+
+        A job that ends has no next round: what ended it would be forgotten.
+        """
         slot, number = message["slot"], message["rank"]
         others = (slot in self._numbers, number in self._numbers.values())
-        if any(others) or message["world_size"] != self._world_size:
+        if not self._stopping and (any(others) or message["world_size"] != self._world_size):
             self._next_round(message["world_size"])
         self._numbers[slot] = number
         known = {"round": self._round, "number": number, "started": message["started"]}
@@ -84,7 +98,7 @@ class Elastic(Coordinator):
 
     def _failed(self, node: int, report: dict[str, Any], now: float) -> None:
         """Note a failure in its round, which may be over; without a restart left it ends the job."""
-        words = {**report["cause"], "explanation": self._early(now) + report["cause"]["explanation"]}
+        words = self._words(report, now)
         failure = {**report, "rank": report["number"], "node": node, "cause": words}
         rounds = {**dict(self._past), self._round: self._failures}
         rounds[report["round"]].append(failure)

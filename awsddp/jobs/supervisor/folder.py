@@ -10,6 +10,7 @@
                      workers.jsonl  its notes: rounds, and how the ranks ended
                      reserve        room for the last state.json on a full disk
                      times.jsonl    how long the logs were, and when
+                     samples.json   what the ranks use (samples.py)
                      helper/        the sitecustomize of the ranks (helper.py)
                      stacks/        its requests and answers (stacks.py)
                      run/           AWSDDP_RUN_DIR
@@ -25,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause_of_node
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FINAL = ("succeeded", "failed", "cancelled", "interrupted")
@@ -56,6 +57,7 @@ class JobFolder:
         self.snapshot = self.path / "snapshot.json"
         self.reserve = self.path / "reserve"
         self.times = self.path / "times.jsonl"
+        self.samples = self.path / "samples.json"
         self.workers = self.path / "workers.jsonl"
 
     def log(self, rank: int) -> Path:
@@ -89,13 +91,17 @@ class JobFolder:
             os.close(descriptor)
         return False
 
+    def active(self) -> bool:
+        """Tell whether the job runs or waits; one that has ended may say farewell yet."""
+        return self.held() and self.document()["state"] not in FINAL
+
     def document(self) -> dict[str, Any]:
         """Return what the node knows of the job now; a job whose supervisor is gone is not running."""
         request = self.request()
         alive = self.held()  # asked first: what a supervisor that is gone has written does not change
         document = read_json(self.state) or initial(request)
         document["nodes"], document["facts"] = request["nodes"], request.get("facts", {})
-        if document["state"] == "running" and not alive:
+        if document["state"] not in FINAL and not alive:
             document.update(state="interrupted", cause=document["cause"] or _loss(request, document))
         for rank in document["ranks"]:
             if document["state"] == "running" and rank["exit_code"] is None and rank.get("started"):
@@ -123,7 +129,7 @@ def initial(request: dict[str, Any]) -> dict[str, Any]:
         "job": request["job"],
         "node": request["node"],
         "slot": request["slot"],
-        "state": "running",
+        "state": "waiting" if request.get("after") else "running",
         "cause": None,
         "complete": False,
         "boot": boot_id(),
@@ -146,6 +152,11 @@ def initial(request: dict[str, Any]) -> dict[str, Any]:
 def local_ranks(request: dict[str, Any]) -> list[int]:
     """Return the ranks of this node."""
     return [rank for rank, _, node in request["layout"] if node == request["node"]]
+
+
+def programs(request: dict[str, Any]) -> str:
+    """Return the PATH of a rank: the programs of its Python's environment come first."""
+    return os.pathsep.join([request["path"], os.environ.get("PATH", os.defpath)])
 
 
 def boot_id() -> str:
@@ -178,5 +189,7 @@ def _loss(request: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     restarted = document.get("boot") != boot_id()
     why = f"The supervisor of node{node} was killed; its ranks ended with it"
     if restarted:
-        why = f"node{node} was restarted while the job ran"
+        why = (
+            f"node{node} was restarted while the job {'waited' if document['state'] == 'waiting' else 'ran'}"
+        )
     return cause_of_node(request, node, "interrupted", why=why)

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.claim import CLAIM
-from awsddp.jobs.supervisor.folder import CommandError, JobFolder, folders, jobs_folder, write_json
+from awsddp.jobs.supervisor.folder import (
+    CommandError,
+    JobFolder,
+    folders,
+    jobs_folder,
+    programs,
+    write_json,
+)
 from awsddp.jobs.supervisor.walk import snapshot
 
 _RESERVE_BYTES = 1 << 20
@@ -38,7 +45,7 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
     if request["folder"] != str(folder.path):
         raise CommandError(f"the home of this node is {Path.home()}, not as it was probed", kind="node")
     for other, runs in jobs(request["gpus"]).items():
-        if runs and other != folder.job:
+        if runs and other != folder.job and other not in request["after"]:
             raise CommandError(f"job {other} runs on this node", "a node runs one job at a time", kind="busy")
     _check(request)
     listener = _listen(request) if request["node"] == request["nodes"][0]["node"] else None
@@ -68,17 +75,16 @@ def slots(ports: list[int], gpus: list[int]) -> dict[str, Any]:
 
 
 def jobs(gpus: list[int]) -> dict[str, bool]:
-    """Return every job of this node by name, and whether it is in the way: it runs, and shares a GPU.
+    """Return every job of this node by name, and whether it is in the way: not ended, and on a GPU of these.
 
-    Without `gpus` a job uses all of them. One that has ended may say farewell yet.
+    Without `gpus` a job uses all of them.
     """
-    return {folder.job: folder.held() and _in_the_way(folder, gpus) for folder in folders()}
+    return {folder.job: folder.active() and _in_the_way(folder, gpus) for folder in folders()}
 
 
 def _in_the_way(folder: JobFolder, gpus: list[int]) -> bool:
     theirs = folder.request().get("gpus", [])
-    apart = gpus and theirs and not set(gpus) & set(theirs)
-    return not apart and bool(folder.document()["state"] == "running")
+    return not (gpus and theirs) or bool(set(gpus) & set(theirs))
 
 
 def _check(request: dict[str, Any]) -> None:
@@ -87,7 +93,9 @@ def _check(request: dict[str, Any]) -> None:
         raise CommandError(f"{workdir} is not on this node", "the synced folder is missing", kind="node")
     for process in request["processes"]:
         program, script = process["argv"][0], process["script"]
-        if not os.access(program, os.X_OK):
+        path = process["environment"].get("PATH") or programs(request)
+        places = [workdir] if "/" in program else path.split(os.pathsep)
+        if not any(os.access(str(Path(place, program)), os.X_OK) for place in places):
             raise CommandError(f"{program} cannot be run on this node", kind="node")
         if script is not None and not (workdir / script).is_file():
             why = f"rank {process['ranks'][0]} runs it"
@@ -133,13 +141,27 @@ def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
     for path in (folder.logs, folder.run, folder.helper, folder.stacks, folder.path / "errors"):
         path.mkdir(mode=0o700)
     (folder.helper / "sitecustomize.py").write_text(request.pop("helper"), encoding="utf-8")
-    write_json(folder.path / "job.json", request)
+    write_json(folder.path / "job.json", _without_secrets(request))
     for process in request["processes"]:
         for name, text in process["files"].items():
             (folder.path / name).write_text(text, encoding="utf-8")
     folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
     folder.snapshot.write_text(json.dumps(snapshot(Path(request["workdir"]))), encoding="utf-8")
     return lock
+
+
+def _without_secrets(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the request as it may be written: values of secrets stay in the memory of processes."""
+    kept = [
+        {
+            **process,
+            "environment": {
+                name: text for name, text in process["environment"].items() if name not in request["secrets"]
+            },
+        }
+        for process in request["processes"]
+    ]
+    return {**request, "processes": kept}
 
 
 def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, lock: int) -> int:

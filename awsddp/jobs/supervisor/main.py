@@ -12,10 +12,10 @@ import time
 import types
 from typing import Any, BinaryIO
 
-from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.claim import claim
-from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, write_json
+from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, read_json, write_json
 from awsddp.jobs.supervisor.follow import follow
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.launch import launch, slots
 from awsddp.jobs.supervisor.manifest import hashes, manifest
 from awsddp.jobs.supervisor.metrics import metrics
@@ -101,15 +101,17 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if kind == "cancel":
         return _cancel(JobFolder(request["job"]), request["grace"], request["launch"])
     if kind == "lost":
-        job = JobFolder(request["job"]).request()
-        return {"heard": report_lost(job, request["node"], request["why"], seconds=_LOST_SECONDS)}
+        return {"heard": _lost(JobFolder(request["job"]), request["node"], request["why"])}
     raise CommandError(f"unknown request {kind}", kind="usage")
 
 
 def _with_metrics(folder: JobFolder) -> dict[str, Any]:
-    """Return the document of a job, while it runs with the progress of its ranks."""
+    """Return the document of a job, while it runs with the progress of its ranks and what they use."""
     document = folder.document()
-    return {**document, "metrics": metrics(folder)} if document["state"] == "running" else document
+    if document["state"] != "running":
+        return document
+    samples = (read_json(folder.samples) or {"ranks": []})["ranks"]
+    return {**document, "metrics": metrics(folder), "samples": samples}
 
 
 def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[str, Any]:
@@ -119,16 +121,34 @@ def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[
     """
     document = folder.document()
     mine = launch in (None, folder.request().get("launch"))
-    if mine and document["state"] not in FINAL and "pid" in document:
+    if mine:
         seconds = folder.request()["grace"] if grace is None else grace
         cause = cause_of_node(folder.request(), None, "cancelled")
-        write_json(folder.cancel, {"state": "cancelled", "grace": seconds, "cause": cause})
-        try:
-            os.kill(document["pid"], signal.SIGTERM)
-        except ProcessLookupError:
+        if not _ask_to_end(folder, {"state": "cancelled", "grace": seconds, "cause": cause}):
             return folder.document()
         end = time.monotonic() + seconds + _CANCEL_SECONDS
         while time.monotonic() < end and document["state"] not in FINAL:
             time.sleep(0.05)
             document = folder.document()
     return document
+
+
+def _lost(folder: JobFolder, node: int, why: str) -> bool:
+    """Tell the first node that `node` is lost; without the first node this one ends its part of the job."""
+    request = folder.request()
+    if node != request["nodes"][0]["node"]:
+        return report_lost(request, node, why, seconds=_LOST_SECONDS)
+    return _ask_to_end(folder, {"state": "failed", "why": why})
+
+
+def _ask_to_end(folder: JobFolder, how: dict[str, Any]) -> bool:
+    """Have the supervisor of a job that runs end it, and return whether there is one."""
+    document = folder.document()
+    if document["state"] in FINAL or "pid" not in document:
+        return False
+    write_json(folder.cancel, how)
+    try:
+        os.kill(document["pid"], signal.SIGTERM)
+    except ProcessLookupError:
+        return False
+    return True

@@ -36,6 +36,7 @@ class Peer:
         self.heard_at = now
         self.joined = False
         self.lost = False
+        self.life = ""  # of the supervisor on a machine that took the place of a lost one
 
 
 class Peers:
@@ -206,6 +207,9 @@ class Peers:
     def _hear(self, peer: Peer, link: Link, frame: dict[str, Any]) -> None:
         if "lost" in frame:
             self._lose(peer, str(frame["lost"]))
+        life = frame.get("message", {}).get("life", peer.life)
+        if life != peer.life:
+            peer.life, peer.session, peer.lost = life, Session(), False
         message = peer.session.receive(frame)
         if message is not None:
             self.heard.append((peer.node, message))

@@ -10,13 +10,14 @@ import socket
 import time
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, SILENT_SECONDS, Coordinator
 from awsddp.jobs.supervisor.diagnose import full_disk
 from awsddp.jobs.supervisor.elastic import Elastic
-from awsddp.jobs.supervisor.folder import JobFolder, initial, read_json, write_json
+from awsddp.jobs.supervisor.folder import CommandError, JobFolder, initial, read_json, write_json
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
+from awsddp.jobs.supervisor.samples import Samples
 from awsddp.jobs.supervisor.shutdown import shutdown
 from awsddp.jobs.supervisor.times import Times
 from awsddp.jobs.supervisor.workers import Workers
@@ -69,10 +70,12 @@ class Supervisor:
         self._patience_s = 0.1 if elastic else 0.25  # no signal tells that a worker has noted something
         self._ranks = Workers(request, folder) if elastic else Ranks(request, folder)
         self._times = Times(request, folder)
+        self._samples = Samples(request, folder)
         kind = Elastic if elastic else Coordinator
         self._coordinator = kind(request, now=now) if listener is not None else None
         self._selector = selectors.DefaultSelector()
         self._peers = Peers(request, self._selector, listener, now=now)
+        self._after = [JobFolder(job) for job in request.get("after", ())]
         self._join_by = now + request["join_s"]
         self._turned_at = now
         self._gone = False
@@ -91,7 +94,7 @@ class Supervisor:
         self._write()
         os.write(ready, b"1")
         os.close(ready)
-        self._say({"is": "here"})
+        self._say({"is": "here", **({"life": self._request["life"]} if "life" in self._request else {})})
         while self._end is None:
             self._turn()
         self._times.note(last=True)
@@ -128,7 +131,10 @@ class Supervisor:
         self._report_output(now)
         self._report()
         self._times.note()
+        if self._ranks.alive and not self._ranks.stopping:
+            self._samples.take()
         self._look_left()
+        self._look_free()
         if self._coordinator is not None:
             self._coordinate(now)
 
@@ -176,6 +182,9 @@ class Supervisor:
         """Ask the first node to end the job; the ranks of this node are stopped at once."""
         asked = self._sent = self._asked
         assert asked is not None
+        if asked["state"] == "failed":  # a client knows that the first node is gone
+            self._abandon(f"it lost node{self._first} ({asked['why']})")
+            return
         self._own["cause"] = self._own["cause"] or asked.get("cause")
         self._write()
         if self._silent and asked["state"] == "cancelled":
@@ -205,7 +214,8 @@ class Supervisor:
 
     def _obey(self, order: dict[str, Any]) -> None:
         kind = order.get("do")
-        if kind == "go" and not self._ranks.stopping:
+        if kind == "go" and order.get("node", self._me) == self._me and not self._ranks.stopping:
+            self._own["state"] = "running"
             self._ranks.start()
             self._note()
             started = [(rank, entry["started"]) for rank, entry in self._ranks.entries().items()]
@@ -256,6 +266,12 @@ class Supervisor:
         if self._gone and self._verdict is not None:
             self._end = {"state": self._verdict}
 
+    def _look_free(self) -> None:
+        """Report once that the jobs that this one waits for have ended on this node, however they ended."""
+        if self._after and not any(map(_active, self._after)):
+            self._after = []
+            self._say({"is": "free"})
+
     def _coordinate(self, now: float) -> None:
         assert self._coordinator is not None
         self._coordinator.tick(now=now)
@@ -286,3 +302,10 @@ class Supervisor:
             and time.monotonic() < end
         ):
             self._exchange(0.1)
+
+
+def _active(folder: JobFolder) -> bool:
+    try:
+        return folder.active()
+    except CommandError:  # its folder is gone
+        return False

@@ -1,0 +1,144 @@
+"""Why a job failed, where only this machine knows: what the project has, what it names, what is not sent."""
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from awsddp.cluster import Cause, Job
+from awsddp.errors import AwsddpError
+from awsddp.plan.requirements import read_requirements, source_folders
+from awsddp.spec import overlaid_environment
+from awsddp.verbs.context import Context
+from awsddp.verbs.sync import found_here
+
+_FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
+_PACKAGES = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "yaml": "pyyaml",
+    "dotenv": "python-dotenv",
+    "bs4": "beautifulsoup4",
+}
+"""Packages of which the module has another name."""
+_MODULE = re.compile(r"(\w[\w.]*) is not installed for the python")
+_NAMED = re.compile(r"^\s*-?\s*([A-Za-z0-9][\w.-]*)", re.MULTILINE)
+_WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
+_ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
+
+
+def explained(ctx: Context, job: Job) -> Job:
+    """Return the job; for a module or a file that its nodes do not have the cause says which case it is."""
+    cause = job.cause
+    with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
+        if cause is not None and cause.kind == "import_error":
+            return replace(job, cause=_of_module(ctx, job, cause))
+        if cause is not None and cause.kind == "file_not_found":
+            return replace(job, cause=_of_file(ctx, job, cause))
+    return job
+
+
+def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
+    found = _MODULE.search(cause.explanation)
+    if found is None:
+        return cause
+    module = found[1]
+    top = module.partition(".")[0]
+    project, listing = Path(ctx.job.sync.workdir), found_here(ctx)
+    for path in _modules(project, module):
+        if kept := listing.keeper(path):
+            return _kept(ctx, job, cause, kept)
+    for path in _modules(project, top):
+        folder = Path(path).parent.as_posix()
+        if folder in (*source_folders(project), _folder_of(job)):
+            return cause
+        advice = _again(ctx, job, "--env-var", f"PYTHONPATH={folder}")
+        return _told(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
+    return _of_package(ctx, job, cause, _PACKAGES.get(top, top))
+
+
+def _of_package(ctx: Context, job: Job, cause: Cause, package: str) -> Cause:
+    """Say which requirements file names a package, or is there and was not asked for."""
+    record, project = ctx.folder.read(), Path(ctx.job.sync.workdir)
+    asked = overlaid_environment(ctx.job, record.asked if record else {}).env.file
+    if asked and _canonical(package) in _names(Path(asked).expanduser()):
+        return cause
+    there = {file: _names(project / file) for file in _FILES if (project / file).is_file()}
+    naming = [file for file, names in there.items() if _canonical(package) in names]
+    if not asked and there:
+        file = (naming or list(there))[0]
+        what = f"names {package}" if naming else "is there"
+        here = (project / file).as_posix()
+        return _told(cause, f"{file} {what}, and was not asked for", _again(ctx, job, "--env", here))
+    file = asked or "requirements.txt"
+    why = f"{asked} does not name {package}" if asked else "no requirements file is there"
+    return _told(cause, why, f"echo {package} >> {file}   # then: {_again(ctx, job, '--env', file)}")
+
+
+def _of_file(ctx: Context, job: Job, cause: Cause) -> Cause:
+    listing = found_here(ctx)
+    for match in _WORD.finditer(cause.explanation):
+        word = _ON_NODE.sub("", (match[1] or match[2] or match[3]).rstrip("./"))
+        if kept := listing.keeper(word):
+            return _kept(ctx, job, cause, kept)
+        if word.startswith("/") and Path(word).exists():
+            why = f"{word} is on this machine alone: only the synced folder is sent"
+            return _told(cause, why, f"move it into {listing.root}, or put it on the nodes")
+    return cause
+
+
+def _kept(ctx: Context, job: Job, cause: Cause, kept: tuple[str, str]) -> Cause:
+    """Say that a path is here, and what keeps it from the nodes."""
+    path, by = kept
+    patterns = json.dumps([*ctx.job.sync.ignore, f"!/{path}"])
+    advice = {
+        "sync.ignore": "remove it from sync.ignore",
+        "awsddp": f"move it out of {path}, which is never sent",
+    }.get(by, f"{_again(ctx, job, '-o', f'sync.ignore={patterns}')}   # or in awsddp.toml")
+    return _told(cause, f"{path} is here, and {by} keeps it from the nodes", advice)
+
+
+def _told(cause: Cause, why: str, advice: str) -> Cause:
+    return replace(cause, explanation=f"{cause.explanation} {why}.", next=advice)
+
+
+def _again(ctx: Context, job: Job, *options: str) -> str:
+    """Return the line that starts the job again with these options."""
+    script, workdir = job.script or "", ctx.job.sync.workdir
+    words = ["awsddp", "train", *(["--workdir", workdir] if workdir != "." else []), *options]
+    if script and not script.startswith("/"):  # else the bundled program
+        words += [script] if Path(workdir, script).exists() else ["-m", script]
+    return shlex.join([*words, *(["--", *job.args] if job.args else [])])
+
+
+def _folder_of(job: Job) -> str:
+    """Return the folder from which the script's own imports come."""
+    return Path(job.script or "").parent.as_posix()
+
+
+def _modules(project: Path, module: str) -> Iterator[str]:
+    """Yield where the project, or a folder at its top, has a module: its path, relative to the project."""
+    tops = [one.name for one in sorted(project.iterdir()) if one.is_dir() and not one.name.startswith(".")]
+    for folder in ("", *tops):
+        path = Path(folder, *module.split("."))
+        if any((project / path).glob("*.py")):
+            yield path.as_posix()
+        elif (project / f"{path}.py").is_file():
+            yield f"{path.as_posix()}.py"
+
+
+def _names(file: Path) -> set[str]:
+    """Return the packages that a requirements file names, as an index spells them; none where it has none."""
+    with contextlib.suppress(AwsddpError):
+        asked = read_requirements(file)
+        return {_canonical(name) for text in (*asked.lines, asked.conda) for name in _NAMED.findall(text)}
+    return set()
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,68 @@
+"""Machines that took the place of lost ones join the torchrun jobs that went on without these."""
+
+import secrets
+from dataclasses import replace
+from functools import partial
+
+from awsddp.cluster import ACTIVE, Job, Node
+from awsddp.report import node_name
+from awsddp.verbs import launches, starting, sync
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.environment import ensure_environment
+from awsddp.verbs.requests import ask
+from awsddp.verbs.resuming import checkpoint_of
+
+
+def rejoin(cluster: ClusterHandle) -> None:
+    """Launch, on each machine that is new, its part of the jobs that run with fewer nodes than they may.
+
+    It gets the files of the job's folder as they are here now, and secrets from this environment. Raises
+    ConfigError for a secret that is not set, NodeError, CloudError.
+    """
+    folder = cluster.ctx.folder
+    kept = launches.kept(folder)
+    if not kept:
+        return
+    with folder.lock("train", wait_s=starting.CLAIM_S), cluster.connect():
+        jobs = {job.job: job for job in cluster.jobs(partial=True)}
+        for name, launch in kept.items():
+            job = jobs.get(name)
+            if job is None or job.state not in ACTIVE:
+                launches.forget(folder, name)
+            elif job.state == "running" and (new := _new(cluster, job)):
+                _launch(cluster, job, launch, new)
+
+
+def _new(cluster: ClusterHandle, job: Job) -> list[Node]:
+    """Return the machines that took the place of some that the job ran on, none where it cannot go on."""
+    ran = {one.node: one.instance_id for one in job.nodes}
+    now = {node.node: node for node in cluster.nodes}
+    new = [node for number, node in now.items() if ran.get(number, node.instance_id) != node.instance_id]
+    first = job.ranks[0].node
+    return new if ran.keys() <= now.keys() and first not in {node.node for node in new} else []
+
+
+def _launch(cluster: ClusterHandle, job: Job, launch: launches.Launch, new: list[Node]) -> None:
+    ctx, numbers = replace(cluster.ctx, job=launch.spec), {node.node for node in new}
+    handle, asked = replace(cluster, ctx=ctx), launch.spec.job
+    checkpoint, listing = checkpoint_of(ctx), sync.listed(ctx)
+    names = ", ".join(map(node_name, sorted(numbers)))
+    ctx.say(f"{names} joins job {job.job}, with the files of {ctx.job.sync.workdir} as they are now")
+    folder = starting.work_folder(asked, job.job)
+    send = partial(sync.send, ctx, cluster.fleet, listing, folder=folder, nodes=numbers)
+    requests = starting.requests_for(
+        handle,
+        launch.ranks,
+        spec=ensure_environment(handle, send_files=send),
+        job=job.job,
+        slot=launch.slot,
+        facts=launch.facts,
+        checkpoint=checkpoint,
+    )
+    handle.keep(new, job.job)
+    send(bundled=asked.script is None)
+    if checkpoint is not None:
+        with checkpoint.staged() as staged:
+            sync.send_checkpoint(handle, staged, folder=checkpoint.folder, nodes=numbers)
+    again = {"secret": launch.secret, "life": secrets.token_hex(8)}
+    ask(cluster.fleet, {node: {**requests[node], **again} for node in numbers})

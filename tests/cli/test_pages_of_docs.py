@@ -1,0 +1,89 @@
+"""Every `awsddp ...` line of README and docs is parsed as typed; every key and TOML block of them is valid.
+
+What a line does is tested elsewhere; those that need an account cannot be run here.
+"""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from awsddp.cli.main import cli
+from awsddp.cli.options import Globals
+from awsddp.spec import load
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES += [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "commands.md"]
+VALUES = {"N": "2", "I": "1", "USD": "5", "TIME": "1h", "MIN:MAX": "1:2"}
+"""What stands for a value in a line."""
+
+
+def lines(text: str) -> set[str]:
+    """Return the command lines in the code of a page: of blocks, and between backquotes."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks += re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
+    rows = [
+        row.strip().removeprefix("$ ").removeprefix("- run: ")
+        for block in blocks
+        for row in block.splitlines()
+    ]
+    rows += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    parts = [part.strip() for row in rows for part in re.split(r"; |&& |, then ", row)]
+    return {part for part in parts if re.match(r"(AWS\w+=\S+ )?awsddp [a-z-]", part)}
+
+
+def parse(line: str) -> click.Context:
+    """Parse a line as the command does, without running it, and check its -o. Raises click.UsageError."""
+    text = line.replace("\\|", "|").partition("   #")[0]
+    words = shlex.split(re.sub(r" >>? *\S+$", "", text), comments=True)
+    words = [VALUES.get(word, word) for word in words[words.index("awsddp") + 1 :] if word != "..."]
+    if {"--help", "--version", "help"} & {*words}:
+        return click.Context(cli)
+    context = cli.make_context("awsddp", words)
+    context.obj = Globals()
+    while isinstance(context.command, click.Group) and (context._protected_args or context.args):
+        name, command, rest = context.command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+        assert command is not None
+        context = command.make_context(name, rest, parent=context)
+    given = [context.find_root().params.get("override", ()), context.params.get("override", ())]
+    load(
+        overrides=dict(text.removeprefix("=").split("=", 1) for texts in given for text in texts), environ={}
+    )
+    return context
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_line_of_a_page_is_parsed(page: Path) -> None:
+    wrong = {}
+    for line in sorted(lines(page.read_text(encoding="utf-8"))):
+        try:
+            parse(line)
+        except (click.UsageError, ValueError) as error:
+            wrong[line] = str(error)
+    assert not wrong
+
+
+def test_a_line_with_a_wrong_verb_option_or_key_is_found() -> None:
+    assert lines("x `awsddp up --nodes 2` y\n\n    awsddp down   # now\n") == {
+        "awsddp up --nodes 2",
+        "awsddp down   # now",
+    }
+    for line in ("awsddp upp", "awsddp up --nods 2", "awsddp status -o cluster.nope=1", "awsddp local begin"):
+        with pytest.raises(Exception, match=r"upp|nods|nope|begin"):
+            parse(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_toml_block_of_a_page_is_valid(page: Path, tmp_path: Path) -> None:
+    for block in re.findall(
+        r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    ):
+        assert tomllib.loads(block)
+        (tmp_path / "awsddp.toml").write_text(block)
+        load(file=tmp_path / "awsddp.toml", environ={})

@@ -1,0 +1,62 @@
+"""--after: a job that waits on its nodes for the end of others, with no client."""
+
+import os
+import signal
+
+import pytest
+
+from awsddp.cluster import Job
+from awsddp.errors import InUse, NotFoundError
+from tests.jobs.conftest import until
+from tests.verbs.conftest import World, start
+
+NOTES = "import os, time; print('code', {code}, os.getcwd(), flush=True); time.sleep({sleep})\n"
+
+
+def script(code: int, sleep: float = 0.0) -> str:
+    return NOTES.format(code=code, sleep=sleep)
+
+
+def jobs(world: World) -> dict[str, Job]:
+    return {job.job: job for job in world.handle().jobs()}
+
+
+def states(world: World) -> dict[str, str]:
+    return {name: job.state for name, job in jobs(world).items()}
+
+
+def test_chain_of_three_runs_one_after_the_other_each_with_the_code_of_its_launch(world: World) -> None:
+    start(world, script(1, 600), name="one")
+    start(world, script(2), name="two", after="one")
+    start(world, script(3), name="three", after="all")
+    assert states(world) == {"one": "running", "two": "waiting", "three": "waiting"}
+    assert world.said[-1] == "job three starts when these have ended: one, two"
+    with pytest.raises(InUse):
+        start(world, script(4), name="four")
+    with pytest.raises(NotFoundError, match="no job none on the nodes"):
+        start(world, script(4), name="four", after="none")
+    world.handle().cancel("one", grace_s=0)
+    ended = {"one": "cancelled", "two": "succeeded", "three": "succeeded"}
+    until(lambda: states(world) == ended, seconds=60)
+    for name, code in (("two", 2), ("three", 3)):
+        for node, home in enumerate(world.homes.homes):
+            log = world.homes.folder(node, name) / "logs" / f"rank{node}.log"
+            assert log.read_text() == f"code {code} {home}/awsddp/work-{name}\n"
+    assert str(jobs(world)["two"].ended) <= str(jobs(world)["three"].started)
+
+
+def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(world: World) -> None:
+    start(world, script(1, 600), name="one")
+    start(world, script(2), name="two", after="one")
+    start(world, script(3), name="three", after="one")
+    world.handle().cancel("two")
+    os.kill(world.homes.document(1, "three")["pid"], signal.SIGKILL)
+    until(lambda: states(world) == {"one": "running", "two": "cancelled", "three": "failed"}, seconds=60)
+    found = jobs(world)
+    cause = found["three"].cause
+    assert cause is not None
+    assert (cause.node, cause.kind) == (1, "node_lost")
+    assert cause.explanation.startswith("node1 was lost while the job waited: ")
+    assert found["two"].started is None
+    world.handle().cancel("one", grace_s=0)
+    assert world.homes.processes() == []

@@ -1,0 +1,146 @@
+"""What this machine knows of a module or a file that the nodes do not have."""
+
+from pathlib import Path
+
+import pytest
+
+from awsddp.cluster import Cause, Job
+from awsddp.spec import load
+from awsddp.state import Folder
+from awsddp.verbs.context import Context
+from awsddp.verbs.explaining import explained
+
+MISSING = (
+    "ModuleNotFoundError: No module named '{0}'. {0} is not installed for the python that runs the ranks."
+)
+NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '{0}'. The node does not have this file."
+PACKAGE = {"pyproject.toml": '[project]\nname = "x"\n', "src/mypkg/__init__.py": ""}
+
+
+def cause_of(tmp_path: Path, files: dict[str, str], said: str, *, script: str, **keys: object) -> Cause:
+    """Return the cause of a job of the project `files`."""
+    project = tmp_path / "project"
+    for name, text in files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    kind = "import_error" if said.startswith("Module") else "file_not_found"
+    cause = Cause(rank=1, node=0, kind=kind, explanation=said, next="-")
+    spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
+    ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
+    told = explained(ctx, Job(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script))
+    assert told.cause is not None
+    return told.cause
+
+
+@pytest.mark.parametrize(
+    ("files", "module", "script", "why", "advice"),
+    [
+        (
+            {"requirements.txt": "Tqdm>=4\n"},
+            "tqdm",
+            "t.py",
+            "requirements.txt names tqdm, and was not asked for",
+            "--env {}/requirements.txt t.py",
+        ),
+        (
+            {"requirements.txt": "numpy\n"},
+            "yaml",
+            "t.py",
+            "requirements.txt is there, and was not asked",
+            "--env {}/requirements.txt t.py",
+        ),
+        (
+            {"pyproject.toml": '[project]\ndependencies = ["pyyaml"]\n'},
+            "yaml",
+            "t.py",
+            "pyproject.toml names pyyaml",
+            "--env {}/pyproject.toml t.py",
+        ),
+        (
+            {"environment.yml": "dependencies:\n- timm\n"},
+            "timm",
+            "t.py",
+            "environment.yml names timm",
+            "--env {}/environment.yml t.py",
+        ),
+        ({}, "timm.data", "t.py", "no requirements file is there", "echo timm >> requirements.txt"),
+        (
+            {"code/mypkg/__init__.py": ""},
+            "mypkg.train",
+            "mypkg.train",
+            "code/mypkg is on the nodes, and code is not on the PYTHONPATH",
+            "--env-var PYTHONPATH=code -m mypkg.train",
+        ),
+        (
+            {"src/mypkg/__init__.py": ""},
+            "mypkg",
+            "t.py",
+            "src/mypkg is on the nodes, and src is",
+            "--env-var PYTHONPATH=src t.py",
+        ),
+        (
+            {"helpers.py": "", "tools/t.py": ""},
+            "helpers",
+            "tools/t.py",
+            "helpers.py is on the nodes, and . is",
+            "--env-var PYTHONPATH=. tools/t.py",
+        ),
+        (
+            {**PACKAGE, "src/mypkg/data/x.py": "", ".gitignore": "data/\n"},
+            "mypkg.data",
+            "t.py",
+            "src/mypkg/data/ is here, and .gitignore keeps it",
+            "-o 'sync.ignore=[\"!/src/mypkg/data/\"]'",
+        ),
+        (PACKAGE, "mypkg.nope", "t.py", "", "-"),
+    ],
+)
+def test_module_that_is_missing_says_which_case_it_is(
+    tmp_path: Path, files: dict[str, str], module: str, script: str, why: str, advice: str
+) -> None:
+    scripts = {script: ""} if script.endswith(".py") else {}
+    cause = cause_of(tmp_path, {**scripts, **files}, MISSING.format(module), script=script)
+    assert why in cause.explanation
+    assert advice.format(tmp_path / "project") in cause.next
+
+
+def test_package_that_the_file_asked_for_does_not_name_is_to_be_added(tmp_path: Path) -> None:
+    file = tmp_path / "needs.txt"
+    file.write_text("numpy\n")
+    keys = {"script": "t.py", "env.file": str(file)}
+    cause = cause_of(tmp_path, {"requirements.txt": "timm\n"}, MISSING.format("timm"), **keys)
+    assert f"{file} does not name timm" in cause.explanation
+    assert cause.next.startswith(f"echo timm >> {file}")
+    file.write_text("timm\n")
+    assert cause_of(tmp_path, {}, MISSING.format("timm"), **keys).next == "-"
+
+
+@pytest.mark.parametrize(
+    ("path", "why", "advice"),
+    [
+        ("data/train/a.bin", "data/ is here, and .gitignore keeps it from the nodes", "!/data/"),
+        ("/home/ubuntu/awsddp/work/data", "data/ is here, and .gitignore keeps it", "!/data/"),
+        ("./weights.pt", "weights.pt is here, and sync.ignore keeps it", "remove it from sync.ignore"),
+        ("runs/j/model.pt", "runs/ is here, and awsddp keeps it", "move it out of runs/"),
+        ("/dev/null", "/dev/null is on this machine alone", "move it into"),
+        ("/nowhere/at/all", "", "-"),
+        ("a.py", "", "-"),
+    ],
+)
+def test_file_that_is_missing_on_the_nodes_and_is_here_says_what_keeps_it(
+    tmp_path: Path, path: str, why: str, advice: str
+) -> None:
+    files = {".gitignore": "data/\n", "data/train/a.bin": "", "weights.pt": "", "runs/j/model.pt": ""}
+    cause = cause_of(tmp_path, files, NO_FILE.format(path), script="t.py", **{"sync.ignore": "*.pt"})
+    assert why in cause.explanation
+    assert advice in cause.next
+
+
+def test_a_bare_folder_in_the_message_is_enough(tmp_path: Path) -> None:
+    files = {".gitignore": "/data\n", "data/a.bin": "", "t.py": ""}
+    said = (
+        "FileNotFoundError: Couldn't find any class folder in data/train. The node does not have this file."
+    )
+    assert (
+        "data/ is here, and .gitignore keeps it" in cause_of(tmp_path, files, said, script="t.py").explanation
+    )

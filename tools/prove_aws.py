@@ -1,0 +1,227 @@
+"""Every verb on a real AWS account, for at most $2: `AWSDDP_REAL=cpu python tools/prove_aws.py` (or gpu).
+
+Two nodes: up, train, a client that is killed, a reboot, stop, start, down, then a search for what is left. A
+run that succeeds on AWS is added to docs/proven.md. `--local` runs the same steps in the local cloud.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CLUSTER = "proof"
+BUDGET_USD, EXPIRES = "2", "30m"
+CPU_TYPE = "t3.medium"
+BOOT_S = 600
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+cuda = torch.cuda.is_available()
+if cuda:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl" if cuda else "gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+total = torch.ones(1, device="cuda" if cuda else "cpu")
+for step in range(int(sys.argv[1])):
+    total.fill_(1)
+    dist.all_reduce(total)
+    assert int(total) == world
+    print("step", step, "of", dist.get_backend(), flush=True)
+    time.sleep(0.5)
+torch.save(total.cpu(), f"total{rank}.pt")
+dist.destroy_process_group()
+"""
+START = "cat /proc/sys/kernel/random/boot_id; awk '{print $22}' /proc/1/stat"
+
+
+class Failed(Exception):
+    """A step did not do what it should."""
+
+
+class Proof:
+    """One cluster and the steps on it. `seconds` are those of each step."""
+
+    def __init__(self, project: Path, *, local: bool, region: str | None) -> None:
+        self.project = project
+        self.options = [
+            "-c",
+            CLUSTER,
+            *(["--local"] if local else []),
+            *(["--region", region] if region else []),
+        ]
+        self.seconds: dict[str, float] = {}
+        self.cost_usd: float | None = None
+
+    def awsddp(self, *words: str) -> Any:
+        """Run a verb and return its document. Raises Failed."""
+        argv = [sys.executable, "-m", "awsddp", *self.options, "--json", "-y", *words]
+        shown = subprocess.run(
+            argv, cwd=self.project, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        if shown.returncode != 0:
+            raise Failed(
+                f"awsddp {' '.join(words)}: exit {shown.returncode}\n{shown.stdout}{shown.stderr[-4000:]}"
+            )
+        return json.loads(shown.stdout)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a step and say it."""
+        print(f"{name} ...", flush=True)
+        began = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - began
+        print(f"{name}: {self.seconds[name]:.0f} s", flush=True)
+
+    def run(self, instance_type: str) -> dict[str, Any]:
+        """Take every step and return the `up` document. Raises Failed."""
+        (self.project / "steps.py").write_text(SCRIPT)
+        asked = ["--nodes", "2", "--instance-type", instance_type, "--expires", EXPIRES]
+        price = self.awsddp("plan", *asked)["price_usd_per_hour"]
+        asked += [] if price is None else ["--budget", BUDGET_USD]
+        print(f"2 x {instance_type} for {EXPIRES} at most, {price or 'an unknown number of'} USD per hour")
+        with self.step("up"):
+            made: dict[str, Any] = self.awsddp("up", *asked)
+        self.train("train")
+        self.killed_client()
+        self.reboot()
+        self.train("train after the reboot")
+        with self.step("stop"):
+            self.expect(self.awsddp("stop")["state"], "stopped")
+        with self.step("start"):
+            self.expect(self.awsddp("up")["state"], "ready")
+        with self.step("down"):
+            self.cost_usd = self.awsddp("down")["cost_usd"]
+        with self.step("search by tag"):
+            left = [
+                one for one in self.awsddp("status", "--all") if one["cluster"] == CLUSTER and one["mine"]
+            ]
+            self.expect(left, [])
+        return made
+
+    def train(self, name: str) -> None:
+        """Train on both nodes and hold the results against what the ranks saved."""
+        with self.step(name):
+            job = self.awsddp("train", "steps.py", "--nproc-per-node", "1", "--", "3")
+            self.results(job)
+
+    def killed_client(self) -> None:
+        """Kill a client that follows a job; the job goes on, and another client fetches its results."""
+        with self.step("train, its client killed"):
+            name = "orphaned"
+            argv = [sys.executable, "-m", "awsddp", *self.options, "-y"]
+            argv += ["train", "steps.py", "--nproc-per-node", "1", "--name", name, "--", "12"]
+            client = subprocess.Popen(
+                argv, cwd=self.project, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            assert client.stdout is not None
+            seen = any(b"step 2 " in line for line in client.stdout)
+            client.send_signal(signal.SIGKILL)
+            client.wait()
+            self.expect(seen, True)
+            self.results(self.awsddp("logs", "-f", name))
+
+    def reboot(self) -> None:
+        """Reboot node 1 and wait until it answers again."""
+        with self.step("reboot of node1"):
+            ask = ("exec", "--node", "1", START)
+            before = self.awsddp(*ask)["nodes"][0]["stdout"]
+            self.awsddp("exec", "--node", "1", "sudo systemd-run --on-active=1 systemctl reboot")
+            deadline, now = time.monotonic() + BOOT_S, before
+            while now == before:
+                if time.monotonic() > deadline:
+                    raise Failed(f"node1 did not reboot within {BOOT_S} s")
+                time.sleep(2)
+                try:
+                    now = self.awsddp(*ask)["nodes"][0]["stdout"]
+                except Failed:
+                    continue  # it is down, or on its way
+
+    def results(self, job: dict[str, Any]) -> None:
+        """Check that a job succeeded and what every rank saved is here."""
+        self.expect(job["state"], "succeeded")
+        for rank in job["ranks"]:
+            name = f"total{rank['rank']}.pt"
+            self.expect([path.name for path in (self.project / job["home"]).rglob(name)], [name])
+
+    def expect(self, found: object, expected: object) -> None:
+        """Raise Failed where something else was found."""
+        if found != expected:
+            raise Failed(f"expected {expected!r}, found {found!r}")
+
+
+def one_gpu(proof: Proof) -> str:
+    """Return the cheapest type with one GPU that is offered and fits the quota."""
+    offers = proof.awsddp("plan", "--offers")["offers"]
+    fitting = [one for one in offers if one["gpus_per_node"] == 1 and one["fits_quota"] is not False]
+    return str(min(fitting, key=lambda one: one["price_usd_per_hour"] or float("inf"))["instance_type"])
+
+
+def section(proof: Proof, made: dict[str, Any]) -> str:
+    """Return the section of docs/proven.md."""
+    now = datetime.now(UTC)
+    rows = "\n".join(f"| {name} | {seconds:.0f} |" for name, seconds in proof.seconds.items())
+    cost = "unknown" if proof.cost_usd is None else f"${proof.cost_usd:.2f}"
+    where = f"2 x {made['instance_type']} in {made['region']} ({made['target']})"
+    return (
+        f"\n## {now:%Y-%m-%d}: {where}\n\n"
+        f"Commit {commit()}, {now:%H:%M} UTC. Cost by list price: {cost}. Nothing was left.\n\n"
+        f"| step | seconds |\n|---|---|\n{rows}\n"
+    )
+
+
+def commit() -> str:
+    """Return the commit of this tree, and whether it has changes."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    return f"{git('rev-parse', '--short=12', 'HEAD')}{' with changes' * bool(git('status', '--porcelain'))}"
+
+
+def main() -> int:
+    """Run the steps and return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--local", action="store_true", help="in the local cloud, at no cost")
+    parser.add_argument("--region", help="the AWS region  [default: the configured one]")
+    parser.add_argument("--instance-type", help=f"[default: {CPU_TYPE}, or the cheapest with one GPU]")
+    parser.add_argument("--to", type=Path, help="the page to add to  [default: docs/proven.md, on AWS]")
+    options = parser.parse_args()
+    kind = os.environ.get("AWSDDP_REAL", "")
+    if kind not in ("cpu", "gpu") and not options.local:
+        print("This launches two EC2 instances on your AWS account, for at most $2.")
+        print("Type: AWSDDP_REAL=cpu make prove-aws   # then AWSDDP_REAL=gpu")
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        proof = Proof(Path(folder), local=options.local, region=options.region)
+        try:
+            made = proof.run(options.instance_type or (CPU_TYPE if kind == "cpu" else one_gpu(proof)))
+        except (Failed, KeyboardInterrupt) as failure:
+            print(f"failed: {failure}\nending the cluster", file=sys.stderr)
+            print(json.dumps(proof.awsddp("down", "--discard"), indent=2), file=sys.stderr)
+            return 1
+    page = options.to or (None if options.local else ROOT / "docs" / "proven.md")
+    text = section(proof, made)
+    print(text)
+    if page is not None:
+        head = "# Proven on a real account\n\nWritten by `make prove-aws`.\n"
+        page.write_text((page.read_text() if page.exists() else head) + text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
