@@ -3,15 +3,17 @@
 import itertools
 from typing import Any
 
-from awsddp.cli.render import line, table
+from awsddp.cli.advice import named
+from awsddp.cli.render import line, table_lines, width
 from awsddp.cluster import write_numbers
 from awsddp.report import node_name
 
+_COLUMNS = 80
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
 
 
 def health_page(report: dict[str, Any]) -> None:
-    """Show the checks in a table, failed ones with what was expected, then how to replace their nodes."""
+    """Show the checks in a table of at most 80 columns, then the commands that replace failed nodes."""
     found = sorted(report["checks"], key=_outcome)  # stable: the order of the checks within an outcome
     names = list(dict.fromkeys(check["name"] for check in report["checks"]))
     found.sort(key=lambda check: names.index(check["name"]))
@@ -19,9 +21,12 @@ def health_page(report: dict[str, Any]) -> None:
     for (name, ok, *_), alike in itertools.groupby(found, key=_outcome):
         checks = list(alike)
         rows.append((name, _nodes(checks), _OUTCOMES[ok], _value(checks)))
-    table(("check", "nodes", "", "found"), rows)
+    for text in table_lines(
+        ("check", "nodes", "", "found"), rows, columns=min(width() or _COLUMNS, _COLUMNS)
+    ):
+        line(text)
     for hint in dict.fromkeys(check["hint"] for check in report["checks"] if check["hint"]):
-        line(hint)
+        line(named(hint))
 
 
 def _outcome(check: dict[str, Any]) -> tuple[Any, ...]:

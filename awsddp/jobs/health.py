@@ -6,7 +6,7 @@ Where no figure is promised nodes are compared with each other.
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from awsddp.cluster import Check, Node, Prepared, write_numbers
@@ -16,6 +16,8 @@ from awsddp.report import node_name, size_text
 MOST_SKEW_S = 2.0
 LEAST_DISK = 1_000_000_000
 LEAST_MEMORY = 1_000_000_000
+ALIKE = 0.75
+"""A node has as much memory as the others that has more than this part of theirs."""
 SLOW = 1 / 3
 """A node is slow that reaches less than this part of what the others reach, twice."""
 
@@ -25,12 +27,16 @@ Dial = tuple[int, int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What the nodes answered to `probe`, and this machine's clock before and after (Unix time)."""
+    """What the nodes answered to `probe`, and this machine's clock before and after (Unix time).
+
+    `silent` holds why a node gave no answer.
+    """
 
     nodes: Mapping[int, Node]
     prepared: Mapping[int, Prepared]
     answers: Answers
     asked: tuple[float, float]
+    silent: Mapping[int, str] = field(default_factory=dict)
 
 
 def replacement(node: Node) -> str:
@@ -44,9 +50,9 @@ def failing(checks: Sequence[Check]) -> set[int]:
 
 
 def quick_checks(looked: Looked) -> list[Check]:
-    """Return the checks that take no time: GPUs, disk, memory, clock."""
+    """Return the checks that take no time: an answer, GPUs, disk, memory, clock."""
     offsets = _offsets(looked)
-    checks = []
+    checks = [_check(looked, node, "answer", False, why) for node, why in sorted(looked.silent.items())]
     for node in sorted(looked.answers):
         checks += [
             *_gpus(looked, node),
@@ -126,7 +132,7 @@ def _alike(looked: Looked) -> list[Check]:
         return []
     kinds: dict[str, Callable[[int, Mapping[str, Any]], str]] = {
         "CPUs": lambda node, answer: f"{answer['cpus']:g}",
-        "memory": lambda node, answer: f"{answer['memory_size'] / 2**30:.0f} GiB",
+        "memory": lambda node, answer: _memory(looked, answer["memory_size"]),
         "GPUs": lambda node, answer: ", ".join(_models(answer["smi"])),
         "driver": lambda node, answer: str(looked.prepared[node].driver or ""),
         "torch": lambda node, answer: str(looked.prepared[node].torch or ""),
@@ -149,6 +155,12 @@ def _alike(looked: Looked) -> list[Check]:
             )
     same = [kind for kind in kinds if not any(check.name == f"alike: {kind}" for check in checks)]
     return [*checks, Check(name="alike", ok=True, value=", ".join(same))] if same else checks
+
+
+def _memory(looked: Looked, size: int) -> str:
+    """Return a node's memory; of nodes that are alike it differs a little from boot to boot."""
+    usual = statistics.median_high(answer["memory_size"] for answer in looked.answers.values())
+    return f"{(usual if size > usual * ALIKE else size) / 2**30:.1f} GiB"
 
 
 def _models(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -280,8 +292,8 @@ class Group:
 _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
-def group_check(group: Group) -> Check:
-    """Return the check of a process group: which ranks came least far, and why."""
+def group_check(looked: Looked, group: Group) -> Check:
+    """Return the check of a process group: the ranks that came least far and why, of their node if one."""
     if group.is_whole:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")
     behind = group.behind() or list(group.ranks)
@@ -290,7 +302,11 @@ def group_check(group: Group) -> Check:
     rest = len(group.ranks) - len(behind)
     farthest = max((group.at[one.rank] for one in group.ranks), key=_STEPS.index)
     others = f"; the other {rest}: {farthest}" if rest else ""
-    return Check(name="process group", ok=False, value=came + more + others, expected="all ranks join")
+    value, expected = came + more + others, "all ranks join"
+    nodes = {one.node for one in group.behind()}
+    if len(nodes) == 1:
+        return _check(looked, nodes.pop(), "process group", False, value, expected)
+    return Check(name="process group", ok=False, value=value, expected=expected)
 
 
 def _came(group: Group, one: Rank) -> str:

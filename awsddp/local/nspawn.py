@@ -201,16 +201,19 @@ class NspawnHosts:
         cgroups.slow_down(self._place, instance_id, slow="slow-cpu" in effects)
         cgroups.squeeze(self._place, instance_id, tight="oom" in effects)
         disk = Path(f"/proc/{wrapper}/root{node / 'disk'}")  # mounted in its namespace alone
-        if disk.stat().st_dev == node.stat().st_dev:
-            return False
-        if "full-disk" in effects:
-            node_faults.fill(disk)
-        else:
-            node_faults.empty(disk)
         root = Path(f"/proc/{wrapper}/root{node / 'root'}")
-        node_faults.set_clock(root, ahead="clock" in effects)
-        if node_faults.set_host_key(root, node / "hostkey", other="hostkey" in effects):
-            self._reload_sshd(instance_id)
+        if disk.stat().st_dev == node.stat().st_dev or not os.path.ismount(root):
+            return False
+        try:
+            if "full-disk" in effects:
+                node_faults.fill(disk)
+            else:
+                node_faults.empty(disk)
+            node_faults.set_clock(root, ahead="clock" in effects)
+            if node_faults.set_host_key(root, node / "hostkey", other="hostkey" in effects):
+                self._reload_sshd(instance_id)
+        except FileNotFoundError:  # it is just ending
+            return False
         return True
 
     def _reload_sshd(self, instance_id: str) -> None:

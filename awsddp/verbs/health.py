@@ -81,10 +81,13 @@ def doctor(ctx: Context) -> dict[str, Any] | None:
 
 def _checkup(cluster: ClusterHandle) -> list[Check]:
     fleet = cluster.fleet
-    ask(fleet, {min(fleet.nodes): protocol.claim_request("`awsddp doctor`", wait_s=CLAIM_S)})
+    with contextlib.suppress(
+        NodeError
+    ):  # a node whose disk is full cannot hold the claim, and is named below
+        ask(fleet, {min(fleet.nodes): protocol.claim_request("`awsddp doctor`", wait_s=CLAIM_S)})
     busy = [job.job for job in cluster.jobs(partial=True) if job.state == "running"]
-    looked = _look(cluster, answering(fleet), thorough=True)
     checks = _unreached(cluster)
+    looked = _look(cluster, answering(fleet), thorough=True)
     checks += [*health.quick_checks(looked), *health.thorough_checks(looked), *_dial(cluster, looked)]
     if busy:
         value = f"speeds and process group left out: job {', '.join(busy)} runs"
@@ -123,12 +126,13 @@ def _look(
         for number in numbers
     }
     began = time.time()
-    found = _answered(cluster.fleet, requests)
+    found = answers_of(cluster.fleet, requests, timeout_s=ANSWER_S)
     return health.Looked(
         nodes=nodes,
         prepared={number: cluster.prepared(number) for number in numbers},
-        answers=found,
+        answers={node: one for node, one in found.items() if not isinstance(one, AwsddpError)},
         asked=(began, time.time()),
+        silent={node: one.message for node, one in found.items() if isinstance(one, AwsddpError)},
     )
 
 
@@ -161,13 +165,15 @@ def _dial(cluster: ClusterHandle, looked: health.Looked) -> list[Check]:
 def _speed(cluster: ClusterHandle, looked: health.Looked) -> list[Check]:
     """Return the check of the CPUs: a node that seems slow is measured again, with one that is not."""
     speeds = {node: answer["speed"] for node, answer in looked.answers.items()}
+    if len(speeds) < 2:
+        return []
     slow = health.slow_nodes(speeds)
     reference = max(speeds, key=speeds.__getitem__)
     for _ in range(RETRIES if slow else 0):
         again = _look(cluster, sorted({*slow, reference}), thorough=True).answers
         least = again[reference]["speed"] * health.SLOW if reference in again else 0.0
         slow = {node for node in slow if node not in again or again[node]["speed"] < least}
-    return health.speed_checks(looked, "CPU speed", speeds, slow) if len(speeds) > 1 else []
+    return health.speed_checks(looked, "CPU speed", speeds, slow)
 
 
 def _rates(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence[int]) -> list[Check]:
@@ -175,6 +181,8 @@ def _rates(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence[int]) 
     if len(nodes) < 2:
         return []
     best = _measured(cluster, looked, health.rounds(nodes, most=ROUNDS))
+    if not best:
+        return []
     slow = health.slow_nodes(best)
     for _ in range(RETRIES if slow and len(slow) < len(nodes) else 0):
         good = [node for node in nodes if node not in slow]
@@ -237,14 +245,14 @@ def _group_checks(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence
         return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
     cluster.ctx.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
     (whole,) = _form(cluster, looked, [nodes])
-    checks = [health.group_check(whole)]
+    checks = [health.group_check(looked, whole)]
     promised = _promise(cluster)
     slow = whole.is_whole and promised is not None and whole.bandwidth < promised * LEAST_SHARE
     if whole.is_whole:
         value = f"{whole.bandwidth:.2g} GB/s bus bandwidth of {len(whole.ranks)} ranks"
         expected = "" if promised is None else f"{promised:g} GB/s is the type's network"
         checks.append(Check(name="all-reduce", ok=None if slow else True, value=value, expected=expected))
-    if (not whole.is_whole or slow) and len(nodes) > 2:
+    if (slow or (not whole.is_whole and not health.failing(checks))) and len(nodes) > 2:
         cluster.ctx.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
         checks += _in_pairs(cluster, looked, nodes)
     return checks
@@ -253,7 +261,7 @@ def _group_checks(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence
 def _in_pairs(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence[int]) -> list[Check]:
     """Return the nodes that fail, or are slow, with each of two others."""
     best: dict[int, float] = dict.fromkeys(nodes, 0.0)
-    for pairs in health.rounds(nodes, most=2):
+    for pairs in health.rounds(nodes, most=2 + len(nodes) % 2):  # so that each node meets two others
         for group in _form(cluster, looked, pairs):
             rate = group.bandwidth if group.is_whole else 0.0
             for node in {one.node for one in group.ranks}:

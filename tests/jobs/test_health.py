@@ -75,6 +75,8 @@ BROKEN_GPU = {**ANSWER["smi"][0], "errors": 2, "faults": ["needs a reset"]}
         ({"memory_free": 10**6}, [("memory", "1.0 MB free")]),
         ({"time": 1005.0}, [("clock", "4 s ahead")]),
         ({"time": 900.0}, [("clock", "100 s behind")]),
+        ({"memory_size": 180 * 10**9}, []),
+        ({"memory_size": 90 * 10**9}, [("alike: memory", "83.8 GiB")]),
         ({"cpus": 4.0}, [("alike: CPUs", "4")]),
         ({"kernel": "6.9"}, [("alike: kernel", "6.9")]),
         ({"links_down": 2}, [("NVLink", "2 inactive links")]),
@@ -180,33 +182,36 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "whys", "value"),
+    ("at", "whys", "node", "value"),
     [
-        (["reduced"] * 4, {}, "4 ranks"),
+        (["reduced"] * 4, {}, None, "4 ranks"),
         (
             ["arrived", "arrived", "", "arrived"],
             {},
+            1,
             "rank 2 (node1): did not start; the other 3: arrived",
         ),
         (
             ["joined", "joined", "joined", "arrived"],
             {},
+            1,
             "rank 3 (node1): arrived; the other 3: joined",
         ),
         (
             ["failed", "failed", "arrived", "failed"],
             {3: "CUDA error", 0: "Connection closed by peer", 1: "Connection closed by peer"},
+            None,
             "rank 3 (node1): CUDA error; rank 0 (node0): Connection closed by peer; "
             "rank 1 (node0): Connection closed by peer; the other 1: arrived",
         ),
     ],
 )
 def test_a_group_that_does_not_form_names_the_ranks_that_are_behind(
-    at: list[str], whys: dict[int, str], value: str
+    at: list[str], whys: dict[int, str], node: int | None, value: str
 ) -> None:
     group = health.Group(
         ranks=layout([0, 1], gpus=0, world_size=4), at=dict(enumerate(at)), whys=whys, bytes=8
     )
     group.seconds = 1.0 if at[0] == "reduced" else None
-    check = health.group_check(group)
-    assert (check.ok, check.value) == (at[0] == "reduced", value)
+    check = health.group_check(looked(2), group)
+    assert (check.ok, check.node, check.value) == (at[0] == "reduced", node, value)
