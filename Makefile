@@ -53,8 +53,8 @@ lint: setup ## format, lint, types, docs
 docs: setup ## the pages of docs/ as a site, on http://127.0.0.1:8000
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --quiet
 
-dist: setup ## wheel and sdist in dist/, checked by twine and used in an empty environment
-	@$(BIN)/python tools/dist.py
+dist: ## wheel and sdist in dist/, checked by twine and used in an empty environment
+	@$(PYTHON) tools/dist.py
 
 bench: setup ## the programs behind the README's figures
 	@for program in benchmarks/[a-z]*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done

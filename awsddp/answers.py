@@ -26,6 +26,7 @@ _Node = Annotated[int, Meta(ge=0, lt=10_000)]
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Exit = Annotated[int, Meta(ge=-255, le=255)]
 _Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
+_Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -155,6 +156,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     commit: _Word | None = None
     dirty: bool | None = None
     launcher: _Word = "ssh"
+    options: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
+    resumed: _Word | None = None
     instance_type: _Word | None = None
     price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
 
@@ -176,6 +179,14 @@ class _Metrics(msgspec.Struct, frozen=True, kw_only=True):
     fraction: Annotated[float, Meta(ge=0, le=1)] | None
 
 
+class _Sample(msgspec.Struct, frozen=True, kw_only=True):
+    rank: _Rank
+    cpu_percent: _Amount | None = None
+    gpu_percent: _Amount | None = None
+    gpu_memory_bytes: _Amount | None = None
+    network_bytes_per_second: _Amount | None = None
+
+
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
     job: _Name
     node: _Node
@@ -188,6 +199,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts = Facts()
     restarts: Annotated[tuple[_Restart, ...], Meta(max_length=100_000)] = ()
     metrics: Annotated[tuple[_Metrics, ...], Meta(max_length=100_000)] = ()
+    samples: Annotated[tuple[_Sample, ...], Meta(max_length=100_000)] = ()
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +235,47 @@ class _Stacks(msgspec.Struct, frozen=True, kw_only=True):
     workdir: _Text
     silent_s: _Seconds
     processes: Annotated[tuple[_Process, ...], Meta(max_length=10_000)]
+
+
+class _Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    name: _Word
+    driver: _Word
+    memory_mib: _Size
+    errors: _Size
+    faults: Annotated[tuple[_Word, ...], Meta(max_length=100)]
+
+
+_Port = Annotated[int, Meta(ge=0, lt=65536)]
+
+
+class _Probe(msgspec.Struct, frozen=True, kw_only=True):
+    ports: Annotated[tuple[_Port, ...], Meta(min_length=1, max_length=10)]
+    gpus: Annotated[int, Meta(ge=0, le=1024)] | None
+    disk_free: _Size
+    disk_size: _Size
+    shared_free: _Size
+    memory_free: _Size
+    memory_size: _Size
+    cpus: Annotated[float, Meta(ge=0, le=100_000)]
+    time: _Seconds
+    kernel: _Word = ""
+    smi: Annotated[tuple[_Gpu, ...], Meta(max_length=1024)] = ()
+    links_down: _Size = 0
+    xids: Annotated[tuple[tuple[_Word, _Size], ...], Meta(max_length=1000)] = ()
+    speed: _Measure = 0.0
+
+
+class _Dials(msgspec.Struct, frozen=True, kw_only=True):
+    dials: Annotated[tuple[tuple[_Node, _Port, _Word], ...], Meta(max_length=100_000)]
+
+
+class _Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    bytes: _Size
+    seconds: _Seconds = 0.0
+
+
+class _Texts(msgspec.Struct, frozen=True, kw_only=True):
+    texts: Annotated[tuple[str, ...], Meta(max_length=64)]
 
 
 class _Claimed(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,6 +325,11 @@ _KINDS: dict[str, Any] = {
     "state": _State,
     "slots": _Slots,
     "stacks": _Stacks,
+    "probe": _Probe,
+    "dial": _Dials,
+    "send": _Transfer,
+    "receive": _Transfer,
+    "text": _Texts,
     "cancel": _Document,
     "manifest": Manifest,
     "hashes": _Hashes,
@@ -358,6 +416,30 @@ def environment(said: bytes, *, node: int) -> Environment:
         raise malformed(node, str(error)) from error
 
 
+class RankStep(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a rank of `doctor`'s process group is; `seconds` of an all-reduce, `why` it failed."""
+
+    rank: _Rank
+    at: Literal["started", "arrived", "joined", "reduced", "failed"]
+    seconds: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    why: _Text = ""
+
+
+def rank_step(said: bytes, *, node: int, ranks: Collection[int]) -> RankStep | None:
+    """Return a line of templates/process_group.py, None for what others print there. Raises NodeError."""
+    if not said.startswith(b"{"):
+        return None
+    try:
+        answer = _loaded(said)
+        _check_text(answer)
+        step = msgspec.convert(answer, RankStep)
+        if step.rank not in ranks or (step.at == "reduced" and step.seconds is None):
+            raise ValueError("it speaks of another rank")
+        return step
+    except _WRONG as error:
+        raise malformed(node, str(error)) from error
+
+
 def hashes(answer: Mapping[str, Any]) -> tuple[FileHash, ...]:
     """Return the checked answer to "hashes", in the order of its request."""
     return msgspec.convert(dict(answer), _Hashes).hashes
@@ -415,6 +497,12 @@ def _check_against(answer: dict[str, Any], request: Mapping[str, Any], node: int
         _check_job(answer, node, job)
     if kind == "launch" and answer["job"] != job:
         raise ValueError(f"it speaks of job {answer['job']!r}, not of {job!r}")
+    if kind == "text" and [len(one) for one in answer["texts"]] != [1_000_000] * request["count"]:
+        raise ValueError("texts of another size")
+    if kind == "dial" and sorted(one[:2] for one in answer["dials"]) != sorted(
+        [node, port] for node, _, port in request["peers"]
+    ):
+        raise ValueError("it dialed others than it was asked to")
     if kind == "hashes" and len(answer["hashes"]) != len(request["paths"]):
         raise ValueError(f"{len(answer['hashes'])} hashes of {len(request['paths'])} files")
 
@@ -427,8 +515,9 @@ def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
     if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
         raise ValueError("one rank twice")
     own = {rank["rank"] for rank in document["ranks"] if rank["node"] == node}
-    if not {row["rank"] for row in document.get("metrics", ())} <= own:
-        raise ValueError("metrics of a rank that does not run there")
+    for key in ("metrics", "samples"):
+        if not {row["rank"] for row in document.get(key, ())} <= own:
+            raise ValueError(f"{key} of a rank that does not run there")
 
 
 def _check_path(path: str) -> None:

@@ -62,9 +62,9 @@ class _Meter:
         return sum(_hours(*span) for span in self.ran)
 
     @property
-    def usd(self) -> float:
-        """What the machine and its disk cost until it stopped or ended."""
-        total = self.disk_usd
+    def machine_usd(self) -> float:
+        """What the machine cost, without its disk, until it stopped or ended."""
+        total = 0.0
         for start, end in self.ran:
             changes = sorted(since for since, _ in self.rates if start < since < end)
             for span in pairwise((start, *changes, end)):
@@ -76,7 +76,8 @@ class _Meter:
 class Bill:
     """A cluster's account. `began` and `ended` are UTC; `ended` is None while anything of it exists.
 
-    `cost_usd` and `price_usd_per_hour` (of what runs or is kept now) are None where a price is not known.
+    `cost_usd` and `price_usd_per_hour` (of what runs or is kept now) are None where a price is not known;
+    `parts_usd` are the parts of `cost_usd`: "machines", "disks" and "transfer" (bytes that left AWS).
     """
 
     id: str | None
@@ -89,6 +90,7 @@ class Bill:
     hours: float = 0.0
     cost_usd: float | None = 0.0
     price_usd_per_hour: float | None = 0.0
+    parts_usd: Mapping[str, float] = field(default_factory=dict)
     running: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
 
@@ -188,7 +190,11 @@ def _bill(made: _Account, now: datetime, running: Collection[str]) -> Bill:
         until = meter.expires if late and meter.expires is not None else now
         meter.stop(max(until, meter.runs) if meter.runs else until)
         meter.end(now if not late or key not in runs else until)
-    cost = sum(meter.usd for meter in meters.values()) + made.egress_usd
+    parts = {
+        "machines": sum(meter.machine_usd for meter in meters.values()),
+        "disks": sum(meter.disk_usd for meter in meters.values()),
+        "transfer": made.egress_usd,
+    }
     return Bill(
         id=made.first["id"],
         target=str(made.first.get("target", "aws")),
@@ -198,8 +204,9 @@ def _bill(made: _Account, now: datetime, running: Collection[str]) -> Bill:
         began=made.began,
         ended=made.ended,
         hours=round(max((meter.hours for meter in meters.values()), default=0.0), 4),
-        cost_usd=round(cost, 2) if known else None,
+        cost_usd=round(sum(parts.values()), 2) if known else None,
         price_usd_per_hour=round(price, 4) if known else None,
+        parts_usd={part: round(usd, 4) for part, usd in parts.items()} if known else {},
         running=runs,
         stopped=exists - runs,
     )

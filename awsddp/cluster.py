@@ -133,7 +133,7 @@ class Prepared:
 class Cause:
     """Why a job did not succeed: the first rank that failed, and the end of its log; or what ended it.
 
-    `kind` is one of jobs/supervisor/causes.py ("unknown": an older awsddp wrote it); `retryable`: the same
+    `kind` is one of docs/why.md ("unknown": an older awsddp wrote it); `retryable`: the same
     command may succeed without a change; `next` is what to do, "" for nothing that is known.
     """
 
@@ -190,6 +190,20 @@ class RankProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankUsage:
+    """What a rank used in the last 10 s; None: not known. The network is that of its whole node.
+
+    `cpu_percent` is of one core: 400 are four.
+    """
+
+    rank: int
+    cpu_percent: float | None = None
+    gpu_percent: float | None = None
+    gpu_memory_bytes: float | None = None
+    network_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobNode:
     """A machine on which a job runs or ran, and the number that it had then."""
 
@@ -202,9 +216,11 @@ class Job:
     """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
 
     `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
-    `dirty` whether its files differed (None: no repository); `started` and `ended` are when its first rank
-    started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is of its nodes. `progress`
-    holds the ranks that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best.
+    `dirty` whether its files differed (None: no repository); `options` are its settings that were not
+    defaults, as words of a command line; `resumed` is the job whose checkpoint it got; `started` and `ended`
+    are when its first rank started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is
+    of its nodes. `progress` holds the ranks that write metrics, while the job runs; `slowest_rank` is more
+    than 10 % behind the best; `usage` is what the nodes sampled.
     """
 
     job: str
@@ -219,6 +235,8 @@ class Job:
     commit: str | None = None
     dirty: bool | None = None
     launcher: str = "ssh"
+    options: tuple[str, ...] = ()
+    resumed: str | None = None
     world_size: int = 0
     instance_type: str | None = None
     price_usd_per_hour: float | None = None
@@ -227,6 +245,19 @@ class Job:
     restarts: tuple[Restart, ...] = ()
     progress: tuple[RankProgress, ...] = ()
     slowest_rank: int | None = None
+    usage: tuple[RankUsage, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A check of `doctor`, of one node if it has a number. `ok` None: unknown, or only a warning."""
+
+    name: str
+    ok: bool | None
+    value: str = ""
+    expected: str = ""
+    hint: str = ""
+    node: int | None = None
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

@@ -3,12 +3,13 @@
 A document on stdout also has "schema". A key with a default may be absent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from awsddp.cluster import ClusterState, Job, JobState, TargetName
 from awsddp.plan.document import PlanDocument
 from awsddp.plan.records import Choice
+from awsddp.timeline import Step
 
 __all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
 
@@ -86,11 +87,56 @@ class JobDocument(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Excerpt:
+    """The last lines of a rank's log."""
+
+    rank: int
+    node: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobReport(JobDocument):
-    """`report`. `files` are (path, bytes); `metrics` is the last row of the job's metrics.jsonl."""
+    """`report JOB`. `files` are (path, bytes); `metrics` is the last row of the job's metrics.jsonl.
+
+    `measures` are the first, last, least and most value of its loss and accuracy; `seconds` is its run time;
+    the steps of `timeline` are in seconds since `timeline_from`; `costs` are list prices in US dollars:
+    `job_usd` of the job's nodes while it ran, `machines_usd`, `disks_usd` and `transfer_usd` of its cluster,
+    `cluster_usd` in all; `again` are commands that run it again; `page` is the HTML file that was made at `made`.
+    """
 
     files: tuple[tuple[str, int], ...]
     metrics: dict[str, Any] | None
+    measures: dict[str, dict[str, float]] = field(default_factory=dict)
+    cluster: str | None = None
+    target: TargetName | None = None
+    region: str | None = None
+    seconds: float | None = None
+    timeline_from: str | None = None
+    timeline: tuple[Step, ...] = ()
+    costs: dict[str, float | None] | None = None
+    excerpts: tuple[Excerpt, ...] = ()
+    again: tuple[str, ...] = ()
+    made: str | None = None
+    page: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedJob:
+    """A job of any cluster of this machine: `page` is its HTML file, `job_usd` what it cost at list price."""
+
+    job: str
+    state: JobState
+    cause: str | None
+    cluster: str | None
+    instance_type: str | None
+    nodes: int
+    world_size: int
+    started: str | None
+    ended: str | None
+    seconds: float | None
+    job_usd: float | None
+    page: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -504,7 +550,8 @@ DOCUMENTS: dict[str, Any] = {
     "doctor": DoctorDocument,
     "doctor --request-quota": QuotaDocument,
     "doctor --why": WhyDocument,
-    "report": JobReport,
+    "report": list[ReportedJob],
+    "report JOB": JobReport,
     "report --cost": CostDocument,
     "stop": ClusterDocument,
     "down": DownDocument,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -95,6 +95,15 @@ def iso(moment: datetime | None) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
 
 
+def far_from_others(values: Sequence[float | None]) -> list[bool]:
+    """Tell of each value whether it differs from the median by more than half of it; of 3 values or more."""
+    known = sorted(value for value in values if value is not None)
+    if len(known) < 3:
+        return [False] * len(values)
+    middle = known[len(known) // 2]
+    return [value is not None and abs(value - middle) > middle / 2 for value in values]
+
+
 def duration(seconds: float) -> str:
     """Return a duration as a person says it: 12.3 s, 4 min 5 s, 23 h 59 min."""
     if seconds < 60:
@@ -129,7 +138,7 @@ def _none(text: str) -> None:
 
 
 def _float(text: str) -> float | None:
-    return number if math.isfinite(number := float(text)) else None
+    return value if math.isfinite(value := float(text)) else None
 
 
 def _int(text: str) -> int | None:
@@ -138,51 +147,12 @@ def _int(text: str) -> int | None:
 
 def last_value(rows: Iterable[dict[str, Any]], key: str) -> float | None:
     """Return the last number that the rows hold under `key`."""
-    values = [number for row in rows if (number := _number(row.get(key))) is not None]
+    values = [value for row in rows if (value := number(row.get(key))) is not None]
     return values[-1] if values else None
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
-
-
-def loss_plot(rows: Iterable[dict[str, Any]], *, title: str) -> str | None:
-    """Return an SVG of the training loss over the steps, or None where there are not two points.
-
-    Rows carry "loss" and, where they have it, "step"; else they are counted.
-    """
-    points = [
-        (step if (step := _number(row.get("step"))) is not None else float(index), loss)
-        for index, row in enumerate(rows)
-        if (loss := _number(row.get("loss"))) is not None
-    ]
-    if len(points) < 2:
-        return None
-    width, height, left, bottom = 640, 360, 60, 40
-    low_x, high_x = min(x for x, _ in points), max(x for x, _ in points)
-    high_y = max(y for _, y in points) or 1.0
-    span_x = (high_x - low_x) or 1.0
-
-    def place(x: float, y: float) -> str:
-        across = left + (x - low_x) / span_x * (width - left - 20)
-        return f"{across:.1f},{height - bottom - y / high_y * (height - bottom - 40):.1f}"
-
-    line = " ".join(place(x, y) for x, y in points)
-    ticks = "".join(
-        f'<text x="{left - 8}" y="{place(low_x, high_y * part).split(",")[1]}" text-anchor="end" '
-        f'dominant-baseline="middle">{high_y * part:.2f}</text>'
-        for part in (0, 0.5, 1)
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-        f'<text x="{left}" y="22" font-size="14">{_escape(title)}</text>{ticks}'
-        f'<path d="M{left},40V{height - bottom}H{width - 20}" fill="none" stroke="#888"/>'
-        f'<polyline points="{line}" fill="none" stroke="#1f5fbf" stroke-width="1.5"/>'
-        f'<text x="{left}" y="{height - 14}">step {low_x:g}</text>'
-        f'<text x="{width - 20}" y="{height - 14}" text-anchor="end">step {high_x:g}</text></svg>\n'
-    )
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def number(value: object) -> float | None:
+    """Return a finite number below 1e15 as a float, None for anything else (docs/metrics.md)."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15:
+        return float(value)
+    return None

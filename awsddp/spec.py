@@ -7,6 +7,7 @@ is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named 
 
 import dataclasses
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -32,7 +33,9 @@ _ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.A
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
-_MOMENTARY = frozenset({"cluster.nodes", "cluster.profile", "cluster.region", "capacity.retry_until_up"})
+_MOMENTARY = frozenset(
+    {"cluster.nodes", "cluster.profile", "cluster.region", "cluster.replace", "capacity.retry_until_up"}
+)
 """Keys that hold for one command, or that the cluster's record holds elsewhere."""
 _EXCLUSIVE = (
     frozenset({"cluster.instance_type", "cluster.gpus", "capacity.types", "capacity.reservation"}),
@@ -45,7 +48,7 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
     """[cluster]: the instances. `expires` is a duration such as "24h", counted from the launch; nodes unused
-    for `idle` ("off": never) shut down earlier.
+    for `idle` ("off": never) shut down earlier. `up` replaces the instances whose ids `replace` lists.
 
     `gpus` are the GPUs per node, such as "A100:8"; with `rehearse_gpu` CUDA calls run on the CPU. A plan
     that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
@@ -65,6 +68,7 @@ class ClusterSection:
     idle: str = "60m"
     max_price_usd: float | None = None
     budget_usd: float | None = None
+    replace: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +165,8 @@ class JobSection:
     """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
 
     The job fails when a node is silent for `heartbeat_timeout`, and when no rank writes to its log for
-    `hang_after`.
+    `hang_after`. With `preflight` the nodes' connections, GPUs, disks, memory and clocks are checked while
+    files are sent.
 
     `outputs` are paths on the node, relative to the synced folder or absolute, fetched beside new and
     changed files; `results` is the local folder for them. New and changed files that match `exclude`
@@ -204,6 +209,7 @@ class JobSection:
     hang_after: str | None = None
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
+    preflight: bool = True
     master_port: int | None = None
 
     @property
@@ -417,6 +423,38 @@ def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobS
         )
     values = {name: environ[name] for name in spec.env.secrets}
     return dataclasses.replace(spec, env=dataclasses.replace(spec.env, variables=spec.env.variables | values))
+
+
+NOT_SHOWN = frozenset(
+    f"{section}.{key}"
+    for section, keys in (
+        ("job", ("script", "args", "name", "resume")),
+        ("env", ("variables", "setup", "index_url", "find_links", "proxy")),
+    )
+    for key in keys
+)
+"""Keys that the record of a job does not have: it has others for them, or they may hold a secret."""
+
+
+def words_of(spec: JobSpec) -> tuple[str, ...]:
+    """Return the settings of a job that are not defaults, as words of a command line: -o job.timeout=1h.
+
+    Its script, arguments and name are left out, and what may hold a secret: the values of variables, commands
+    and URLs.
+    """
+    words: list[str] = []
+    for section in ("env", "sync", "job"):
+        values, defaults = getattr(spec, section), _SECTIONS[section]()
+        for item in dataclasses.fields(values):
+            key, value = f"{section}.{item.name}", getattr(values, item.name)
+            if value != getattr(defaults, item.name) and key not in NOT_SHOWN:
+                words += option_words(key, value)
+    return (*words, *(word for name in spec.env.variables for word in ("--env-var", name)))
+
+
+def option_words(key: str, value: object) -> list[str]:
+    """Return the words of a command line that set a key of awsddp.toml."""
+    return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
 def seconds(text: str, *, place: str = "duration") -> float:

@@ -1,9 +1,9 @@
-"""What the helper before each rank costs: the start of Python, and a training step of digits.
+"""What the helper before each rank costs: the start of Python, and a training step of two networks.
 
     python benchmarks/rank_helper.py [PAIRS]
 
-Two gloo ranks train a small network on the digits, with and without the helper in turn. CPU times, as on a
-machine that is shared the clock says nothing. Needs torch.
+Two gloo ranks train a network, with and without the helper in turn: digits, and resnet18 on random images of
+64 x 64. CPU times, as on a machine that is shared the clock says nothing. Needs torch and torchvision.
 """
 
 import gzip
@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = 400
+STEPS = {"digits": 400, "resnet18": 10}
 
 
 def main() -> int:
@@ -29,7 +31,10 @@ def main() -> int:
         (helper / "sitecustomize.py").write_text(source)
         settings = {"PYTHONPATH": folder, "AWSDDP_STACKS_DIR": folder}
         _report("start of python, CPU ms", [_pair(_start, settings, number) for number in range(3 * pairs)])
-        _report("step of digits, CPU ms", [_pair(_steps, settings, number) for number in range(pairs)])
+        for name in STEPS:
+            measure = partial(_steps, name)
+            rows = [_pair(measure, settings, number) for number in range(pairs)]
+            _report(f"step of {name}, CPU ms", rows)
     return 0
 
 
@@ -49,14 +54,14 @@ def _start(settings: dict[str, str]) -> float:
     return (used.ru_utime + used.ru_stime) * 1e3
 
 
-def _steps(settings: dict[str, str]) -> float:
+def _steps(name: str, settings: dict[str, str]) -> float:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, "rank"],
+            [sys.executable, __file__, "rank", name],
             env={**os.environ, **settings, **common, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
@@ -66,23 +71,20 @@ def _steps(settings: dict[str, str]) -> float:
     return float(ranks[0].communicate()[0]) + 0 * len(ranks[1].communicate()[0])
 
 
-def _rank() -> None:
-    """Train, and print the median CPU time of a step in ms."""
+def _rank(name: str) -> None:
+    """Train the network `name`, and print the median CPU time of a step in ms."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
-    with gzip.open(ROOT / "train" / "digits.csv.gz", "rt") as file:
-        rows = torch.tensor([[float(cell) for cell in line.split(",")] for line in file])
-    images, labels = rows[:, :-1] / 16, rows[:, -1].long()
-    layers = (torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    network, images, labels, size = _resnet18() if name == "resnet18" else _digits()
+    model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seconds = []
-    for step in range(STEPS):
+    for step in range(STEPS[name]):
         start = time.process_time()
-        batch = torch.arange(64) + step * 64 % (len(rows) - 64)
+        batch = torch.arange(size) + step * size % (len(labels) - size + 1)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
@@ -91,6 +93,25 @@ def _rank() -> None:
         print(statistics.median(seconds) * 1e3)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _digits() -> tuple[Any, Any, Any, int]:
+    """Return a network, images, labels, and the size of a batch."""
+    import torch
+
+    with gzip.open(ROOT / "train" / "digits.csv.gz", "rt") as file:
+        rows = torch.tensor([[float(cell) for cell in line.split(",")] for line in file])
+    layers = (torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+    return torch.nn.Sequential(*layers), rows[:, :-1] / 16, rows[:, -1].long(), 64
+
+
+def _resnet18() -> tuple[Any, Any, Any, int]:
+    import torch
+
+    sys.path.insert(0, str(ROOT / "train"))
+    import models
+
+    return models.resnet18(), torch.rand(8, 3, 64, 64), torch.arange(8), 8
 
 
 def _report(name: str, pairs: list[tuple[float, float]]) -> None:
@@ -105,4 +126,4 @@ def _report(name: str, pairs: list[tuple[float, float]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_rank() if sys.argv[1:] == ["rank"] else main())
+    sys.exit(_rank(sys.argv[2]) if sys.argv[1:2] == ["rank"] else main())

@@ -191,3 +191,10 @@ def test_spot_prices_that_change_count_from_when_they_changed_to_the_cent() -> N
 def test_nodes_on_demand_have_one_price() -> None:
     history = {("g6.xlarge", "us-east-1a"): [(at(7), 0.3)]}
     assert list(repriced([FIRST], [node(0, "running")], history)) == []
+
+
+def test_parts_of_a_bill_are_its_whole() -> None:
+    bill = account([FIRST, row(10, "stopped"), row(11, "fetched", usd=0.09), row(18, "ended")], at(20))
+    assert bill is not None
+    assert bill.parts_usd == {"machines": 4.0, "disks": 0.4, "transfer": 0.09}
+    assert bill.cost_usd == 4.49

@@ -95,10 +95,10 @@ def test_a_cause_touches_the_file_that_is_named(copy: Path) -> None:
     assert apply("A cause", copy) == {"awsddp/jobs/supervisor/causes.py"}
     program = (
         "from awsddp.jobs.supervisor.causes import Evidence, explain\n"
-        "said = 'Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)'\n"
+        "said = 'LicenseError: no seat for sim'\n"
         "print(explain(Evidence(1, said))['kind'])"
     )
-    assert python(copy, "-c", program).stdout == "nccl_timeout\n"
+    assert python(copy, "-c", program).stdout == "no_license\n"
 
 
 def test_the_files_that_the_page_names_exist() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.spec import load, overlaid, seconds, settings
+from awsddp.spec import load, overlaid, seconds, settings, words_of
 from awsddp.verbs.init import init
 
 
@@ -129,3 +129,23 @@ def test_the_starter_file_sets_what_was_chosen_and_nothing_else(tmp_path: Path) 
     assert (job.env.file, job.job.script) == ("r.txt", None)
     with pytest.raises(ConfigError, match="already exists"):
         init(tmp_path)
+
+
+def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:
+    given = {
+        "job.timeout": "1h",
+        "job.world_size": 4,
+        "job.outputs": ["a b", "c"],
+        "job.module": True,
+        "env.file": "requirements.txt",
+        "env.index_url": "https://user:secret@index",
+        "env.variables.TOKEN": "secret",
+    }
+    _, job = load(environ={}, overrides=given)
+    words = words_of(job)
+    assert "secret" not in " ".join(words)
+    assert words[-2:] == ("--env-var", "TOKEN")
+    again = dict(word.split("=", 1) for word in words[1:-2:2])
+    _, same = load(environ={}, overrides=again)
+    assert same.job == job.job
+    assert same.env.file == "requirements.txt"

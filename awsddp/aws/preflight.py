@@ -1,7 +1,7 @@
 """What can be known before a launch: the caller, the clock, the region, the plan, the permissions."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
@@ -10,6 +10,7 @@ from awsddp.aws.facts import enabled_regions
 from awsddp.aws.permissions import Permission, dry_run
 from awsddp.aws.refusals import MOST_SKEW_S, Refused
 from awsddp.aws.session import Aws
+from awsddp.cluster import Check
 from awsddp.errors import AwsddpError
 from awsddp.plan import Facts, LaunchPlan, make_plan
 from awsddp.spec import ClusterSpec, seconds
@@ -18,18 +19,6 @@ _OF_PLAN = ("offer", "quota", "image", "subnets", "permission")
 """The checks that need a plan."""
 OF_REGION = ("credentials", "clock", *_OF_PLAN)
 """The checks that need a region."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that was looked at. `ok` None: it cannot be told, or is only a warning."""
-
-    name: str
-    ok: bool | None
-    value: str = ""
-    expected: str = ""
-    hint: str = ""
-    node: int | None = None
 
 
 def before_launch(

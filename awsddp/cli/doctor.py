@@ -1,4 +1,4 @@
-"""`awsddp doctor`: checks before a launch, and where a job hangs."""
+"""`awsddp doctor`: checks of a cluster or before a launch, and where a job hangs."""
 
 import json
 
@@ -14,11 +14,14 @@ from awsddp.cli.plan_page import checks_page, quota_page
 @click.option("--request-quota", is_flag=True, help="Request the missing quota from AWS.")
 @click.option("--why", "job", metavar="JOB", help="Show where each rank of a running job is, and who lags.")
 def command(options: Globals, *, iam_policy: bool, request_quota: bool, job: str | None) -> int:
-    """Check credentials, permissions, quota, offers and compatibility before a launch. Changes nothing.
+    """Check the nodes of a cluster: GPUs, disks, clocks, ports between all pairs, a process group, bandwidth.
 
-    With --why it asks the nodes of a job instead; the job runs on.
+    Without a cluster: credentials, permissions, quota, offers and compatibility, before a launch. With --why
+    it asks the nodes of a job where its ranks are; the job runs on. Changes nothing.
     """
+    from awsddp.cli.health_page import health_page
     from awsddp.verbs import doctor as verb
+    from awsddp.verbs import health
 
     with session.opened(options) as (ctx, show):
         if job is not None:
@@ -34,6 +37,9 @@ def command(options: Globals, *, iam_policy: bool, request_quota: bool, job: str
             confirm = show.question("", "nothing was requested")
             show.result(verb.request_quota(ctx, confirm=confirm), quota_page)
             return 0
+        if (found := health.doctor(ctx)) is not None:
+            show.result(found, health_page)
+            return 6 if any(check["ok"] is False for check in found["checks"]) else 0
         report = verb.doctor(ctx)
         show.result(report, checks_page)
         return 4 if any(check["ok"] is False for check in report["checks"]) else 0

@@ -84,8 +84,9 @@ def fault_add(options: Globals, what: str, effect: str, lasts: str | None, **giv
     `lost`, the reply lost after the effect; `stale`, the answer of some seconds ago.
 
     A node is an instance id, or `node1` of the cluster. EFFECT is `cut`, no packet in or out; `one-way`,
-    outgoing packets dropped; `frozen`, nothing runs; `full-disk`, no space left; or `reboot` or `poweroff`,
-    once, as from inside.
+    outgoing packets dropped; `slow-network` and `slow-cpu`; `frozen`, nothing runs; `full-disk`, no space
+    left; `oom`, almost no memory left; `clock`, 2 minutes ahead; `hostkey`, another host key; or `reboot` or
+    `poweroff`, once, as from inside.
     """
     from awsddp.verbs import local
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from awsddp.cli import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
 from awsddp.cluster import ACTIVE
 from awsddp.compat import HOURS_PER_MONTH
-from awsddp.report import duration, money, node_name, size_text
+from awsddp.report import duration, far_from_others, money, node_name, size_text
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
@@ -23,6 +24,12 @@ _MEASURES = (
     ("fraction", "{:.0%}"),
     ("steps_per_second", "{:.3g} steps/s"),
     ("loss", "loss {:.4g}"),
+)
+_USAGE = (
+    ("CPU", "cpu_percent", "{:.0f}%"),
+    ("GPU", "gpu_percent", "{:.0f}%"),
+    ("GPU memory", "gpu_memory_bytes", "{}"),
+    ("node's network", "network_bytes_per_second", "{}/s"),
 )
 
 
@@ -185,21 +192,61 @@ def _job_details(job: dict[str, Any]) -> None:
         f"{commit}{' with changes' * bool(job['dirty'])}; {job['launcher']}, {job['world_size']} ranks on "
         f"{len(job['nodes'])} x {job['instance_type']}{price}; {job['started']} to {job['ended'] or 'now'}"
     )
-    if job["progress"]:
-        rows = [
-            ["slowest" if one["rank"] == job["slowest_rank"] else "", one["rank"]]
-            + ["" if one[key] is None else form.format(one[key]) for key, form in _MEASURES]
-            for one in job["progress"]
-        ]
-        table(("", "rank", "step", "done", "speed", "loss"), rows)
+    if job["progress"] or job["usage"]:
+        _ranks_table(job)
+
+
+def _ranks_table(job: dict[str, Any]) -> None:
+    """Show metrics and usage of each rank; usage that is far from that of the others has a star."""
+    metrics = {one["rank"]: one for one in job["progress"]}
+    usage = {one["rank"]: one for one in job["usage"]}
+    ranks = sorted({*metrics, *usage})
+    headings: list[str] = ["", "rank", "step", "done", "speed", "loss"]
+    columns = [
+        ["slowest" if rank == job["slowest_rank"] else "" for rank in ranks],
+        [str(rank) for rank in ranks],
+    ]
+    for key, form in _MEASURES:
+        columns.append(_texts([metrics.get(rank, {}).get(key) for rank in ranks], form))
+    for heading, key, form in _USAGE:
+        values = [usage.get(rank, {}).get(key) for rank in ranks]
+        if any(value is not None for value in values):
+            shown = [
+                size_text(int(value)) if "bytes" in key and value is not None else value for value in values
+            ]
+            stars = [" *" * far for far in far_from_others(values)]
+            headings.append(heading)
+            columns.append([text + star for text, star in zip(_texts(shown, form), stars, strict=True)])
+    table(headings, list(zip(*columns, strict=True)))
+
+
+def _texts(values: Sequence[Any], form: str) -> list[str]:
+    return ["" if value is None else form.format(value) for value in values]
 
 
 def report_page(result: dict[str, Any]) -> None:
-    """Show a job: its end, each rank, and its fetched files."""
+    """Show a job: its end, what it ran, each rank, its cost, its fetched files, and where its page is."""
     for text in job_lines(result):
         line(text)
+    _job_details(result)
     keys = ("rank", "local_rank", "node", "exit_code", "seconds")
     table(keys, [[rank[key] for key in keys] for rank in result["ranks"]])
+    steps = [step for step in result["timeline"] if step["who"] != "AWS"]
+    if steps:
+        rows = [
+            (
+                duration(step["start_s"]),
+                _took(step),
+                step["who"],
+                step["what"],
+            )
+            for step in sorted(steps, key=lambda step: float(step["start_s"]))
+        ]
+        table(("after", "took", "who", "what"), rows)
+    costs = result["costs"]
+    if costs:
+        would = "would have cost" if result["target"] == "local" else "cost"
+        line(f"the job {would} {money(costs['job_usd'])}, its cluster so far {money(costs['cluster_usd'])}")
     if result["metrics"]:
         values = ", ".join(
             f"{key} {value:g}" for key, value in result["metrics"].items() if isinstance(value, int | float)
@@ -207,6 +254,37 @@ def report_page(result: dict[str, Any]) -> None:
         line(f"last metrics: {values}")
     if result["files"]:
         table(("file", "bytes"), [(name, f"{size:,}") for name, size in result["files"]])
+    line("run it again:")
+    for command in result["again"]:
+        print(f"  {harmless.line(command)}")  # never wrapped: to be copied
+    line(f"page: {result['page']}")
+
+
+def _took(step: dict[str, Any]) -> str:
+    """Return how long a step of a timeline took; one that is only a moment took nothing."""
+    if step["end_s"] is None:
+        return "until now"
+    took = step["end_s"] - step["start_s"]
+    return duration(took) if took else ""
+
+
+def reports_page(result: list[dict[str, Any]]) -> None:
+    """Show all jobs of this machine, the newest last; the page that is named next links to theirs."""
+    if not result:
+        line("No jobs have run from this machine. Start one: awsddp train")
+        return
+    rows = [
+        (
+            job["job"],
+            job["state"],
+            job["cluster"],
+            job["started"] and job["started"][5:16].replace("T", " "),
+            "" if job["seconds"] is None else duration(job["seconds"]),
+            money(job["job_usd"]),
+        )
+        for job in result
+    ]
+    table(("job", "state", "cluster", "started", "time", "cost"), rows)
 
 
 def cost_page(result: dict[str, Any]) -> None:

@@ -48,6 +48,7 @@ from awsddp.compat.types import (
     Retired,
     disk_usd_per_hour,
     nearest,
+    network_gbyte_s,
     quota_of,
     replacements,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "least_driver",
     "misfit",
     "nearest",
+    "network_gbyte_s",
     "quota_of",
     "release",
     "replacements",

@@ -4,6 +4,7 @@ What exists now is asked from AWS (DescribeInstanceTypeOfferings), for a price i
 the price list still has the retired p2.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -222,6 +223,13 @@ def replacements(retired: Retired, offered: Collection[str], *, count: int = 3) 
         if kind.gpus == gpus and not kind.bare_metal and kind.price_usd_per_hour and kind.name in offered
     ]
     return tuple(sorted(found, key=lambda kind: kind.price_usd_per_hour or 0)[:count])
+
+
+def network_gbyte_s(instance_type: str) -> float | None:
+    """Return the network bandwidth that a type promises in GB/s; None where it is unknown, or only a peak."""
+    kind = GPU_TYPES.get(instance_type)
+    found = re.fullmatch(r"(?:(\d+) x )?(\d+)", kind.network) if kind else None
+    return int(found[1] or 1) * int(found[2]) / 8 if found else None
 
 
 def disk_usd_per_hour(disk_gb: int) -> float:

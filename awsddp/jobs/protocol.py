@@ -26,6 +26,8 @@ JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
 LEASE_SECONDS = 1800
 """How long a client that has vanished without a goodbye keeps others from starting a job."""
+EVENTS_AT_ONCE_BYTES = 16 << 20
+"""How much of a node's event files is fetched at once while its job is followed."""
 AT_ONCE_BYTES = 256 << 10
 """How much of a node's results may come with the answer that lists them."""
 _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
@@ -33,8 +35,7 @@ _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
     "wire",
-    "diagnose",
-    "causes",
+    "job_causes",
     "folder",
     "claim",
     "journal",
@@ -52,8 +53,21 @@ _MODULES = (
 )
 # Those that only some requests need travel with them: the program fits the first window of a connection.
 _REQUEST_MODULES = {
-    "launch": ("processes", "workers", "shutdown", "coordinator", "elastic", "serve", "stacks", "hang"),
+    "launch": (
+        "diagnose",
+        "causes",
+        "processes",
+        "workers",
+        "shutdown",
+        "coordinator",
+        "elastic",
+        "stacks",
+        "samples",
+        "serve",
+        "hang",
+    ),
     "stacks": ("stacks",),
+    "probe": ("smi", "probe"),
 }
 _PACKAGE = "awsddp.jobs.supervisor"
 
@@ -143,9 +157,9 @@ def launch_requests(
     """Return, by node, the request that launches its part of the job `job`, after the jobs `after` ended.
 
     `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
-    keep of it and tell in its document: commit, dirty, instance_type, price_usd_per_hour. The values of the
-    job's secrets are in the environment of its processes, `secrets` names them. Raises UsageError for invalid
-    placeholders and without a script, ConfigError for a secret that is not set here.
+    keep of it and tell in its document: commit, dirty, options, resumed, instance_type, price_usd_per_hour.
+    The values of the job's secrets are in the environment of its processes, `secrets` names them. Raises
+    UsageError for invalid placeholders and without a script, ConfigError for a secret that is not set here.
     """
     if not spec.job.script:
         raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
@@ -246,6 +260,31 @@ def stacks_request(job: str) -> dict[str, Any]:
     return {"do": "stacks", "job": job}
 
 
+def probe_request(address: str, *, ports: Sequence[int] = (), thorough: bool = False) -> dict[str, Any]:
+    """Ask what the node has, and to listen on `ports` of `address` and one more (supervisor/probe.py)."""
+    return {"do": "probe", "address": address, "ports": list(ports), "thorough": thorough}
+
+
+def dial_request(peers: Sequence[tuple[int, str, int]], *, seconds: float) -> dict[str, Any]:
+    """Ask to connect to ports of other nodes, (node, address, port), after all have answered `probe`."""
+    return {"do": "dial", "peers": [list(peer) for peer in peers], "seconds": seconds}
+
+
+def send_request(address: str, port: int, *, seconds: float) -> dict[str, Any]:
+    """Ask to send to another node, which gets `receive_request`, for so long."""
+    return {"do": "send", "address": address, "port": port, "seconds": seconds}
+
+
+def receive_request(*, seconds: float) -> dict[str, Any]:
+    """Ask to receive what another node sends for so long."""
+    return {"do": "receive", "seconds": seconds}
+
+
+def text_request(megabytes: int) -> dict[str, Any]:
+    """Ask for an answer of this size."""
+    return {"do": "text", "count": megabytes}
+
+
 def lost_request(job: str, node: int, why: str) -> dict[str, Any]:
     """Tell the first node of `job` (where that is gone, another) that `node` is gone.
 
@@ -263,6 +302,14 @@ def manifest_request(
     """
     request = {"do": "manifest", "job": job, "at_once": AT_ONCE_BYTES}
     return {**request, "outputs": list(outputs), "exclude": list(exclude)}
+
+
+def events_request(
+    job: str, *, outputs: Sequence[str], exclude: Sequence[tuple[str, bool]], known: Mapping[str, int]
+) -> dict[str, Any]:
+    """Ask for TensorBoard's event files of `job`, whole, but those whose size at home is `known`."""
+    request = manifest_request(job, outputs=outputs, exclude=exclude)
+    return {**request, "events": dict(known), "at_once": EVENTS_AT_ONCE_BYTES}
 
 
 def hashes_request(paths: Sequence[str]) -> dict[str, Any]:
@@ -303,6 +350,18 @@ def choose_slot(
         f"tried: {FIRST_PORT} and every tenth above, {SLOTS} in all, each with the next",
         f"awsddp exec --node {first} 'ss -tlnp'   # what holds them",
     )
+
+
+def choose_port(
+    answers: Mapping[int, Mapping[str, Any]], *, first: int, master_port: int | None = None
+) -> int:
+    """Return the MASTER_PORT of the slot that `choose_slot` returns; raises as it does."""
+    return _ports(choose_slot(answers, first=first, master_port=master_port), master_port)[0]
+
+
+def job_ports(request: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the ports that a launch request needs on the first node of the job."""
+    return request["master_port"], request["link_port"]
 
 
 def _ports(slot: int, master_port: int | None) -> tuple[int, int]:

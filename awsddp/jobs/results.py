@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from awsddp.answers import Facts
-from awsddp.cluster import ACTIVE, Job, RankProgress
+from awsddp.cluster import ACTIVE, Job, RankProgress, RankUsage
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.report import iso
 
@@ -49,7 +49,12 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
         for _, said in sorted(documents.items())
         for one in said.get("metrics", ())
     )
-    return replace(job, progress=progress, slowest_rank=slowest_rank(progress))
+    usage = tuple(
+        msgspec.convert(one, RankUsage)
+        for _, answer in sorted(documents.items())
+        for one in answer.get("samples", ())
+    )
+    return replace(job, progress=progress, slowest_rank=slowest_rank(progress), usage=usage)
 
 
 def slowest_rank(progress: Sequence[RankProgress]) -> int | None:

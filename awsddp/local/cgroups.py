@@ -12,9 +12,14 @@ from pathlib import Path
 from awsddp.local.place import Place
 
 ROOT = Path("/sys/fs/cgroup")
+CPU = ROOT / "cpu"
 DAEMON = "daemon"
 MAX_PROCESSES = 8192
 MEMORY_SHARE = 0.9
+SLOW_CPU_US = (5_000, 100_000)
+"""What the processes of a slow node get together: so many microseconds of CPU time in each period."""
+TIGHT_BYTES = 96 << 20
+"""How much a node that is short of memory may take beside what it has."""
 
 
 def hierarchies() -> list[Path]:
@@ -103,6 +108,59 @@ def freeze(place: Place, instance_id: str, *, frozen: bool) -> None:
             switch.write_text(str(int(frozen)))
 
 
+def slow_down(place: Place, instance_id: str, *, slow: bool) -> None:
+    """Limits the CPU time of all processes in a node's cgroups, or takes the limit away.
+
+    With cgroup v1 the node has a cgroup for this only while it is slow: it would share the machine's CPUs by
+    cgroup, not by process, from then on.
+    """
+    quota, period = SLOW_CPU_US
+    for tree in hierarchies():
+        switch = tree / place.cgroup / instance_id / "cpu.max"
+        if slow and (tree / "cgroup.controllers").exists():
+            for parent in (tree, tree / place.cgroup):
+                with suppress(OSError):
+                    (parent / "cgroup.subtree_control").write_text("+cpu")
+        if switch.exists():
+            switch.write_text(f"{quota if slow else 'max'} {period}")
+            return
+    folder = CPU / place.cgroup / instance_id
+    if slow:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.cfs_period_us").write_text(str(period))
+        (folder / "cpu.cfs_quota_us").write_text(str(quota))
+    if folder.exists():
+        _move(place, instance_id, folder if slow else CPU)
+    if not slow:
+        _remove(folder, time.monotonic() + 1)
+
+
+def _move(place: Place, instance_id: str, to: Path) -> None:
+    """Moves all processes of a node to a cgroup; those that start meanwhile, too."""
+    moved: set[int] = set()
+    while left := processes(place, instance_id) - moved:
+        for pid in left:
+            with suppress(OSError):
+                (to / "cgroup.procs").write_text(str(pid))
+        moved |= left
+
+
+def squeeze(place: Place, instance_id: str, *, tight: bool) -> None:
+    """Limits a node's memory to little more than it has, or as it was."""
+    for tree in hierarchies():
+        folder = tree / place.cgroup / instance_id
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            if not (folder / name).exists():
+                continue
+            usual = (folder.parent / name).read_text()
+            if tight:
+                told = (folder / "memory.stat").read_text()
+                own = sum(int(one) for one in re.findall(r"^(?:anon|rss) (\d+)$", told, re.MULTILINE))
+                (folder / name).write_text(str(own + TIGHT_BYTES))
+            elif (folder / name).read_text() != usual:
+                (folder / name).write_text(usual)
+
+
 def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
     """Kills what is in the cgroups and removes them; false if something was left at the deadline."""
     until = time.monotonic() + deadline_s
@@ -113,7 +171,7 @@ def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(0.01)
-    removed = [_remove(tree / place.cgroup / instance_id, until) for tree in hierarchies()]
+    removed = [_remove(tree / place.cgroup / instance_id, until) for tree in (*hierarchies(), CPU)]
     return all(removed)
 
 

@@ -1,11 +1,16 @@
 """Faults of a node, asked for by its instance id.
 
-    cut        no packet reaches it or leaves it
-    one-way    what it sends is dropped, what is sent to it arrives
-    frozen     nothing runs in it, sshd included
-    full-disk  its file system has no space left
-    reboot     once, in order, as from inside
-    poweroff   once, in order, as from inside
+    cut           no packet reaches it or leaves it
+    one-way       what it sends is dropped, what is sent to it arrives
+    slow-network  more than 1 MB/s in or out is dropped
+    slow-cpu      its processes together get a small part of one CPU
+    frozen        nothing runs in it, sshd included
+    full-disk     its file system has no space left
+    oom           its memory is limited to little more than is used: what asks for more is killed
+    clock         what a login starts in it sees a clock that is ahead
+    hostkey       its sshd shows another host key
+    reboot        once, in order, as from inside
+    poweroff      once, in order, as from inside
 
 They are kept beside the faults of calls (faults.py); the worker of the hosts (lifecycle.py) brings them about
 and heals them.
@@ -14,6 +19,8 @@ and heals them.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +30,25 @@ from awsddp.errors import UsageError
 from awsddp.local import cgroups
 from awsddp.local.network import METADATA_ADDRESS
 
-LASTING = ("cut", "one-way", "frozen", "full-disk")
+LASTING = (
+    "cut",
+    "one-way",
+    "slow-network",
+    "slow-cpu",
+    "frozen",
+    "full-disk",
+    "oom",
+    "clock",
+    "hostkey",
+)
 ONCE = ("reboot", "poweroff")
 FILLER = "filler"
 HELP = "awsddp local fault add --help"
+SLOW_NETWORK = "1 mbytes/second burst 64 kbytes"
+"""What nftables lets pass of each direction: what the rate allows in a second may come at once."""
+CLOCK = "FAKETIME=+120s\nDONT_FAKE_MONOTONIC=1\nNO_FAKE_STAT=1\nLD_PRELOAD={library}\n"
+"""The variables of a login that sees the wrong time: https://manpages.debian.org/faketime"""
+HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 
 def names_node(operation: str) -> bool:
@@ -64,6 +86,12 @@ def check(asked: Mapping[str, Any], *, states: Mapping[str, str], mode: str) -> 
         )
     if effect == "frozen" and not cgroups.can_freeze():
         raise UsageError("this machine cannot freeze a node", "it has no cgroup v2", HELP)
+    if effect == "clock" and faketime() is None:
+        raise UsageError(
+            "this machine cannot shift a node's clock",
+            "Debian's package faketime is missing",
+            "apt-get install faketime",
+        )
 
 
 def rules(effects: frozenset[str]) -> str:
@@ -73,10 +101,16 @@ def rules(effects: frozenset[str]) -> str:
     """
     chains = ""
     for hook, side, peer in (("input", "iif", "saddr"), ("output", "oif", "daddr")):
+        verdicts = []
         if "cut" in effects or (hook == "output" and "one-way" in effects):
+            verdicts.append("drop")
+        if "slow-network" in effects:
+            verdicts.append(f"limit rate over {SLOW_NETWORK} drop")
+        if verdicts:
+            dropped = "".join(f"  {side} != lo {verdict}\n" for verdict in verdicts)
             chains += (
                 f" chain {hook} {{\n  type filter hook {hook} priority -10;\n"
-                f"  ip {peer} {METADATA_ADDRESS} accept\n  {side} != lo drop\n }}\n"
+                f"  ip {peer} {METADATA_ADDRESS} accept\n{dropped} }}\n"
             )
     return f"table inet faults\ndelete table inet faults\ntable inet faults {{\n{chains}}}\n"
 
@@ -97,3 +131,42 @@ def empty(disk: Path) -> None:
     """Gives back what `fill` took."""
     with suppress(FileNotFoundError):
         (disk / FILLER).unlink()
+
+
+def faketime() -> Path | None:
+    """The library that changes what processes see of the clock, None where it is not installed."""
+    return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+
+
+def set_clock(root: Path, *, ahead: bool) -> None:
+    """Lets what a login starts in a node see a clock that is ahead, or the true one.
+
+    :param root: the node's files.
+    """
+    path, library = root / "etc/environment", faketime()
+    variables = CLOCK.format(library=library)
+    text = path.read_text().replace(variables, "")
+    wanted = text + variables if ahead and library is not None else text
+    if path.read_text() != wanted:
+        path.write_text(wanted)
+
+
+def set_host_key(root: Path, kept: Path, *, other: bool) -> bool:
+    """Puts another host key in the place of a node's own, or its own back; true if sshd has to read it.
+
+    :param kept: where the node's own key is meanwhile.
+    """
+    shown = root / HOST_KEY
+    if other and not kept.exists():
+        shutil.copy2(shown, kept)
+        made = kept.with_name("hostkey.other")
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(made)], check=True)
+        shown.write_bytes(made.read_bytes())
+        made.unlink()
+        made.with_name("hostkey.other.pub").unlink()
+        return True
+    if not other and kept.exists():
+        shown.write_bytes(kept.read_bytes())
+        kept.unlink()
+        return True
+    return False

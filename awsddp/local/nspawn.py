@@ -198,6 +198,8 @@ class NspawnHosts:
         if wrapper is None:
             return False
         cgroups.freeze(self._place, instance_id, frozen="frozen" in effects)
+        cgroups.slow_down(self._place, instance_id, slow="slow-cpu" in effects)
+        cgroups.squeeze(self._place, instance_id, tight="oom" in effects)
         disk = Path(f"/proc/{wrapper}/root{node / 'disk'}")  # mounted in its namespace alone
         if disk.stat().st_dev == node.stat().st_dev:
             return False
@@ -205,7 +207,17 @@ class NspawnHosts:
             node_faults.fill(disk)
         else:
             node_faults.empty(disk)
+        root = Path(f"/proc/{wrapper}/root{node / 'root'}")
+        node_faults.set_clock(root, ahead="clock" in effects)
+        if node_faults.set_host_key(root, node / "hostkey", other="hostkey" in effects):
+            self._reload_sshd(instance_id)
         return True
+
+    def _reload_sshd(self, instance_id: str) -> None:
+        for pid in cgroups.processes(self._place, instance_id):
+            with suppress(OSError):
+                if b"[listener]" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGHUP)
 
     def announce(self, names: dict[str, str]) -> None:
         self._hosts = "127.0.0.1 localhost\n" + "".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -35,7 +36,14 @@ def choose(mode: str | None, home: Path) -> tuple[str, str]:
         raise LocalCloudError(
             "the local cloud runs on Linux only",
             why=f"this is {sys.platform}",
-            next="docker run --privileged -it debian:12, and install awsddp[local] in it",
+            next="docker build -t awsddp .   # in a clone of awsddp: a container for it, docs/macos.md",
+        )
+    absent = [name for name in ("moto", "werkzeug") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise LocalCloudError(
+            "the packages of the local cloud are not installed",
+            why=f"missing: {', '.join(absent)}; they come with the extra `local`",
+            next="pipx install --force 'awsddp[local]'   # or: pip install 'awsddp[local]'",
         )
     if mode == "records":
         return "records", "requested: instances change state and nothing boots"

@@ -147,6 +147,8 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
     """Return why a node that lives cannot stay; "" where it can."""
     if not 0 <= node.node < want:
         return f"{want} node{'s' * (want != 1)} requested"
+    if node.instance_id in spec.cluster.replace:
+        return "its replacement is requested"
     if node.instance_id in standing.impaired:
         return "AWS's status checks report it impaired"
     if not _of_type(spec, node.instance_type):

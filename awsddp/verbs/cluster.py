@@ -454,7 +454,7 @@ class ClusterHandle:
             also={"job.json": results.encode(job)},
             on_event=self.ctx.on_event,
         )
-        note_fetched(self.ctx, self.record, sum(one.bytes for one in fetched.values()))
+        note_fetched(self.ctx, self.record, job.job, sum(one.bytes for one in fetched.values()))
         draw_loss(folder)
         if selected.owed:
             raise unfetched(job, selected)

@@ -5,7 +5,7 @@ from typing import Any
 
 from awsddp import billing
 from awsddp.verbs.context import Context
-from awsddp.verbs.ledger import read_rows
+from awsddp.verbs.ledger import pasts
 
 
 def costs(ctx: Context) -> dict[str, Any]:
@@ -15,11 +15,10 @@ def costs(ctx: Context) -> dict[str, Any]:
     """
     now = datetime.now(UTC)
     bills = []
-    for folder in (*ctx.home.glob("history/*"), *ctx.home.glob("clusters/*")):
-        bill = billing.account(read_rows(folder / "ledger.jsonl"), now)
+    for past in pasts(ctx.home):
+        bill = billing.account(past.rows, now)
         if bill is not None:
-            name = folder.name[:-9] if folder.parent.name == "history" else folder.name
-            bills.append({"cluster": name, **bill.document()})
+            bills.append({"cluster": past.name, **bill.document()})
     bills.sort(key=lambda bill: bill["from"])
     return {
         "clusters": bills,

@@ -4,17 +4,15 @@ import secrets as random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp import compat
+from awsddp.cluster import Check
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.nodes import rsync
 from awsddp.plan import names
 from awsddp.plan.policy import least_policy
 from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, reach_jump, target_for
-
-if TYPE_CHECKING:
-    from awsddp.aws.preflight import Check
 
 
 def doctor(ctx: Context) -> dict[str, Any]:
@@ -40,13 +38,13 @@ def doctor(ctx: Context) -> dict[str, Any]:
     return _document(ctx, checks)
 
 
-def _document(ctx: Context, checks: "Sequence[Check]") -> dict[str, Any]:
+def _document(ctx: Context, checks: Sequence[Check]) -> dict[str, Any]:
     return {"checks": [asdict(check) for check in (_programs(), *checks, *_jump(ctx))]}
 
 
-def _programs() -> "Check":
+def _programs() -> Check:
     """Return the check of the programs on this machine that `up` and `train` start."""
-    from awsddp.aws.preflight import Check, failed
+    from awsddp.aws.preflight import failed
 
     try:
         return Check(name="rsync and ssh", ok=True, value=rsync.program())
@@ -54,9 +52,9 @@ def _programs() -> "Check":
         return failed("rsync and ssh", error)
 
 
-def _jump(ctx: Context) -> "list[Check]":
+def _jump(ctx: Context) -> list[Check]:
     """Return the check of the jump host, if there is one, by connecting to it."""
-    from awsddp.aws.preflight import Check, failed
+    from awsddp.aws.preflight import failed
 
     jump = jump_of(ctx)
     if jump is None:

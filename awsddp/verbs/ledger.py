@@ -1,7 +1,8 @@
 """What a cluster costs by the ledger in its folder, completed by what AWS lists."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,12 +53,12 @@ def _repriced(
     return billing.repriced(rows, nodes, history)
 
 
-def note_fetched(ctx: Context, record: Record, size: int) -> None:
-    """Write down what it costs that so many bytes left AWS, by the list price."""
+def note_fetched(ctx: Context, record: Record, job: str, size: int) -> None:
+    """Write down what it costs that so many bytes of a job left AWS, by the list price."""
     if size:
         usd = size / 1e9 * compat.EGRESS_USD_PER_GB
         with contextlib.suppress(ConfigError):  # no result waits for its price
-            ctx.folder.note("fetched", id=record.id, bytes=size, usd=round(usd, 6))
+            ctx.folder.note("fetched", id=record.id, job=job, bytes=size, usd=round(usd, 6))
 
 
 def launched(record: Record) -> dict[str, Any]:
@@ -71,6 +72,7 @@ def launched(record: Record) -> dict[str, Any]:
         "node_usd_per_hour": None if price is None else round(price / record.nodes - disk, 6),
         "disk_usd_per_hour": disk,
         "expires": record.expires.isoformat(),
+        "asked": record.asked,
     }
 
 
@@ -78,4 +80,30 @@ def read_rows(ledger: Path) -> list[Mapping[str, Any]]:
     """Return the rows of a ledger; none where there is none."""
     if not ledger.is_file():
         return []
-    return [row for row in json_lines(ledger.read_text(encoding="utf-8", errors="replace")) if "time" in row]
+    return [
+        row
+        for row in json_lines(ledger.read_text(encoding="utf-8", errors="replace"))
+        if "time" in row and "event" in row
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """A cluster that this machine made, living or ended: its name, its folder, the rows of its ledger."""
+
+    name: str
+    folder: Path
+    rows: list[Mapping[str, Any]]
+
+    @property
+    def instances(self) -> set[str]:
+        """The ids of all instances that it ever had."""
+        return {key for row in self.rows if row["event"] == "launched" for key in row.get("instances", ())}
+
+
+def pasts(home: Path) -> Iterator[Past]:
+    """Yield every cluster of this machine that has a ledger; `home` is $AWSDDP_HOME."""
+    for folder in (*sorted(home.glob("history/*")), *sorted(home.glob("clusters/*"))):
+        name = folder.name[:-9] if folder.parent.name == "history" else folder.name
+        if rows := read_rows(folder / "ledger.jsonl"):
+            yield Past(name=name, folder=folder, rows=rows)

@@ -49,6 +49,23 @@ def answers_of(
     return {node: _answer(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
 
 
+def answers_beside(
+    fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float
+) -> dict[int, Answer | AwsddpError]:
+    """Return the same while the nodes' programs are in use, from another thread: by programs of their own."""
+    output = {node: bytearray() for node in requests}
+
+    def on_data(node: int, data: bytes) -> None:
+        output[node] += data
+        if len(output[node]) > MOST_BYTES:
+            raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+
+    argv, program = protocol.program()
+    commands = {node: (argv, program + protocol.message(request)) for node, request in requests.items()}
+    ends = fleet.stream(commands, on_data, silent_after_s=None, timeout_s=timeout_s)
+    return {node: _answer(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
+
+
 def _answer(
     node: int, request: Mapping[str, Any], output: bytes, end: "Result | NodeError"
 ) -> Answer | AwsddpError:

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from awsddp import report
+from awsddp import page, report
 from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
@@ -23,14 +23,18 @@ def draw_loss(target: Path) -> None:
     """Draw the loss that rank 0 wrote down, where it did."""
     rows = metrics(target)
     data = f", {name}" if (name := _data(rows)) else ""
-    plot = report.loss_plot(rows, title=f"training loss, {target.name}{data}")
+    plot = page.loss_plot(rows, title=f"training loss, {target.name}{data}")
     if plot is not None:
         (target / "loss.svg").write_text(plot, encoding="utf-8")
 
 
 def metrics(target: Path) -> list[dict[str, Any]]:
     """Return the metrics that the first node's run folder holds; none where there are none."""
-    file = target / "node0" / "run" / "metrics.jsonl"
+    return metrics_of(target / "node0" / "run" / "metrics.jsonl")
+
+
+def metrics_of(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl; none where there is none."""
     if not file.is_file():
         return []
     with file.open(encoding="utf-8", errors="replace") as stream:

@@ -20,12 +20,13 @@ from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
 from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
-from awsddp.spec import JobSection, JobSpec, gpus_of
+from awsddp.spec import JobSection, JobSpec, gpus_of, words_of
 from awsddp.state import Record
 from awsddp.verbs import launches, sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.environment import ensure_environment
+from awsddp.verbs.health import preflight
 from awsddp.verbs.requests import ANSWER_S, answering, ask
 from awsddp.verbs.results import results_dir
 
@@ -46,9 +47,9 @@ def start(
 ) -> Job:
     """Send the files and start the job; one client at a time does so, on all machines.
 
-    Nothing is sent while a job runs on the nodes, and nothing starts unless AWS agreed that a poweroff keeps
-    their disks. What fails is undone. Raises InUse, UsageError for a name that is taken, CloudError,
-    NodeError.
+    Nothing is sent while a job runs on the nodes, and nothing starts unless the nodes are fit (`preflight`)
+    and AWS agreed that a poweroff keeps their disks. What fails is undone. Raises InUse, UsageError for a
+    name that is taken, CloudError, NodeError.
     """
     ctx, folder = cluster.ctx, cluster.ctx.folder
     with folder.lock("train", wait_s=CLAIM_S):
@@ -57,6 +58,7 @@ def start(
         launch = next(iter(requests.values()))
         name, workdir = str(launch["job"]), Path(launch["workdir"]).name
         with _undone(cluster, nodes, launch):
+            looked = soon(preflight, cluster, requests) if ctx.job.job.preflight else None
             both(
                 lambda: sync.send(
                     ctx,
@@ -68,11 +70,13 @@ def start(
                 ),
                 lambda: cluster.keep(nodes, name),
             )
+            if looked is not None:
+                looked.result()
             if checkpoint is not None:
                 with checkpoint.staged() as staged:
                     sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))
             ask(cluster.fleet, requests)
-    folder.note("train", job=name, world_size=len(ranks))
+    folder.note("train", job=name, world_size=len(ranks), home=str(results_dir(ctx, name).absolute()))
     job = Job(
         job=name,
         state="waiting" if launch["after"] else "running",
@@ -114,7 +118,11 @@ def _requests(
     send_files = partial(sync.send, ctx, fleet, listing, folder=folder, nodes=set(used))
     spec = ensure_environment(cluster, send_files=send_files)
     slot = protocol.choose_slot(answers, first=used[0], master_port=port)
-    facts = _facts(cluster.record, len(used), *commit.result())
+    facts = {
+        "options": words_of(ctx.job),
+        "resumed": checkpoint.job if checkpoint else None,
+        **_facts(cluster.record, len(used), *commit.result()),
+    }
     requests = requests_for(
         cluster, ranks, spec=spec, job=job, slot=slot, facts=facts, checkpoint=checkpoint, after=after
     )

@@ -13,6 +13,7 @@ from awsddp.jobs.logs import Merger
 from awsddp.report import Event, duration, node_name
 from awsddp.spec import seconds
 from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.events import Events
 from awsddp.verbs.explaining import explained
 from awsddp.verbs.requests import ask, holders
 
@@ -68,14 +69,8 @@ class Watch:
         A node that falls silent is connected to again until its supervisors would give it up, or EC2 says
         that it is gone; then the job is what the others say of it. Raises NodeError where nobody says.
         """
-        while any(not self._merger.ended(node) for node in self._followed):
-            for node, why in self._stream().items():
-                self._away[node] = time.monotonic()
-                self._fruitless[node] += 1
-                self._ctx.on_event(Event(f"the stream ended: {why}; reconnecting", node_name(node)))
-            if self._away:
-                self._give_up_gone()
-                self._connect()
+        with Events(self._cluster, self._job) if self._to_the_end else contextlib.nullcontext():
+            self._follow()
         if lines := self._merger.finish():
             self._on_lines(lines)
         if not self._merger.documents:
@@ -84,6 +79,17 @@ class Watch:
             )
         job = results.job_document(self._merger.documents, results=self._ctx.job.job.results)
         return explained(self._ctx, job)
+
+    def _follow(self) -> None:
+        """Follow every node until it has sent everything, or is given up."""
+        while any(not self._merger.ended(node) for node in self._followed):
+            for node, why in self._stream().items():
+                self._away[node] = time.monotonic()
+                self._fruitless[node] += 1
+                self._ctx.on_event(Event(f"the stream ended: {why}; reconnecting", node_name(node)))
+            if self._away:
+                self._give_up_gone()
+                self._connect()
 
     def _stream(self) -> Mapping[int, str]:
         """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
@@ -178,10 +184,12 @@ class Watch:
         with contextlib.suppress(AwsddpError):
             found = describe(self._cluster.aws, tagged("awsddp:id", self._cluster.record.id))
             states = {instance["InstanceId"]: node_of(instance).state for instance in found}
+            reasons = {instance["InstanceId"]: instance.get("StateReason", {}) for instance in found}
             ids = {node.node: node.instance_id for node in self._cluster.nodes}
             for node in [node for node in self._away if states.get(ids[node]) in _GONE]:
                 self._give_up(node)
-                self._report(node, f"EC2 says that its instance is {states[ids[node]]}")
+                why = reasons[ids[node]].get("Message", "no reason was given")
+                self._report(node, f"EC2 says that its instance is {states[ids[node]]} ({why})")
 
     def _report(self, node: int, why: str) -> None:
         """Tell the first node, which coordinates the job, that `node` is gone; else, tell the others."""

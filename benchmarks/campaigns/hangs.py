@@ -1,18 +1,22 @@
 """A job hangs in one of the usual ways: `doctor --why` must name rank and line, and the job must live on.
 
-    python -m benchmarks.campaigns.hangs [--seed N] [--runs N] [--ranks N] [--state FILE]
+    python -m benchmarks.campaigns.hangs [--seed N] [--runs N] [--ranks N] [--launcher NAME] [--state FILE]
 
-Needs root: two nodes of the local cloud. Each way has its turn, the rank is drawn; the group is gloo.
+Needs root: two nodes of the local cloud. Each way has its turn, the rank is drawn; the group is gloo. In the
+way `network` node 1 loses its network: its ranks are to be named.
 """
 
+import contextlib
 import json
 import random
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from awsddp.jobs.launchers import LAUNCHERS
 from benchmarks._rehearsal import Rehearsal
-from benchmarks.campaigns._campaign import Row, arguments, begin, campaign, cluster
+from benchmarks.campaigns._campaign import Row, arguments, begin, campaign, cluster, instances
 
 BEGIN = """\
 import os, sys, threading, time
@@ -102,6 +106,15 @@ dist.init_process_group("gloo")
     ),
 }
 
+NETWORK = (
+    GROUP
+    + """\
+while True:
+    dist.all_reduce(torch.ones(4))
+    time.sleep(0.1)
+"""
+)
+
 
 def line_of(script: str, mark: str = "# here") -> int:
     """Return the number of the line that is marked."""
@@ -116,32 +129,59 @@ def is_named(found: dict[str, Any], name: str, culprit: int) -> bool:
     return found["behind"] == [culprit] and words in said and place in said
 
 
-def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int) -> Row:
+def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int, launcher: str) -> Row:
     """Let one job hang, ask until it stands still, and return what is said of it then."""
-    name, culprit = list(HANGS)[number % len(HANGS)], dice.randrange(ranks)
+    name, culprit = (*HANGS, "network")[number % (len(HANGS) + 1)], dice.randrange(ranks)
     job = f"{name}{number}"
-    options = ("--world-size", str(ranks), "--env-var", f"CULPRIT={culprit}")
+    options = ("--world-size", str(ranks), "--env-var", f"CULPRIT={culprit}", "--launcher", launcher)
     follower = begin(lab, job, f"{name}.py", *options)
+    with cut(lab) if name == "network" else contextlib.nullcontext():
+        found, took = _ask(lab, job)
+    alive = follower.poll() is None
+    lab.run("cancel", job, "-o", "job.grace=1s", "-q")
+    follower.communicate(timeout=300)
+    if name == "network":
+        ok = found["behind"] == list(range(ranks // 2, ranks)) and "does not answer" in found["explanation"]
+    else:
+        ok = is_named(found, name, culprit)
+    told = {"hang": name, "launcher": launcher, "rank": culprit, "took": round(took, 1), "alive": alive}
+    return {**told, "ok": ok and alive, "said": "" if ok else found["explanation"]}
+
+
+@contextlib.contextmanager
+def cut(lab: Rehearsal) -> Iterator[None]:
+    """Take node 1 off the network for a while."""
+    instance = instances(lab)[1]
+    lab.run("local", "fault", "add", instance, "cut")
+    try:
+        yield
+    finally:
+        lab.run("local", "fault", "clear")
+
+
+def _ask(lab: Rehearsal, job: str) -> tuple[dict[str, Any], float]:
+    """Ask until the job stands still; return what is said then, and how long the answer took (s)."""
     found: dict[str, Any] = {}
     before: dict[str, Any] = {}
     while found.get("moving", True) or found["ranks"] != before.get("ranks"):
         before, start = found, time.monotonic()
         found = json.loads(lab.run("doctor", "--why", job, "--json"))
         took = time.monotonic() - start
-    alive = follower.poll() is None
-    lab.run("cancel", job, "-o", "job.grace=1s", "-q")
-    follower.communicate(timeout=300)
-    ok = is_named(found, name, culprit) and alive
-    said = "" if ok else found["explanation"]
-    return {"hang": name, "rank": culprit, "took": round(took, 1), "alive": alive, "ok": ok, "said": said}
+    return found, took
 
 
 def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=60)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--launcher", choices=sorted(LAUNCHERS), default="ssh")
     asked = parser.parse_args()
-    with cluster(2, {f"{name}.py": script for name, (script, _) in HANGS.items()}) as lab:
-        return campaign(asked, lambda number, dice: run(lab, number, dice, ranks=asked.ranks))
+    scripts = {f"{name}.py": script for name, (script, _) in HANGS.items()}
+
+    def once(number: int, dice: random.Random) -> Row:
+        return run(lab, number, dice, ranks=asked.ranks, launcher=asked.launcher)
+
+    with cluster(2, {**scripts, "network.py": NETWORK}) as lab:
+        return campaign(asked, once)
 
 
 if __name__ == "__main__":

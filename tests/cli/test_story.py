@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import Lab
 from tests.cli.traces import traces
+from tests.numbers_of_a_page import Page, check
 
 ARGV = """
 import sys
@@ -63,6 +64,21 @@ import os, time
 for number in range(400):
     print("rank", os.environ["RANK"], "line", number, flush=True)
     time.sleep(0.02)
+"""
+
+WRITES = """
+import json, os, pathlib, time
+rank = int(os.environ["RANK"])
+folder = pathlib.Path("runs")
+folder.mkdir(exist_ok=True)
+for step in range(100_000):
+    with (pathlib.Path(os.environ["AWSDDP_RUN_DIR"]) / "metrics.jsonl").open("a") as file:
+        row = {"rank": rank, "step": step, "loss": 1 / (step + 1), "time": time.time()}
+        file.write(json.dumps(row) + "\\n")
+    if int(os.environ["LOCAL_RANK"]) == 0:
+        with (folder / "events.out.tfevents.1").open("a") as file:
+            file.write(f"event {step}\\n")
+    time.sleep(0.5)
 """
 
 MEASURED = """
@@ -195,6 +211,36 @@ def test_names_that_trouble_shells_simply_work(cluster: Lab) -> None:
     assert json.loads(said[0]) == sorted(names)
     assert json.loads(said[1]) == ["a b", "$(touch canary)", "-x", "'q'"]
     assert not list(cluster.root.rglob("canary"))
+
+
+@pytest.mark.prove
+def test_event_files_come_home_while_train_follows_and_every_number_of_the_report_is_found_again(
+    cluster: Lab,
+) -> None:
+    cluster.script("writes.py", WRITES)
+    client = cluster.start("train", "writes.py", "--world-size", "4", "--name", "written")
+    folder = cluster.project / "runs" / "written"
+    try:
+        places = [folder / f"node{node}" / "runs" / "events.out.tfevents.1" for node in (0, 1)]
+        while not all(place.is_file() for place in places):
+            assert client.poll() is None
+            time.sleep(0.2)
+        assert places[1].read_text().startswith("event 0\n")
+        assert not (folder / "job.json").exists(), "the job still runs"
+        assert cluster.run("cancel", "written").returncode == 0
+        _, err = client.communicate(timeout=120)
+        assert client.returncode == 1, err
+    finally:
+        client.kill()
+        client.communicate()
+    document = cluster.json("report", "written")
+    page = Page((folder / "report.html").read_text())
+    seen = check(page, document, folder, cluster.home / "clusters" / "default")
+    assert seen >= {"job.json", "metrics", "ledger", "timeline", "files"}
+    assert {step["who"] for step in document["timeline"]} == {"AWS", "this machine", "node0", "node1"}
+    listed = cluster.run("report")
+    assert "written" in listed.stdout
+    assert 'href="../project/runs/written/report.html"' in (cluster.home / "report.html").read_text()
 
 
 def test_run_leaves_nothing(lab: Lab) -> None:

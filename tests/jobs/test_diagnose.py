@@ -15,6 +15,7 @@ def test_last_traceback_of_a_chain_counts() -> None:
     )
     assert exception(said) == "x.Y: 2"
     assert exception("all is well") is None
+    assert exception('  File "x.py", line 2\n    x = = 1\n        ^\nSyntaxError: no\n') == "SyntaxError: no"
 
 
 def test_tail_holds_twenty_lines_as_they_were_seen() -> None:

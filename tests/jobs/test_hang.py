@@ -1,5 +1,6 @@
 """Jobs that hang on purpose: the right rank and line are named, and the job lives on."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from awsddp.jobs import protocol
+from awsddp.jobs.launchers import LAUNCHERS
 from awsddp.jobs.supervisor.hang import diagnose, ranges
 from awsddp.jobs.supervisor.stacks import DUMP, records
 from benchmarks.campaigns.hangs import HANGS, is_named, line_of
-from tests.seed import SEED
+from tests.seed import SEED, drawn
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -43,11 +45,16 @@ def settled(fleet: "Fleet") -> dict[str, Any]:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", HANGS)
-def test_rank_that_the_others_wait_for_is_named_with_its_line(fleet: "Fleet", name: str) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("launcher", "name"), drawn(list(itertools.product(LAUNCHERS, HANGS)), 6, what="hangs")
+)
+def test_rank_that_the_others_wait_for_is_named_with_its_line(
+    fleet: "Fleet", launcher: str, name: str
+) -> None:
     culprit = random.Random(f"{SEED} hang {name}").randrange(4)
     fleet.write(f"{name}.py", HANGS[name][0])
-    fleet.launch(f"{name}.py", variables={"CULPRIT": str(culprit)})
+    fleet.launch(f"{name}.py", launcher=launcher, variables={"CULPRIT": str(culprit)})
     found = settled(fleet)
     assert is_named(found, name, culprit), found["explanation"]
     assert all(fleet.document(node)["state"] == "running" for node in (0, 1))

@@ -357,3 +357,27 @@ def test_results_that_a_stop_loses_are_told(node: Node, monkeypatch: pytest.Monk
     assert not any(file.ephemeral for file in node.manifest().files)
     monkeypatch.setattr(on_node, "is_ephemeral", lambda device: device == node.work.stat().st_dev)
     assert all(file.ephemeral for file in node.manifest().files)
+
+
+def test_while_a_job_is_followed_event_files_come_whole_once_they_have_grown(node: Node) -> None:
+    node.file("old/events.out.tfevents.1", "old")
+    node.begin()
+    node.file("runs/a/events.out.tfevents.2", "grown")
+    node.file("runs/a/weights.pt")
+    node.file("private/events.out.tfevents.3")
+    node.link("events.out.tfevents.4", node.work / "runs/a/weights.pt")
+    node.file(str(node.folder.run / "events.out.tfevents.5"), "in the run folder")
+    node.file("huge/events.out.tfevents.6", "x" * (protocol.EVENTS_AT_ONCE_BYTES + 1))
+
+    def listed(known: dict[str, int]) -> dict[str, bytes | None]:
+        request = protocol.events_request(
+            "job", outputs=(), exclude=exclude_patterns(["private"]), known=known
+        )
+        said = json.dumps(on_node.manifest(node.folder, request)).encode()
+        listing = answers.manifest(answers.check(said, request=request, node=2), node=2, ranks=[5])
+        assert listing.links == ()
+        return {file.home: file.data for file in listing.files}
+
+    work, run = "node2/runs/a/events.out.tfevents.2", "node2/run/events.out.tfevents.5"
+    assert listed({}) == {work: b"grown", run: b"in the run folder"}
+    assert listed({work: 4, run: 17}) == {work: b"grown"}

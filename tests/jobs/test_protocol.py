@@ -39,8 +39,8 @@ def test_program_that_is_sent_is_whole_and_in_order() -> None:
     length, _, rest = stdin.partition(b"\n")
     modules = json.loads(bz2.decompress(rest[: int(length)]))
     sent = [name.rpartition(".")[2] for name, _ in modules]
-    launched = protocol._REQUEST_MODULES["launch"]  # these travel with the requests that need them
-    others = {"__init__", "helper", *launched}
+    # these travel with the requests that need them
+    others = {"__init__", "helper"}.union(*protocol._REQUEST_MODULES.values())
     assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem not in others)
     texts = [text for _, text in modules]
     for place, name in enumerate(sent):

@@ -90,6 +90,9 @@ class Nodes:
             self.nodes |= set(nodes)
 
 
+SPOT = "Server.SpotInstanceTermination: Spot instance termination"
+
+
 @pytest.fixture
 def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """What EC2 says of each instance."""
@@ -97,7 +100,12 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(
         "awsddp.aws.clusters.describe",
         lambda *_: [
-            {"InstanceId": name, "InstanceType": "t", "State": {"Name": state}}
+            {
+                "InstanceId": name,
+                "InstanceType": "t",
+                "State": {"Name": state},
+                "StateReason": {"Code": SPOT.partition(":")[0], "Message": SPOT},
+            }
             for name, state in told.items()
         ],
     )
@@ -172,7 +180,7 @@ def test_node_that_ec2_says_is_gone_is_given_up_at_once_and_reported(
     follow(nodes, tmp_path, monkeypatch)
     assert nodes.now < 60
     assert [(one["do"], one["node"]) for one in nodes.reports] == [("lost", gone)]
-    assert "terminated" in nodes.reports[0]["why"]
+    assert nodes.reports[0]["why"] == f"EC2 says that its instance is terminated ({SPOT})"
 
 
 def test_node_whose_streams_bring_nothing_is_given_up(

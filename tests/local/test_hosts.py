@@ -7,6 +7,7 @@ import platform
 import shlex
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp.local import cgroups, control
+from awsddp.local import cgroups, control, node_faults
 from awsddp.local.place import Place
 from tests.local.conftest import Cloud, left_over, needs_root, refusal, until
 
@@ -456,6 +457,33 @@ def test_a_full_disk_takes_nothing_until_it_heals(pair: Pair, whole: None) -> No
     assert disk.stat().st_blocks * 512 < 2**30, "it fills the machine's own disk"
     control.fault_clear(pair.cloud.info)
     assert pair.run(0, write) == "more\n"
+
+
+@pytest.mark.prove
+def test_slow_short_of_memory_and_with_another_host_key_until_it_heals(pair: Pair, whole: None) -> None:
+    key = ["ssh-keyscan", "-t", "ed25519", pair.address(1)]
+    shown = subprocess.run(key, capture_output=True, check=True).stdout
+    hashed = "import hashlib, time; end = time.monotonic() + 0.3; count = 0\n"
+    hashed += "while time.monotonic() < end: hashlib.sha256(bytes(1 << 18)); count += 1\nprint(count)"
+    take = 'python3 -c "print(len(bytearray(500 << 20)))" 2>/dev/null || echo killed'
+    fast = int(pair.run(1, f"python3 -c {shlex.quote(hashed)}"))
+    for effect in ("slow-cpu", "oom", "hostkey"):
+        control.fault_add(pair.cloud.info, pair.ids[1], effect)
+    until(lambda: subprocess.run(key, capture_output=True).stdout not in (shown, b""))
+    control.fault_clear(pair.cloud.info, control.status(pair.cloud.info)["faults"][-1]["id"])
+    until(lambda: subprocess.run(key, capture_output=True).stdout == shown)
+    assert int(pair.run(1, f"python3 -c {shlex.quote(hashed)}")) < fast / 2
+    assert pair.run(1, take) == "killed\n"
+    control.fault_clear(pair.cloud.info)
+    assert pair.run(1, take) == f"{500 << 20}\n"
+
+
+@pytest.mark.skipif(node_faults.faketime() is None, reason="Debian's package faketime is missing")
+def test_a_login_sees_a_clock_that_is_ahead_until_it_heals(pair: Pair, whole: None) -> None:
+    control.fault_add(pair.cloud.info, pair.ids[1], "clock")
+    assert int(pair.run(1, "date +%s")) - time.time() > 100
+    control.fault_clear(pair.cloud.info)
+    assert int(pair.run(1, "date +%s")) - time.time() < 2
 
 
 def test_a_shared_folder_is_seen_by_nodes_that_boot_later_read_only(cloud: Cloud, pair: Pair) -> None:

@@ -50,6 +50,19 @@ def test_user_data_that_means_nothing_is_said_where_cloud_init_says_it(
     assert complaint in (tmp_path / "run/cloud-init/result.json").read_text()
 
 
+def test_another_system_and_missing_python_packages_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LocalCloudError, match="not installed") as bare:
+        requirements.choose("records", tmp_path)
+    assert "awsddp[local]" in bare.value.next
+    monkeypatch.setattr(requirements.sys, "platform", "darwin")
+    with pytest.raises(LocalCloudError, match="Linux only") as foreign:
+        requirements.choose(None, tmp_path)
+    assert "docker build" in foreign.value.next
+
+
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(requirements, "SEARCH", str(tmp_path))
     monkeypatch.setattr(requirements, "_lack", lambda: None)

@@ -102,6 +102,14 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
             Step(do="launch", numbers=(1,)),
         ),
     ),
+    "one is to be replaced": (
+        asked(cluster__replace=("i-1", "i-gone")),
+        standing(*PAIR),
+        (
+            Step(do="end", numbers=(1,), instances=("i-1",), why="its replacement is requested"),
+            Step(do="launch", numbers=(1,)),
+        ),
+    ),
     "two are stopped: they start with a new term": (
         asked(),
         standing(node(0, state="stopped"), node(1, state="stopping")),

@@ -4,10 +4,11 @@ from typing import Any
 
 from awsddp.aws import poweroff
 from awsddp.cluster import Target
-from awsddp.errors import NodeError
+from awsddp.errors import CloudError, NodeError
 from awsddp.verbs import everywhere, run
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, aws_of
+from awsddp.verbs.doctor import doctor
 
 
 def trained(ctx: Context, **choices: object) -> dict[str, Any]:
@@ -46,6 +47,15 @@ def _run(ctx: Context, *, detach: bool, **choices: Any) -> dict[str, Any]:
     if result.error is not None:
         raise result.error
     return result.document()
+
+
+def checked(ctx: Context) -> dict[str, Any]:
+    """`doctor`, which as a command exits with 4 where a check failed."""
+    document = doctor(ctx)
+    failed = [check["value"] for check in document["checks"] if check["ok"] is False]
+    if failed:
+        raise CloudError("\n".join(failed))
+    return document
 
 
 def whoami(ctx: Context) -> dict[str, Any]:

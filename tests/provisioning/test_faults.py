@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from awsddp.verbs import everywhere
-from awsddp.verbs.doctor import doctor
 from awsddp.verbs.down import down
 from awsddp.verbs.plan import plan
 from awsddp.verbs.status import status
 from awsddp.verbs.stop import stop
 from awsddp.verbs.up import up
-from tests.provisioning.acts import fetched, trained
+from tests.provisioning.acts import checked, fetched, trained
 from tests.provisioning.world import Kill, Outcome, World, yes
 from tests.seed import FULL, SEED
 
@@ -63,7 +62,7 @@ ACTS = {
     "status": Act(verb=status, asks=False),
     "status --all": Act(verb=everywhere.status_all, asks=False),
     "plan": Act(verb=plan, asks=False),
-    "doctor": Act(verb=doctor, asks=False),
+    "doctor": Act(verb=checked, asks=False),
 }
 # The codes of a throttle and of a denial are not the same in each service.
 ELSEWHERE = {
@@ -177,7 +176,7 @@ def cases_of(world: World, act: Act) -> list[tuple[str, Trouble]]:
         "RunInstances": REFUSALS,
         "StartInstances": REFUSALS[:1],
     }  # `doctor` asks, and tells the answer
-    refusals = {} if act.verb is doctor else refusals
+    refusals = {} if act.verb is checked else refusals
     return cases + [
         (operation, refusal) for operation in sorted(dict(calls)) for refusal in refusals.get(operation, ())
     ]

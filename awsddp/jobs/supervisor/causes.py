@@ -1,33 +1,58 @@
-"""Why a job ends: one row per cause, with its kind, recognizer, explanation and next step."""
+"""Why a rank ended: one row per cause, with its kind, recognizer, explanation and next step."""
 
 from __future__ import annotations
 
+import math
 import re
 import signal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.diagnose import exception, last_lines
+from awsddp.jobs.supervisor.job_causes import Row, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    # Returns the values of the row's texts, None for another cause. Python 3.8 could not evaluate it.
-    Recognizer = Callable[["Evidence"], "dict[str, str] | None"]
+    from awsddp.jobs.supervisor.job_causes import Recognizer
+
+_NCCL_LINES = 8  # NCCL's own error follows in the lines after the exception
+_PLACE = re.compile(r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_OOM = re.compile(r"Killed process (\d+) \(([^)]*)\).*?anon-rss:(\d+)kB")
 
 
 class Evidence:
     """What is known of a rank that ended.
 
-    `exit_code` is -N for signal N, `text` the end of its log. `oom_kills` counts the processes that the
-    kernel killed for memory while the job ran.
+    `exit_code` is -N for signal N, `text` the end of its log, `loss` the last one in its metrics. `oom_kills`
+    counts the processes that the kernel killed for memory while the job ran; `kernel` returns what the kernel
+    has logged in that time.
     """
 
-    def __init__(self, exit_code: int, text: str, *, oom_kills: int = 0) -> None:
+    def __init__(
+        self,
+        exit_code: int,
+        text: str,
+        *,
+        oom_kills: int = 0,
+        loss: object = None,
+        kernel: Callable[[], str] = str,
+    ) -> None:
         self.exit_code = exit_code
         self.text = text
         self.oom_kills = oom_kills
+        self.kernel = kernel
         self.raised = exception(text)
-        self.killed = exit_code in (-9, 137)
+        self.signal = -exit_code if exit_code < 0 else max(0, exit_code - 128)
+        self.killed = self.signal == signal.SIGKILL
+        self.diverged = isinstance(loss, float) and not math.isfinite(loss)
+        self.said = self._said()
+
+    def _said(self) -> str:
+        """Return what the rank said of its end: its last exception, or else the end of its log."""
+        if self.raised and "NCCL" in self.raised:
+            return "\n".join((self.raised + self.text.rpartition(self.raised)[2]).split("\n")[:_NCCL_LINES])
+        _, aborted, after = self.text.rpartition("terminate called")
+        return self.raised or (aborted + after if aborted else "\n".join(last_lines(self.text)))
 
     def status(self) -> str:
         """Return how it ended, as a sentence."""
@@ -41,25 +66,12 @@ class Evidence:
             return f"It was ended by signal {-self.exit_code}."
 
 
-class Row(NamedTuple):
-    """A cause. `retryable`: the same command may succeed without a change.
-
-    Without `recognize` the supervisor names the kind itself, with the values of its texts.
-    """
-
-    kind: str
-    retryable: bool
-    recognize: Recognizer | None
-    explanation: str
-    next: str
-
-
 def _said(pattern: str) -> Recognizer:
     """Recognize a pattern in the rank's last exception, or in the end of its log if there is none."""
 
     def recognize(evidence: Evidence) -> dict[str, str] | None:
-        found = re.search(pattern, evidence.raised or "\n".join(last_lines(evidence.text)))
-        return found.groupdict() if found else None
+        found = re.search(pattern, evidence.said)
+        return {name: text or "" for name, text in found.groupdict().items()} if found else None
 
     return recognize
 
@@ -68,17 +80,60 @@ def _when(condition: Callable[[Evidence], object]) -> Recognizer:
     return lambda evidence: {} if condition(evidence) else None
 
 
+def _logged(pattern: str) -> Recognizer:
+    """Recognize a pattern in the kernel's log, if the rank used a GPU or was ended by a signal."""
+
+    def recognize(evidence: Evidence) -> dict[str, str] | None:
+        asked = evidence.signal or re.search("CUDA|NCCL|cuda", evidence.said)
+        found = re.search(pattern, evidence.kernel()) if asked else None
+        return found.groupdict() if found else None
+
+    return recognize
+
+
+def _out_of_memory(evidence: Evidence) -> dict[str, str] | None:
+    """Recognize a rank, or a loader worker of it, that the kernel killed for memory."""
+    loader = re.search(r"DataLoader worker \(pid.*signal: Killed", evidence.text)
+    if not (evidence.oom_kills and (evidence.killed or loader)):
+        return None
+    kills = _OOM.findall(evidence.kernel())
+    if not kills:
+        return {"victim": "the rank"}
+    pid, name, kilobytes = kills[-1]
+    return {"victim": f"process {pid} ({name}), which used {int(kilobytes) * 1024 / 1e9:.3g} GB"}
+
+
+def _crashed(number: signal.Signals) -> Recognizer:
+    """Recognize a rank that a signal ended without an exception, and name its line."""
+
+    def recognize(evidence: Evidence) -> dict[str, str] | None:
+        if evidence.signal != number or evidence.raised:
+            return None
+        places = _PLACE.findall(evidence.text)
+        return {"place": " at {}:{} in {}".format(*places[-1]) if places else ""}
+
+    return recognize
+
+
+_REPLACE_GPU = (
+    "awsddp doctor   # checks the GPUs of each node; retry on other instances: awsddp down, awsddp up"
+)
+_PACKAGES = "awsddp train --env requirements.txt   # versions that belong together, on every node"
+_NCCL_LOG = "awsddp train --env-var NCCL_DEBUG=INFO   # NCCL's log then says why"
+_WHO_WAITED = "awsddp logs   # what the others did; while a job hangs: awsddp doctor --why"
+_LESS_MEMORY = "use a smaller batch or fewer loader workers, or a larger --instance-type"
+
 # The first row that recognizes the end of a rank is its cause.
 TABLE = (
     Row(
         "host_oom",
         False,
-        _when(lambda one: one.killed and one.oom_kills),
-        "The node ran out of memory, and its kernel killed the rank.",
-        "use a smaller batch or fewer loader workers, or a larger --instance-type",
+        _out_of_memory,
+        "The node ran out of memory, and its kernel killed {victim}.",
+        _LESS_MEMORY,
     ),
     Row(
-        "signal",
+        "killed",
         False,
         _when(lambda one: one.killed),
         "Killed from outside awsddp (by a user or a memory limit).",
@@ -119,25 +174,43 @@ TABLE = (
         "use a smaller batch",
     ),
     Row(
-        "port_in_use",
+        "ecc_error",
         True,
-        _said("[Aa]ddress already in use|EADDRINUSE"),
-        "A port that the script opens is in use on this node.",
-        "awsddp exec 'ss -tlnp'   # shows which process has it; {{master_port}} is free for the script",
+        _said("uncorrectable ECC error"),
+        "The GPU's memory has a fault.",
+        _REPLACE_GPU,
+    ),
+    # Xids that name the hardware; most others are the program's own.
+    # https://docs.nvidia.com/deploy/xid-errors/
+    Row(
+        "ecc_error",
+        True,
+        _logged(r"NVRM: Xid \(PCI:(?P<gpu>[\w:.]+)\): (?P<xid>48|63|64|94|95)\b"),
+        "The memory of GPU {gpu} has a fault (Xid {xid} in the kernel's log).",
+        _REPLACE_GPU,
     ),
     Row(
-        "disk_full",
-        False,
-        _said("No space left on device"),
-        "The node's disk is full.",
-        "awsddp up --disk GB   # a larger disk",
+        "xid",
+        True,
+        _logged(r"NVRM: Xid \(PCI:(?P<gpu>[\w:.]+)\): (?P<xid>62|74|79|119|120|140)\b,? ?(?P<text>[^\n]*)"),
+        "GPU {gpu} failed (Xid {xid} in the kernel's log: {text}).",
+        _REPLACE_GPU,
     ),
     Row(
-        "host_oom",
+        "driver_too_old",
         False,
-        _said("Cannot allocate memory|DefaultCPUAllocator: can't allocate"),
-        "The node ran out of memory.",
-        "use a smaller batch or fewer loader workers, or a larger --instance-type",
+        _said(
+            "driver on your system is too old|driver version is insufficient|Driver/library version mismatch"
+        ),
+        "The node's NVIDIA driver does not fit this torch.",
+        "awsddp plan   # names the driver and the torch that fit; or omit torch from the requirements",
+    ),
+    Row(
+        "gpu_too_new",
+        False,
+        _said("no kernel image is available"),
+        "This torch was not built for the node's GPU.",
+        "install a newer torch, or choose another --instance-type",
     ),
     Row(
         "no_such_gpu",
@@ -147,11 +220,212 @@ TABLE = (
         "use the GPU of LOCAL_RANK, or fewer ranks: --nproc-per-node",
     ),
     Row(
+        "no_gpu",
+        False,
+        _said(
+            "Torch not compiled with CUDA|NCCL support is not compiled|doesn't have NCCL built in"
+            "|Found no NVIDIA driver|No CUDA GPUs are available|no GPUs found"
+        ),
+        "The script needs a GPU, and this node or its torch has none.",
+        "choose an --instance-type with GPUs, or the backend: nccl if torch.cuda.is_available() else gloo",
+    ),
+    Row(
+        "no_such_interface",
+        False,
+        _said(r"Unable to find address for: (?P<name>\S+)|no socket interface found"),
+        "The node has no network interface {name} (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME).",
+        "remove these variables from the script and from [env]: awsddp sets the right ones on every node",
+    ),
+    Row(
+        "versions_differ",
+        False,
+        _said("Mismatched NCCL version detected : (?P<versions>[^\n]+)"),
+        "The nodes have different versions of NCCL: {versions}.",
+        _PACKAGES,
+    ),
+    Row(
+        "nccl_timeout",
+        True,
+        _said(r"Watchdog caught collective operation timeout: .*OpType=(?P<operation>\w+)"),
+        "{operation} did not end within NCCL's timeout: another rank did not take part.",
+        _WHO_WAITED,
+    ),
+    Row(
+        "gloo_timeout",
+        True,
+        _said(r"Timed out waiting \d+ms for (?:send|recv) operation|monitoredBarrier"),
+        "Another rank did not take part in the collective within the timeout.",
+        _WHO_WAITED,
+    ),
+    Row(
+        "rendezvous_timeout",
+        True,
+        _said(r"(?P<joined>\d+)/(?P<all>\d+) clients joined"),
+        "Only {joined} of {all} ranks joined the process group in time.",
+        _WHO_WAITED,
+    ),
+    Row(
+        "master_unreachable",
+        False,
+        _said(r"client socket has (?:timed out|failed).*? connect to [^(]*\((?P<place>[^)]+)\)"),
+        "Nothing answers at {place}, where rank 0 was expected.",
+        "use MASTER_ADDR and MASTER_PORT, or {{master_addr}} and {{master_port}} in the script's arguments",
+    ),
+    Row(
+        "collective_mismatch",
+        False,
+        _said("Detected mismatch between collectives|Received data size doesn't match|preamble.length <= "),
+        "The ranks called different collectives, or the same with other sizes.",
+        "awsddp train --env-var TORCH_DISTRIBUTED_DEBUG=DETAIL   # names the collective",
+    ),
+    Row(
+        "model_differs",
+        False,
+        _said("DDP expects same model across all ranks|appears not to match"),
+        "The ranks built different models.",
+        "build the model from the same settings and the same seed on every rank",
+    ),
+    Row(
+        "unused_parameters",
+        False,
+        _said("Expected to have finished reduction in the prior iteration"),
+        "Some parameters took no part in the loss.",
+        "DistributedDataParallel(model, find_unused_parameters=True), or remove them",
+    ),
+    Row(
         "shm_full",
         False,
-        _said("insufficient shared memory|Bus error"),
+        _when(
+            lambda one: (
+                re.search(
+                    "insufficient shared memory|out of shared memory|unable to allocate shared", one.text
+                )
+                or one.signal == signal.SIGBUS
+            )
+        ),
         "/dev/shm is full.",
         "use fewer loader workers",
+    ),
+    Row(
+        "loader_died",
+        False,
+        _said(r"DataLoader worker \(pid"),
+        "A loader worker of the rank died.",
+        "awsddp logs   # its own message stands above; num_workers=0 shows it as an exception",
+    ),
+    Row(
+        "port_in_use",
+        True,
+        _said("[Aa]ddress already in use|EADDRINUSE"),
+        "A port that the script opens is in use on this node.",
+        "awsddp exec 'ss -tlnp'   # shows which process has it; {{master_port}} is free for the script",
+    ),
+    Row(
+        "disk_full",
+        False,
+        _said("No space left on device|Disk quota exceeded"),
+        "The node's disk is full.",
+        "awsddp up --disk GB   # a larger disk",
+    ),
+    Row(
+        "host_oom",
+        False,
+        _said("Cannot allocate memory|DefaultCPUAllocator: can't allocate|^MemoryError"),
+        "The node ran out of memory.",
+        _LESS_MEMORY,
+    ),
+    Row(
+        "too_many_files",
+        False,
+        _said("Too many open files"),
+        "The rank has as many files open as it may.",
+        "use fewer loader workers, or: torch.multiprocessing.set_sharing_strategy('file_system')",
+    ),
+    Row(
+        "too_many_processes",
+        False,
+        _said("can't start new thread|Resource temporarily unavailable"),
+        "The node allows no more processes or threads.",
+        "use fewer loader workers and threads (OMP_NUM_THREADS)",
+    ),
+    Row(
+        "permission",
+        False,
+        _said("^PermissionError|Permission denied|Read-only file system"),
+        "The user of the ranks may not do this.",
+        "write to $AWSDDP_RUN_DIR or the synced folder",
+    ),
+    Row(
+        "no_internet",
+        True,
+        _said("name resolution|Name or service not known|urlopen error|Max retries exceeded"),
+        "The node did not reach a host on the internet.",
+        "awsddp exec -- curl -sSI https://pypi.org   # from each node; or sync the data with the folder",
+    ),
+    Row(
+        "packages_mismatch",
+        False,
+        _said(
+            "torchvision::nms does not exist|undefined symbol|may indicate binary incompat|cannot import name"
+        ),
+        "Two packages of the node's environment do not fit each other.",
+        _PACKAGES,
+    ),
+    Row(
+        "library_missing",
+        False,
+        _said(r"(?P<library>\S+): cannot open shared object file"),
+        "The node does not have the library {library}.",
+        "env.setup in awsddp.toml   # a command that installs it on every node",
+    ),
+    Row(
+        "syntax_error",
+        False,
+        _said("^(?:Syntax|Indentation|Tab)Error"),
+        "The file is no valid program for the node's Python.",
+        "awsddp exec -- python3 --version   # the node's; it may be older than yours",
+    ),
+    Row(
+        "usage",
+        False,
+        _when(lambda one: one.exit_code == 2 and re.search(r"^\S+: error: ", one.said, re.MULTILINE)),
+        "The script refused its arguments.",
+        "awsddp train SCRIPT -- ARGUMENTS   # those of the script follow --; LOCAL_RANK is a variable",
+    ),
+    Row(
+        "not_started",
+        False,
+        _said("awsddp could not start this (?:process|rank): (?P<why>[^\n]+)"),
+        "{why}.",
+        "",
+    ),
+    Row(
+        "checkpoint_differs",
+        False,
+        _said(r"Error\(s\) in loading state_dict"),
+        "The checkpoint is of another model.",
+        "use the model's settings of the job that saved it, or start without --resume",
+    ),
+    Row(
+        "checkpoint_corrupt",
+        False,
+        _said("PytorchStreamReader failed|invalid magic number|^EOFError: Ran out of input"),
+        "The checkpoint is not whole.",
+        "write it under another name, then os.replace(); go on from an older one: awsddp train --resume JOB",
+    ),
+    Row(
+        "checkpoint_refused",
+        False,
+        _said("Weights only load failed"),
+        "torch.load refused objects in the file that are no tensors.",
+        "torch.load(path, weights_only=False)   # for files that you trust",
+    ),
+    Row(
+        "cuda_error",
+        False,
+        _said("CUDA error|CUBLAS_STATUS|CUDNN_STATUS|device-side assert"),
+        "A call to CUDA failed; an earlier kernel may be the reason.",
+        "awsddp train --env-var CUDA_LAUNCH_BLOCKING=1   # the traceback then names the right line",
     ),
     # A rank that only lost its peers: no cause while another rank has a reason of its own.
     Row(
@@ -162,63 +436,72 @@ TABLE = (
             r"|remote process exited|ncclRemoteError|Socket closed|recvValue failed|sendBytes failed"
             r"|DistNetworkError|DistStoreError|got 0 bytes|Timed out (waiting|after)|TCPStore|peer has exited"
         ),
-        "",
-        "",
-    ),
-    Row("signal", False, _when(lambda one: one.exit_code < 0), "", ""),
-    Row("exit", False, _when(lambda one: True), "", ""),
-    Row("node_lost", True, None, "{why}.", "awsddp up   # replaces the node; then: awsddp train"),
-    Row(
-        "timeout",
-        False,
-        None,
-        "The job ran for longer than its timeout of {seconds:g} s.",
-        "awsddp train --timeout   # longer, if it was not hanging",
+        "It lost its connection to another rank.",
+        "awsddp logs   # the log of the other rank",
     ),
     Row(
-        "hang",
-        False,
-        None,
-        "No rank wrote to its log for {seconds:g} s.",
-        "awsddp doctor --why {job}   # where each rank was",
-    ),
-    Row("cancelled", False, None, "It was cancelled.", ""),
-    Row("interrupted", True, None, "{why}.", "awsddp up   # starts what is stopped; then: awsddp train"),
-    Row(
-        "expired",
+        "nccl_error",
         True,
-        None,
-        "{why}.",
-        "awsddp up --expires   # starts the nodes with more time; then: awsddp train",
+        _said("NCCL error|nccl(?:System|UnhandledCuda|Internal|InvalidUsage|InvalidArgument)"),
+        "NCCL failed.",
+        _NCCL_LOG,
     ),
-    Row("spot_interruption", True, None, "{why}.", "awsddp up   # replaces the node; then: awsddp train"),
+    Row(
+        "loss_not_finite",
+        False,
+        _when(
+            lambda one: (
+                one.exit_code > 0
+                and (
+                    one.diverged
+                    or re.search(
+                        r"(?i)\bloss\b.*\b(nan|inf)\b|\bnan\b.*\bloss\b|returned nan values", one.said
+                    )
+                )
+            )
+        ),
+        "The loss was not a finite number.",
+        "use a smaller learning rate, clip the gradients, and check the data",
+    ),
+    Row(
+        "segfault",
+        False,
+        _crashed(signal.SIGSEGV),
+        "A library that is not Python crashed{place}.",
+        _PACKAGES,
+    ),
+    Row(
+        "illegal_instruction",
+        False,
+        _crashed(signal.SIGILL),
+        "A library has instructions that the node's processor lacks{place}.",
+        "install a build for this processor, or choose another --instance-type",
+    ),
+    Row(
+        "abort",
+        False,
+        _crashed(signal.SIGABRT),
+        "A library gave up{place}: its message stands above.",
+        "awsddp logs",
+    ),
+    Row("signal", False, _when(lambda one: one.exit_code < 0), "A signal ended it.", ""),
+    Row("exit", False, _when(lambda one: True), "", ""),
 )
+ECHOES = frozenset(
+    {
+        "abort_at_exit",
+        "gloo_timeout",
+        "master_unreachable",
+        "nccl_timeout",
+        "peer_lost",
+        "rendezvous_timeout",
+    }
+)
+"""Kinds that another rank's fault may have brought about."""
 
 
 def explain(evidence: Evidence) -> dict[str, Any]:
     """Return why a rank ended: `kind`, `retryable`, `explanation` and `next`."""
     recognized = ((row, row.recognize(evidence)) for row in TABLE if row.recognize)
-    words = next(_words(row, values) for row, values in recognized if values is not None)
+    words = next(words_of(row, values) for row, values in recognized if values is not None)
     return {**words, "explanation": f"{evidence.status()} {words['explanation']}".rstrip()}
-
-
-def cause_of_node(request: dict[str, Any], node: int | None, kind: str, **values: Any) -> dict[str, Any]:
-    """Return the cause of a job that none of its ranks ended; `values` are those of the row's texts."""
-    return cause(request, node, _words(next(row for row in TABLE if row.kind == kind), values))
-
-
-def cause(request: dict[str, Any], node: int | None, words: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return the cause of a job as its document holds it. `words` are those of `explain`."""
-    ids = {entry["node"]: entry["instance_id"] for entry in request["nodes"]}
-    instance_id = None if node is None else ids[node]
-    blank: dict[str, Any] = {"rank": None, "exit_code": None, "signal": None, "tail": []}
-    return {**blank, "node": node, "instance_id": instance_id, **words, **more}
-
-
-def _words(row: Row, values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": row.kind,
-        "retryable": row.retryable,
-        "explanation": row.explanation.format(**values),
-        "next": row.next.format(**values),
-    }

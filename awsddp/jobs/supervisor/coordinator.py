@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause, cause_of_node
+from awsddp.jobs.supervisor.job_causes import (
+    WAITED,
+    cause,
+    cause_of_loss,
+    cause_of_node,
+    left_early,
+)
 
 FAILED_GRACE = 1.0
 """Seconds between TERM and KILL for the others when a rank has failed."""
@@ -83,8 +89,7 @@ class Coordinator:
         if node not in self._left:
             return
         self._left.discard(node)
-        why = self._lost_why(node, why)
-        self._lost = self._lost or cause_of_node(self._request, node, "node_lost", why=why)
+        self._lost = self._lost or cause_of_loss(self._request, node, self._lost_why(node, why))
         self._fail()
 
     def tick(self, *, now: float) -> None:
@@ -166,8 +171,7 @@ class Coordinator:
     def _exit(self, node: int, report: dict[str, Any], now: float) -> None:
         self._reports[report["rank"]] = report
         if report["exit_code"] != 0:
-            words = {**report["cause"], "explanation": self._early(now) + report["cause"]["explanation"]}
-            self._failures.append({**report, "node": node, "cause": words})
+            self._failures.append({**report, "node": node, "cause": self._words(report, now)})
             self._fail()
             return
         self._zero_at[report["rank"]] = now
@@ -219,6 +223,13 @@ class Coordinator:
     def _first(self, failures: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the failure that the others are due to."""
         return min(failures, key=lambda failure: _FAULTS.index(failure["fault"]))
+
+    def _words(self, report: dict[str, Any], now: float) -> dict[str, Any]:
+        """Return why a rank failed; if it waited for one that had ended with 0, that is why."""
+        early = self._early(now)
+        if early and report["cause"]["kind"] in WAITED:
+            return left_early(report["cause"], report["tail"], early)
+        return {**report["cause"], "explanation": early + report["cause"]["explanation"]}
 
     def _early(self, now: float) -> str:
         """Name the ranks that had ended with exit code 0 before: they are often why the others fail."""

@@ -1,16 +1,21 @@
-"""Evidence of why a rank ended: the end of its log, its last exception, a full disk."""
+"""Evidence of why a rank ended: its log, its last exception, its loss, a full disk, the kernel's log."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
+from typing import Any
 
 LINES = 20
 _BYTES = 64 * 1024
 _FULL_BYTES = 64 * 1024  # what is left of a disk on which writes fail
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_KERNEL_SECONDS = 1.0
+_STAMP = re.compile(r"^\[ *(\d+\.\d+)\] (.*)$", re.MULTILINE)
+_SYNTAX = re.compile("(Syntax|Indentation|Tab)Error: ")
 _WIDTH = 2000  # of a line of the tail, in characters
 
 
@@ -52,8 +57,9 @@ def exception(text: str) -> str | None:
     """
     text = _TORCH_PREFIX.sub("", text)
     _, mark, rest = text.rpartition("Traceback (most recent call last):")
-    if not mark:
-        return None
+    if not mark:  # Python writes none before an error in the script's own syntax
+        last = text.rstrip().rpartition("\n")[2].strip()
+        return last[:_WIDTH] if _SYNTAX.match(last) else None
     for line in rest.split("\n")[1:]:
         if line and not line.startswith((" ", "\t")):
             return line.strip()[:_WIDTH]
@@ -72,4 +78,36 @@ def full_disk(*paths: Path) -> str:
             mount = next(one for one in (path, *path.parents) if os.path.ismount(str(one)))
             size = found.f_blocks * found.f_frsize / 1e9
             return f"No {'files' if no_files else 'space'} left on {mount} ({size:.3g} GB)."
+    return ""
+
+
+def last_loss(path: Path, rank: int, *, first: int) -> Any:
+    """Return the last `loss` of a rank in a file of metrics, None without one.
+
+    A row without `rank` is of the rank `first`.
+    """
+    for line in reversed(read_tail(path).split("\n")):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and "loss" in row and row.get("rank", first) == rank:
+            return row["loss"]
+    return None
+
+
+def kernel_log(since: float) -> str:
+    """Return what the kernel has logged since the moment `since` of time.monotonic().
+
+    "" if it cannot be read. Ubuntu lets only root read it: https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
+    """
+    for command in (["dmesg"], ["sudo", "-n", "dmesg"]):
+        try:
+            found = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_KERNEL_SECONDS
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        lines = _STAMP.findall(found.stdout.decode("utf-8", "replace"))
+        return "\n".join(text for stamp, text in lines if float(stamp) >= since - 1)
     return ""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, Coordinator
+from awsddp.jobs.supervisor.job_causes import cause_of_loss
 
 
 class Elastic(Coordinator):
@@ -48,8 +48,7 @@ class Elastic(Coordinator):
             return
         self._left.discard(node)
         self._busy.discard(node)
-        why = self._lost_why(node, why)
-        self._away[node] = self._lost = cause_of_node(self._request, node, "node_lost", why=why)
+        self._away[node] = self._lost = cause_of_loss(self._request, node, self._lost_why(node, why))
         self._finish()
 
     def _replaced(self, node: int) -> None:
@@ -99,7 +98,7 @@ class Elastic(Coordinator):
 
     def _failed(self, node: int, report: dict[str, Any], now: float) -> None:
         """Note a failure in its round, which may be over; without a restart left it ends the job."""
-        words = {**report["cause"], "explanation": self._early(now) + report["cause"]["explanation"]}
+        words = self._words(report, now)
         failure = {**report, "rank": report["number"], "node": node, "cause": words}
         rounds = {**dict(self._past), self._round: self._failures}
         rounds[report["round"]].append(failure)

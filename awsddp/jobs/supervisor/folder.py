@@ -10,6 +10,7 @@
                      workers.jsonl  its notes: rounds, and how the ranks ended
                      reserve        room for the last state.json on a full disk
                      times.jsonl    how long the logs were, and when
+                     samples.json   what the ranks use (samples.py)
                      helper/        the sitecustomize of the ranks (helper.py)
                      stacks/        its requests and answers (stacks.py)
                      run/           AWSDDP_RUN_DIR
@@ -25,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause_of_node
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FINAL = ("succeeded", "failed", "cancelled", "interrupted")
@@ -56,6 +57,7 @@ class JobFolder:
         self.snapshot = self.path / "snapshot.json"
         self.reserve = self.path / "reserve"
         self.times = self.path / "times.jsonl"
+        self.samples = self.path / "samples.json"
         self.workers = self.path / "workers.jsonl"
 
     def log(self, rank: int) -> Path:

@@ -12,10 +12,10 @@ import time
 import types
 from typing import Any, BinaryIO
 
-from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.claim import claim
-from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, write_json
+from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, read_json, write_json
 from awsddp.jobs.supervisor.follow import follow
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.launch import launch, slots
 from awsddp.jobs.supervisor.manifest import hashes, manifest
 from awsddp.jobs.supervisor.metrics import metrics
@@ -24,6 +24,8 @@ from awsddp.jobs.supervisor.wire import MAGIC
 
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
 _LOST_SECONDS = 5.0
+_PROBE = "awsddp.jobs.supervisor.probe"
+_PROBES = ("probe", "dial", "send", "receive", "text")
 
 
 def main(stdin: BinaryIO) -> int:
@@ -46,6 +48,8 @@ def main(stdin: BinaryIO) -> int:
 def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
     """Answer one request, and return whether it was done."""
     _load(request.pop("modules", None))
+    if request["do"] not in _PROBES and _PROBE in sys.modules:
+        sys.modules[_PROBE].close()
     out.write(MAGIC)
     try:
         if request["do"] == "follow":
@@ -91,6 +95,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         from awsddp.jobs.supervisor.stacks import stacks
 
         return stacks(JobFolder(request["job"]))
+    if kind in _PROBES:
+        answer: dict[str, Any] = getattr(sys.modules[_PROBE], kind)(request)
+        return answer
     if kind == "cancel":
         return _cancel(JobFolder(request["job"]), request["grace"], request["launch"])
     if kind == "lost":
@@ -99,9 +106,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_metrics(folder: JobFolder) -> dict[str, Any]:
-    """Return the document of a job, while it runs with the progress of its ranks."""
+    """Return the document of a job, while it runs with the progress of its ranks and what they use."""
     document = folder.document()
-    return {**document, "metrics": metrics(folder)} if document["state"] == "running" else document
+    if document["state"] != "running":
+        return document
+    samples = (read_json(folder.samples) or {"ranks": []})["ranks"]
+    return {**document, "metrics": metrics(folder), "samples": samples}
 
 
 def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from awsddp.jobs.supervisor.disks import is_ephemeral
 from awsddp.jobs.supervisor.folder import JobFolder, local_ranks
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 
+EVENTS = "events.out.tfevents."
 LIST_BYTES = 48 << 20
 """How long the list of results may be; the client reads no answer of more than 64 MB."""
 HASH_BYTES = 64 << 20
@@ -36,10 +37,12 @@ def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
     them). A link has `path`, `home` and `target`, relative to the link's own folder. What is skipped has
     `path`, `size`, `why` and
     `owed`: the job made it, and it is not fetched. `excluded` counts what the request's `exclude` matches.
+
+    With `events` (sizes by `home`) there are only TensorBoard's event files of another size, with their data.
     """
     launched = folder.request()
     found = _Found(f"node{launched['node']}", Path(launched["workdir"]), folder.run)
-    found.hash_left, found.data_left = HASH_BYTES, 0
+    found.hash_left, found.data_left, found.events = HASH_BYTES, 0, request.get("events")
     logs = [f"rank{rank}.log" for rank in local_ranks(launched)]
     for log in (*logs, f"launcher{launched['node']}.log"):
         found.add(folder.logs / log, f"logs/{log}")
@@ -80,6 +83,7 @@ class _Found:
     def __init__(self, node: str, workdir: Path, run: Path) -> None:
         self.node = node
         self.hash_left = self.data_left = 0
+        self.events: dict[str, int] | None = None
         self._workdir = real(workdir)
         self._roots = [(real(run), f"{node}/run"), (self._workdir, node)]
         self._lines: dict[str, list[dict[str, Any]]] = {"files": [], "links": [], "skipped": []}
@@ -103,7 +107,7 @@ class _Found:
     def add(self, path: Path, home: str, *, limited: bool = False) -> None:
         """Take in one file, or keep a link for later; each path once."""
         path = self._resolved(path)
-        if path in self._homes:
+        if path in self._homes or (self.events is not None and not self._is_new_event(path, home)):
             return
         self._homes[path] = home
         try:
@@ -118,6 +122,16 @@ class _Found:
             return
         except OSError as error:
             self.skip(path, error.strerror or str(error), owed=True)
+
+    def _is_new_event(self, path: Path, home: str) -> bool:
+        """Tell whether a path is an event file that has grown, and still comes with the list."""
+        try:
+            info = path.lstat()
+        except OSError:
+            return False
+        known = self.events is None or self.events.get(home) == info.st_size
+        fits = stat.S_ISREG(info.st_mode) and info.st_size <= self.data_left
+        return path.name.startswith(EVENTS) and fits and not known
 
     def add_tree(self, top: Path, home: str) -> None:
         """Take in what a folder holds. `home` is where the folder belongs."""

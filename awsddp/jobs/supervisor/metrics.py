@@ -17,9 +17,13 @@ def metrics(folder: JobFolder) -> list[dict[str, Any]]:
 
     A value that its rows do not hold is None. A row without `rank` is of the node's first rank.
     """
-    ranks = local_ranks(folder.request())
+    return progress(folder.run / "metrics.jsonl", local_ranks(folder.request()))
+
+
+def progress(path: Path, ranks: list[int]) -> list[dict[str, Any]]:
+    """Return the same of the rows in a file, for the ranks of a node."""
     by_rank: dict[int, list[dict[str, float]]] = {}
-    for row in _rows(folder.run / "metrics.jsonl"):
+    for row in _rows(path):
         by_rank.setdefault(int(row.get("rank", ranks[0])), []).append(row)
     return [_progress(rank, by_rank[rank]) for rank in ranks if rank in by_rank]
 

@@ -16,8 +16,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import Evidence, explain
-from awsddp.jobs.supervisor.diagnose import exception, full_disk, last_lines, read_tail, recorded
+from awsddp.jobs.supervisor.causes import ECHOES, Evidence, explain
+from awsddp.jobs.supervisor.diagnose import (
+    exception,
+    full_disk,
+    kernel_log,
+    last_lines,
+    last_loss,
+    read_tail,
+    recorded,
+)
 from awsddp.jobs.supervisor.folder import JobFolder, programs
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -51,6 +59,7 @@ class Ranks:
         self._request = request
         self._folder = folder
         self._oom_kills = oom_kills()
+        self._since = time.monotonic()
         self._stopped_at = 0.0  # time.time(): what a log says later may be our doing
         self._kill_at: float | None = None
         self._strays_told = False
@@ -153,10 +162,18 @@ class Ranks:
         A rank that is still taking itself down after an exception when it is asked has a reason of its own.
         """
         text = said + recorded(self._folder.path / "errors" / f"rank{rank}.json")
-        cause = explain(Evidence(code, text, oom_kills=oom_kills() - self._oom_kills))
+        first = self._request["processes"][0]["ranks"][0]
+        evidence = Evidence(
+            code,
+            text,
+            oom_kills=oom_kills() - self._oom_kills,
+            loss=last_loss(self._folder.run / "metrics.jsonl", rank, first=first),
+            kernel=lambda: kernel_log(self._since),
+        )
+        cause = explain(evidence)
         full = full_disk(self._folder.path, Path(self._request["workdir"]), Path("/tmp"))
         cause["explanation"] = f"{cause['explanation']} {full}".rstrip()
-        fault = "echo" if cause["kind"] in ("peer_lost", "abort_at_exit") else "own"
+        fault = "echo" if cause["kind"] in ECHOES else "own"
         if asked_at and not (exception(text) and _written(self._folder.log(rank)) < asked_at):
             fault = "stopped"
         return {"tail": last_lines(said), "cause": cause, "fault": fault}

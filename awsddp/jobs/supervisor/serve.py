@@ -10,13 +10,14 @@ import socket
 import time
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause_of_node
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, SILENT_SECONDS, Coordinator
 from awsddp.jobs.supervisor.diagnose import full_disk
 from awsddp.jobs.supervisor.elastic import Elastic
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, initial, read_json, write_json
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
+from awsddp.jobs.supervisor.samples import Samples
 from awsddp.jobs.supervisor.shutdown import shutdown
 from awsddp.jobs.supervisor.times import Times
 from awsddp.jobs.supervisor.workers import Workers
@@ -69,6 +70,7 @@ class Supervisor:
         self._patience_s = 0.1 if elastic else 0.25  # no signal tells that a worker has noted something
         self._ranks = Workers(request, folder) if elastic else Ranks(request, folder)
         self._times = Times(request, folder)
+        self._samples = Samples(request, folder)
         kind = Elastic if elastic else Coordinator
         self._coordinator = kind(request, now=now) if listener is not None else None
         self._selector = selectors.DefaultSelector()
@@ -129,6 +131,8 @@ class Supervisor:
         self._report_output(now)
         self._report()
         self._times.note()
+        if self._ranks.alive and not self._ranks.stopping:
+            self._samples.take()
         self._look_left()
         self._look_free()
         if self._coordinator is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.causes import cause_of_node
+from awsddp.jobs.supervisor.job_causes import cause_of_node
 
 LIMIT_SECONDS = 110.0
 """The longest grace at a shutdown: awsddp-jobs.service holds it up for 120 s."""

@@ -35,7 +35,7 @@ def stacks(folder: JobFolder) -> dict[str, Any]:
     process group: [number, operation, sizes, whether it is over]
     with `age`, the seconds since the last began.
     """
-    found = [process for process in _processes(folder.run) if process["rank"] is not None][:_MOST_PROCESSES]
+    found = [process for process in processes(folder.run) if process["rank"] is not None][:_MOST_PROCESSES]
     awake = [process for process in found if process["state"] not in "Tt"]
     names = {process["pid"]: folder.stacks / str(process["pid"]) for process in awake}
     asked = [process for process in awake if _ask(names[process["pid"]])]
@@ -54,17 +54,22 @@ def silence(folder: JobFolder) -> float:
     return round(max(0.0, time.time() - max(written)), 3) if written else 0.0
 
 
-def _processes(run: Path) -> list[dict[str, Any]]:
-    """Return the living processes that have the job's run folder in their environment."""
+def processes(run: Path) -> list[dict[str, Any]]:
+    """Return the living processes that have the job's run folder in their environment.
+
+    Those of torch's elastic agent are left out: they wait for the ranks.
+    """
     mark = b"AWSDDP_RUN_DIR=" + os.fsencode(str(run))
+    agent = os.fsencode(str(run.parent / "worker.py"))
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             environment = (path / "environ").read_bytes().split(b"\0")
             state, parent = (path / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            is_agent = mark in environment and agent in (path / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if mark in environment and state not in (b"Z", b"X"):
+        if mark in environment and not is_agent and state not in (b"Z", b"X"):
             rank = next((one[5:] for one in environment if one.startswith(b"RANK=")), b"")
             process = {"pid": int(path.name), "parent": int(parent), "state": state.decode()}
             blank = {"joined": False, "stacks": "", "records": {}}

@@ -1,0 +1,110 @@
+"""Why a job ends that no rank ended, and the form of every cause: kind, retryable, explanation, next step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    # Returns the values of the row's texts, None for another cause. Python 3.8 could not evaluate it.
+    Recognizer = Callable[[Any], "dict[str, str] | None"]
+
+
+class Row(NamedTuple):
+    """A cause. `retryable`: the same command may succeed without a change.
+
+    Without `recognize` the supervisor names the kind itself, with the values of its texts.
+    """
+
+    kind: str
+    retryable: bool
+    recognize: Recognizer | None
+    explanation: str
+    next: str
+
+
+_REPLACE = "awsddp up   # replaces the node; then: awsddp train"
+JOB_TABLE = (
+    Row(
+        "left_early",
+        False,
+        None,
+        "All ranks must call the same collectives.",
+        "end all ranks at the same step: see return, break and sys.exit() that only some ranks reach",
+    ),
+    Row(
+        "uneven_batches",
+        False,
+        None,
+        "It was in backward(): the ranks do not have equally many batches.",
+        "use a DistributedSampler, drop_last=True, or: with model.join():",
+    ),
+    Row("node_lost", True, None, "{why}.", _REPLACE),
+    Row("spot_interruption", True, None, "{why}.", _REPLACE),
+    Row("instance_retired", True, None, "{why}.", _REPLACE),
+    Row(
+        "timeout",
+        False,
+        None,
+        "The job ran for longer than its timeout of {seconds:g} s.",
+        "awsddp train --timeout   # longer, if it was not hanging",
+    ),
+    Row(
+        "hang",
+        False,
+        None,
+        "No rank wrote to its log for {seconds:g} s.",
+        "awsddp doctor --why {job}   # where each rank was",
+    ),
+    Row("cancelled", False, None, "It was cancelled.", ""),
+    Row("interrupted", True, None, "{why}.", "awsddp up   # starts what is stopped; then: awsddp train"),
+    Row(
+        "expired",
+        True,
+        None,
+        "{why}.",
+        "awsddp up --expires   # starts the nodes with more time; then: awsddp train",
+    ),
+)
+WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
+"""Kinds of a rank that waited for another."""
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+_STATE_REASONS = {"Server.SpotInstance": "spot_interruption", "Server.ScheduledStop": "instance_retired"}
+
+
+def cause_of_node(request: dict[str, Any], node: int | None, kind: str, **values: Any) -> dict[str, Any]:
+    """Return the cause of a job that none of its ranks ended; `values` are those of the row's texts."""
+    return cause(request, node, words_of(next(row for row in JOB_TABLE if row.kind == kind), values))
+
+
+def cause_of_loss(request: dict[str, Any], node: int, why: str) -> dict[str, Any]:
+    """Return the cause of a job that lost `node`; `why` may hold what EC2 says of the instance."""
+    kind = next((kind for code, kind in _STATE_REASONS.items() if code in why), "node_lost")
+    return cause_of_node(request, node, kind, why=why)
+
+
+def cause(request: dict[str, Any], node: int | None, words: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return the cause of a job as its document holds it. `words` are those of `explain`."""
+    ids = {entry["node"]: entry["instance_id"] for entry in request["nodes"]}
+    instance_id = None if node is None else ids[node]
+    blank: dict[str, Any] = {"rank": None, "exit_code": None, "signal": None, "tail": []}
+    return {**blank, "node": node, "instance_id": instance_id, **words, **more}
+
+
+def words_of(row: Row, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of a cause that its row decides."""
+    return {
+        "kind": row.kind,
+        "retryable": row.retryable,
+        "explanation": row.explanation.format(**values),
+        "next": row.next.format(**values),
+    }
+
+
+def left_early(words: dict[str, Any], tail: list[str], early: str) -> dict[str, Any]:
+    """Return the cause of a rank that waited for others which had ended with 0, as `early` says."""
+    is_backward = any("/torch/autograd/" in line or "/nn/parallel/" in line for line in tail)
+    kind = "uneven_batches" if is_backward else "left_early"
+    found = words_of(next(row for row in JOB_TABLE if row.kind == kind), {})
+    return {**found, "explanation": f"{early}{words['explanation']} {found['explanation']}"}

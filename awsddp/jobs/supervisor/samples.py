@@ -1,0 +1,126 @@
+"""What the ranks of this node use: CPU, GPU and network, sampled every 10 s."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.stacks import processes
+
+_EVERY_SECONDS = 10.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+_NVIDIA_SMI = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+
+
+class Samples:
+    """Writes samples.json in the job's folder: the means since the sample before.
+
+    nvidia-smi takes up to seconds: what it said is read with the next sample.
+    """
+
+    def __init__(self, request: dict[str, Any], folder: JobFolder) -> None:
+        self._folder = folder
+        self._ranks = [(rank, local) for rank, local, node in request["layout"] if node == request["node"]]
+        self._nic = request["processes"][0]["environment"].get("GLOO_SOCKET_IFNAME", "")
+        self._gpus = request["gpus"]
+        self._nvidia_smi = shutil.which("nvidia-smi")
+        self._said = folder.path / "nvidia-smi.csv"
+        self._child: subprocess.Popen[bytes] | None = None
+        self._next = 0.0
+        self._before: tuple[float, dict[int, float], int | None] | None = None
+
+    def take(self) -> None:
+        """Take a sample if it is time. A full disk ends no job."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY_SECONDS
+        with contextlib.suppress(OSError):
+            gpus = self._ask_gpus()
+            found = {one["pid"]: one["rank"] for one in processes(self._folder.run)}
+            used = {pid: seconds for pid in found if (seconds := cpu_seconds(pid)) is not None}
+            sent = network_bytes(Path("/proc/net/dev").read_text("ascii"), self._nic)
+            if self._before is not None:
+                self._write(now, found, used, sent, gpus)
+            self._before = now, used, sent
+
+    def _write(
+        self,
+        now: float,
+        found: dict[int, Any],
+        used: dict[int, float],
+        sent: int | None,
+        gpus: dict[int, Any],
+    ) -> None:
+        assert self._before is not None
+        then, used_before, sent_before = self._before
+        per_second = None if sent is None or sent_before is None else (sent - sent_before) / (now - then)
+        visible = self._gpus or sorted(gpus)
+        each = len(visible) // len(self._ranks)
+        rows = []
+        for rank, local in self._ranks:
+            own = [pid for pid in used if found[pid] == rank and pid in used_before]
+            seconds = sum(used[pid] - used_before[pid] for pid in own)
+            mine = [gpus[gpu] for gpu in visible[local * each : (local + 1) * each] if gpu in gpus]
+            rows.append(
+                {
+                    "rank": rank,
+                    "cpu_percent": round(100 * seconds / (now - then), 1) if own else None,
+                    "gpu_percent": sum(one[0] for one in mine) / len(mine) if mine else None,
+                    "gpu_memory_bytes": sum(one[1] for one in mine) if mine else None,
+                    "network_bytes_per_second": None if per_second is None else round(max(0.0, per_second)),
+                }
+            )
+        part = self._folder.path / ".samples.json"
+        part.write_text(json.dumps({"ranks": rows}), encoding="ascii")
+        part.replace(self._folder.samples)
+
+    def _ask_gpus(self) -> dict[int, Any]:
+        """Return what nvidia-smi said when it was last asked, and ask it again if it has ended."""
+        if self._nvidia_smi is None or (self._child is not None and self._child.poll() is None):
+            return {}
+        gpus = read_gpus(self._said.read_text("ascii", "replace")) if self._said.exists() else {}
+        with self._said.open("wb") as file:
+            self._child = subprocess.Popen(
+                [self._nvidia_smi, *_NVIDIA_SMI],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.DEVNULL,
+            )
+        return gpus
+
+
+def read_gpus(text: str) -> dict[int, tuple[float, int]]:
+    """Return utilization (percent) and used memory (bytes) of each GPU; `text` is nvidia-smi's CSV in MiB."""
+    gpus = {}
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):  # [N/A], or an error
+            index, percent, mebibytes = line.split(",")
+            gpus[int(index)] = float(percent), int(mebibytes) << 20
+    return gpus
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Return the CPU time of a process, None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def network_bytes(text: str, nic: str) -> int | None:
+    """Return how much an interface has received and sent, in the text of /proc/net/dev; None without it."""
+    for line in text.splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == nic:
+            fields = numbers.split()
+            return int(fields[0]) + int(fields[8])
+    return None

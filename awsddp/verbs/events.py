@@ -1,0 +1,106 @@
+"""TensorBoard's event files, fetched while a job is followed."""
+
+import contextlib
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from awsddp import answers
+from awsddp.cluster import Job
+from awsddp.errors import AwsddpError
+from awsddp.jobs import protocol
+from awsddp.jobs.selection import exclude_patterns, name_at_home
+from awsddp.jobs.supervisor.manifest import EVENTS
+from awsddp.nodes.results import Wanted
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.ledger import note_fetched
+from awsddp.verbs.requests import answers_beside, holders
+from awsddp.verbs.results import results_dir
+from awsddp.verbs.selecting import MANIFEST_S
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
+
+EVERY_S = 30.0
+BYTES_PER_SECOND = 100e3
+"""How much is fetched on average: after 16 MB nothing is for 160 s."""
+BUSY = 0.05
+"""The share of the time that a node may spend on listing them."""
+
+
+class Events:
+    """Fetches what has grown every 30 s, in a thread, for as long as the context. No error leaves it."""
+
+    def __init__(self, cluster: ClusterHandle, job: Job) -> None:
+        self._cluster = cluster
+        self._fleet: Fleet = cluster.fleet
+        self._job = job
+        self._ended = threading.Event()
+        self._writing = threading.Lock()
+        self._fetched = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        with self._writing:  # what is still being listed is not written any more
+            note_fetched(self._cluster.ctx, self._cluster.record, self._job.job, self._fetched)
+
+    def _run(self) -> None:
+        wait_s = EVERY_S
+        while not self._ended.wait(wait_s):
+            began, before = time.monotonic(), self._fetched
+            with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
+                self.fetch()  # a connection that breaks is reported, and opened again, where logs are read
+            took = time.monotonic() - began
+            wait_s = max(EVERY_S, took / BUSY, (self._fetched - before) / BYTES_PER_SECOND)
+
+    def fetch(self) -> None:
+        """Fetch the event files that are new or have grown. Raises AwsddpError."""
+        from awsddp.nodes.sync import pull
+
+        ctx, job = self._cluster.ctx, self._job
+        target = results_dir(ctx, job.job)
+        request = protocol.events_request(
+            job.job,
+            outputs=ctx.job.job.outputs,
+            exclude=exclude_patterns(ctx.job.job.exclude),
+            known={
+                path.relative_to(target).as_posix(): path.lstat().st_size
+                for path in target.glob(f"node*/**/{EVENTS}*")
+            },
+        )
+        requests = dict.fromkeys(holders(self._fleet, job), request)
+        manifests = {}
+        for node, answer in answers_beside(self._fleet, requests, timeout_s=MANIFEST_S).items():
+            if not isinstance(answer, AwsddpError):
+                ranks = [rank.rank for rank in job.ranks if rank.node == node]
+                manifests[node] = answers.manifest(answer, node=node, ranks=ranks)
+        files, _ = name_at_home(manifests)
+        wanted: dict[int, list[Wanted]] = {}
+        for one in files:
+            if (
+                one.file.data is not None
+                and one.file.sha256
+                and one.file.path.rpartition("/")[2].startswith(EVENTS)
+            ):
+                wanted.setdefault(one.node, []).append(
+                    Wanted(
+                        remote=one.file.path,
+                        home=one.home,
+                        size=one.file.size,
+                        sha256=one.file.sha256,
+                        data=one.file.data,
+                        modified=one.file.modified,
+                    )
+                )
+        with self._writing, ctx.folder.lock("fetch", part="results"):
+            if wanted and not self._ended.is_set():
+                came = pull(wanted, target, ssh_config=ctx.folder.ssh_config)
+                self._fetched += sum(one.bytes for one in came.values())

@@ -1,0 +1,212 @@
+"""Which node is named for what. What real nodes answer: tests/jobs/test_probe.py."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from awsddp.cluster import Node, Prepared
+from awsddp.jobs import health
+from awsddp.jobs.ranks import layout
+
+ANSWER: dict[str, Any] = {
+    "ports": [29400, 41000],
+    "gpus": 8,
+    "disk_free": 10**11,
+    "disk_size": 10**12,
+    "memory_free": 10**11,
+    "memory_size": 2 * 10**11,
+    "cpus": 96.0,
+    "time": 1000.5,
+    "kernel": "6.8.0-aws",
+    "links_down": 0,
+    "xids": [],
+    "speed": 500.0,
+    "smi": [{"name": "A100", "driver": "535", "memory_mib": 40960, "errors": 0, "faults": []}] * 8,
+}
+
+
+def looked(count: int = 4, **differs: Mapping[str, Any]) -> health.Looked:
+    """Return what `count` nodes of 8 GPUs answered; `node2={"gpus": 7}` differs."""
+    nodes = range(count)
+    return health.Looked(
+        nodes={
+            node: Node(
+                node=node,
+                instance_id=f"i-{node}",
+                state="running",
+                instance_type="p4d.24xlarge",
+                zone="us-east-1a",
+                image_id="ami-1",
+            )
+            for node in nodes
+        },
+        prepared={
+            node: Prepared(
+                node=node,
+                instance_id=f"i-{node}",
+                user="ubuntu",
+                home="/home/ubuntu",
+                python="python",
+                nic="ens5",
+                gpus=8,
+                driver="535",
+            )
+            for node in nodes
+        },
+        answers={node: {**ANSWER, **differs.get(f"node{node}", {})} for node in nodes},
+        asked=(1000.0, 1001.0),
+    )
+
+
+def failed(checks: list[Any]) -> list[tuple[str, int | None, str]]:
+    return [(check.name, check.node, check.value) for check in checks if check.ok is False]
+
+
+BROKEN_GPU = {**ANSWER["smi"][0], "errors": 2, "faults": ["needs a reset"]}
+
+
+@pytest.mark.parametrize(
+    ("differs", "named"),
+    [
+        ({}, []),
+        ({"smi": ANSWER["smi"][:7]}, [("GPUs", "7 of 8"), ("alike: GPUs", "7 x A100 40960 MiB")]),
+        ({"disk_free": 10**6}, [("disk", "1.0 MB free")]),
+        ({"memory_free": 10**6}, [("memory", "1.0 MB free")]),
+        ({"time": 1005.0}, [("clock", "4 s ahead")]),
+        ({"time": 900.0}, [("clock", "100 s behind")]),
+        ({"cpus": 4.0}, [("alike: CPUs", "4")]),
+        ({"kernel": "6.9"}, [("alike: kernel", "6.9")]),
+        ({"links_down": 2}, [("NVLink", "2 inactive links")]),
+        ({"xids": [["0000:44:00", 79], ["0000:44:00", 79]]}, [("Xid", "Xid 79 (2 times)")]),
+        (
+            {"smi": [*ANSWER["smi"][:7], BROKEN_GPU]},
+            [("ECC", "GPU 7: 2 uncorrectable"), ("GPU state", "GPU 7: needs a reset")],
+        ),
+    ],
+)
+@pytest.mark.parametrize("count", [2, 8])
+def test_the_node_that_is_not_fit_is_named(
+    differs: dict[str, Any], named: list[tuple[str, str]], count: int
+) -> None:
+    seen = looked(count, node1=differs)
+    found = failed([*health.quick_checks(seen), *health.thorough_checks(seen)])
+    if count == 2 and "kernel" in differs:  # two nodes: neither is the usual one
+        assert [name for name, _, _ in found] == ["alike: kernel"]
+        return
+    assert found == [(name, 1, value) for name, value in named]
+
+
+def test_without_the_thorough_probe_the_driver_counts_the_gpus() -> None:
+    seen = looked(2)
+    quick = {
+        node: {key: value for key, value in answer.items() if key != "smi"} | {"gpus": 8 - node}
+        for node, answer in seen.answers.items()
+    }
+    found = health.quick_checks(
+        health.Looked(nodes=seen.nodes, prepared=seen.prepared, answers=quick, asked=seen.asked)
+    )
+    assert failed(found) == [("GPUs", 1, "7 of 8")]
+    (check,) = [check for check in found if check.ok is False]
+    assert check.hint == "awsddp up -o cluster.replace=i-1   # replaces node1"
+
+
+def test_two_nodes_that_agree_are_right_and_this_machine_is_not() -> None:
+    seen = looked(2, node0={"time": 5000.0}, node1={"time": 5000.4})
+    assert failed(health.quick_checks(seen)) == []
+
+
+def dials(count: int, lost: set[tuple[int, int]]) -> dict[int, list[tuple[int, int, str]]]:
+    return {
+        node: [(to, 41000, "no answer" if (node, to) in lost else "") for to in range(count) if to != node]
+        for node in range(count)
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "lost", "named"),
+    [
+        (4, set(), []),
+        (4, {(2, 0), (2, 1), (2, 3)}, [(2, "no connection with node0, node1, node3: no answer")]),
+        (4, {(0, 2), (1, 2), (3, 2)}, [(2, "no connection with node0, node1, node3: no answer")]),
+        (4, {(0, 3)}, [(None, "node0 and node3 do not reach each other: no answer")]),
+        (2, {(0, 1)}, [(None, "node0, node1 do not reach each other: no answer")]),
+        (8, {(4, to) for to in range(8)}, [(4, "no connection with nodes 0-3,5-7: no answer")]),
+        (
+            5,
+            {(1, to) for to in range(5)} | {(3, to) for to in range(5)},
+            None,
+        ),
+    ],
+)
+def test_connections_that_fail_name_the_nodes_that_they_share(
+    count: int, lost: set[tuple[int, int]], named: list[tuple[int | None, str]] | None
+) -> None:
+    checks = health.dial_checks(looked(count), dials(count, lost))
+    if named is None:  # two nodes fail: both explain as much
+        text = " ".join(f"{check.node} {check.value}" for check in checks)
+        assert "1" in text and "3" in text
+        return
+    assert [(check.node, check.value) for check in checks if check.ok is False] == named
+
+
+@pytest.mark.parametrize(
+    ("rates", "slow"),
+    [
+        ([100, 90], []),
+        ([100, 30], [1]),
+        ([100, 40, 90, 95], []),
+        ([100, 20, 90, 95], [1]),
+        ([5, 100, 90, 6, 80, 70, 110, 100], [0, 3]),
+    ],
+)
+def test_a_node_is_slow_beside_the_others(rates: list[float], slow: list[int]) -> None:
+    assert sorted(health.slow_nodes(dict(enumerate(rates)))) == slow
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 16])
+def test_each_node_meets_others_in_rounds_of_disjoint_pairs(count: int) -> None:
+    found = health.rounds(range(count), most=3)
+    pairs = [frozenset(pair) for one in found for pair in one]
+    assert len(pairs) == len(set(pairs))
+    for one in found:
+        met = [node for pair in one for node in pair]
+        assert len(met) == len(set(met)) == count - count % 2
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    assert health.bus_bandwidth(10**9, 0.5, 2) == pytest.approx(2.0)
+    assert health.bus_bandwidth(10**9, 0.5, 8) == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize(
+    ("at", "whys", "value"),
+    [
+        (["reduced"] * 4, {}, "4 ranks"),
+        (
+            ["arrived", "arrived", "", "arrived"],
+            {},
+            "rank 2 (node1): did not start; the other 3: arrived",
+        ),
+        (
+            ["joined", "joined", "joined", "arrived"],
+            {},
+            "rank 3 (node1): arrived; the other 3: joined",
+        ),
+        (
+            ["failed", "failed", "arrived", "failed"],
+            {3: "CUDA error", 0: "Connection closed by peer", 1: "Connection closed by peer"},
+            "rank 3 (node1): CUDA error; rank 0 (node0): Connection closed by peer; "
+            "rank 1 (node0): Connection closed by peer; the other 1: arrived",
+        ),
+    ],
+)
+def test_a_group_that_does_not_form_names_the_ranks_that_are_behind(
+    at: list[str], whys: dict[int, str], value: str
+) -> None:
+    group = health.Group(
+        ranks=layout([0, 1], gpus=0, world_size=4), at=dict(enumerate(at)), whys=whys, bytes=8
+    )
+    group.seconds = 1.0 if at[0] == "reduced" else None
+    check = health.group_check(group)
+    assert (check.ok, check.value) == (at[0] == "reduced", value)

@@ -1,0 +1,99 @@
+"""The probe as it is sent, on two nodes of this machine."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.jobs import protocol
+from tests.jobs.conftest import Fleet
+
+
+class Conversation:
+    """The program of a node, and its answers, one after the other."""
+
+    def __init__(self, fleet: Fleet, node: int) -> None:
+        self.node = node
+        self.address = str(fleet.hosts[node].node.private_ip)
+        self._process = fleet.start(node, close=False)
+
+    def send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(protocol.message(request))
+        self._process.stdin.flush()
+
+    def hear(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline() + self._process.stdout.readline()
+        return protocol.answer(said, request=request, node=self.node)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.send(request)
+        return self.hear(request)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Conversation, Conversation]]:
+    fleet = Fleet(tmp_path, 2)
+    made = Conversation(fleet, 0), Conversation(fleet, 1)
+    yield made
+    for one in made:
+        one.close()
+
+
+def test_nodes_connect_measure_and_close_their_ports_before_anything_else(
+    pair: tuple[Conversation, Conversation],
+) -> None:
+    one, two = pair
+    seen = one.ask(protocol.probe_request(one.address, ports=[0]))
+    assert len(seen["ports"]) == 2
+    two.ask(protocol.probe_request(two.address))
+    assert seen["disk_free"] > 0 and 0 < seen["memory_free"] <= seen["memory_size"] and seen["cpus"] > 0
+    peers = [(0, one.address, port) for port in seen["ports"]]
+    dial = protocol.dial_request(peers, seconds=20)
+    assert two.ask(dial)["dials"] == sorted([0, port, ""] for port in seen["ports"])
+
+    receive = protocol.receive_request(seconds=0.1)
+    one.send(receive)
+    sent = two.ask(protocol.send_request(one.address, seen["ports"][-1], seconds=0.1))
+    received = one.hear(receive)
+    assert received["bytes"] == sent["bytes"] > 0 < received["seconds"]
+
+    one.ask(protocol.state_request())
+    assert {why for _, _, why in two.ask(dial)["dials"]} == {"Connection refused"}
+
+
+def test_a_thorough_probe_measures_the_cpu_and_finds_no_gpu_where_there_is_none(
+    pair: tuple[Conversation, Conversation],
+) -> None:
+    one, _ = pair
+    seen = one.ask(protocol.probe_request(one.address, thorough=True))
+    assert seen["speed"] > 0
+    assert (seen["smi"], seen["xids"], seen["links_down"]) == ([], [], 0)
+    assert [len(text) for text in one.ask(protocol.text_request(2))["texts"]] == [1_000_000] * 2
+
+
+def test_a_memory_limit_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from awsddp.jobs.supervisor import probe
+
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 50000\n")
+    (tmp_path / "cpu.max").write_text("5000 100000\n")
+    monkeypatch.setattr(probe, "_folders", lambda controller: [tmp_path])
+    assert probe._memory() == (650000, 1000000)
+    assert probe._cpus() == 0.05
+
+
+def test_an_answer_that_dials_others_than_asked_is_malformed() -> None:
+    from awsddp.answers import check
+    from awsddp.errors import NodeError
+
+    request = protocol.dial_request([(1, "10.0.0.1", 5)], seconds=1)
+    with pytest.raises(NodeError, match="malformed"):
+        check(json.dumps({"dials": [[2, 5, ""]]}).encode(), request=request, node=0)

@@ -1,0 +1,94 @@
+"""TensorBoard's event files come home while a job is followed."""
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from awsddp.cluster import Job
+from awsddp.errors import NodeError
+from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.transport import Result
+from awsddp.verbs import events
+from awsddp.verbs.events import Events
+from tests.verbs.conftest import Line, World, start
+
+WRITES = """
+import os, pathlib
+folder = pathlib.Path("runs/today")
+folder.mkdir(parents=True)
+(folder / "events.out.tfevents.7").write_text("step 1 of rank " + os.environ["RANK"])
+(folder / "weights.pt").write_text("not yet")
+"""
+
+
+class Beside(Line):
+    """Connections over which a program of its own can be started, too."""
+
+    def stream(
+        self, commands: Mapping[int, Any], on_data: Any, *, silent_after_s: None, timeout_s: float
+    ) -> dict[int, Result | NodeError]:
+        """Answer as `Fleet.stream` does."""
+        outcomes: dict[int, Result | NodeError] = {}
+        for node, (_, stdin) in commands.items():
+            if node in self.cut:
+                outcomes[node] = NodeFailure(node, "lost", "the connection was lost")
+                continue
+            message = stdin[stdin.rindex(b'{"do"') :]
+            out, err = self.homes.start(node, json.loads(message)).communicate(timeout=60)
+            on_data(node, out)
+            outcomes[node] = Result(exit_code=0, stdout=b"", stderr=err)
+        return outcomes
+
+
+def at_home(world: World) -> dict[str, str]:
+    folder = world.project / "runs" / "j"
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+def beside(world: World) -> Beside:
+    return Beside(world.homes, world.nodes)
+
+
+def test_what_has_grown_comes_home_and_nothing_else(world: World) -> None:
+    job = start(world, WRITES, name="j")
+    world.homes.wait("j")
+    line = beside(world)
+    following = Events(world.handle(line=line), job)
+    following.fetch()
+    place = "runs/today/events.out.tfevents.7"
+    assert at_home(world) == {f"node{n}/{place}": f"step 1 of rank {n}" for n in (0, 1)}
+    with (world.homes.workdirs[1] / place).open("a") as file:
+        file.write(", step 2")
+    following.fetch()
+    assert at_home(world)[f"node1/{place}"] == "step 1 of rank 1, step 2"
+    line.cut = {0}
+    with (world.homes.workdirs[1] / place).open("a") as file:
+        file.write(", step 3")
+    following.fetch()
+    assert at_home(world)[f"node1/{place}"] == "step 1 of rank 1, step 2, step 3"
+    following._ended.set()
+    with (world.homes.workdirs[1] / place).open("a") as file:
+        file.write(", too late")
+    following.fetch()
+    assert at_home(world)[f"node1/{place}"] == "step 1 of rank 1, step 2, step 3"
+
+
+def test_errors_do_not_end_what_is_followed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(job="j", state="running", cause=None, ranks=(), home="runs/j")
+    monkeypatch.setattr(events, "EVERY_S", 0.01)
+    line = beside(world)
+    tried = threading.Semaphore(0)
+
+    def broken(*_: object, **__: object) -> None:
+        tried.release()
+        raise KeyError("a connection that is gone")
+
+    monkeypatch.setattr(line, "stream", broken)
+    with Events(world.handle(line=line), job):
+        for _ in range(3):  # it is tried again, and again
+            assert tried.acquire(timeout=60)
+    assert at_home(world) == {}
