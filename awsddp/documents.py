@@ -102,7 +102,7 @@ class JobReport(JobDocument):
     `measures` are the first, last, least and most value of its loss and accuracy; `seconds` is its run time;
     the steps of `timeline` are in seconds since `timeline_from`; `costs` are list prices in US dollars:
     `job_usd` of the job's nodes while it ran, `machines_usd`, `disks_usd` and `transfer_usd` of its cluster,
-    `cluster_usd` in all; `again` are commands that run it again; `page` is the HTML file that was made at `made`.
+    `cluster_usd` in all; `again` are commands that run it again; `page` is the HTML file, made at `made`.
     """
 
     files: tuple[tuple[str, int], ...]

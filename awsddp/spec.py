@@ -23,6 +23,8 @@ import msgspec
 from awsddp.errors import ConfigError
 
 FILE = "awsddp.toml"
+SSM = "ssm"
+"""The `network.jump` that is no host: AWS Systems Manager."""
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MIN_HEARTBEAT_TIMEOUT_S = 5.0
@@ -77,7 +79,8 @@ class NetworkSection:
 
     It holds address blocks and ids of security groups. `subnet` and `security_group` are ids of ones
     that exist; they are used and never changed. With `address` "private" the nodes get no public address. SSH
-    goes through the host `jump` ("user@host:port", or a name of ~/.ssh/config); "" is none.
+    goes through the host `jump` ("user@host:port", or a name of ~/.ssh/config), or with "ssm" through AWS
+    Systems Manager, which needs no open port; "" is none.
     """
 
     subnet: str | None = None

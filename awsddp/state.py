@@ -135,8 +135,24 @@ class Folder:
 
     @property
     def ssh_config(self) -> Path:
-        """The configuration with which ssh, rsync and editors reach node0, node1, ..."""
+        """The configuration with which awsddp's own ssh and rsync reach node0, node1, ..."""
         return self.path / "ssh_config"
+
+    @property
+    def hosts(self) -> Path:
+        """This cluster's part of `$AWSDDP_HOME/ssh_config`; missing where no node runs."""
+        return self.path / "hosts"
+
+    def publish(self, hosts: str) -> None:
+        """Make `hosts`, entries of an ssh_config, this cluster's part of the common one ("": none).
+
+        Raises ConfigError where the disk refuses.
+        """
+        if not hosts:
+            self.hosts.unlink(missing_ok=True)
+        elif _text(self.hosts) != hosts:
+            write_private(self.hosts, hosts.encode())
+        _join_hosts(self.root)
 
     @property
     def ledger(self) -> Path:
@@ -211,6 +227,7 @@ class Folder:
                         _append(history / kept.name, kept.read_bytes())
         finally:
             shutil.rmtree(self.path, ignore_errors=True)
+            _join_hosts(self.root)
         if self.path.exists():
             raise ConfigError(f"cannot remove {self.path}", "", "remove it: it holds the key of what is gone")
 
@@ -247,6 +264,34 @@ class Folder:
             finally:
                 stream.seek(0)
                 stream.truncate()
+
+
+def _join_hosts(root: Path) -> None:
+    """Write `ROOT/ssh_config` of the clusters' parts, if it differs. Raises ConfigError."""
+    path = root / "ssh_config"
+
+    def joined() -> str:
+        parts = [_text(part) for part in sorted(root.glob("clusters/*/hosts"))]
+        return "".join(
+            (f"# Written by awsddp. In ~/.ssh/config, as its first line: Include {path}\n", *parts)
+        )
+
+    if _text(path) == joined():
+        return
+    with _written(path):
+        lock = root / "locks" / ".ssh_config"
+        lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with lock.open("a") as stream:  # another cluster's command may write it now
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            write_private(path, joined().encode())
+
+
+def _text(path: Path) -> str:
+    """Return what a file holds, "" where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _grab(descriptor: int) -> bool:

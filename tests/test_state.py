@@ -129,3 +129,19 @@ def test_after_down_the_ledger_stays_and_the_key_does_not(folder: Folder, tmp_pa
     assert not folder.path.exists()
     (line,) = (tmp_path / "history" / "default-0a1b2c3d" / "ledger.jsonl").read_text().splitlines()
     assert json.loads(line)["event"] == "launched"
+
+
+def test_the_common_ssh_config_holds_the_clusters_that_live(folder: Folder, tmp_path: Path) -> None:
+    other = Folder(tmp_path, "other")
+    common = tmp_path / "ssh_config"
+    for one in (folder, other):
+        one.write(RECORD)
+        one.publish(f"Host {one.name}-node0\n")
+    assert common.read_text().splitlines()[1:] == ["Host default-node0", "Host other-node0"]
+    assert stat.S_IMODE(common.stat().st_mode) == 0o600
+    other.publish("")
+    folder.publish("Host default-node1\n")
+    assert common.read_text().splitlines()[1:] == ["Host default-node1"]
+    folder.retire(RECORD.id)
+    (line,) = common.read_text().splitlines()
+    assert line.startswith("# ") and f"Include {common}" in line

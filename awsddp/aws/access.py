@@ -143,7 +143,8 @@ def move_ssh(
 ) -> None:
     """Open port 22 of our group for these addresses and for no others. Raises CloudError."""
     rules = {"GroupId": group, "IpPermissions": [ssh_permission(cidr) for cidr in cidrs]}
-    _authorize(aws, Request("AuthorizeSecurityGroupIngress", rules), clock=clock)
+    if cidrs:
+        _authorize(aws, Request("AuthorizeSecurityGroupIngress", rules), clock=clock)
     _close_stale(aws, group, cidrs, on_event=on_event, clock=clock)
 
 

@@ -5,6 +5,7 @@ import json
 import click
 
 from awsddp.cli import session
+from awsddp.cli.completion import jobs
 from awsddp.cli.options import Globals, Verb
 from awsddp.cli.plan_page import checks_page, quota_page
 
@@ -12,7 +13,13 @@ from awsddp.cli.plan_page import checks_page, quota_page
 @click.command("doctor", cls=Verb)
 @click.option("--iam-policy", is_flag=True, help="Print the least IAM policy for this configuration.")
 @click.option("--request-quota", is_flag=True, help="Request the missing quota from AWS.")
-@click.option("--why", "job", metavar="JOB", help="Show where each rank of a running job is, and who lags.")
+@click.option(
+    "--why",
+    "job",
+    shell_complete=jobs,
+    metavar="JOB",
+    help="Show where each rank of a running job is, and who lags.",
+)
 def command(options: Globals, *, iam_policy: bool, request_quota: bool, job: str | None) -> int:
     """Check the nodes of a cluster: GPUs, disks, clocks, ports between all pairs, a process group, bandwidth.
 

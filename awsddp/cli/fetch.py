@@ -7,6 +7,7 @@ import click
 
 from awsddp.cli import down as down_verb
 from awsddp.cli import session
+from awsddp.cli.completion import jobs
 from awsddp.cli.options import Globals, Verb
 from awsddp.cli.pages import down_page, sync_page
 from awsddp.cli.questions import launch_question
@@ -14,7 +15,7 @@ from awsddp.errors import Interrupted
 
 
 @click.command("fetch", cls=Verb)
-@click.option("--job", metavar="JOB", help="Which job.  [default: the last]")
+@click.option("--job", shell_complete=jobs, metavar="JOB", help="Which job.  [default: the last]")
 @click.option("--output", "outputs", multiple=True, metavar="PATH", help="Also fetch this path (repeatable).")
 @click.option(
     "--to", type=click.Path(path_type=Path), metavar="DIR", help="Destination.  [default: runs/JOB]"

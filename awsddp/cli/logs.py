@@ -5,12 +5,13 @@ from typing import Any
 import click
 
 from awsddp.cli import session
+from awsddp.cli.completion import jobs
 from awsddp.cli.options import Globals, Verb
 from awsddp.cli.pages import job_page
 
 
 @click.command("logs", cls=Verb)
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=jobs)
 @click.option("-f", "--follow", is_flag=True, help="Follow to the job's end, then fetch its results.")
 @click.option("--rank", "ranks", type=int, multiple=True, metavar="N", help="Only this rank (repeatable).")
 @click.option("--node", "nodes", type=int, multiple=True, metavar="N", help="Only this node (repeatable).")

@@ -47,7 +47,7 @@ class _Verbs(click.Group):
         if args[0] == "--help":
             click.echo(ctx.get_help())
             ctx.exit()
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
+        if not ctx.resilient_parsing and args[0] not in VERBS and not args[0].startswith("-"):
             ctx.fail(_no_such_verb(args[0]))
         return super().resolve_command(ctx, args)
 

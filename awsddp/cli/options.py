@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from awsddp.cli.completion import clusters
 from awsddp.cli.signals import WATCH
 
 
@@ -47,7 +48,10 @@ class Globals:
 
 
 _OPTIONS = (
-    (("-c", "--cluster"), {"metavar": "NAME", "help": "Which cluster.  [default: default]"}),
+    (
+        ("-c", "--cluster"),
+        {"metavar": "NAME", "help": "Which cluster.  [default: default]", "shell_complete": clusters},
+    ),
     (("--region",), {"metavar": "REGION", "help": "AWS region."}),
     (("--profile",), {"metavar": "NAME", "help": "AWS profile."}),
     (("--local",), {"is_flag": True, "help": "Rehearse on this machine: no AWS account, no cost."}),

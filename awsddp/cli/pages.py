@@ -193,10 +193,10 @@ def _job_details(job: dict[str, Any]) -> None:
         f"{len(job['nodes'])} x {job['instance_type']}{price}; {job['started']} to {job['ended'] or 'now'}"
     )
     if job["progress"] or job["usage"]:
-        _ranks_table(job)
+        ranks_table(job)
 
 
-def _ranks_table(job: dict[str, Any]) -> None:
+def ranks_table(job: dict[str, Any]) -> None:
     """Show metrics and usage of each rank; usage that is far from that of the others has a star."""
     metrics = {one["rank"]: one for one in job["progress"]}
     usage = {one["rank"]: one for one in job["usage"]}

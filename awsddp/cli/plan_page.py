@@ -29,7 +29,7 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         (
             "address",
             f"{plan.address}{f', through {plan.jump}' if plan.jump else ''}; "
-            f"SSH from {', '.join(facts['ssh_cidrs']) or 'what your security group allows'}",
+            f"SSH from {', '.join(facts['ssh_cidrs']) or _no_cidr(plan)}",
         ),
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),
@@ -56,6 +56,12 @@ def _steps(plan: "LaunchPlan") -> list[str]:
     """Return what would change in a cluster that exists, step by step."""
     nothing = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
     return [str(step) for step in plan.steps] or nothing
+
+
+def _no_cidr(plan: "LaunchPlan") -> str:
+    return (
+        "nowhere: no port is open" if plan.asks("CreateSecurityGroup") else "what your security group allows"
+    )
 
 
 def _node_line(facts: dict[str, Any]) -> str:

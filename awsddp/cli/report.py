@@ -5,12 +5,13 @@ from pathlib import Path
 import click
 
 from awsddp.cli import session
+from awsddp.cli.completion import jobs
 from awsddp.cli.options import Globals, Verb
 from awsddp.cli.pages import cost_page, report_page, reports_page
 
 
 @click.command("report", cls=Verb)
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=jobs)
 @click.option("--cost", is_flag=True, help="Show what every cluster of this machine cost instead.")
 @click.option(
     "--to",

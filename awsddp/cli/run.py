@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from awsddp.cli import session
+from awsddp.cli.completion import files
 from awsddp.cli.options import Globals
 from awsddp.cli.pages import run_page
 from awsddp.cli.questions import launch_question
@@ -28,7 +29,7 @@ class Run(Launch):
 
 
 @click.command("run", cls=Run)
-@click.argument("script", required=False)
+@click.argument("script", required=False, shell_complete=files)
 @session.options_of(session.PLAN_OPTIONS, session.JOB_OPTIONS)
 @click.option(
     "--detach", is_flag=True, help="Return once the ranks run; the nodes end themselves afterwards."

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from awsddp.cli.completion import files, instance_types, jobs
 from awsddp.cli.options import Globals
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
@@ -33,6 +34,7 @@ _ENVIRONMENT = click.option(
     "--env",
     "file",
     multiple=True,
+    shell_complete=files,
     metavar="FILE",
     help="What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
 )
@@ -40,7 +42,10 @@ _ENVIRONMENT = click.option(
 PLAN_OPTIONS = {
     "cluster.nodes": click.option("--nodes", type=int, metavar="N", help="How many nodes.  [default: 2]"),
     "cluster.instance_type": click.option(
-        "--instance-type", metavar="TYPE", help="EC2 instance type.  [default: the cheapest with 8 GPUs]"
+        "--instance-type",
+        shell_complete=instance_types,
+        metavar="TYPE",
+        help="EC2 instance type.  [default: the cheapest with 8 GPUs]",
     ),
     "cluster.gpus": click.option("--gpus", metavar="GPU:N", help="GPUs per node: A100:8, A100-80GB:8, L4."),
     "cluster.image": click.option(
@@ -102,6 +107,7 @@ JOB_OPTIONS = {
     ),
     "job.resume": click.option(
         "--resume",
+        shell_complete=jobs,
         metavar="last|JOB",
         help="Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
     ),

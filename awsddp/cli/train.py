@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from awsddp.cli import harmless, render, session
+from awsddp.cli.completion import files
 from awsddp.cli.options import Globals, Verb, dashed
 from awsddp.cli.pages import job_page
 from awsddp.errors import UsageError
@@ -26,7 +27,7 @@ class Launch(Verb):
             rest = super().parse_args(ctx, args[:at])
         except click.NoSuchOption as error:
             raise _for_the_script(ctx, args, error) from None
-        if rest:
+        if rest and not ctx.resilient_parsing:
             ctx.fail(f"Unexpected arguments: {' '.join(rest)}. The script's own arguments follow --")
         return rest
 
@@ -72,7 +73,7 @@ def dry_run_page(result: dict[str, Any]) -> None:
 
 
 @click.command("train", cls=Launch)
-@click.argument("script", required=False)
+@click.argument("script", required=False, shell_complete=files)
 @session.options_of(session.JOB_OPTIONS)
 @click.option("--detach", is_flag=True, help="Return once the ranks run; `awsddp logs -f` follows them.")
 @click.option("--dry-run", is_flag=True, help="Only show the ranks, and each node's command and environment.")

@@ -16,14 +16,13 @@ import paramiko
 from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import Layer, NodeFailure
-from awsddp.nodes.jump import Jump, dial
+from awsddp.nodes.jump import Jump
 from awsddp.report import Event, OnEvent, node_name
 
 # paramiko logs each failed handshake; what matters of it is in our own errors.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _DIAL_S = 4.0  # a machine that is not up yet drops packets: better dial anew than wait for TCP's slow repeats
-_DIAL_OVER_S = 8.0  # a jump host goes on with what was given up: rather fewer tries
 _HANDSHAKE_S = 15.0
 _KEEPALIVE_S = 10
 _UNANSWERED_MS = 30_000
@@ -165,7 +164,7 @@ def _attempt(
     if jump is None:
         line = _dial(endpoint, min(_DIAL_S, left_s))
     else:
-        line, carrier = _dial_over(jump, endpoint, min(_DIAL_OVER_S, left_s))
+        line, carrier = _dial_over(jump, endpoint, min(jump.dial_s, left_s))
     try:
         transport = paramiko.Transport(line, default_window_size=_WINDOW)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = min(
@@ -203,7 +202,7 @@ def _dial_over(
     jump: Jump, endpoint: Endpoint, timeout_s: float
 ) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
     try:
-        return dial(jump, endpoint.host, endpoint.port, timeout_s)
+        return jump.dial(endpoint.host, endpoint.port, timeout_s)
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else str(error)
         raise NodeFailure(
@@ -211,8 +210,7 @@ def _dial_over(
             "no route",
             f"unreachable through {jump.name} ({endpoint})",
             why,
-            f"network.ssh_cidr must hold the address, or the group, of {jump.name} as the nodes see it; "
-            "awsddp status shows whether the machine runs",
+            jump.advice,
         ) from error
 
 

@@ -14,6 +14,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.rendering import config_path
@@ -37,6 +38,8 @@ _OPTIONS = (
 )
 _LONGEST = 86  # of a socket's path: 104 at the least, less what ssh adds to it while it is made
 _OPEN_S = 60.0
+Line = tuple[socket.socket, "subprocess.Popen[bytes]"]
+"""A line to a port of a node, and the program that carries it."""
 _AGAIN_S = 1.0
 
 
@@ -54,6 +57,10 @@ class Jump:
 
     name: str
     folder: Path
+    by_id: ClassVar[bool] = False
+    """Whether it knows nodes by their instance id, not by an address."""
+    dial_s: ClassVar[float] = 8.0
+    """How long a line may take to open: a jump host goes on with what was given up, so rather fewer tries."""
 
     @property
     def socket(self) -> Path:
@@ -90,24 +97,65 @@ class Jump:
         assert place
         return f"{before}'[%h]:%p'{after}"
 
-
-def reach(jump: Jump, *, deadline_s: float = 0) -> None:
-    """Connect to the jump host, unless that is done; until the deadline try again while it cannot be reached.
-
-    Raises JumpFailure, ConfigError.
-    """
-    if shutil.which("ssh") is None:
-        raise ConfigError(
-            "ssh not found on this machine", f"it goes to {jump.name}", "install openssh-client"
+    @property
+    def advice(self) -> str:
+        """What to look at where it does not reach a node."""
+        return (
+            f"network.ssh_cidr must hold the address, or the group, of {self.name} as the nodes see it; "
+            "awsddp status shows whether the machine runs"
         )
-    end = time.monotonic() + deadline_s
-    while not _answers(jump):
-        try:
-            _connect(jump)
-        except JumpFailure as failure:
-            if failure.final or time.monotonic() + _AGAIN_S > end:
-                raise
-            time.sleep(_AGAIN_S)
+
+    def reach(self, *, deadline_s: float = 0) -> None:
+        """Connect to the jump host, unless that is done; until the deadline try again.
+
+        Raises JumpFailure, ConfigError.
+        """
+        if shutil.which("ssh") is None:
+            raise ConfigError(
+                "ssh not found on this machine", f"it goes to {self.name}", "install openssh-client"
+            )
+        end = time.monotonic() + deadline_s
+        while not _answers(self):
+            try:
+                _connect(self)
+            except JumpFailure as failure:
+                if failure.final or time.monotonic() + _AGAIN_S > end:
+                    raise
+                time.sleep(_AGAIN_S)
+
+    def dial(self, host: str, port: int, timeout_s: float) -> Line:
+        """Return a line to a port that the jump host reaches, on which the other side has begun to speak, and
+        the program that carries it.
+
+        Raises OSError, JumpFailure where the jump host forbids it, ConfigError.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = _start(self, "-W", f"[{host}]:{port}", line=theirs)
+        if not first_word(ours, process, timeout_s):
+            said = [text for text in _said(self).splitlines() if "open failed: " in text]
+            why = said[-1].partition("open failed: ")[2] if said else "the jump host opened no way to it"
+            if "prohibited" in why:
+                raise _explained(self, why)
+            raise ConnectionRefusedError(why)
+        return ours, process
+
+
+def first_word(line: socket.socket, carrier: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
+    """Wait until the other side speaks; where it hangs up return False, and end what carries the line.
+
+    Raises TimeoutError, the line closed and its carrier ended.
+    """
+    spoke = False
+    try:
+        line.settimeout(timeout_s)
+        spoke = bool(line.recv(1, socket.MSG_PEEK))
+    finally:
+        if not spoke:
+            line.close()
+            carrier.kill()
+            carrier.wait()
+    return spoke
 
 
 def _answers(jump: Jump) -> bool:
@@ -142,33 +190,6 @@ def _start(jump: Jump, *words: str, line: socket.socket | None = None) -> "subpr
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for awsddp, which still needs its lines
     )
-
-
-def dial(
-    jump: Jump, host: str, port: int, timeout_s: float
-) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-    """Return a line to a port that the jump host reaches, on which the other side has begun to speak, and the
-    program that carries it.
-
-    Raises OSError, JumpFailure where the jump host forbids it, ConfigError.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = _start(jump, "-W", f"[{host}]:{port}", line=theirs)
-    try:
-        ours.settimeout(timeout_s)
-        if not ours.recv(1, socket.MSG_PEEK):
-            said = [text for text in _said(jump).splitlines() if "open failed: " in text]
-            why = said[-1].partition("open failed: ")[2] if said else "the jump host opened no way to it"
-            if "prohibited" in why:
-                raise _explained(jump, why)
-            raise ConnectionRefusedError(why)
-    except BaseException:
-        ours.close()
-        process.kill()
-        process.wait()
-        raise
-    return ours, process
 
 
 def _said(jump: Jump) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,15 +53,16 @@ class Sent:
 
 
 def ssh_config(
-    endpoints: Iterable[Endpoint], key: Path, known_hosts: Path, *, jump: Jump | None = None
+    endpoints: Sequence[Endpoint], key: Path, known_hosts: Path, *, jump: Jump | None = None, prefix: str = ""
 ) -> str:
     """Return an ssh_config that reaches the nodes as node0, node1...: strict, by this key alone.
 
-    Host keys go by instance id. Raises ConfigError for a path that ssh_config cannot hold.
+    It sets nothing for other hosts; `prefix` is put before each name. Host keys go by instance id. Raises
+    ConfigError for a path that ssh_config cannot hold.
     """
     over = f"    ProxyCommand {jump.proxy_command()}\n" if jump else ""
     hosts = "".join(
-        f"Host {node_name(one.node)}\n"
+        f"Host {prefix}{node_name(one.node)}\n"
         f"    HostName {one.host}\n"
         f"    Port {one.port}\n"
         f"    User {one.user}\n"
@@ -69,7 +70,13 @@ def ssh_config(
         f"{over}"
         for one in endpoints
     )
-    return render("ssh_config", hosts=hosts, key=config_path(key), known_hosts=config_path(known_hosts))
+    return render(
+        "ssh_config",
+        hosts=hosts,
+        names=" ".join(f"{prefix}{node_name(one.node)}" for one in endpoints),
+        key=config_path(key),
+        known_hosts=config_path(known_hosts),
+    )
 
 
 def push(

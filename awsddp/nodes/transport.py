@@ -11,7 +11,7 @@ from awsddp.errors import NodeError
 from awsddp.nodes.command import RemoteCommand, Request, Result, Wakeup, command_line
 from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
 from awsddp.nodes.failures import NodeFailure, split
-from awsddp.nodes.jump import Jump, JumpFailure, reach
+from awsddp.nodes.jump import Jump, JumpFailure
 from awsddp.nodes.parallel import ignore, run_on_nodes
 from awsddp.nodes.preconnect import Preconnect
 from awsddp.report import OnEvent
@@ -106,7 +106,7 @@ class Fleet:
             self._drop(node)
         try:
             if self._jump is not None:
-                reach(self._jump, deadline_s=deadline_s if partial else 0)
+                self._jump.reach(deadline_s=deadline_s if partial else 0)
             outcomes = run_on_nodes(work, chosen, on_event=self._on_event)
         except JumpFailure as failure:
             if not partial:

@@ -120,6 +120,7 @@ def _plan(spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int
     routes = [
         text for subnet in facts.subnets if subnet.id in subnets for text in network.check_route(spec, subnet)
     ]
+    network.check_session(spec)
     interfaces = network.efa(spec, kind)
     group, placement_why = network.placement(spec, facts, kind, spec.cluster.nodes)
     plan = LaunchPlan(

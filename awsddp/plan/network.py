@@ -8,7 +8,7 @@ from awsddp import compat
 from awsddp.compat import GpuType
 from awsddp.errors import ConfigError
 from awsddp.plan.records import Efa, Facts, Subnet
-from awsddp.spec import ClusterSpec
+from awsddp.spec import SSM, ClusterSpec
 
 # The widest block that may be one's own network: 10.0.0.0/8, and what a registry gives to a provider.
 WIDEST = {4: 8, 6: 19}
@@ -16,7 +16,10 @@ _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 
 
 def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
-    """Return who may come in: `network.ssh_cidr` or else the caller's own addresses. Raises ConfigError."""
+    """Return who may come in: `network.ssh_cidr` or else the caller's own addresses; through Systems Manager
+    nobody has to. Raises ConfigError."""
+    if spec.network.jump == SSM and not spec.network.ssh_cidr:
+        return ()
     requested = spec.network.ssh_cidr or tuple(callers)
     if not requested:
         raise _from_where(spec)
@@ -42,6 +45,19 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
             )
         found.append(str(network))
     return tuple(found)
+
+
+def check_session(spec: ClusterSpec) -> None:
+    """Raise ConfigError for nodes that Systems Manager would not know.
+
+    https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-instance-permissions.html
+    """
+    if spec.network.jump == SSM and not spec.access.instance_profile:
+        raise ConfigError(
+            'network.jump = "ssm" needs access.instance_profile',
+            "Systems Manager knows a node by its role, with the policy AmazonSSMManagedInstanceCore",
+            "-o access.instance_profile=NAME   # docs/provisioning.md shows how to make one",
+        )
 
 
 def _from_where(spec: ClusterSpec) -> ConfigError:

@@ -7,7 +7,7 @@ https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec
 from typing import Any
 
 from awsddp import compat
-from awsddp.spec import ClusterSpec
+from awsddp.spec import SSM, ClusterSpec
 
 # Equal to the tag that is put on everything, under every kind of credentials, SSO too:
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
@@ -216,7 +216,28 @@ def _extras(spec: ClusterSpec) -> list[dict[str, Any]]:
             )
         )
         extras.append(_statement("LookAtTheRole", ["iam:GetInstanceProfile"], _profiles(spec)))
+    extras += _sessions() if spec.network.jump == SSM else []
     return extras + (_disk_key(spec.access.kms_key) if spec.access.kms_key else [])
+
+
+def _sessions() -> list[dict[str, Any]]:
+    """Return what SSH through Systems Manager needs: sessions with one's own nodes, for SSH only.
+
+    https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
+    """
+    own = ["arn:aws:ssm:*:*:session/${aws:userid}-*", "arn:aws:ssm:*:*:session/${aws:username}-*"]
+    ending = ["ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel"]
+    return [
+        _statement(
+            "SshToOwnNodes",
+            ["ssm:StartSession"],
+            [_arn("instance")],
+            StringEquals={f"aws:ResourceTag/{OWNER_TAG}": OWNER},
+            BoolIfExists={"ssm:SessionDocumentAccessCheck": "true"},
+        ),
+        _statement("SshOnly", ["ssm:StartSession"], ["arn:aws:ssm:*:*:document/AWS-StartSSHSession"]),
+        _statement("OwnSessions", ending, own),
+    ]
 
 
 def _disk_key(requested: str) -> list[dict[str, Any]]:

@@ -203,7 +203,7 @@ class Step:
         who = ", ".join(node_name(number) if number >= 0 else "a node" for number in self.numbers) + instances
         match self.do:
             case "open":
-                return f"open port 22 for {self.value}: {self.why}"
+                return f"open port 22 for {self.value or 'nobody'}: {self.why}"
             case "expire":
                 return f"move the expiry to {self.value}"
         return f"{self.do} {who.strip()}" + (f": {self.why}" if self.why else "")

@@ -27,6 +27,7 @@ from awsddp.verbs.selecting import Unfetched, select, unfetched
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
     from awsddp.aws.teardown import Teardown
+    from awsddp.nodes.jump import Jump
     from awsddp.nodes.preconnect import Preconnect
     from awsddp.nodes.results import Fetched
     from awsddp.nodes.transport import Endpoint, Fleet
@@ -318,13 +319,28 @@ class ClusterHandle:
         if lost:
             raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
         addresses = {node.instance_id: str(node.address) for node in chosen}
-        endpoints = _endpoints(self.record, {node.instance_id: node.node for node in chosen}, addresses)
-        text = ssh_config(endpoints, **self.login()).encode()
+        login = self.login()
+        numbers = {node.instance_id: node.node for node in chosen}
+        endpoints = _endpoints(self.record, numbers, addresses, jump=login["jump"])
+        text = ssh_config(endpoints, **login).encode()
         if not folder.ssh_config.exists() or folder.ssh_config.read_bytes() != text:
             write_private(folder.ssh_config, text)
         if not addresses.items() <= self.record.addresses.items():
             self.remember(addresses={**self.record.addresses, **addresses})
+        self.publish_hosts()
         return endpoints
+
+    def publish_hosts(self) -> None:
+        """Write the nodes that run to `$AWSDDP_HOME/ssh_config`, as NAME-node0... Raises ConfigError."""
+        from awsddp.nodes.sync import ssh_config
+
+        nodes = reachable(self.own.live if self.own else self.nodes)
+        numbers = {node.instance_id: node.node for node in nodes}
+        addresses = {node.instance_id: str(node.address) for node in nodes}
+        login = self.login()
+        endpoints = _endpoints(self.record, numbers, addresses, jump=login["jump"])
+        text = ssh_config(endpoints, **login, prefix=f"{self.ctx.spec.name}-") if endpoints else ""
+        self.ctx.folder.publish(text)
 
     def say_missing(self) -> None:
         """Say which nodes of the cluster were not asked, and why."""
@@ -535,7 +551,9 @@ def _no_nodes(name: str, nodes: Sequence[Node]) -> NoNodes:
     return error
 
 
-def _endpoints(record: Record, numbers: dict[str, int], addresses: dict[str, str]) -> "tuple[Endpoint, ...]":
+def _endpoints(
+    record: Record, numbers: dict[str, int], addresses: dict[str, str], *, jump: "Jump | None" = None
+) -> "tuple[Endpoint, ...]":
     """Return how nodes are reached; `numbers` and `addresses` go by instance id."""
     from awsddp.nodes.transport import Endpoint
 
@@ -543,7 +561,7 @@ def _endpoints(record: Record, numbers: dict[str, int], addresses: dict[str, str
         Endpoint(
             node=number,
             instance_id=key,
-            host=addresses[key],
+            host=key if jump is not None and jump.by_id else addresses[key],
             port=record.target.ssh_port,
             user=record.ssh_user,
         )

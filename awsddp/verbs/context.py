@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from awsddp.cluster import Target
 from awsddp.errors import ConfigError
 from awsddp.report import Event, OnEvent
-from awsddp.spec import ClusterSpec, JobSpec
+from awsddp.spec import SSM, ClusterSpec, JobSpec
 from awsddp.state import Folder, Record
 from awsddp.verbs import local
 from awsddp.verbs.trail import Trail
@@ -133,11 +133,25 @@ def target_for(ctx: Context) -> Iterator[Target]:
 
 
 def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
-    """Return the jump host that is asked for now, else the one that the cluster was made with."""
+    """Return the jump host that is asked for now, else the one that the cluster was made with.
+
+    "ssm" is Systems Manager, called as the cluster's own account.
+    """
     asked = record.asked if record is not None and JUMP not in ctx.spec.explicit else {}
     name = asked.get(JUMP, ctx.spec.network.jump)
     if not name:
         return None
+    if name == SSM:
+        from awsddp.nodes.ssm import Ssm
+
+        target = record.target if record is not None else Target()
+        asked_now = ctx.spec.cluster
+        return Ssm(
+            name=name,
+            folder=ctx.home,
+            region=target.region or asked_now.region,
+            profile=asked_now.profile or target.profile,
+        )
     from awsddp.nodes.jump import Jump
 
     return Jump(name=name, folder=ctx.home)
@@ -150,6 +164,4 @@ def reach_jump(ctx: Context) -> None:
     """
     jump = jump_of(ctx)
     if jump is not None:
-        from awsddp.nodes.jump import reach
-
-        reach(jump)
+        jump.reach()

@@ -11,6 +11,7 @@ from awsddp.cluster import Target
 from awsddp.errors import LocalCloudError, NotFoundError, UsageError
 from awsddp.local import control
 from awsddp.report import Event, OnEvent
+from awsddp.state import Folder
 
 
 def home(awsddp_home: Path) -> Path:
@@ -117,7 +118,13 @@ def fault_clear(awsddp_home: Path, number: int | None = None) -> list[dict[str, 
 
 def stop(awsddp_home: Path) -> bool:
     """End the daemon and all it made; False where there was none. Raises LocalCloudError."""
-    return control.stop(home(awsddp_home))
+    ended = control.stop(home(awsddp_home))
+    for path in awsddp_home.glob("clusters/*/hosts"):
+        folder = Folder(awsddp_home, path.parent.name)
+        record = folder.read(newer=True)
+        if record is not None and record.target.name == "local":
+            folder.publish("")
+    return ended
 
 
 @contextlib.contextmanager

@@ -11,10 +11,18 @@ from awsddp.verbs.cluster import ClusterHandle, choose_nodes
 from awsddp.verbs.context import Context
 
 
-def ssh(ctx: Context, *, node: int = 0, words: Sequence[str] = (), tty: bool = False) -> list[str]:
+def ssh(
+    ctx: Context,
+    *,
+    node: int = 0,
+    words: Sequence[str] = (),
+    forwards: Sequence[str] = (),
+    tty: bool = False,
+) -> list[str]:
     """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
 
-    With `tty` a terminal is asked for beside a command. A node that is not prepared yet, or whose neighbours
+    `forwards` are ssh's options for ports ("-L", "6006:localhost:6006"). With `tty` a terminal is asked for
+    beside a command. A node that is not prepared yet, or whose neighbours
     are lost, is reached as well. Raises NotFoundError, and NodeError for a node that does not run.
     """
     with ClusterHandle.find(ctx) as cluster:
@@ -26,7 +34,8 @@ def ssh(ctx: Context, *, node: int = 0, words: Sequence[str] = (), tty: bool = F
             )
         cluster.write_ssh_config([one for one in nodes if one.address])
         words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]
-        return ["ssh", "-F", str(ctx.folder.ssh_config), *words]
+        ports = ["-o", "ExitOnForwardFailure=yes", *forwards] if forwards else []
+        return ["ssh", "-F", str(ctx.folder.ssh_config), *ports, *words]
 
 
 def _command(record: Record, node: int, words: Sequence[str]) -> list[str]:

@@ -50,6 +50,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
             environment_of(cluster)
             rejoin(cluster)
         cluster.listed = _only(cluster)
+        if hosts:
+            cluster.publish_hosts()
         return cluster_document(cluster)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from test_make_plan import plan as planned
 
-from awsddp.cli.pages import cluster_page, job_lines
+from awsddp.cli.pages import cluster_page, job_lines, ranks_table
 from awsddp.cli.plan_page import checks_page, plan_page
 from awsddp.cluster import Job, JobState
 from awsddp.report import iso, job_document
@@ -93,3 +93,14 @@ def test_a_plan_over_a_cluster_that_is_as_requested_says_so(capsys: pytest.Captu
     assert "nothing would change" in capsys.readouterr().out
     plan_page(made)
     assert "nothing would change" not in capsys.readouterr().out
+
+
+def test_usage_of_a_rank_that_is_far_from_the_others_has_a_star(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = [
+        {"rank": rank, "cpu_percent": cpu, "gpu_percent": None, "gpu_memory_bytes": 4.2e10}
+        for rank, cpu in enumerate((101.0, 99.0, 12.0))
+    ]
+    ranks_table({"progress": [], "usage": usage, "slowest_rank": 2})
+    heading, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heading == ["rank", "step", "done", "speed", "loss", "CPU", "GPU", "memory"]
+    assert rows[1:] == [["1", "99%", "42.0", "GB"], ["slowest", "2", "12%", "*", "42.0", "GB"]]

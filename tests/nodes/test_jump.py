@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.nodes import connection, hostkeys
+from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import KeyPair, make_key
-from awsddp.nodes.jump import Jump, JumpFailure, dial
+from awsddp.nodes.jump import Jump, JumpFailure
 from awsddp.nodes.sync import files_to_send, push, ssh_config
 from awsddp.spec import jump_host, load
 from tests.nodes.ssh_hosts import Host, Lab, make_host, wait_until
@@ -234,12 +234,14 @@ def test_a_node_must_show_its_own_host_key_over_a_jump_host_too(
     hostkeys.settle(one.known_hosts, {one.hosts[0].endpoint.instance_id: make_key("another").public})
     carriers: list[subprocess.Popen[bytes]] = []
 
+    dial = Jump.dial
+
     def kept(*asked: Any) -> Any:
         line, carrier = dial(*asked)
         carriers.append(carrier)
         return line, carrier
 
-    monkeypatch.setattr(connection, "dial", kept)
+    monkeypatch.setattr(Jump, "dial", kept)
     with (
         pytest.raises(NodesFailed, match="host key mismatch"),
         one.fleet(jump=bastion.jump, deadline_s=3600),

@@ -191,6 +191,11 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
             ),
         ),
     ),
+    "through Systems Manager from now on": (
+        asked(network__jump="ssm"),
+        standing(*PAIR),
+        (Step(do="open", value="", why=f"{HERE} is closed"),),
+    ),
     "a group that somebody named stays": (asked(), standing(*PAIR, opened=("sg-12345678", HERE)), ()),
     "a group of one's own is left alone": (
         asked(),

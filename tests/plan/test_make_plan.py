@@ -20,7 +20,8 @@ from awsddp.plan import (
     offers,
     refuse_untried,
 )
-from awsddp.spec import CapacitySection, ClusterSection, ClusterSpec, NetworkSection
+from awsddp.plan.policy import least_policy
+from awsddp.spec import AccessSection, CapacitySection, ClusterSection, ClusterSpec, NetworkSection
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 DLAMI = Image(
@@ -411,3 +412,32 @@ def test_the_document_tells_the_price_by_part_and_why() -> None:
 def test_a_deprecated_image_is_a_warning() -> None:
     old = replace(DLAMI, deprecated="2026-01-02T00:00:00.000Z")
     assert any("deprecated since 2026-01-02" in text for text in plan(replace(FACTS, image=old)).warnings)
+
+
+def test_through_systems_manager_no_port_is_open_and_a_role_is_needed() -> None:
+    spec = ClusterSpec(
+        name="demo",
+        network=NetworkSection(jump="ssm"),
+        access=AccessSection(instance_profile="trainers"),
+    )
+    made = make_plan(spec, replace(FACTS, callers=()))
+    assert (made.jump, made.ssh_cidrs) == ("ssm", ())
+    rules = made.request("AuthorizeSecurityGroupIngress").parameters["IpPermissions"]
+    assert [rule["IpProtocol"] for rule in rules] == ["-1"], "only the group's own members"
+    with pytest.raises(ConfigError, match=r"access\.instance_profile") as refused:
+        make_plan(replace(spec, access=AccessSection()), FACTS)
+    assert "AmazonSSMManagedInstanceCore" in refused.value.why
+
+
+def test_the_policy_allows_ssh_sessions_with_ones_own_nodes_and_nothing_else() -> None:
+    spec = ClusterSpec(name="demo", network=NetworkSection(jump="ssm"))
+    statements = {one["Sid"]: one for one in least_policy(spec)["Statement"]}
+    before = {one["Sid"] for one in least_policy(ClusterSpec(name="demo"))["Statement"]}
+    own, document, sessions = (statements[name] for name in statements if name not in before)
+    assert (own["Action"], own["Resource"]) == (["ssm:StartSession"], ["arn:aws:ec2:*:*:instance/*"])
+    assert own["Condition"]["StringEquals"] == {"aws:ResourceTag/awsddp:owner": "${aws:userid}"}
+    assert (document["Action"], document["Resource"]) == (
+        ["ssm:StartSession"],
+        ["arn:aws:ssm:*:*:document/AWS-StartSSHSession"],
+    )
+    assert all("session/${aws:user" in resource for resource in sessions["Resource"])

@@ -1,0 +1,94 @@
+"""`network.jump = "ssm"`: a stand-in takes the words of `aws ssm start-session` and carries real SSH."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from awsddp.errors import ConfigError
+from awsddp.nodes.failures import NodesFailed
+from awsddp.nodes.jump import JumpFailure
+from awsddp.nodes.ssm import Ssm
+from awsddp.nodes.sync import ssh_config
+from awsddp.nodes.transport import Fleet
+from tests.nodes.ssh_hosts import Lab
+from tests.nodes.ssm import StandIn
+
+MakeLab = Callable[[int], Lab]
+
+
+@pytest.fixture
+def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    made = StandIn(tmp_path / "ssm")
+    monkeypatch.setenv("PATH", str(made.bin), prepend=os.pathsep)
+    return made
+
+
+def words(instance_id: str, port: int) -> list[str]:
+    return [
+        *("ssm", "start-session", "--target", instance_id, "--document-name", "AWS-StartSSHSession"),
+        *("--parameters", f"portNumber={port}", "--region", "eu-north-1", "--profile", "50% off"),
+    ]
+
+
+def reached(lab: Lab, folder: Path, *, deadline_s: float = 60) -> Fleet:
+    """Return connections to the hosts, which are known by instance id only."""
+    endpoints = [replace(host.endpoint, host=host.endpoint.instance_id) for host in lab.hosts]
+    jump = Ssm(name="ssm", folder=folder, region="eu-north-1", profile="50% off")
+    return Fleet(endpoints, key=lab.key, known_hosts=lab.known_hosts, jump=jump, deadline_s=deadline_s)
+
+
+def test_commands_and_ssh_itself_go_through_a_session_with_each_node(
+    lab: MakeLab, aws: StandIn, tmp_path: Path
+) -> None:
+    two = lab(2)
+    aws.know({host.endpoint.instance_id: (host.host, "") for host in two.hosts})
+    with reached(two, tmp_path) as fleet:
+        results = fleet.run(["sh", "-c", "cat; exit 3"], stdin=b"x" * 2**20, timeout_s=60)
+        assert [(one.exit_code, len(one.stdout)) for one in results.values()] == [(3, 2**20)] * 2
+        endpoints, jump = (
+            list(fleet.endpoints.values()),
+            Ssm(name="ssm", folder=tmp_path, region="eu-north-1", profile="50% off"),
+        )
+    config = tmp_path / "config"
+    config.write_text(ssh_config(endpoints, two.key, two.known_hosts, jump=jump))
+    said = subprocess.run(["ssh", "-F", config, "node1", "echo there"], capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == ("there\n", "")
+    expected = [words(one.instance_id, one.port) for one in (*endpoints, endpoints[1])]
+    assert sorted(aws.calls) == sorted(expected)
+
+
+def test_a_node_whose_agent_has_not_reported_yet_is_waited_for_and_then_told(
+    lab: MakeLab, aws: StandIn, tmp_path: Path
+) -> None:
+    with pytest.raises(NodesFailed) as caught, reached(lab(1), tmp_path, deadline_s=1):
+        pass
+    assert "TargetNotConnected" in caught.value.why
+    assert "AmazonSSMManagedInstanceCore" in caught.value.next
+
+
+def test_a_right_that_is_missing_is_not_waited_for(lab: MakeLab, aws: StandIn, tmp_path: Path) -> None:
+    aws.know({}, refusal="An error occurred (AccessDeniedException) when calling the StartSession operation")
+    with pytest.raises((JumpFailure, NodesFailed)) as caught, reached(lab(1), tmp_path, deadline_s=3600):
+        pass
+    assert (caught.value.exit_code, "AccessDenied" in caught.value.why) == (6, True)
+    assert "--iam-policy" in caught.value.next
+    assert len(aws.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [("aws", "pip install awscli"), ("session-manager-plugin", "session-manager-plugin.deb")],
+)
+def test_a_missing_program_is_named_with_the_line_that_installs_it(
+    aws: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, line: str
+) -> None:
+    (aws.bin / program).unlink()
+    (aws.bin / "dpkg").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(aws.bin))
+    with pytest.raises(ConfigError, match=f"{program} not found") as caught:
+        Ssm(name="ssm", folder=tmp_path).reach()
+    assert (caught.value.exit_code, line in caught.value.next) == (3, True)
