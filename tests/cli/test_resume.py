@@ -1,11 +1,8 @@
 """--resume: a job that was interrupted ends with the weights of one that was not."""
 
 import re
-import time
-from typing import Any
 
 import pytest
-import torch
 
 from tests.cli.conftest import Lab
 
@@ -78,31 +75,3 @@ def test_resume_without_a_checkpoint_is_refused(records: Lab) -> None:
     ):
         shown = records.run("train", "none.py", "--resume", *words)
         assert (shown.returncode, why in shown.stderr) == (3, True), shown.stderr
-
-
-def final_state(cluster: Lab, job: str) -> dict[str, Any]:
-    """Return the newest checkpoint of the bundled program in a job's results: weights, momentum, position."""
-    folder = cluster.project / "runs" / job / "node0" / "run" / "checkpoints"
-    newest = max(folder.glob("step-*.pt"), key=lambda path: int(path.stem.partition("-")[2]))
-    state: dict[str, Any] = torch.load(newest, weights_only=True)
-    return state
-
-
-@pytest.mark.prove
-@pytest.mark.timeout(400)
-def test_bundled_program_that_was_cancelled_resumes_to_the_weights_of_one_that_was_not(cluster: Lab) -> None:
-    words = ("--world-size", "2", "--name")
-    settings = ("--", "--epochs", "6")
-    assert cluster.run("train", *words, "whole", *settings).returncode == 0
-    assert cluster.run("train", *words, "cut", "--detach", *settings).returncode == 0
-    while "Epoch Summary: epoch 1" not in cluster.run("logs", "cut", "--rank", "0").stdout:
-        time.sleep(0.2)
-    assert cluster.run("cancel", "cut").returncode == 0
-    assert cluster.run("fetch", "--job", "cut").returncode == 0
-    resumed = cluster.run("train", *words, "resumed", "--resume", "cut", *settings)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "Resume after step" in resumed.stdout
-    ended, whole = final_state(cluster, "resumed"), final_state(cluster, "whole")
-    assert ended["at"] == whole["at"]
-    for part in ("model", "optimizer"):
-        torch.testing.assert_close(ended[part], whole[part], rtol=0, atol=0)
