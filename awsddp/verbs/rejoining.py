@@ -23,7 +23,7 @@ def rejoin(cluster: ClusterHandle) -> None:
     kept = launches.kept(folder)
     if not kept:
         return
-    with folder.lock("train", wait_s=starting.CLAIM_S), cluster.connect():
+    with cluster.connect():
         jobs = {job.job: job for job in cluster.jobs(partial=True)}
         for name, launch in kept.items():
             job = jobs.get(name)
@@ -46,8 +46,6 @@ def _launch(cluster: ClusterHandle, job: Job, launch: launches.Launch, new: list
     ctx, numbers = replace(cluster.ctx, job=launch.spec), {node.node for node in new}
     handle, asked = replace(cluster, ctx=ctx), launch.spec.job
     checkpoint, listing = checkpoint_of(ctx), sync.listed(ctx)
-    names = ", ".join(map(node_name, sorted(numbers)))
-    ctx.say(f"{names} joins job {job.job}, with the files of {ctx.job.sync.workdir} as they are now")
     folder = starting.work_folder(asked, job.job)
     send = partial(sync.send, ctx, cluster.fleet, listing, folder=folder, nodes=numbers)
     requests = starting.requests_for(
@@ -59,6 +57,8 @@ def _launch(cluster: ClusterHandle, job: Job, launch: launches.Launch, new: list
         facts=launch.facts,
         checkpoint=checkpoint,
     )
+    names = ", ".join(map(node_name, sorted(numbers)))
+    ctx.say(f"{names} joins job {job.job}, with the files of {ctx.job.sync.workdir} as they are now")
     handle.keep(new, job.job)
     send(bundled=asked.script is None)
     if checkpoint is not None:
