@@ -1,6 +1,6 @@
 """A rank dies, in many ways and moments, under both launchers: it is the cause, and all are gone within 2 s.
 
-    python -m benchmarks.campaigns.deaths [--seed N] [--runs N] [--state FILE]
+    python -m benchmarks.campaigns.deaths [--seed N] [--runs N] [--ranks N] [--state FILE]
 
 Needs root: two nodes of the local cloud. Every kind in turn under each launcher: each signal that ends a
 process, exit codes, an import error, an exception, a thread's os._exit; before the rendezvous, in the middle
@@ -89,11 +89,11 @@ def judged(kind: tuple[tuple[str, int], str], victim: int, job: dict[str, Any], 
     return {"cause": told, "gone_s": gone_s, "ok": right and gone_s <= GONE_S + SEEN_S}
 
 
-def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
-    """Let a rank die once, and return what came of it."""
+def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int = 4) -> Row:
+    """Let one of `ranks` die once, and return what came of it."""
     launcher, kind = list(LAUNCHERS)[number % 2], KINDS[number // 2 % len(KINDS)]
-    victim, name = dice.choice((0, 1, 3)), f"death{number}"
-    options = ("--name", name, "--launcher", launcher, "--nproc-per-node", "2", "--json")
+    victim, name = dice.choice((0, 1, ranks - 1)), f"death{number}"
+    options = ("--name", name, "--launcher", launcher, "--world-size", str(ranks), "--json")
     follower = lab.started("train", "die.py", *options, "--", *words(kind, victim))
     follower.communicate(timeout=300)
     state = json.loads(lab.run("exec", "--json", "--node", "0", f"cat ~/.awsddp/jobs/{name}/state.json"))
@@ -106,9 +106,11 @@ def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
 
 
 def main() -> int:
-    asked = arguments(str(__doc__).splitlines()[0], runs=2 * len(KINDS)).parse_args()
+    parser = arguments(str(__doc__).splitlines()[0], runs=2 * len(KINDS))
+    parser.add_argument("--ranks", type=int, default=4)
+    asked = parser.parse_args()
     with cluster(2, {"die.py": SCRIPT}) as lab:
-        return campaign(asked, lambda number, dice: run(lab, number, dice))
+        return campaign(asked, lambda number, dice: run(lab, number, dice, ranks=asked.ranks))
 
 
 if __name__ == "__main__":
