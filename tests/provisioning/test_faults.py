@@ -21,8 +21,8 @@ from tests.provisioning.world import Kill, Outcome, World, yes
 from tests.seed import FULL, SEED
 
 NODES = 2
-SOME = {"up": 20, "up again": 14, "down": 20}
-FEW = 6
+SOME = {"up": 12, "up again": 8, "down": 12}
+FEW = 5
 
 
 @dataclass(frozen=True, kw_only=True)

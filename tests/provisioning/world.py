@@ -425,24 +425,40 @@ def _run(
     """In the child: carry a verb out, say how it ended, and be gone."""
     calls: list[tuple[str, int]] = []
     try:
-        _live(world, environ)
-        WATCH.verb = "run"
-        WATCH.install()
-        _watch(calls, kill)
-        ended: dict[str, Any] = {"code": 0, "document": verb()}
-    except AwsddpError as error:
-        ended = {"code": error.exit_code, "told": str(error)}
-        if not error.message or not (error.why or error.next):
-            ended = {"code": 1, "told": f"an error that explains nothing: {error!r}"}
-    except KeyboardInterrupt as stop:
-        ended = {"code": 128 + stop.number if isinstance(stop, LetGo) else 130}
-    except BaseException:
-        ended = {"code": 1, "told": traceback.format_exc()}
+        ended = _ended(world, verb, kill, environ, calls)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    except KeyboardInterrupt:  # a signal that came as the verb ended
+        ended = {"code": 130}
     try:
         with os.fdopen(writes, "wb") as answer:
             pickle.dump(Outcome(**ended, calls=tuple(calls)), answer)
     finally:
         os._exit(0)
+
+
+def _ended(
+    world: World,
+    verb: Callable[[], dict[str, Any]],
+    kill: Kill | None,
+    environ: Mapping[str, str],
+    calls: list[tuple[str, int]],
+) -> dict[str, Any]:
+    """Return how a verb ended; `calls` gets what it asked of AWS."""
+    try:
+        _live(world, environ)
+        WATCH.verb = "run"
+        WATCH.install()
+        _watch(calls, kill)
+        return {"code": 0, "document": verb()}
+    except AwsddpError as error:
+        if not error.message or not (error.why or error.next):
+            return {"code": 1, "told": f"an error that explains nothing: {error!r}"}
+        return {"code": error.exit_code, "told": str(error)}
+    except KeyboardInterrupt as stop:
+        return {"code": 128 + stop.number if isinstance(stop, LetGo) else 130}
+    except BaseException:
+        return {"code": 1, "told": traceback.format_exc()}
 
 
 def _live(world: World, environ: Mapping[str, str]) -> None:
