@@ -33,7 +33,7 @@ demo: setup ## two local nodes, four ranks, a trained model, nothing left
 	@$(BIN)/awsddp run --local --nodes 2 --world-size 4 -y
 
 test: setup ## one case of every kind, at most 8 minutes on 2 cores
-	@$(PYTEST) -n 3 --dist loadfile -m "not prove"
+	@$(PYTEST) -n 2 --dist loadfile -m "not prove"
 
 prove: setup ## the long matrices from a new seed (AWSDDP_SEED), at most 45 minutes; FULL=1 runs them whole
 	@AWSDDP_FULL=$(FULL) AWSDDP_SEED=$${AWSDDP_SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')} $(PYTEST) -n 2 --dist loadfile -m prove

@@ -118,6 +118,7 @@ def test_one_that_fills_up_meanwhile_is_a_lack_of_capacity_and_leaves_nothing(re
 
 
 @needs_root
+@pytest.mark.prove
 def test_real_hosts_go_into_a_reservation_and_a_full_one_is_refused(cluster: Lab) -> None:
     ec2 = client(cluster)
     held = reserve(ec2, InstanceCount=1)

@@ -93,6 +93,7 @@ def test_a_reader_that_goes_away_leaves_the_job(cluster: Lab) -> None:
     cluster.json("cancel", "piped")
 
 
+@pytest.mark.prove
 def test_run_interrupted_leaves_nothing_but_its_results(lab: Lab) -> None:
     before = traces(lab.home)
     words = ("run", "saves.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "--name", "cut")

@@ -105,6 +105,7 @@ def test_a_host_carries_out_the_user_data_and_has_torch(shelter: Shelter) -> Non
     assert shelter.ssh(made, "exit 7").returncode == 7
 
 
+@pytest.mark.prove
 def test_a_reboot_ends_what_ran_and_runs_bootcmd_alone(shelter: Shelter) -> None:
     made = shelter.launch()
     shelter.say(made, "setsid sleep 987 >/dev/null 2>&1 </dev/null & rm $AWSDDP_ROOT/etc/ran; echo 1 > kept")
