@@ -352,6 +352,9 @@ class World:
         if os.WIFSIGNALED(status):
             assert os.WTERMSIG(status) == signal.SIGKILL, f"{name} does not end"
             return Outcome()
+        if not said:  # the signal came before anything was changed: the command line is gone at once
+            assert os.waitstatus_to_exitcode(status) >= 128, status
+            return Outcome(code=os.waitstatus_to_exitcode(status))
         outcome: Outcome = pickle.loads(said)
         assert outcome.code != 1, outcome.told
         return outcome
