@@ -450,7 +450,7 @@ def _ended(
     """Return how a verb ended; `calls` gets what it asked of AWS."""
     try:
         _live(world, environ)
-        WATCH.verb = "run"
+        WATCH.finishes = WATCH.ends_cluster = True  # as for `run`
         WATCH.install()
         _watch(calls, kill)
         return {"code": 0, "document": verb()}
