@@ -446,6 +446,13 @@ def hashes(answer: Mapping[str, Any]) -> tuple[FileHash, ...]:
     return msgspec.convert(dict(answer), _Hashes).hashes
 
 
+def take(said: bytearray, data: bytes, *, node: int) -> None:
+    """Add `data` to what `node` has said. Raises NodeError where that is more than one answer may be."""
+    said += data
+    if len(said) > MOST_BYTES:
+        raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+
+
 def malformed(node: int, why: str) -> NodeError:
     """Return the error for an answer that no supervisor gives."""
     return NodeError(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from awsddp.answers import MOST_BYTES, malformed
+from awsddp.answers import take
 from awsddp.errors import NodeError
 from awsddp.nodes.command import RemoteCommand, Request, Result, Wakeup, command_line
 from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
@@ -141,9 +141,7 @@ class Fleet:
         output = {node: bytearray() for node in requests}
 
         def on_data(node: int, data: bytes) -> None:
-            output[node] += data
-            if len(output[node]) > MOST_BYTES:
-                raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+            take(output[node], data, node=node)
 
         outcomes = self.stream(requests, on_data, silent_after_s=None, timeout_s=timeout_s)
         return split(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from awsddp.answers import MOST_BYTES, malformed
+from awsddp.answers import take
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol
@@ -39,9 +39,7 @@ def answers_of(
     output = {node: bytearray() for node in requests}
 
     def on_data(node: int, data: bytes) -> bool:
-        output[node] += data
-        if len(output[node]) > MOST_BYTES:
-            raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+        take(output[node], data, node=node)
         return protocol.is_whole(output[node])
 
     messages = {node: protocol.message(request) for node, request in requests.items()}
@@ -52,13 +50,11 @@ def answers_of(
 def answers_beside(
     fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float
 ) -> dict[int, Answer | AwsddpError]:
-    """Return the same while the nodes' programs are in use, from another thread: by programs of their own."""
+    """Return the same from another thread, while the nodes' programs answer requests: by other programs."""
     output = {node: bytearray() for node in requests}
 
     def on_data(node: int, data: bytes) -> None:
-        output[node] += data
-        if len(output[node]) > MOST_BYTES:
-            raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+        take(output[node], data, node=node)
 
     argv, program = protocol.program()
     commands = {node: (argv, program + protocol.message(request)) for node, request in requests.items()}
