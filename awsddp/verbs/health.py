@@ -187,7 +187,7 @@ def _rates(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence[int]) 
     for _ in range(RETRIES if slow and len(slow) < len(nodes) else 0):
         good = [node for node in nodes if node not in slow]
         again = _measured(cluster, looked, [[(node, good[0])] for node in sorted(slow)])
-        best |= {node: max(rate, best[node]) for node, rate in again.items()}
+        best |= {node: max(rate, best.get(node, 0.0)) for node, rate in again.items()}
         slow &= health.slow_nodes(best)
     return health.speed_checks(looked, "network", best, slow)
 
@@ -283,7 +283,7 @@ def _form(
     cluster: ClusterHandle, looked: health.Looked, groups: Sequence[Sequence[int]]
 ) -> list[health.Group]:
     """Form a process group on each of `groups` of nodes at once, and return what their ranks did."""
-    formed, requests = [], {}
+    formed, requests, program = [], {}, template("process_group.py")
     layouts = [
         layout(list(nodes), gpus={node: looked.prepared[node].gpus for node in nodes}) for nodes in groups
     ]
@@ -315,9 +315,9 @@ def _form(
                 "backend": "nccl" if is_real else "gloo",
                 "seconds": limit,
                 "bytes": size,
-                "program": template("process_group.py"),
+                "program": program,
             }
-            words = [looked.prepared[node].ranks_python, "-c", template("process_group.py")]
+            words = [looked.prepared[node].ranks_python, "-c", program]
             requests[node] = (words, json.dumps(asked).encode())
     _stream(cluster, requests, formed, timeout_s=limit + 10)
     return formed
