@@ -16,6 +16,7 @@ from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
 from awsddp.jobs import protocol
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.supervisor.shutdown import shutdown
+from awsddp.parallel import soon
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -214,6 +215,21 @@ def test_nodes_whose_first_node_is_gone_end_their_ranks_when_a_client_says_so(fl
     assert fleet.ask(1, protocol.lost_request("job", 0, "again")) == {"heard": False}
     fleet.wait()
     assert fleet.processes() == []
+
+
+def test_a_cancelled_job_whose_first_node_is_gone_stays_cancelled(fleet: "Fleet") -> None:
+    fleet.launch(SLEEP)
+    wait(lambda: len(fleet.processes()) == 4)
+    first = fleet.document(0)["pid"]
+    os.kill(first, signal.SIGSTOP)
+    cancelled = soon(fleet.ask, 1, protocol.cancel_request("job", grace=1))
+    wait((fleet.folder(1) / "cancel.json").exists)
+    wait(lambda: len(fleet.processes()) == 2)
+    assert fleet.ask(1, protocol.lost_request("job", 0, "its instance is terminated")) == {"heard": True}
+    assert cancelled.result()["state"] == "cancelled"
+    assert cancelled.result()["cause"]["kind"] == "cancelled"
+    os.kill(first, signal.SIGCONT)
+    fleet.wait()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.jobs.test_health import looked
 
 from awsddp.verbs import health
+from tests.jobs.test_health import looked
 
 
 def test_a_node_that_answers_only_the_second_measurement_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def _lost(folder: JobFolder, node: int, why: str) -> bool:
     request = folder.request()
     if node != request["nodes"][0]["node"]:
         return report_lost(request, node, why, seconds=_LOST_SECONDS)
-    return _ask_to_end(folder, {"state": "failed", "why": why})
+    return _ask_to_end(folder, {"state": "failed", "lost": why})
 
 
 def _ask_to_end(folder: JobFolder, how: dict[str, Any]) -> bool:

@@ -118,6 +118,8 @@ class Supervisor:
     def _on_term(self, *_: object) -> None:
         """End the job as cancel.json says; a TERM without one is the node's own shutdown."""
         asked = read_json(self._folder.cancel) or shutdown(self._request)
+        if "lost" in asked:  # how the job ends stays as it was asked before
+            asked = {**asked, **(self._asked or {})}
         self._asked = {"is": "stop", **asked}
 
     def _turn(self) -> None:
@@ -182,8 +184,8 @@ class Supervisor:
         """Ask the first node to end the job; the ranks of this node are stopped at once."""
         asked = self._sent = self._asked
         assert asked is not None
-        if asked["state"] == "failed":  # a client knows that the first node is gone
-            self._abandon(f"it lost node{self._first} ({asked['why']})")
+        if "lost" in asked:  # a client knows that the first node is gone
+            self._abandon(f"it lost node{self._first} ({asked['lost']})")
             return
         self._own["cause"] = self._own["cause"] or asked.get("cause")
         self._write()
