@@ -123,7 +123,8 @@ class JobReport(JobDocument):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedJob:
-    """A job of any cluster of this machine: `page` is its HTML file, `job_usd` what it cost at list price."""
+    """A job of any cluster of this machine: `page` is its HTML file ("": its results directory is gone or
+    cannot be written), `job_usd` what it cost at list price."""
 
     job: str
     state: JobState

@@ -68,14 +68,16 @@ def reports(ctx: Context, *, to: Path | None = None) -> tuple[list[dict[str, Any
     """Write the page of every job, and one ($AWSDDP_HOME/report.html, or `to`) that links to them.
 
     Returns a row for each job, the oldest first, and that page. Pages that are newer than their job are kept.
+    A job has no page ("") where its results directory is gone or cannot be written.
     """
     target = (to or ctx.home / PAGE).absolute()
     rows = []
     for known in sorted(_known(ctx), key=lambda one: one.job.started or ""):
         own, written = known.folder / PAGE, known.folder / "job.json"
         current = written.is_file() and own.is_file() and own.stat().st_mtime >= written.stat().st_mtime
-        if not current:
-            _write(ctx, known, None)
+        if not current and known.folder.is_dir():  # a folder that the user deleted stays away
+            with contextlib.suppress(ConfigError):
+                _write(ctx, known, None)
         job = known.job
         rows.append(
             {
@@ -90,10 +92,13 @@ def reports(ctx: Context, *, to: Path | None = None) -> tuple[list[dict[str, Any
                 "ended": job.ended,
                 "seconds": _seconds(job),
                 "job_usd": _job_usd(job),
-                "page": str(own),
+                "page": str(own) if own.is_file() else "",
             }
         )
-    links = [row | {"href": quote(os.path.relpath(str(row["page"]), target.parent))} for row in rows]
+    links = [
+        row | {"href": quote(os.path.relpath(str(row["page"]), target.parent)) if row["page"] else ""}
+        for row in rows
+    ]
     write_private(target, page.jobs_page(links).encode())
     return rows, target
 

@@ -225,6 +225,14 @@ def test_jobs_of_all_clusters_are_listed_each_with_a_link_to_its_page(home: Home
     assert text.index("two/report.html") < text.index("one/report.html"), "the newest comes first"
 
 
+def test_a_job_whose_page_cannot_be_written_keeps_no_other_from_theirs(home: Home) -> None:
+    first, second = home.job("one", 100), home.job("two", 200)
+    (first / "report.html").mkdir()
+    rows, page = reports(home.ctx())
+    assert [row["page"] for row in rows] == ["", str(second / "report.html")]
+    assert "<code>one</code>" in page.read_text() and "one/report.html" not in page.read_text()
+
+
 def test_job_without_ledger_metrics_or_logs_has_a_page(home: Home) -> None:
     folder = home.job("one", 100, started=None, ended=None, commit=None, script=None)
     for path in (*folder.rglob("*.log"), *folder.rglob("metrics.jsonl")):
