@@ -179,7 +179,11 @@ def source_folders(project: Path) -> tuple[str, ...]:
         *_at(tools, "setuptools", "packages", "find", "where"),
         *_at(tools, "setuptools", "package-dir", ""),
         *(one.get("from") for one in _at(tools, "poetry", "packages") if isinstance(one, dict)),
-        *(str(Path(one).parent) for one in _at(tools, "hatch", "build", "targets", "wheel", "packages")),
+        *(
+            str(Path(one).parent)
+            for one in _at(tools, "hatch", "build", "targets", "wheel", "packages")
+            if isinstance(one, str)
+        ),
         "src",
     ]
     found = dict.fromkeys(Path(one).as_posix() for one in named if isinstance(one, str) and one)

@@ -47,7 +47,8 @@ def exec(
     with ClusterHandle.ready(ctx) as cluster:
         nodes = choose_nodes(cluster.nodes, node)
         with cluster.connect(nodes) as fleet:
-            requests = {one.node: (_line(cluster, one.node, argv), stdin) for one in nodes}
+            lines = _lines(cluster, {one.node for one in nodes}, argv)
+            requests = {number: (line, stdin) for number, line in lines.items()}
             ends = fleet.stream(
                 requests,
                 on_data,
@@ -77,18 +78,22 @@ def exec(
     }
 
 
-def _line(cluster: ClusterHandle, node: int, argv: Sequence[str]) -> list[str]:
+def _lines(cluster: ClusterHandle, chosen: Collection[int], argv: Sequence[str]) -> dict[int, list[str]]:
+    """Return the command of each chosen node; its rank is that among all nodes of the cluster."""
     nodes = sorted(cluster.nodes, key=lambda one: one.node)
-    rank = next(
-        one for one in layout([one.node for one in nodes], gpus=0, nproc_per_node=1) if one.node == node
-    )
     rendezvous = Rendezvous(
         job="exec",
         master_addr=str(nodes[0].private_ip),
         master_port=cluster.ctx.job.job.master_port or FIRST_PORT,
     )
-    words = [fill(word, rank, rendezvous=rendezvous) for word in argv]
-    return ["sh", "-c", _RUN, "sh", posixpath.dirname(cluster.prepared(node).ranks_python), *words]
+    return {
+        rank.node: [
+            *("sh", "-c", _RUN, "sh", posixpath.dirname(cluster.prepared(rank.node).ranks_python)),
+            *(fill(word, rank, rendezvous=rendezvous) for word in argv),
+        ]
+        for rank in layout([one.node for one in nodes], gpus=0, nproc_per_node=1)
+        if rank.node in chosen
+    }
 
 
 def _say_missing(ctx: Context, fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:

@@ -192,7 +192,7 @@ class Watch:
                 self._report(node, f"EC2 says that its instance is {states[ids[node]]} ({why})")
 
     def _report(self, node: int, why: str) -> None:
-        """Tell the first node, which coordinates the job, that `node` is gone; else, tell the others."""
+        """Tell the first node, which coordinates the job, that `node` is gone; if that is it, the others."""
         nodes = {rank.node for rank in self._job.ranks}
         told = nodes if node == min(nodes) else {min(nodes)}
         request = protocol.lost_request(self._job.job, node, why)

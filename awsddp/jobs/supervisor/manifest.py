@@ -130,9 +130,8 @@ class _Found:
             info = path.lstat()
         except OSError:
             return False
-        known = self.events is None or self.events.get(home) == info.st_size
         fits = stat.S_ISREG(info.st_mode) and info.st_size <= self.data_left
-        return path.name.startswith(EVENTS) and fits and not known
+        return path.name.startswith(EVENTS) and fits and (self.events or {}).get(home) != info.st_size
 
     def add_tree(self, top: Path, home: str) -> None:
         """Take in what a folder holds. `home` is where the folder belongs."""
