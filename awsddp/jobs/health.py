@@ -26,7 +26,7 @@ Dial = tuple[int, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked:
+class Probes:
     """What the nodes answered to `probe`, and this machine's clock before and after (Unix time).
 
     `silent` holds why a node gave no answer.
@@ -49,67 +49,67 @@ def failing(checks: Sequence[Check]) -> set[int]:
     return {check.node for check in checks if check.ok is False and check.node is not None}
 
 
-def quick_checks(looked: Looked) -> list[Check]:
+def quick_checks(probes: Probes) -> list[Check]:
     """Return the checks that take no time: an answer, GPUs, disk, memory, clock."""
-    offsets = _offsets(looked)
-    checks = [_check(looked, node, "answer", False, why) for node, why in sorted(looked.silent.items())]
-    for node in sorted(looked.answers):
+    offsets = _offsets(probes)
+    checks = [_check(probes, node, "answer", False, why) for node, why in sorted(probes.silent.items())]
+    for node in sorted(probes.answers):
         checks += [
-            *_gpus(looked, node),
-            _at_least(looked, node, "disk", "disk_free", LEAST_DISK),
-            _at_least(looked, node, "memory", "memory_free", LEAST_MEMORY),
-            _clock(looked, node, offsets[node]),
+            *_gpus(probes, node),
+            _at_least(probes, node, "disk", "disk_free", LEAST_DISK),
+            _at_least(probes, node, "memory", "memory_free", LEAST_MEMORY),
+            _clock(probes, node, offsets[node]),
         ]
     return checks
 
 
-def thorough_checks(looked: Looked) -> list[Check]:
+def thorough_checks(probes: Probes) -> list[Check]:
     """Return those that need a thorough probe: ECC, Xid, NVLink; and whether the nodes are alike."""
     checks = []
-    for node, answer in sorted(looked.answers.items()):
+    for node, answer in sorted(probes.answers.items()):
         if answer["smi"]:
-            checks += _gpu_health(looked, node, answer)
-    return checks + _alike(looked)
+            checks += _gpu_health(probes, node, answer)
+    return checks + _alike(probes)
 
 
-def _check(looked: Looked, node: int, name: str, ok: bool, value: str, expected: str = "") -> Check:
-    hint = "" if ok else replacement(looked.nodes[node])
+def _check(probes: Probes, node: int, name: str, ok: bool, value: str, expected: str = "") -> Check:
+    hint = "" if ok else replacement(probes.nodes[node])
     return Check(name=name, node=node, ok=ok, value=value, expected=expected, hint=hint)
 
 
-def _gpus(looked: Looked, node: int) -> list[Check]:
+def _gpus(probes: Probes, node: int) -> list[Check]:
     """Return the check of how many GPUs the driver sees; none on nodes that have none, or pretended ones."""
-    prepared, answer = looked.prepared[node], looked.answers[node]
+    prepared, answer = probes.prepared[node], probes.answers[node]
     if prepared.driver is None:
         return []
     seen = len(answer["smi"]) if "smi" in answer else answer["gpus"] or 0
     ok = seen >= prepared.gpus
-    return [_check(looked, node, "GPUs", ok, f"{seen} of {prepared.gpus}", f"{prepared.gpus}")]
+    return [_check(probes, node, "GPUs", ok, f"{seen} of {prepared.gpus}", f"{prepared.gpus}")]
 
 
-def _at_least(looked: Looked, node: int, name: str, key: str, least: int) -> Check:
-    free = looked.answers[node][key]
-    return _check(looked, node, name, free >= least, f"{size_text(free)} free", f"{size_text(least)} free")
+def _at_least(probes: Probes, node: int, name: str, key: str, least: int) -> Check:
+    free = probes.answers[node][key]
+    return _check(probes, node, name, free >= least, f"{size_text(free)} free", f"{size_text(least)} free")
 
 
-def _offsets(looked: Looked) -> dict[int, float]:
+def _offsets(probes: Probes) -> dict[int, float]:
     """Return how far each node's clock is from the median of all clocks, this machine's among them (s)."""
-    here = sum(looked.asked) / 2
-    differences = {node: answer["time"] - here for node, answer in looked.answers.items()}
+    here = sum(probes.asked) / 2
+    differences = {node: answer["time"] - here for node, answer in probes.answers.items()}
     middle = statistics.median([0.0, *differences.values()])
     return {node: difference - middle for node, difference in differences.items()}
 
 
-def _clock(looked: Looked, node: int, offset: float) -> Check:
-    allowed = MOST_SKEW_S + looked.asked[1] - looked.asked[0]
+def _clock(probes: Probes, node: int, offset: float) -> Check:
+    allowed = MOST_SKEW_S + probes.asked[1] - probes.asked[0]
     ok = abs(offset) <= allowed
     value = (
         f"within {MOST_SKEW_S:g} s" if ok else f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
     )
-    return _check(looked, node, "clock", ok, value, f"within {MOST_SKEW_S:g} s of the other clocks")
+    return _check(probes, node, "clock", ok, value, f"within {MOST_SKEW_S:g} s of the other clocks")
 
 
-def _gpu_health(looked: Looked, node: int, answer: Mapping[str, Any]) -> list[Check]:
+def _gpu_health(probes: Probes, node: int, answer: Mapping[str, Any]) -> list[Check]:
     errors = {number: gpu["errors"] for number, gpu in enumerate(answer["smi"]) if gpu["errors"]}
     said = [f"GPU {number}: {count} uncorrectable" for number, count in errors.items()]
     faults = [f"GPU {number}: {text}" for number, gpu in enumerate(answer["smi"]) for text in gpu["faults"]]
@@ -119,29 +119,29 @@ def _gpu_health(looked: Looked, node: int, answer: Mapping[str, Any]) -> list[Ch
     ]
     links = answer["links_down"]
     return [
-        _check(looked, node, "ECC", not said, ", ".join(said) or "no uncorrectable errors"),
-        _check(looked, node, "GPU state", not faults, ", ".join(faults) or "no faults"),
-        _check(looked, node, "Xid", not reported, ", ".join(reported) or "none since the boot"),
-        _check(looked, node, "NVLink", not links, f"{links} inactive links" if links else "no inactive link"),
+        _check(probes, node, "ECC", not said, ", ".join(said) or "no uncorrectable errors"),
+        _check(probes, node, "GPU state", not faults, ", ".join(faults) or "no faults"),
+        _check(probes, node, "Xid", not reported, ", ".join(reported) or "none since the boot"),
+        _check(probes, node, "NVLink", not links, f"{links} inactive links" if links else "no inactive link"),
     ]
 
 
-def _alike(looked: Looked) -> list[Check]:
+def _alike(probes: Probes) -> list[Check]:
     """Return, for each thing that a job needs alike, the nodes that differ from most others."""
-    if len(looked.answers) < 2:
+    if len(probes.answers) < 2:
         return []
     kinds: dict[str, Callable[[int, Mapping[str, Any]], str]] = {
         "CPUs": lambda node, answer: f"{answer['cpus']:g}",
-        "memory": lambda node, answer: _memory(looked, answer["memory_size"]),
+        "memory": lambda node, answer: _memory(probes, answer["memory_size"]),
         "GPUs": lambda node, answer: ", ".join(_models(answer["smi"])),
-        "driver": lambda node, answer: str(looked.prepared[node].driver or ""),
-        "torch": lambda node, answer: str(looked.prepared[node].torch or ""),
-        "CUDA": lambda node, answer: str(looked.prepared[node].cuda or ""),
+        "driver": lambda node, answer: str(probes.prepared[node].driver or ""),
+        "torch": lambda node, answer: str(probes.prepared[node].torch or ""),
+        "CUDA": lambda node, answer: str(probes.prepared[node].cuda or ""),
         "kernel": lambda node, answer: answer["kernel"],
     }
     checks = []
     for kind, read in kinds.items():
-        values = {node: read(node, answer) for node, answer in sorted(looked.answers.items())}
+        values = {node: read(node, answer) for node, answer in sorted(probes.answers.items())}
         counts = Counter(values.values()).most_common()
         if len(counts) == 1:
             continue
@@ -150,16 +150,16 @@ def _alike(looked: Looked) -> list[Check]:
         for node in odd:
             checks.append(
                 _check(
-                    looked, node, f"alike: {kind}", False, values[node] or "none", f"{usual} as the others"
+                    probes, node, f"alike: {kind}", False, values[node] or "none", f"{usual} as the others"
                 )
             )
     same = [kind for kind in kinds if not any(check.name == f"alike: {kind}" for check in checks)]
     return [*checks, Check(name="alike", ok=True, value=", ".join(same))] if same else checks
 
 
-def _memory(looked: Looked, size: int) -> str:
+def _memory(probes: Probes, size: int) -> str:
     """Return a node's memory; of nodes that are alike it differs a little from boot to boot."""
-    usual = statistics.median_high(answer["memory_size"] for answer in looked.answers.values())
+    usual = statistics.median_high(answer["memory_size"] for answer in probes.answers.values())
     return f"{(usual if size > usual * ALIKE else size) / 2**30:.1f} GiB"
 
 
@@ -184,12 +184,12 @@ def slow_nodes(rates: Mapping[int, float]) -> set[int]:
 
 
 def speed_checks(
-    looked: Looked, name: str, rates: Mapping[int, float], slow: set[int], unit: str = "MB/s"
+    probes: Probes, name: str, rates: Mapping[int, float], slow: set[int], unit: str = "MB/s"
 ) -> list[Check]:
     """Return the checks of a measured rate: of the nodes that are `slow`, and one of the others."""
     usual = statistics.median_high(rates.values())
     checks = [
-        _check(looked, node, name, False, f"{rates[node]:.0f} {unit}", f"about {usual:.0f} {unit}")
+        _check(probes, node, name, False, f"{rates[node]:.0f} {unit}", f"about {usual:.0f} {unit}")
         for node in sorted(slow)
     ]
     good = [rate for node, rate in rates.items() if node not in slow]
@@ -197,7 +197,7 @@ def speed_checks(
     return [*checks, Check(name=name, ok=True, value=value)]
 
 
-def dial_checks(looked: Looked, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
+def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
     """Return the check of the connections between the nodes; `dials` are the answers to `dial` by node.
 
     The nodes are named that explain what failed: each time the one that most of the rest has in common.
@@ -220,12 +220,12 @@ def dial_checks(looked: Looked, dials: Mapping[int, Sequence[Dial]]) -> list[Che
             first, second = sorted(sorted(map(sorted, pairs))[0])
             pairs.discard(frozenset((first, second)))
             value = f"{node_name(first)} and {node_name(second)} do not reach each other: {whys}"
-            hint = replacement(looked.nodes[second])
+            hint = replacement(probes.nodes[second])
             checks.append(Check(name="ports", ok=False, value=value, hint=hint))
             continue
         to = sorted(node for pair in pairs if worst in pair for node in pair - {worst})
         value = f"no connection with {_names(to)}: {whys}"
-        checks.append(_check(looked, worst, "ports", False, value))
+        checks.append(_check(probes, worst, "ports", False, value))
         pairs = {pair for pair in pairs if worst not in pair}
     return checks
 
@@ -292,7 +292,7 @@ class Group:
 _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
-def group_check(looked: Looked, group: Group) -> Check:
+def group_check(probes: Probes, group: Group) -> Check:
     """Return the check of a process group: the ranks that came least far and why, of their node if one."""
     if group.is_whole:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")
@@ -305,7 +305,7 @@ def group_check(looked: Looked, group: Group) -> Check:
     value, expected = came + more + others, "all ranks join"
     nodes = {one.node for one in group.behind()}
     if len(nodes) == 1:
-        return _check(looked, nodes.pop(), "process group", False, value, expected)
+        return _check(probes, nodes.pop(), "process group", False, value, expected)
     return Check(name="process group", ok=False, value=value, expected=expected)
 
 

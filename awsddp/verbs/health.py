@@ -1,4 +1,4 @@
-"""The health of a cluster: what `doctor` finds on its nodes, and what `train` looks at before a job."""
+"""The health of a cluster: what `doctor` finds on its nodes, and what `train` checks before a job."""
 
 import contextlib
 import json
@@ -46,9 +46,9 @@ def preflight(cluster: ClusterHandle, requests: Mapping[int, Mapping[str, Any]])
     Raises NodeError that names the nodes that are not fit.
     """
     ports = protocol.job_ports(requests[min(requests)])
-    looked = _look(cluster, sorted(requests), ports=ports)
-    checks = health.quick_checks(looked)
-    bad = [check for check in [*checks, *_dial(cluster, looked)] if check.ok is False]
+    probes = _probe(cluster, sorted(requests), ports=ports)
+    checks = health.quick_checks(probes)
+    bad = [check for check in [*checks, *_dial(cluster, probes)] if check.ok is False]
     if bad:
         raise NodeError(
             "; ".join(_sentence(check) for check in bad),
@@ -87,16 +87,16 @@ def _checkup(cluster: ClusterHandle) -> list[Check]:
         ask(fleet, {min(fleet.nodes): protocol.claim_request("`awsddp doctor`", wait_s=CLAIM_S)})
     busy = [job.job for job in cluster.jobs(partial=True) if job.state == "running"]
     checks = _unreached(cluster)
-    looked = _look(cluster, answering(fleet), thorough=True)
-    checks += [*health.quick_checks(looked), *health.thorough_checks(looked), *_dial(cluster, looked)]
+    probes = _probe(cluster, answering(fleet), thorough=True)
+    checks += [*health.quick_checks(probes), *health.thorough_checks(probes), *_dial(cluster, probes)]
     if busy:
         value = f"speeds and process group left out: job {', '.join(busy)} runs"
         return [*checks, Check(name="process group", ok=None, value=value)]
-    fit = [node for node in looked.answers if node not in health.failing(checks)]
-    checks += _rates(cluster, looked, fit)
-    checks += _speed(cluster, looked)
+    fit = [node for node in probes.answers if node not in health.failing(checks)]
+    checks += _rates(cluster, probes, fit)
+    checks += _speed(cluster, probes)
     fit = [node for node in fit if node not in health.failing(checks)]
-    return [*checks, *_group_checks(cluster, looked, fit)]
+    return [*checks, *_group_checks(cluster, probes, fit)]
 
 
 def _unreached(cluster: ClusterHandle) -> list[Check]:
@@ -114,9 +114,9 @@ def _unreached(cluster: ClusterHandle) -> list[Check]:
     ]
 
 
-def _look(
+def _probe(
     cluster: ClusterHandle, numbers: Sequence[int], *, ports: tuple[int, ...] = (), thorough: bool = False
-) -> health.Looked:
+) -> health.Probes:
     """Ask the nodes what they have; `ports` are those of the job on its first node."""
     nodes = {node.node: node for node in cluster.nodes if node.node in numbers}
     requests = {
@@ -127,7 +127,7 @@ def _look(
     }
     began = time.time()
     found = answers_of(cluster.fleet, requests, timeout_s=ANSWER_S)
-    return health.Looked(
+    return health.Probes(
         nodes=nodes,
         prepared={number: cluster.prepared(number) for number in numbers},
         answers={node: one for node, one in found.items() if not isinstance(one, AwsddpError)},
@@ -146,11 +146,11 @@ def _answered(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict
     return {node: answer for node, answer in found.items() if not isinstance(answer, AwsddpError)}
 
 
-def _dial(cluster: ClusterHandle, looked: health.Looked) -> list[Check]:
+def _dial(cluster: ClusterHandle, probes: health.Probes) -> list[Check]:
     """Return the checks of the connections between every two nodes, in both directions."""
     targets = {
-        node: [(node, _address(looked.nodes[node]), port) for port in answer["ports"]]
-        for node, answer in looked.answers.items()
+        node: [(node, _address(probes.nodes[node]), port) for port in answer["ports"]]
+        for node, answer in probes.answers.items()
     }
     requests = {
         node: protocol.dial_request(
@@ -159,64 +159,64 @@ def _dial(cluster: ClusterHandle, looked: health.Looked) -> list[Check]:
         for node in targets
     }
     found = _answered(cluster.fleet, requests)
-    return health.dial_checks(looked, {node: answer["dials"] for node, answer in found.items()})
+    return health.dial_checks(probes, {node: answer["dials"] for node, answer in found.items()})
 
 
-def _speed(cluster: ClusterHandle, looked: health.Looked) -> list[Check]:
+def _speed(cluster: ClusterHandle, probes: health.Probes) -> list[Check]:
     """Return the check of the CPUs: a node that seems slow is measured again, with one that is not."""
-    speeds = {node: answer["speed"] for node, answer in looked.answers.items()}
+    speeds = {node: answer["speed"] for node, answer in probes.answers.items()}
     if len(speeds) < 2:
         return []
     slow = health.slow_nodes(speeds)
     reference = max(speeds, key=speeds.__getitem__)
     for _ in range(RETRIES if slow else 0):
-        again = _look(cluster, sorted({*slow, reference}), thorough=True).answers
+        again = _probe(cluster, sorted({*slow, reference}), thorough=True).answers
         least = again[reference]["speed"] * health.SLOW if reference in again else 0.0
         slow = {node for node in slow if node not in again or again[node]["speed"] < least}
-    return health.speed_checks(looked, "CPU speed", speeds, slow)
+    return health.speed_checks(probes, "CPU speed", speeds, slow)
 
 
-def _rates(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence[int]) -> list[Check]:
+def _rates(cluster: ClusterHandle, probes: health.Probes, nodes: Sequence[int]) -> list[Check]:
     """Return the check of the network: each node sends to others, and each receives; the best rate counts."""
     if len(nodes) < 2:
         return []
-    best = _measured(cluster, looked, health.rounds(nodes, most=ROUNDS))
+    best = _measured(cluster, probes, health.rounds(nodes, most=ROUNDS))
     if not best:
         return []
     slow = health.slow_nodes(best)
     for _ in range(RETRIES if slow and len(slow) < len(nodes) else 0):
         good = [node for node in nodes if node not in slow]
-        again = _measured(cluster, looked, [[(node, good[0])] for node in sorted(slow)])
+        again = _measured(cluster, probes, [[(node, good[0])] for node in sorted(slow)])
         best |= {node: max(rate, best.get(node, 0.0)) for node, rate in again.items()}
         slow &= health.slow_nodes(best)
-    return health.speed_checks(looked, "network", best, slow)
+    return health.speed_checks(probes, "network", best, slow)
 
 
 def _measured(
-    cluster: ClusterHandle, looked: health.Looked, rounds: Sequence[Sequence[tuple[int, int]]]
+    cluster: ClusterHandle, probes: health.Probes, rounds: Sequence[Sequence[tuple[int, int]]]
 ) -> dict[int, float]:
     """Return the best rate of each node (MB/s), its slower direction; of two nodes that to this machine."""
     nodes = {node for pairs in rounds for pair in pairs for node in pair}
-    if len(nodes) == 2 and len(rounds) == 1 and len(looked.answers) == 2:
-        return _to_here(cluster, looked)
+    if len(nodes) == 2 and len(rounds) == 1 and len(probes.answers) == 2:
+        return _to_here(cluster, probes)
     sent: dict[int, float] = {}
     received: dict[int, float] = {}
     for pairs in rounds:
         for turned in (False, True):
             ways = [(two, one) if turned else (one, two) for one, two in pairs]
-            for (giver, taker), rate in _rate(cluster, looked, ways).items():
+            for (giver, taker), rate in _rate(cluster, probes, ways).items():
                 sent[giver] = max(sent.get(giver, 0.0), rate)
                 received[taker] = max(received.get(taker, 0.0), rate)
     return {node: min(rate, received.get(node, rate)) for node, rate in sent.items()}
 
 
 def _rate(
-    cluster: ClusterHandle, looked: health.Looked, ways: Sequence[tuple[int, int]]
+    cluster: ClusterHandle, probes: health.Probes, ways: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], float]:
     requests: dict[int, dict[str, Any]] = {}
     for giver, taker in ways:
-        port = looked.answers[taker]["ports"][-1]
-        requests[giver] = protocol.send_request(_address(looked.nodes[taker]), port, seconds=SEND_S)
+        port = probes.answers[taker]["ports"][-1]
+        requests[giver] = protocol.send_request(_address(probes.nodes[taker]), port, seconds=SEND_S)
         requests[taker] = protocol.receive_request(seconds=SEND_S)
     found = _answered(cluster.fleet, requests)
     return {
@@ -226,10 +226,10 @@ def _rate(
     }
 
 
-def _to_here(cluster: ClusterHandle, looked: health.Looked) -> dict[int, float]:
+def _to_here(cluster: ClusterHandle, probes: health.Probes) -> dict[int, float]:
     """Return how fast each node sends to this machine (MB/s), the better one of two times."""
     best: dict[int, float] = {}
-    for node in [*looked.answers, *looked.answers]:
+    for node in [*probes.answers, *probes.answers]:
         began = time.monotonic()
         if _answered(cluster.fleet, {node: protocol.text_request(TEXT_MB)}):
             best[node] = max(best.get(node, 0.0), TEXT_MB / (time.monotonic() - began))
@@ -239,13 +239,13 @@ def _to_here(cluster: ClusterHandle, looked: health.Looked) -> dict[int, float]:
 # The process group.
 
 
-def _group_checks(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence[int]) -> list[Check]:
+def _group_checks(cluster: ClusterHandle, probes: health.Probes, nodes: Sequence[int]) -> list[Check]:
     """Return the checks of a process group over all ranks of `nodes`; in pairs where it is slow or hangs."""
     if len(nodes) < 2:
         return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
     cluster.ctx.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
-    (whole,) = _form(cluster, looked, [nodes])
-    checks = [health.group_check(looked, whole)]
+    (whole,) = _form(cluster, probes, [nodes])
+    checks = [health.group_check(probes, whole)]
     promised = _promise(cluster)
     slow = whole.is_whole and promised is not None and whole.bandwidth < promised * LEAST_SHARE
     if whole.is_whole:
@@ -254,22 +254,22 @@ def _group_checks(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence
         checks.append(Check(name="all-reduce", ok=None if slow else True, value=value, expected=expected))
     if (slow or (not whole.is_whole and not health.failing(checks))) and len(nodes) > 2:
         cluster.ctx.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
-        checks += _in_pairs(cluster, looked, nodes)
+        checks += _in_pairs(cluster, probes, nodes)
     return checks
 
 
-def _in_pairs(cluster: ClusterHandle, looked: health.Looked, nodes: Sequence[int]) -> list[Check]:
+def _in_pairs(cluster: ClusterHandle, probes: health.Probes, nodes: Sequence[int]) -> list[Check]:
     """Return the nodes that fail, or are slow, with each of two others."""
     best: dict[int, float] = dict.fromkeys(nodes, 0.0)
     for pairs in health.rounds(nodes, most=2 + len(nodes) % 2):  # so that each node meets two others
-        for group in _form(cluster, looked, pairs):
+        for group in _form(cluster, probes, pairs):
             rate = group.bandwidth if group.is_whole else 0.0
             for node in {one.node for one in group.ranks}:
                 best[node] = max(best[node], rate)
     slow = health.slow_nodes(best) | {node for node, rate in best.items() if not rate}
     if len(slow) == len(nodes):
         return [Check(name="pairs", ok=False, value="no two nodes form a process group")]
-    return health.speed_checks(looked, "pairs", {node: rate * 1e3 for node, rate in best.items()}, slow)
+    return health.speed_checks(probes, "pairs", {node: rate * 1e3 for node, rate in best.items()}, slow)
 
 
 def _promise(cluster: ClusterHandle) -> float | None:
@@ -280,23 +280,23 @@ def _promise(cluster: ClusterHandle) -> float | None:
 
 
 def _form(
-    cluster: ClusterHandle, looked: health.Looked, groups: Sequence[Sequence[int]]
+    cluster: ClusterHandle, probes: health.Probes, groups: Sequence[Sequence[int]]
 ) -> list[health.Group]:
     """Form a process group on each of `groups` of nodes at once, and return what their ranks did."""
     formed, requests, program = [], {}, template("process_group.py")
     layouts = [
-        layout(list(nodes), gpus={node: looked.prepared[node].gpus for node in nodes}) for nodes in groups
+        layout(list(nodes), gpus={node: probes.prepared[node].gpus for node in nodes}) for nodes in groups
     ]
     limit = min(GROUP_S + RANK_S * sum(map(len, layouts)), MOST_GROUP_S)
     for nodes, ranks in zip(groups, layouts, strict=True):
-        is_real = looked.prepared[nodes[0]].driver is not None
+        is_real = probes.prepared[nodes[0]].driver is not None
         size = GPU_BYTES if is_real else CPU_BYTES
         formed.append(health.Group(ranks=ranks, at={one.rank: "" for one in ranks}, whys={}, bytes=size))
         port = cluster.ctx.job.job.master_port
         slots = ask(cluster.fleet, {node: protocol.slots_request(port) for node in nodes})
         rendezvous = Rendezvous(
             job="doctor",
-            master_addr=_address(looked.nodes[nodes[0]]),
+            master_addr=_address(probes.nodes[nodes[0]]),
             master_port=protocol.choose_port(slots, first=nodes[0], master_port=port),
         )
         for node in nodes:
@@ -305,7 +305,7 @@ def _form(
                     environment(
                         one,
                         rendezvous=rendezvous,
-                        nic=looked.prepared[node].nic,
+                        nic=probes.prepared[node].nic,
                         folder="/tmp",
                         variables=cluster.ctx.job.env.variables,
                     )
@@ -317,7 +317,7 @@ def _form(
                 "bytes": size,
                 "program": program,
             }
-            words = [looked.prepared[node].ranks_python, "-c", program]
+            words = [probes.prepared[node].ranks_python, "-c", program]
             requests[node] = (words, json.dumps(asked).encode())
     _stream(cluster, requests, formed, timeout_s=limit + 10)
     return formed

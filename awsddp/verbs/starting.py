@@ -58,7 +58,7 @@ def start(
         launch = next(iter(requests.values()))
         name, workdir = str(launch["job"]), Path(launch["workdir"]).name
         with _undone(cluster, nodes, launch):
-            looked = soon(preflight, cluster, requests) if ctx.job.job.preflight else None
+            checked = soon(preflight, cluster, requests) if ctx.job.job.preflight else None
             both(
                 lambda: sync.send(
                     ctx,
@@ -70,8 +70,8 @@ def start(
                 ),
                 lambda: cluster.keep(nodes, name),
             )
-            if looked is not None:
-                looked.result()
+            if checked is not None:
+                checked.result()
             if checkpoint is not None:
                 with checkpoint.staged() as staged:
                     sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))

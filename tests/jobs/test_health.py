@@ -26,10 +26,10 @@ ANSWER: dict[str, Any] = {
 }
 
 
-def looked(count: int = 4, **differs: Mapping[str, Any]) -> health.Looked:
+def probes(count: int = 4, **differs: Mapping[str, Any]) -> health.Probes:
     """Return what `count` nodes of 8 GPUs answered; `node2={"gpus": 7}` differs."""
     nodes = range(count)
-    return health.Looked(
+    return health.Probes(
         nodes={
             node: Node(
                 node=node,
@@ -91,7 +91,7 @@ BROKEN_GPU = {**ANSWER["smi"][0], "errors": 2, "faults": ["needs a reset"]}
 def test_the_node_that_is_not_fit_is_named(
     differs: dict[str, Any], named: list[tuple[str, str]], count: int
 ) -> None:
-    seen = looked(count, node1=differs)
+    seen = probes(count, node1=differs)
     found = failed([*health.quick_checks(seen), *health.thorough_checks(seen)])
     if count == 2 and "kernel" in differs:  # two nodes: neither is the usual one
         assert [name for name, _, _ in found] == ["alike: kernel"]
@@ -100,13 +100,13 @@ def test_the_node_that_is_not_fit_is_named(
 
 
 def test_without_the_thorough_probe_the_driver_counts_the_gpus() -> None:
-    seen = looked(2)
+    seen = probes(2)
     quick = {
         node: {key: value for key, value in answer.items() if key != "smi"} | {"gpus": 8 - node}
         for node, answer in seen.answers.items()
     }
     found = health.quick_checks(
-        health.Looked(nodes=seen.nodes, prepared=seen.prepared, answers=quick, asked=seen.asked)
+        health.Probes(nodes=seen.nodes, prepared=seen.prepared, answers=quick, asked=seen.asked)
     )
     assert failed(found) == [("GPUs", 1, "7 of 8")]
     (check,) = [check for check in found if check.ok is False]
@@ -114,7 +114,7 @@ def test_without_the_thorough_probe_the_driver_counts_the_gpus() -> None:
 
 
 def test_two_nodes_that_agree_are_right_and_this_machine_is_not() -> None:
-    seen = looked(2, node0={"time": 5000.0}, node1={"time": 5000.4})
+    seen = probes(2, node0={"time": 5000.0}, node1={"time": 5000.4})
     assert failed(health.quick_checks(seen)) == []
 
 
@@ -144,7 +144,7 @@ def dials(count: int, lost: set[tuple[int, int]]) -> dict[int, list[tuple[int, i
 def test_connections_that_fail_name_the_nodes_that_they_share(
     count: int, lost: set[tuple[int, int]], named: list[tuple[int | None, str]] | None
 ) -> None:
-    checks = health.dial_checks(looked(count), dials(count, lost))
+    checks = health.dial_checks(probes(count), dials(count, lost))
     if named is None:  # two nodes fail: both explain as much
         text = " ".join(f"{check.node} {check.value}" for check in checks)
         assert "1" in text and "3" in text
@@ -213,5 +213,5 @@ def test_a_group_that_does_not_form_names_the_ranks_that_are_behind(
         ranks=layout([0, 1], gpus=0, world_size=4), at=dict(enumerate(at)), whys=whys, bytes=8
     )
     group.seconds = 1.0 if at[0] == "reduced" else None
-    check = health.group_check(looked(2), group)
+    check = health.group_check(probes(2), group)
     assert (check.ok, check.node, check.value) == (at[0] == "reduced", node, value)

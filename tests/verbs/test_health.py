@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from awsddp.verbs import health
-from tests.jobs.test_health import looked
+from tests.jobs.test_health import probes
 
 
 def test_a_node_that_answers_only_the_second_measurement_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,5 +15,5 @@ def test_a_node_that_answers_only_the_second_measurement_is_no_error(monkeypatch
     monkeypatch.setattr(health, "_measured", lambda *_: next(measured))
     cluster: Any = None
     nodes: Sequence[int] = [3, 0, 1, 2]
-    checks = health._rates(cluster, looked(4), nodes)
+    checks = health._rates(cluster, probes(4), nodes)
     assert [(check.node, check.ok) for check in checks] == [(2, False), (None, True)]
