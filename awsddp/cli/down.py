@@ -22,7 +22,7 @@ def command(options: Globals, *, discard: bool, orphans: bool) -> None:
     with session.opened(options) as (ctx, show):
         confirm, lose = show.question(*QUESTION), loss_question(show)
         if orphans:
-            show.result(down_orphans(ctx, confirm=confirm), orphans_page)
+            show.result(down_orphans(ctx, discard=discard, confirm=confirm), orphans_page)
             return
         unnamed = options.yes and not options.named
         show.result(down(ctx, discard=discard, known_only=unnamed, confirm=confirm, lose=lose), down_page)

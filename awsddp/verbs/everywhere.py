@@ -36,19 +36,23 @@ def status_all(ctx: Context) -> list[dict[str, Any]]:
         return [_document(search.target, holding) for holding in search.found.holdings]
 
 
-def down_orphans(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
+def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
     """End what is the caller's and whose cluster has no instance, or is past its expiry; nothing else.
 
-    `confirm` is asked with the list, and raises to refuse. Raises LeftoverError where something could not be
-    ended, CloudError where AWS cannot be asked.
+    One that holds results which are not home is kept, unless `discard`. `confirm` is asked with the list of
+    what ends, and raises to refuse. Raises LeftoverError where something was kept or could not be ended,
+    CloudError where AWS cannot be asked.
     """
     from awsddp.aws.teardown import teardown
 
     with _searched(ctx) as search:
-        orphans = [holding for holding in search.found.holdings if holding.orphan]
-        if not orphans:
+        found = [holding for holding in search.found.holdings if holding.orphan]
+        kept = [] if discard else [holding.cluster for holding in found if holding.cluster.unfetched]
+        orphans = [holding for holding in found if holding.cluster not in kept]
+        if not orphans and not kept:
             return _ended(search, [], ())
-        confirm("Orphans:\n" + "\n".join(f"  {_line(orphan)}" for orphan in orphans) + "\n")
+        if orphans:
+            confirm("Orphans:\n" + "\n".join(f"  {_line(orphan)}" for orphan in orphans) + "\n")
         terminated: list[str] = []
         left: list[str] = []
         for orphan in orphans:
@@ -63,6 +67,13 @@ def down_orphans(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, A
                 "not every orphan could be ended",
                 f"left: {', '.join(left)}",
                 "awsddp down --orphans   # again; what is left may still cost money",
+            )
+        if kept:
+            fetch = f"fetch --job {kept[0].unfetched[0]}"
+            raise LeftoverError(
+                "orphans that hold results were not terminated",
+                "; ".join(f"{one.name} ({one.id}): results of {', '.join(one.unfetched)}" for one in kept),
+                f"awsddp -c {kept[0].name} {fetch}   # or: awsddp down --orphans --discard",
             )
         return _ended(search, terminated, [orphan.cluster.id for orphan in orphans])
 

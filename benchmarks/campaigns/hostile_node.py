@@ -485,7 +485,6 @@ def _faked(drawn: Drawn) -> Iterator[None]:
         mock.patch("awsddp.verbs.watching.BEYOND_S", -5.0),
         mock.patch("awsddp.verbs.watching.time.sleep"),
         mock.patch.object(answers, "MOST_BYTES", 1 << 20),
-        mock.patch("awsddp.verbs.requests.MOST_BYTES", 1 << 20),
     ):
         yield
 

@@ -9,6 +9,7 @@ import pytest
 from machine import On
 from moto_cloud import IDS, NOW, USER_ID, Cloud, Launcher, plan_for
 
+from awsddp.aws import poweroff
 from awsddp.aws.clusters import describe, find_clusters
 from awsddp.aws.everywhere import Everywhere, Holding, find_everywhere, find_in
 from awsddp.aws.session import Aws
@@ -148,6 +149,25 @@ def test_orphans_are_listed_asked_for_and_ended_and_no_others(
     assert {one["id"] for one in verb.status_all(ctx)} == {IDS["cluster_id"], "bbbbbbbb"}
     assert len(find_clusters(aws, "demo", OTHER)[0].live) == 2
     assert verb.down_orphans(ctx, confirm=refuse)["terminated"] == []
+
+
+def test_orphan_with_results_is_kept_unless_they_are_discarded(
+    aws: Aws, launcher: Launcher, ctx: Context
+) -> None:
+    past = tagging(plan_for(aws, instance_type="g5.xlarge"), expires="2001-01-01T00:00:00Z")
+    launcher(past, ids=ids("aaaaaaaa"))
+    launcher(past, ids=ids("bbbbbbbb"))
+    owing = next(one for one in find_clusters(aws, "demo", USER_ID) if one.id == "aaaaaaaa")
+    poweroff.keep_on_poweroff(aws, owing.live, "train-1")
+    asked: list[str] = []
+    with pytest.raises(LeftoverError, match=r"demo \(aaaaaaaa\): results of train-1") as kept:
+        verb.down_orphans(ctx, confirm=asked.append)
+    assert "awsddp -c demo fetch --job train-1" in kept.value.next
+    assert "bbbbbbbb" in asked[0]
+    assert "aaaaaaaa" not in asked[0]
+    assert {one["id"] for one in verb.status_all(ctx)} == {"aaaaaaaa"}
+    assert verb.down_orphans(ctx, discard=True, confirm=asked.append)["clusters"] == ["aaaaaaaa"]
+    assert verb.status_all(ctx) == []
 
 
 def test_an_orphan_that_cannot_be_ended_is_a_leftover(

@@ -190,16 +190,19 @@ class Histories(RuleBasedStateMachine):
         elif harm is None:
             assert outcome.code == 0, outcome.told
 
-    @rule(harm=HARM, home=HOMES)
-    def down_orphans(self, harm: Any, home: str) -> None:
-        """What is no orphan lives on."""
+    @rule(harm=HARM, home=HOMES, discard=st.booleans())
+    def down_orphans(self, harm: Any, home: str, discard: bool) -> None:
+        """What is no orphan lives on, and what holds results too."""
         self.need()
         orphans, before = self.orphans(), self.alive()
-        outcome = self.run(everywhere.down_orphans, harm, home, confirm=yes)
+        kept = set() if discard else orphans & {before[key] for key in self.owed()}
+        orphans -= kept
+        self.may_lose = discard
+        outcome = self.run(everywhere.down_orphans, harm, home, discard=discard, confirm=yes)
         stays = {key for key, cluster in before.items() if cluster not in orphans}
         assert stays <= self.alive().keys()
-        if outcome.code == 0 and harm is None:
-            assert set(outcome.document["clusters"]) == orphans
+        if harm is None:
+            assert outcome.code == (6 if kept else 0), outcome.told
             assert self.ids() & orphans == set()
 
     @rule(home=HOMES)
