@@ -1,5 +1,6 @@
 """A fleet of nodes on one machine: a home and a loopback address each, and the program as it is sent."""
 
+import contextlib
 import os
 import secrets
 import socket
@@ -198,15 +199,12 @@ def all_processes() -> Iterator[tuple[int, bytes, list[bytes]]]:
 
 
 def free_ports() -> int:
-    """Return a port that is free together with the next."""
+    """Return a port that is free together with the next; none that the kernel gives to a connection."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("", port + 1))
-            except (OSError, OverflowError):
-                continue
+        port = 12_000 + secrets.randbelow(16_000)
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("", port))
+            second.bind(("", port + 1))
             return port
 
 

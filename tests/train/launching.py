@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.jobs.conftest import free_ports
 
 TRAIN = Path(__file__).resolve().parents[2] / "train"
 
@@ -21,13 +22,6 @@ class Ended:
     err: str
 
 
-def free_port() -> int:
-    """Return a TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def start(
     command: list[str], *, ranks: int, folder: Path, env: dict[str, str] | None = None
 ) -> list[subprocess.Popen[str]]:
@@ -35,7 +29,7 @@ def start(
 
     `{rank}` in an argument is the rank.
     """
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()), "WORLD_SIZE": str(ranks)}
     common = {**os.environ, **meet, "OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(folder), **(env or {})}
     folder.mkdir(parents=True, exist_ok=True)
     return [

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import TRAIN, free_port, run_program, run_ranks
+from launching import TRAIN, run_program, run_ranks
+
+from tests.jobs.conftest import free_ports
 
 import mnist_convnet  # isort: skip
 import mnist_mlp  # isort: skip
@@ -53,7 +55,7 @@ def test_the_convnet_falls_alike_undistributed_and_on_two_machines(mnist: Path, 
 @pytest.mark.prove
 @pytest.mark.parametrize("program", ["mnist_mlp.py", "train_rank{rank}.py"])
 def test_the_perceptron_learns_on_two_machines(program: str, mnist: Path, tmp_path: Path) -> None:
-    args = ["--data-dir", str(mnist), "--epochs", "3", "--init-method", f"tcp://127.0.0.1:{free_port()}"]
+    args = ["--data-dir", str(mnist), "--epochs", "3", "--init-method", f"tcp://127.0.0.1:{free_ports()}"]
     named = ["--rank", "{rank}"] if program == "mnist_mlp.py" else []
     ended = run_program(
         [sys.executable, str(TRAIN / program), *named, *args, "--world-size", "2"], ranks=2, folder=tmp_path
