@@ -135,6 +135,7 @@ def test_a_no_changes_nothing(on: On) -> None:
     assert laptop.questions == []
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_growth_without_capacity_leaves_what_is_there(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
     before = laptop.first()
@@ -165,6 +166,7 @@ def test_a_login_name_that_was_wrong_can_be_mended(on: On) -> None:
         assert "User ubuntu\n" in laptop.folder.ssh_config.read_text()
 
 
+@pytest.mark.prove(share=0.5)
 def test_ssh_moves_to_a_jump_host_which_is_remembered(
     on: On, aws: Aws, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -84,6 +84,7 @@ def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, clo
     assert any("no 2 x p4d.24xlarge" in text for text in up.said)
 
 
+@pytest.mark.prove(share=0.5)
 def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
     up: Launches, cloud: Cloud, aws: Aws
 ) -> None:
@@ -130,6 +131,7 @@ def test_without_capacity_anywhere_nothing_is_left_and_each_attempt_is_told(
     assert left(aws) is None
 
 
+@pytest.mark.prove(share=0.5)
 def test_it_is_asked_again_until_there_are_machines(
     up: Launches, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ def test_page_has_lines_that_are_run() -> None:
     assert len(LINES) == 6
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("line", LINES)
 def test_line_of_the_page_trains(cluster: Lab, line: str) -> None:

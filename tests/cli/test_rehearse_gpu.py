@@ -293,6 +293,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         made.close()
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_script_for_nccl_runs_to_its_end_on_two_nodes(rehearsed: Lab) -> None:
     shown = rehearsed.run("train", "rank.py", "--world-size", "4")
     assert shown.returncode == 0, shown.stderr
@@ -324,7 +325,7 @@ def test_where_no_image_rehearses_it_is_refused(rehearsed: Lab) -> None:
     assert "awsddp -c other up --local --rehearse-gpu" in shown.stderr
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_a_rank_a_gpu_is_the_default_and_the_bundled_program_trains(rehearsed: Lab) -> None:
     result = rehearsed.json("train", "--", "--epochs", "3")
     assert result["state"] == "succeeded"
@@ -333,7 +334,7 @@ def test_a_rank_a_gpu_is_the_default_and_the_bundled_program_trains(rehearsed: L
     assert "rank 5 of 8 on cuda:1" in log
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_a_program_in_the_style_of_torchs_tutorial_runs_unchanged(rehearsed: Lab) -> None:
     rehearsed.script("tutorial.py", TUTORIAL)
     shown = rehearsed.run("train", "tutorial.py", "--nproc-per-node", "1")
@@ -345,7 +346,7 @@ def test_a_program_in_the_style_of_torchs_tutorial_runs_unchanged(rehearsed: Lab
         assert [line for line in said if not line.startswith("rehearsal:")] == ranks
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_two_ranks_on_one_gpu_are_refused(rehearsed: Lab) -> None:
     rehearsed.script("both.py", BOTH_ON_ONE)
     shown = rehearsed.run("train", "both.py", "--world-size", "4")
@@ -353,7 +354,7 @@ def test_two_ranks_on_one_gpu_are_refused(rehearsed: Lab) -> None:
     assert "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 0" in shown.stdout
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_hosts_without_root_rehearse_too(lab: Lab) -> None:
     lab.script("rank.py", RANK)
     assert lab.run("local", "start", "--loopback").returncode == 0

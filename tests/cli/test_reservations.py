@@ -59,6 +59,7 @@ def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, cri
     ec2.cancel_capacity_reservation(CapacityReservationId=held)
 
 
+@pytest.mark.prove(share=0.5)
 @pytest.mark.parametrize(
     ("changes", "words", "told"),
     [
@@ -94,6 +95,7 @@ def test_what_does_not_fit_is_refused_before_a_cent(
     ec2.cancel_capacity_reservation(CapacityReservationId=held)
 
 
+@pytest.mark.prove(share=0.5)
 def test_one_that_is_gone_or_never_was_is_named(records: Lab) -> None:
     ec2 = client(records)
     held = reserve(ec2)
@@ -107,6 +109,7 @@ def test_one_that_is_gone_or_never_was_is_named(records: Lab) -> None:
         )
 
 
+@pytest.mark.prove(share=0.5)
 def test_one_that_fills_up_meanwhile_is_a_lack_of_capacity_and_leaves_nothing(records: Lab) -> None:
     ec2 = client(records)
     held = reserve(ec2)

@@ -60,6 +60,7 @@ def test_ctrl_c_ends_the_job_in_time_to_save_and_brings_it_home(cluster: Lab) ->
     assert (home / "node1" / "run" / "saved.txt").read_text() == "in time"
 
 
+@pytest.mark.prove(share=0.5)
 @pytest.mark.parametrize(
     ("signals", "code"),
     [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGHUP], 129), ([signal.SIGTERM], 143)],
@@ -82,6 +83,7 @@ def test_the_job_is_left_and_the_way_back_is_said(
     assert cluster.json("cancel", name)["state"] == "cancelled"
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_reader_that_goes_away_leaves_the_job(cluster: Lab) -> None:
     cluster.script("saves.py", SAVES)
     line = f"{sys.executable} -m awsddp train saves.py --world-size 2 --name piped -q | head -2"
@@ -93,7 +95,7 @@ def test_a_reader_that_goes_away_leaves_the_job(cluster: Lab) -> None:
     cluster.json("cancel", "piped")
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_run_interrupted_leaves_nothing_but_its_results(lab: Lab) -> None:
     before = traces(lab.home)
     words = ("run", "saves.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "--name", "cut")
@@ -112,7 +114,7 @@ SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 CASES = [(stage, number) for stage in STAGES for number in SIGNALS]
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 @pytest.mark.timeout(900)
 def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -> None:
     result = 'open(os.environ["AWSDDP_RUN_DIR"] + "/large", "wb").write(bytes(5_000_000))\n'
@@ -137,7 +139,7 @@ def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -
     assert traces(lab.home) == []
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 @pytest.mark.timeout(900)
 def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
     lab.script("saves.py", SAVES)
@@ -168,7 +170,7 @@ def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
     assert traces(lab.home) == []
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 @pytest.mark.timeout(400)
 def test_run_stops_the_machines_when_results_cannot_come_home(lab: Lab) -> None:
     """The job takes the login away, so that nothing can be fetched: the disks are what is left of it."""

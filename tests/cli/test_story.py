@@ -103,6 +103,7 @@ def test_the_bundled_program_trains_on_both_nodes(cluster: Lab) -> None:
     assert json.loads((home / "job.json").read_text())["state"] == "succeeded"
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_script_gets_rank_and_address_in_its_arguments(cluster: Lab) -> None:
     cluster.script("argv.py", ARGV)
     shown = cluster.run(
@@ -120,6 +121,7 @@ def test_a_script_gets_rank_and_address_in_its_arguments(cluster: Lab) -> None:
         assert f"[rank {rank} @ node{rank // 2}] local {rank % 2} sum 6" in shown.stdout.splitlines()
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_script_reads_the_environment(cluster: Lab) -> None:
     cluster.script("environment.py", ENVIRONMENT)
     shown = cluster.run("train", "environment.py", "--world-size", "4")
@@ -147,7 +149,7 @@ def test_a_failing_rank_is_named_and_the_others_end(cluster: Lab) -> None:
     assert max(seconds.values()) - seconds[2] < 3
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_a_rank_that_works_longer_than_the_rest_is_waited_for(cluster: Lab) -> None:
     cluster.script("late.py", LATE)
     shown = cluster.run("train", "late.py", "--world-size", "4")
@@ -155,6 +157,7 @@ def test_a_rank_that_works_longer_than_the_rest_is_waited_for(cluster: Lab) -> N
     assert "[rank 0 @ node0] the last one" in shown.stdout.splitlines()
 
 
+@pytest.mark.prove(share=0.5)
 def test_what_each_node_saved_comes_home_and_the_next_sync_deletes_nothing(cluster: Lab) -> None:
     cluster.script("saves.py", SAVES)
     result = cluster.json("train", "saves.py", "--world-size", "2", "--name", "saves")
@@ -213,7 +216,7 @@ def test_names_that_trouble_shells_simply_work(cluster: Lab) -> None:
     assert not list(cluster.root.rglob("canary"))
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_event_files_come_home_while_train_follows_and_every_number_of_the_report_is_found_again(
     cluster: Lab,
 ) -> None:
@@ -267,7 +270,7 @@ def test_down_of_what_is_not_there_is_no_error(lab: Lab) -> None:
         assert (result["state"], result["terminated"]) == ("absent", [])
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_progress_of_a_job_shows_while_it_runs(cluster: Lab) -> None:
     cluster.script("measured.py", MEASURED)
     name = cluster.json("train", "measured.py", "--world-size", "4", "--detach")["job"]

@@ -64,6 +64,7 @@ def test_exec_fills_placeholders_in_and_says_which_file_is_here_alone(cluster: L
     (cluster.project / "here-alone.txt").unlink()
 
 
+@pytest.mark.prove(share=0.5)
 def test_ranks_exec_and_ssh_find_the_same_programs(cluster: Lab) -> None:
     cluster.script("which.py", "import shutil\nprint(shutil.which('torchrun'), shutil.which('python'))\n")
     cluster.run("train", "which.py", "--world-size", "1", "--name", "which")
@@ -112,6 +113,7 @@ def test_a_detached_job_is_followed_to_its_own_end(cluster: Lab) -> None:
     assert cluster.run("logs", "left", "--grep", "(").returncode == 2
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_cancelled_job_has_time_to_save_and_its_results_come_home(cluster: Lab) -> None:
     cluster.script("patient.py", PATIENT)
     name = cluster.json("train", "patient.py", "--world-size", "2", "--detach")["job"]
@@ -137,6 +139,7 @@ def test_a_cancelled_job_has_time_to_save_and_its_results_come_home(cluster: Lab
     assert len(cluster.json("report", name)["ranks"]) == 2
 
 
+@pytest.mark.prove(share=0.5)
 def test_stopped_machines_keep_their_disks_and_up_starts_them(cluster: Lab) -> None:
     before = cluster.json("status")
     cluster.run("exec", "touch kept; sudo sh -c 'echo 1 passed > /etc/awsddp/expires.test'")

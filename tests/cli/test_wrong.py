@@ -101,11 +101,13 @@ def test_nobody_to_answer_is_a_usage_error_that_names_the_flag(lab: Lab) -> None
     assert not any((lab.home / "clusters").glob("*/key"))
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_world_size_that_does_not_fit_names_what_does(cluster: Lab) -> None:
     said = refused(cluster, "train", "--world-size", "5", code=2)
     assert "4 or 6" in said
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_job_that_nobody_knows(cluster: Lab) -> None:
     assert "no job nope" in refused(cluster, "fetch", "--job", "nope", code=7)
     assert "no job nope" in refused(cluster, "logs", "nope", code=7)

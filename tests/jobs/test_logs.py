@@ -252,6 +252,7 @@ def test_several_followers_get_every_byte(fleet: "Fleet", tmp_path: Path) -> Non
         assert label + b"no newline at the end\n" in shown
 
 
+@pytest.mark.prove(share=0.5)
 def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tmp_path: Path) -> None:
     fleet.launch("for number in range(200_000): print('line', number)\n")
     request = protocol.follow_request("job", offsets={})
@@ -266,6 +267,7 @@ def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tm
         process.communicate()
 
 
+@pytest.mark.prove(share=0.5)
 def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
     fleet.launch("import time\ntime.sleep(600)\n")
     process = fleet.start(1, protocol.follow_request("job", offsets={2: 0, 3: 0}))

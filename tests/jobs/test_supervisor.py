@@ -108,6 +108,7 @@ def test_killed_rank_is_named_with_its_signal(fleet: "Fleet") -> None:
     assert "SIGKILL" in job.cause.explanation
 
 
+@pytest.mark.prove(share=0.5)
 def test_ranks_that_ignore_term_are_killed(fleet: "Fleet") -> None:
     job = fleet.run(
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -279,6 +280,7 @@ def test_stranger_at_the_port_does_not_disturb_the_job(fleet: "Fleet") -> None:
     second.close()
 
 
+@pytest.mark.prove(share=0.5)
 def test_node_with_another_secret_does_not_join(fleet: "Fleet") -> None:
     requests = fleet.requests(SLEEP)
     fleet.ask(0, {**requests[0], "join_s": 2.0})
@@ -320,6 +322,7 @@ def test_timeout_ends_the_job_and_is_its_cause(fleet: "Fleet") -> None:
     assert "timeout of 1 s" in job.cause.explanation
 
 
+@pytest.mark.prove(share=0.5)
 def test_hangup_of_a_node_does_not_end_the_job(fleet: "Fleet") -> None:
     fleet.launch("import time\ntime.sleep(2)\n")
     wait(lambda: len(fleet.processes()) == 4)  # before it is executed a rank looks like its supervisor

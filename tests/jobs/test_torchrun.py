@@ -13,7 +13,7 @@ from awsddp.jobs.logs import Merger
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
 
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.prove(share=0.5), pytest.mark.timeout(300)]
 
 SECONDS = 200.0
 

@@ -144,6 +144,7 @@ def test_instances_take_their_states_in_order_and_leave_nothing(records: Cloud) 
     assert ec2.describe_network_interfaces(Filters=of_instance)["NetworkInterfaces"] == []
 
 
+@pytest.mark.prove(share=0.5)
 def test_sixty_four_instances_come_and_go(records: Cloud) -> None:
     ec2 = records.client("ec2")
     made = ec2.run_instances(**records.request(InstanceType="g6.48xlarge", MinCount=64, MaxCount=64))[
@@ -218,6 +219,7 @@ def test_there_is_none_where_none_was_started(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_cut_state_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     info = control.start(tmp_path, mode="records")
     assert info.pid is not None

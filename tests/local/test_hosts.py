@@ -171,6 +171,7 @@ print(ask("meta-data/instance-id", **{"X-aws-ec2-metadata-token": token + "0"}))
 """
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_node_is_told_of_itself_by_the_second_version_alone(pair: Pair) -> None:
     paths = [f"meta-data/{name}" for name in ("instance-id", "local-ipv4", "tags/instance/Name", "spot")]
 
@@ -346,6 +347,7 @@ def test_a_subnet_that_nobody_can_reach_is_refused_before_anything_is_made(cloud
     ec2.delete_vpc(VpcId=vpc)
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_vpc_of_ones_own_within_the_block_is_reached_and_shares_no_address(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
     first = pair.cloud.instances(pair.ids[0])[0]
@@ -373,6 +375,7 @@ def test_nodes_reach_the_machine_and_nothing_else(pair: Pair) -> None:
     assert pair.reaches(refused)
 
 
+@pytest.mark.prove(share=0.5)
 def test_the_group_decides_what_peers_reach(pair: Pair) -> None:
     ec2 = pair.cloud.client("ec2")
     server = subprocess.Popen(pair.ssh(1, "python3 -m http.server 8000"), stderr=subprocess.DEVNULL)
@@ -436,6 +439,7 @@ def test_one_way_lets_in_what_comes_and_nothing_out(pair: Pair, whole: None) -> 
         ec2.revoke_security_group_ingress(**pair.inside)
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_frozen_node_says_nothing_until_it_thaws_though_the_daemon_is_killed(
     pair: Pair, whole: None
 ) -> None:
@@ -486,6 +490,7 @@ def test_a_login_sees_a_clock_that_is_ahead_until_it_heals(pair: Pair, whole: No
     assert int(pair.run(1, "date +%s")) - time.time() < 2
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_shared_folder_is_seen_by_nodes_that_boot_later_read_only(cloud: Cloud, pair: Pair) -> None:
     shared = pair.folder / "wheels with space"
     shared.mkdir()
@@ -535,6 +540,7 @@ def test_a_process_group_forms_between_two_nodes_of_a_group_that_lets_itself_in(
     assert ended[0][1] != ended[1][1]
 
 
+@pytest.mark.prove(share=0.5)
 def test_units_of_the_user_data_start_again_after_a_reboot(pair: Pair) -> None:
     boots = pair.run(0, "cat /var/log/boots")
     assert control.fault_add(pair.cloud.info, pair.ids[0], "reboot") == []
@@ -555,6 +561,7 @@ def test_a_killed_daemon_finds_its_hosts_again(pair: Pair) -> None:
     assert pair.run(0, "systemctl show -p UserspaceTimestampMonotonic") == up_since
 
 
+@pytest.mark.prove(share=0.5)
 @pytest.mark.parametrize(("behaviour", "state"), [("stop", "stopped"), ("terminate", "terminated")])
 def test_poweroff_inside_does_what_the_instance_was_launched_for(
     pair: Pair, behaviour: str, state: str

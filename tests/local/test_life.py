@@ -36,6 +36,7 @@ def started_and_killed(home: Path, *, after_s: float) -> None:
     client.wait()
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_daemon_that_nobody_waits_for_ends_itself_and_leaves_nothing(tmp_path: Path) -> None:
     started_and_killed(tmp_path, after_s=0.1)
     until(lambda: not (tmp_path / "local").exists())
@@ -102,6 +103,7 @@ def test_clients_that_start_it_at_once_get_the_same_daemon(tmp_path: Path) -> No
     assert len({info.pid for info in found}) == 1
 
 
+@pytest.mark.prove(share=0.5)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

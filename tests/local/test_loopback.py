@@ -149,6 +149,7 @@ def person() -> Iterator[str]:
     subprocess.run(["userdel", "--remove", name], capture_output=True, check=True)
 
 
+@pytest.mark.prove(share=0.5)
 @needs_root
 def test_an_ordinary_user_launches_trains_and_ends(person: str) -> None:
     home = Path("~" + person).expanduser()

@@ -101,6 +101,7 @@ def test_one_for_another_platform_takes_no_linux(records: Cloud) -> None:
         assert refusal(held.ec2.run_instances, **held.request()) == EXCEEDED
 
 
+@pytest.mark.prove(share=0.5)
 def test_it_gets_back_what_is_stopped_or_terminated(records: Cloud) -> None:
     with reserved(records, InstanceCount=1) as held:
         stopped = held.launch()["InstanceId"]
@@ -169,6 +170,7 @@ def test_reserved_machines_count_against_the_quota_once(records: Cloud) -> None:
     ec2.cancel_capacity_reservation(CapacityReservationId=made)
 
 
+@pytest.mark.prove(share=0.5)
 def test_it_and_what_is_in_it_outlive_the_daemon(records: Cloud) -> None:
     tags = [{"ResourceType": "capacity-reservation", "Tags": [{"Key": "team", "Value": "vision"}]}]
     with reserved(records, TagSpecifications=tags) as held:

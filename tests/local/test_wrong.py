@@ -98,6 +98,7 @@ def test_a_folder_that_is_not_there_cannot_be_shared(tmp_path: Path) -> None:
     assert control.find(tmp_path) is None
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_port_that_is_taken_is_named_and_the_cloud_kept(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
     try:

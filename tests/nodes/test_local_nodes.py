@@ -127,6 +127,7 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
         control.stop(tmp_path / "home")
 
 
+@pytest.mark.prove(share=0.5)
 def test_machines_that_boot_are_prepared_survive_a_reboot_and_end_when_their_time_is_over(
     launched: Launched,
 ) -> None:

@@ -247,7 +247,7 @@ def operations() -> set[str]:
     return known & set(re.findall(r'"([A-Z][A-Za-z]+)"', code))
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_every_verb_passes_under_a_policy_of_which_nothing_can_be_left_out(world: World) -> None:
     driven = drive(world, {})
     check(driven)
@@ -259,7 +259,7 @@ def test_every_verb_passes_under_a_policy_of_which_nothing_can_be_left_out(world
     }, "these belong to configurations below"
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 @pytest.mark.parametrize("name", CONFIGURED)
 def test_so_it_is_with_each_thing_that_can_be_configured(world: World, name: str) -> None:
     asked = CONFIGURED[name]

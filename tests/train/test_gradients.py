@@ -25,7 +25,7 @@ def test_gradients_of_two_ranks_are_those_of_the_whole_batch(tmp_path: Path) -> 
     assert {name: one["off"] for name, one in found.items() if one["off"] > 1e-9} == {}
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_gradients_of_any_number_of_ranks_are_those_of_the_whole_batch_in_each_model(
     ranks: int, tmp_path: Path
@@ -34,7 +34,7 @@ def test_gradients_of_any_number_of_ranks_are_those_of_the_whole_batch_in_each_m
     assert len(found) == 8 and {name: one["off"] for name, one in found.items() if one["off"] > 1e-9} == {}
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 @pytest.mark.parametrize(("models", "ranks"), [(SMALL, 4), (("resnet18 on CIFAR-10",), 2)])
 def test_weights_are_alike_on_all_ranks_after_100_steps(
     models: tuple[str, ...], ranks: int, tmp_path: Path

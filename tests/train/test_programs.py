@@ -28,7 +28,7 @@ def test_the_probe_says_who_is_there(tmp_path: Path) -> None:
         assert ended.code == 0 and f"world_size = 2, rank = {rank}, backend = " in ended.out
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 def test_the_convnet_falls_alike_undistributed_and_on_two_machines(mnist: Path, tmp_path: Path) -> None:
     def losses(folder: Path, machine: int) -> list[float]:
         rows = (folder / f"loss-{machine}.csv").read_text().splitlines()[1:]
@@ -52,7 +52,7 @@ def test_the_convnet_falls_alike_undistributed_and_on_two_machines(mnist: Path, 
     assert alone[-1] < alone[0]
 
 
-@pytest.mark.prove
+@pytest.mark.prove(share=0.5)
 @pytest.mark.parametrize("program", ["mnist_mlp.py", "train_rank{rank}.py"])
 def test_the_perceptron_learns_on_two_machines(program: str, mnist: Path, tmp_path: Path) -> None:
     args = ["--data-dir", str(mnist), "--epochs", "3", "--init-method", f"tcp://127.0.0.1:{free_ports()}"]

@@ -28,6 +28,7 @@ def start(world: World, name: str, on: str | None) -> None:
     starting.start(cluster, train_module._layout(cluster), None)  # type: ignore[arg-type]
 
 
+@pytest.mark.prove(share=0.5)
 def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None:
     with_gpus(world, 4)
     start(world, "a", "0:0-1")
