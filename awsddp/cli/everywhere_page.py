@@ -21,11 +21,11 @@ def all_page(found: list[dict[str, Any]]) -> None:
             len(one["nodes"]),
             len(one["leftovers"]),
             money(one["price_usd_per_hour"]),
-            one["expires"],
+            (one["expires"] or "")[:16].replace("T", " "),
         )
         for one in found
     ]
-    table(("cluster", "id", "region", "state", "owner", "nodes", "others", "per hour", "expires"), rows)
+    table(("cluster", "id", "region", "state", "owner", "nodes", "others", "per hour", "expires, UTC"), rows)
     if any(one["orphan"] for one in found):
         line("Terminate the orphans: awsddp down --orphans")
 

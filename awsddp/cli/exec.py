@@ -24,7 +24,8 @@ def command(
     \b
       awsddp exec nvidia-smi -L
       awsddp exec 'df -h / | tail -1'
-      awsddp exec -- torchrun --nnodes {nnodes} --node-rank {node_rank} --master-addr {master_addr} a.py
+      awsddp exec -- torchrun --nnodes {nnodes} --node-rank {node_rank} \\
+          --master-addr {master_addr} train.py
     """
     from awsddp.verbs.exec import exec
 

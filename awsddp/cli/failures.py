@@ -46,6 +46,7 @@ def show(error: AwsddpError) -> int:
 
 
 def _show(error: AwsddpError) -> int:
+    from awsddp.cli import render
     from awsddp.cli.advice import named  # it reads the clusters' folders: not before the signals are ours
 
     if isinstance(error, CloudError) and error.needs_login and WATCH.context is not None:
@@ -58,16 +59,20 @@ def _show(error: AwsddpError) -> int:
 
         traceback.print_exc()
     if WATCH.json:
-        from awsddp.cli import render
-
         render.document(error.document())
         sys.stdout.flush()
         return error.exit_code
-    label = "error: " if os.environ.get("NO_COLOR") else click.style("error: ", fg="red", bold=True)
-    click.echo(label + harmless.line(error.message), err=True)
-    for label, text in (("  why: ", error.why), (" next: ", error.next)):
-        for line in harmless.lines(text).split("\n") if text else ():
-            click.echo(label + line, err=True)
+    columns = render.width(stderr=True)
+    for label, text in (
+        ("error: ", harmless.line(error.message)),
+        ("  why: ", harmless.lines(error.why)),
+        (" next: ", harmless.lines(error.next)),
+    ):
+        for line in text.split("\n") if text else ():
+            first, *more = render.wrapped(line, columns, label=label)
+            if label == "error: " and not render.no_color():
+                first = click.style(label, fg="red", bold=True) + first.removeprefix(label)
+            click.echo("\n".join([first, *more]), err=True)
             label = " " * len(label)
     return error.exit_code
 

@@ -55,7 +55,7 @@ def status(options: Globals) -> None:
 
 @command.command("stop", cls=Verb)
 def stop(options: Globals) -> None:
-    """Stop the daemon, its instances, and everything it made on this machine."""
+    """Stop the daemon, its instances, and all that it made here."""
     from awsddp.verbs import local
 
     with session.opened(options) as (ctx, show):

@@ -25,6 +25,12 @@ _MEASURES = (
     ("steps_per_second", "{:.3g} steps/s"),
     ("loss", "loss {:.4g}"),
 )
+_CELLS = (
+    ("step", "step", "{}"),
+    ("done", "fraction", "{:.0%}"),
+    ("steps/s", "steps_per_second", "{:.3g}"),
+    ("loss", "loss", "{:.4g}"),
+)
 _USAGE = (
     ("CPU", "cpu_percent", "{:.0f}%"),
     ("GPU", "gpu_percent", "{:.0f}%"),
@@ -43,12 +49,16 @@ def cluster_page(result: dict[str, Any]) -> None:
         return
     where = "the local cloud" if result["target"] == "local" else result["region"]
     line(f"Cluster {name}: {state}, {len(result['nodes'])} x {result['instance_type']} in {where}")
+    gpus, nics = ({node[key] for node in result["nodes"]} - {None} for key in ("gpus", "nic"))
+    if nics:
+        counts = ", ".join(map(str, sorted(gpus)))
+        line(f"GPUs per node: {counts}; network interface: {', '.join(sorted(nics))}")
     asked = any("idle_left_s" in node for node in result["nodes"])
     table(
-        ("node", "instance", "state", "public", "private", "nic", "gpus", *(["idle left"] if asked else [])),
+        ("node", "instance", "state", "public", "private", *(["idle left"] if asked else [])),
         [
             [f"node{node['node']}"]
-            + [node[key] for key in ("instance_id", "state", "public_ip", "private_ip", "nic", "gpus")]
+            + [node[key] for key in ("instance_id", "state", "public_ip", "private_ip")]
             + ([_idle_left(result, node["idle_left_s"])] if asked else [])
             for node in result["nodes"]
         ],
@@ -56,10 +66,7 @@ def cluster_page(result: dict[str, Any]) -> None:
     if result["jobs"]:
         table(
             ("job", "state", "results", "progress"),
-            [
-                (job["job"], _seen(job), job["home"] if job["fetched"] else "on the nodes", _progress(job))
-                for job in result["jobs"]
-            ],
+            [(job["job"], _seen(job), _place(job), _progress(job)) for job in result["jobs"]],
         )
     line(_bill(result))
 
@@ -87,6 +94,14 @@ def _seen(job: dict[str, Any]) -> str:
         return "last seen running"
     today = seen.date() == datetime.now().date()
     return f"last seen running at {seen:%H:%M}" if today else f"last seen running on {seen:%Y-%m-%d at %H:%M}"
+
+
+def _place(job: dict[str, Any]) -> str:
+    """Return where a job's results are; a folder that has the job's name is not repeated."""
+    if not job["fetched"]:
+        return "on the nodes"
+    folder, _, name = str(job["home"]).rpartition("/")
+    return f"in {folder}/" if folder and name == job["job"] else str(job["home"])
 
 
 def _bill(result: dict[str, Any]) -> str:
@@ -201,13 +216,16 @@ def ranks_table(job: dict[str, Any]) -> None:
     metrics = {one["rank"]: one for one in job["progress"]}
     usage = {one["rank"]: one for one in job["usage"]}
     ranks = sorted({*metrics, *usage})
-    headings: list[str] = ["", "rank", "step", "done", "speed", "loss"]
+    headings: list[str] = ["", "rank"]
     columns = [
         ["slowest" if rank == job["slowest_rank"] else "" for rank in ranks],
         [str(rank) for rank in ranks],
     ]
-    for key, form in _MEASURES:
-        columns.append(_texts([metrics.get(rank, {}).get(key) for rank in ranks], form))
+    for heading, key, form in _CELLS:
+        values = [metrics.get(rank, {}).get(key) for rank in ranks]
+        if any(value is not None for value in values):
+            headings.append(heading)
+            columns.append(_texts(values, form))
     for heading, key, form in _USAGE:
         values = [usage.get(rank, {}).get(key) for rank in ranks]
         if any(value is not None for value in values):
@@ -229,8 +247,11 @@ def report_page(result: dict[str, Any]) -> None:
     for text in job_lines(result):
         line(text)
     _job_details(result)
-    keys = ("rank", "local_rank", "node", "exit_code", "seconds")
-    table(keys, [[rank[key] for key in keys] for rank in result["ranks"]])
+    keys = ("rank", "local_rank", "node", "exit_code")
+    table(
+        ("rank", "local rank", "node", "exit code", "time"),
+        [[*(rank[key] for key in keys), duration(rank["seconds"])] for rank in result["ranks"]],
+    )
     steps = [step for step in result["timeline"] if step["who"] != "AWS"]
     if steps:
         rows = [
@@ -249,7 +270,9 @@ def report_page(result: dict[str, Any]) -> None:
         line(f"the job {would} {money(costs['job_usd'])}, its cluster so far {money(costs['cluster_usd'])}")
     if result["metrics"]:
         values = ", ".join(
-            f"{key} {value:g}" for key, value in result["metrics"].items() if isinstance(value, int | float)
+            f"{key} {value:g}"
+            for key, value in result["metrics"].items()
+            if isinstance(value, int | float) and key not in ("rank", "time")
         )
         line(f"last metrics: {values}")
     if result["files"]:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from awsddp.report import Event, duration, size_text
 Rows = Sequence[Sequence[Any]]
 _UNLIMITED = 100_000
 _GAP = 2
+_COMMAND = re.compile(r"(?:^ *|: )(awsddp [^;,#]*?)(?: +# (.*))?$")
+"""A command to copy at the end of a line, and its comment."""
+_JOIN = "\0"
 
 
 def no_color() -> bool:
@@ -30,12 +34,42 @@ def width(*, stderr: bool = False) -> int | None:
 
 def line(text: str, *, stderr: bool = False) -> None:
     """Print a line, wrapped between words on a terminal; a rank's line ("  | ...") is never wrapped."""
-    text, columns = harmless.lines(text), width(stderr=stderr)
-    if columns is not None and len(text) > columns and not text.startswith("  |"):
-        text = textwrap.fill(
-            text, columns, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-        )
-    print(text, file=sys.stderr if stderr else sys.stdout)
+    for part in lines(text, columns=width(stderr=stderr)):
+        print(part, file=sys.stderr if stderr else sys.stdout)
+
+
+def lines(text: str, *, columns: int | None) -> list[str]:
+    """Return a text as lines of at most `columns` (None: unlimited), without control characters."""
+    parts = harmless.lines(text).split("\n")
+    return [one for part in parts for one in ([part] if part[:3] == "  |" else wrapped(part, columns))]
+
+
+def wrapped(text: str, columns: int | None, *, label: str = "", whole: bool = True) -> list[str]:
+    """Return `label` and a line of text, wrapped between words, or unless `whole` also within a long one.
+
+    A command stays whole, to be copied; its comment then gets lines of its own.
+    """
+    if columns is None or len(label + text) <= columns:
+        return [label + text]
+    rest = " " * (len(label) or len(text) - len(text.lstrip()) + 2)
+    if not (found := _COMMAND.search(text)):
+        return _filled(text, columns, label, rest, whole=whole)
+    command = found[1].replace(" ", _JOIN)
+    shown = _filled(text[: found.start(1)] + command, columns, label, rest)
+    shown = [one.replace(_JOIN, " ") for one in shown]
+    margin = " " * (len(shown[-1]) - len(command)) + "# "
+    return shown + _filled(found[2] or "", columns, margin, margin)
+
+
+def _filled(text: str, columns: int, first: str, rest: str, *, whole: bool = True) -> list[str]:
+    return textwrap.wrap(
+        text,
+        columns,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=not whole,
+    )
 
 
 def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
@@ -55,13 +89,7 @@ def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None) -> 
     if columns is None:
         return _rendered(cells, headings, least, _UNLIMITED)
     if sum(least) + _GAP * (len(least) - 1) > columns:
-        stacked = [
-            ["  " * (index > 0) + heading, cell]
-            for row in cells
-            for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
-            if cell
-        ]
-        return _rendered(stacked, ("", ""), [0, 0], _UNLIMITED)
+        return _stacked(cells, headings, columns)
     target = columns
     while True:  # rich shrinks the widest column, also below its longest word
         lines = _rendered(cells, headings, least, target)
@@ -69,6 +97,18 @@ def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None) -> 
         if excess <= 0 or target <= excess:
             return lines
         target -= excess
+
+
+def _stacked(cells: list[list[str]], headings: Sequence[str], columns: int) -> list[str]:
+    """Return each cell as a line of its own, wrapped behind its heading."""
+    margin = max(map(len, headings)) + 2 + _GAP
+    return [
+        one
+        for row in cells
+        for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
+        if cell
+        for one in wrapped(cell, columns, label=f"{'  ' * (index > 0)}{heading}".ljust(margin))
+    ]
 
 
 def _rendered(cells: list[list[str]], headings: Sequence[str], least: list[int], columns: int) -> list[str]:

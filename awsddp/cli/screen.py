@@ -73,7 +73,8 @@ class Screen:
         elif not self.live:
             self._plain(who, event)
         elif event.who is None:
-            self._bar().console.print(event.text, markup=False, highlight=False, soft_wrap=True)
+            text = "\n".join(render.wrapped(event.text, render.width(stderr=True)))
+            self._bar().console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             rest = f": {render.progress(event, elapsed_s)}" if who in self._transfers else ""
             self._update(who, event, rest)
@@ -227,11 +228,12 @@ class Screen:
         """Ask on the terminal. Raises UsageError without a terminal and without -y."""
         import click
 
-        question = harmless.lines(question)
         if self.options.yes:
             return True
         if not sys.stdin.isatty():
-            *about, last = question.splitlines()
+            *about, last = harmless.lines(question).splitlines()
             why = "\n".join((*about, "stdin is not a terminal"))
             raise UsageError(f"{last} There is no terminal to ask on.", why, "pass --yes")
-        return click.confirm(question, default=False, err=True)
+        columns = render.width(stderr=True)
+        room = None if columns is None else columns - len(" [y/N]: ")
+        return click.confirm("\n".join(render.lines(question, columns=room)), default=False, err=True)

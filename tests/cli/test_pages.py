@@ -115,5 +115,5 @@ def test_usage_of_a_rank_that_is_far_from_the_others_has_a_star(capsys: pytest.C
     ]
     ranks_table({"progress": [], "usage": usage, "slowest_rank": 2})
     heading, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert heading == ["rank", "step", "done", "speed", "loss", "CPU", "GPU", "memory"]
+    assert heading == ["rank", "CPU", "GPU", "memory"]
     assert rows[1:] == [["1", "99%", "42.0", "GB"], ["slowest", "2", "12%", "*", "42.0", "GB"]]

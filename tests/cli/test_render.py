@@ -29,7 +29,7 @@ def test_every_word_stands_whole_and_in_the_room_there_is(rows: list[list[str]],
     if max(3, longest[0]) + max(5, longest[1]) + max(7, longest[2]) + 4 <= width:
         assert max(map(len, lines)) <= width
     else:
-        assert lines[0].split()[0] == "job" and len(lines) == 3 * len(rows)
+        assert [line.split()[0] for line in lines if line[0] != " "] == ["job"] * len(rows)
 
 
 def test_what_travels_is_told_in_units_that_fit() -> None:
