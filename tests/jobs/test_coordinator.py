@@ -206,6 +206,19 @@ def test_ranks_that_still_run_when_the_others_time_out_are_named_with_their_line
     )
 
 
+def test_rank_that_timed_out_is_named_before_those_that_lost_it() -> None:
+    coordinator = joined()
+    lost = exit_of(0, 1, "echo", "Connection closed by peer.")
+    lost["cause"]["kind"] = "peer_lost"
+    coordinator.hear(0, lost, now=5)
+    timed_out(coordinator, 1)
+    assert coordinator.orders == [GO, LOOK]
+    coordinator.tick(now=7.9)
+    assert coordinator.orders == [GO, LOOK]
+    coordinator.tick(now=8)
+    assert (coordinator.orders, named(coordinator)) == ([GO, LOOK, STOP], 1)
+
+
 def test_fault_of_its_own_ends_the_look_at_the_others() -> None:
     coordinator = joined()
     timed_out(coordinator, 0)

@@ -55,7 +55,8 @@ PLAIN = {
     + "threading.Thread(target=print).start()\n",
     "port_in_use": "import socket\none = socket.create_server(('', 0))\n"
     "socket.create_server(('', one.getsockname()[1]))\n",
-    "output_lost": "import os\nprint('last words')\nos.close(1)\n",
+    "output_lost": "import os, sys\nsys.stdout = os.fdopen(os.dup(1), 'w')\nprint('last words')\n"
+    "os.close(sys.stdout.fileno())\n",
     "no_terminal": "breakpoint()\n",
     "loss_not_finite": "import json, os\nfile = open(os.environ['AWSDDP_RUN_DIR'] + '/metrics.jsonl', 'w')\n"
     "print(json.dumps({'step': 3, 'loss': float('nan')}), file=file, flush=True)\nassert False\n",

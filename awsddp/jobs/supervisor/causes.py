@@ -341,7 +341,7 @@ TABLE = (
         False,
         _said(r"DataLoader worker \(pid"),
         "A loader worker of the rank died.",
-        "awsddp logs   # its own message stands above; num_workers=0 shows it as an exception",
+        "use fewer loader workers, which take memory each; num_workers=0 shows an error as an exception",
     ),
     Row(
         "port_in_use",

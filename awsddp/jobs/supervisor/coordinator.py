@@ -139,7 +139,7 @@ class Coordinator:
         found = diagnose(layout, self._answers, exit_codes=codes)
         if pending is None:
             words = self._first(self._failures)["cause"]
-            if found["behind"] and codes.keys().isdisjoint(found["behind"]):
+            if found["behind"] and not is_late and codes.keys().isdisjoint(found["behind"]):
                 words["explanation"] += f" {found['explanation']}"
             self._stop("failed", None, FAILED_GRACE)
             return
@@ -196,9 +196,10 @@ class Coordinator:
         if self._stopping:
             return
         kinds = {failure["cause"]["kind"] for failure in self._failures}
-        if self._inspect_by is None and now is not None and kinds <= TIMED_OUT:
+        in_vain = bool(kinds) and kinds <= TIMED_OUT | {"peer_lost"}
+        if in_vain and self._inspect_by is None and now is not None:
             self._look(now)
-        elif self._inspect_by is None or self._pending is not None or not kinds <= TIMED_OUT | {"peer_lost"}:
+        elif not in_vain or self._inspect_by is None or self._pending is not None:
             self._stop("failed", None, FAILED_GRACE)
 
     def _ended(self, rank: int) -> bool:
@@ -240,7 +241,7 @@ class Coordinator:
 
     def _first(self, failures: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the failure that the others are due to."""
-        return min(failures, key=lambda failure: _FAULTS.index(failure["fault"]))
+        return min(failures, key=_weight)
 
     def _words(self, report: dict[str, Any], now: float) -> dict[str, Any]:
         """Return why a rank failed; if it waited for one that had ended with 0, that is why."""
@@ -259,3 +260,8 @@ class Coordinator:
             f"Rank{'s'[: len(self._zero_at) > 1]} {ranks} had ended with exit code 0 {seconds:.0f} s before; "
             "a rank that waits for another that has ended fails or hangs. "
         )
+
+
+def _weight(failure: dict[str, Any]) -> tuple[int, bool]:
+    """Order failures: a fault of its own first; a rank that timed out says more than one that lost it."""
+    return _FAULTS.index(failure["fault"]), failure["cause"]["kind"] == "peer_lost"
