@@ -170,15 +170,14 @@ class NspawnHosts:
         return Condition.STARTING
 
     def complaint(self, instance_id: str) -> str:
-        lines = self.console(instance_id)[-2000:].decode(errors="replace").splitlines()
-        said = lines[-1] if lines else "the host ended before it answered"
         most = int(INOTIFY.read_text())
         if _inotify_instances() + NODE_INOTIFY > most:
             return (
-                f"{said}; the nodes of this machine have used up fs.inotify.max_user_instances = {most}: "
-                "sysctl -w fs.inotify.max_user_instances=1024"
+                f"the nodes of this machine have used up fs.inotify.max_user_instances = {most}; "
+                "raise it: sysctl -w fs.inotify.max_user_instances=1024"
             )
-        return said
+        lines = self.console(instance_id)[-2000:].decode(errors="replace").splitlines()
+        return lines[-1] if lines else "the host ended before it answered"
 
     def console(self, instance_id: str) -> bytes:
         try:
