@@ -30,6 +30,9 @@ SEED = "var/lib/cloud/seed/nocloud"
 MARKS = str(Path(rootfs.UP_MARK).parent)
 ANSWERS = f"marks/{Path(rootfs.UP_MARK).name}"
 RUNTIME = Path("/run/systemd/nspawn")
+INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+NODE_INOTIFY = 8
+"""How many inotify instances of root a node takes at most; it ends at once where it gets none."""
 
 # $1 cgroups, one a line, the rest what to run in them. Who waits for this knows that the host is in them.
 # Where memory is short, the kernel is to end what runs in a host before the daemon and the machine's own.
@@ -167,6 +170,12 @@ class NspawnHosts:
         return Condition.STARTING
 
     def complaint(self, instance_id: str) -> str:
+        most = int(INOTIFY.read_text())
+        if _inotify_instances() + NODE_INOTIFY > most:
+            return (
+                f"the nodes of this machine have used up fs.inotify.max_user_instances = {most}; "
+                "raise it: sysctl -w fs.inotify.max_user_instances=1024"
+            )
         lines = self.console(instance_id)[-2000:].decode(errors="replace").splitlines()
         return lines[-1] if lines else "the host ended before it answered"
 
@@ -256,6 +265,16 @@ def _addresses(node: Path) -> frozenset[str]:
     with suppress(FileNotFoundError):
         return frozenset((node / "addresses").read_text().split())
     return frozenset()
+
+
+def _inotify_instances() -> int:
+    """How many inotify instances the processes of this user hold. All nodes share one limit."""
+    found = 0
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with suppress(OSError):
+            if folder.stat().st_uid == os.geteuid():
+                found += sum(str(one.readlink()) == "anon_inode:inotify" for one in folder.iterdir())
+    return found
 
 
 def forget_locks() -> None:

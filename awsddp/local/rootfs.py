@@ -56,7 +56,14 @@ UNITS = (
     "cloud-config.service",
     "cloud-final.service",
 )
-MASKED_UNITS = ("getty.target", "systemd-firstboot.service", "systemd-random-seed.service")
+# A path unit takes an inotify instance, of which all nodes share fs.inotify.max_user_instances.
+MASKED_UNITS = (
+    "getty.target",
+    "systemd-ask-password-console.path",
+    "systemd-ask-password-wall.path",
+    "systemd-firstboot.service",
+    "systemd-random-seed.service",
+)
 
 CLOUD_CFG = """\
 datasource_list: [NoCloud]

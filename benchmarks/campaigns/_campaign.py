@@ -68,12 +68,12 @@ def _read(state: Path | None, seed: int) -> dict[int, Row]:
     return {row["run"]: row for row in rows if row.pop("seed") == seed}
 
 
-def begin(lab: Rehearsal, name: str, script: str, *options: str) -> "subprocess.Popen[str]":
-    """Start a job and return the `train` that follows it, once every rank has written a line."""
+def begin(lab: Rehearsal, name: str, script: str, *options: str, ranks: int = 4) -> "subprocess.Popen[str]":
+    """Start a job of so many ranks and return its `train`, once every rank has written a line."""
     follower = lab.started("train", script, "--name", name, "--json", *options)
     logs = lab.project / "runs" / name / "logs"
-    deadline = time.monotonic() + 90
-    while len([log for log in logs.glob("rank*.log") if log.stat().st_size]) < 4:
+    deadline = time.monotonic() + 60 + 10 * ranks
+    while len([log for log in logs.glob("rank*.log") if log.stat().st_size]) < ranks:
         if time.monotonic() > deadline or follower.poll() is not None:
             raise RuntimeError(f"job {name} did not start: {follower.communicate()[0]}")
         time.sleep(0.1)

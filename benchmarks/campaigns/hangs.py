@@ -134,7 +134,7 @@ def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int, launche
     name, culprit = (*HANGS, "network")[number % (len(HANGS) + 1)], dice.randrange(ranks)
     job = f"{name}{number}"
     options = ("--world-size", str(ranks), "--env-var", f"CULPRIT={culprit}", "--launcher", launcher)
-    follower = begin(lab, job, f"{name}.py", *options)
+    follower = begin(lab, job, f"{name}.py", *options, ranks=ranks)
     with cut(lab) if name == "network" else contextlib.nullcontext():
         found, took = _ask(lab, job)
     alive = follower.poll() is None

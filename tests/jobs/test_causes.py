@@ -153,9 +153,24 @@ RAISED = [
         1,
         "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory.",
         "checkpoint_corrupt",
-        "not whole",
+        "not a whole one",
     ),
-    (1, "_pickle.UnpicklingError: Weights only load failed.", "checkpoint_refused", "torch.load refused"),
+    (
+        1,
+        "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded\n"
+        "\t(1) In PyTorch 2.6, we changed\n"
+        "\tWeightsUnpickler error: Unsupported global: GLOBAL argparse.Namespace was not an allowed global",
+        "checkpoint_refused",
+        "torch.load refused",
+    ),
+    (
+        1,
+        "_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed\n"
+        "Please file an issue with the following: WeightsUnpickler error: \n\nUnsupported operand 118",
+        "checkpoint_corrupt",
+        "no checkpoint",
+    ),
+    (1, "_pickle.UnpicklingError: pickle data was truncated", "checkpoint_corrupt", "not a whole one"),
     (
         1,
         "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.",
@@ -163,6 +178,49 @@ RAISED = [
         "finite",
     ),
     (1, "ValueError: the loss is nan at step 12", "loss_not_finite", "The loss was not a finite number."),
+    (
+        1,
+        NCCL + "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.21.5\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 101c0",
+        "same_gpu",
+        "rank 1 and rank 0.",
+    ),
+    (
+        1,
+        NCCL + "unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Cuda failure 2 'out of memory'",
+        "cuda_oom",
+        "The GPU ran out of memory",
+    ),
+    (
+        1,
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuda_oom",
+        "GPU",
+    ),
+    (
+        1,
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array with shape "
+        "(1000000000000,) and data type float64",
+        "host_oom",
+        "The node ran out of memory",
+    ),
+    (
+        1,
+        "ImportError: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by x.so)",
+        "packages_mismatch",
+        "do not fit",
+    ),
+    (1, "bdb.BdbQuit", "no_terminal", "waits for a keyboard"),
+    (1, "EOFError: EOF when reading a line", "no_terminal", "waits for a keyboard"),
+    (
+        1,
+        "wandb.errors.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[...])",
+        "no_credentials",
+        "no login",
+    ),
 ]
 NCCL_TIMEOUT = (
     """\
@@ -204,7 +262,8 @@ EXAMPLES = [
     (-4, CRASH.format("Illegal instruction"), "illegal_instruction", "processor lacks at x.py:2 in step."),
     (-64, "", "signal", "It was ended by SIGRTMAX."),
     (-50, "", "signal", "It was ended by signal 50."),
-    (-7, "Bus error", "shm_full", "/dev/shm"),
+    (-7, CRASH.format("Bus error"), "bus_error", "had nothing behind it at x.py:2 in step: /dev/shm or a"),
+    (120, "step 9\n", "output_lost", "stdout was closed, or the disk is full"),
     (-6, ABORTED, "abort_at_exit", "after its work was done"),
     (-6, "terminate called without an active exception\n", "abort_at_exit", "at its exit"),
     (-6, "terminate called", "abort", "It was ended by SIGABRT."),
@@ -224,6 +283,37 @@ EXAMPLES = [
 def test_end_of_a_rank_has_a_kind_and_an_explanation(code: int, said: str, kind: str, words: str) -> None:
     cause = explain(Evidence(code, said))
     assert (cause["kind"], words in cause["explanation"]) == (kind, True), cause
+
+
+@pytest.mark.parametrize("error", ["EOFError", "OSError: [Errno 22] Invalid argument"])
+def test_bare_error_is_that_of_a_checkpoint_only_in_torch(error: str) -> None:
+    frames = TRACEBACK + '  File "/x/torch/serialization.py", line 900, in load\n'
+    assert explain(Evidence(1, f"{frames}{error}\n"))["kind"] == "checkpoint_corrupt"
+    assert explain(Evidence(1, f"{TRACEBACK}{error}\n"))["kind"] == "exit"
+
+
+DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
+HANDLING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "link", "kind"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", DIRECT, "cuda_oom"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", HANDLING, "cuda_oom"),
+        (f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:49360", DIRECT, "peer_lost"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'cache'", HANDLING, "exit"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", "\n", "exit"),
+    ],
+)
+def test_exception_that_says_nothing_is_explained_by_the_one_it_follows(
+    first: str, link: str, kind: str
+) -> None:
+    text = f"{TRACEBACK}{first}\n{link}{TRACEBACK}RuntimeError: step 12 failed\n"
+    cause = explain(Evidence(1, raised(text)))
+    assert cause["kind"] == kind, cause
+    assert cause["explanation"].startswith("RuntimeError: step 12 failed.")
+    assert (first.rstrip(".") in cause["explanation"]) == (kind != "exit")
 
 
 def test_memory_is_the_cause_if_the_kernel_killed_for_it() -> None:

@@ -180,6 +180,52 @@ def test_job_that_is_silent_is_ended_and_the_rank_that_stands_elsewhere_named() 
     assert cause["next"].startswith("awsddp doctor --why job")
 
 
+def timed_out(coordinator: Coordinator, *ranks: int) -> None:
+    for rank in ranks:
+        report = exit_of(rank, 1, "echo", "RuntimeError: Timed out.")
+        report["cause"]["kind"] = "gloo_timeout"
+        coordinator.hear(rank // 2, report, now=5)
+
+
+def test_ranks_that_still_run_when_the_others_time_out_are_named_with_their_line() -> None:
+    coordinator = joined()
+    timed_out(coordinator, 0, 1, 2)
+    assert coordinator.orders == [GO, LOOK]
+    frames = 'Thread 0x1 (most recent call first):\n  File "/w/train.py", line 7 in step\n'
+    found = answer(1)
+    found["processes"][1]["stacks"] = frames
+    found["processes"].pop(0)
+    for node, one in ((0, {**answer(0), "processes": []}), (1, found)):
+        coordinator.hear(node, {"is": "stacks", "answer": one}, now=5.1)
+    coordinator.tick(now=5.1)
+    assert coordinator.orders == [GO, LOOK, STOP]
+    cause = coordinator.document()["cause"]
+    assert (cause["kind"], cause["rank"]) == ("gloo_timeout", 0)
+    assert cause["explanation"] == (
+        "RuntimeError: Timed out. Rank 3 (node1) runs: train.py:7 in step. Ranks 0-2 have ended."
+    )
+
+
+def test_rank_that_timed_out_is_named_before_those_that_lost_it() -> None:
+    coordinator = joined()
+    lost = exit_of(0, 1, "echo", "Connection closed by peer.")
+    lost["cause"]["kind"] = "peer_lost"
+    coordinator.hear(0, lost, now=5)
+    timed_out(coordinator, 1)
+    assert coordinator.orders == [GO, LOOK]
+    coordinator.tick(now=7.9)
+    assert coordinator.orders == [GO, LOOK]
+    coordinator.tick(now=8)
+    assert (coordinator.orders, named(coordinator)) == ([GO, LOOK, STOP], 1)
+
+
+def test_fault_of_its_own_ends_the_look_at_the_others() -> None:
+    coordinator = joined()
+    timed_out(coordinator, 0)
+    coordinator.hear(1, exit_of(3, 1), now=5.1)
+    assert (coordinator.orders, named(coordinator)) == ([GO, LOOK, STOP], 3)
+
+
 def test_nodes_know_when_the_job_is_silent_for_two_minutes() -> None:
     coordinator = joined()
     coordinator.tick(now=121)

@@ -45,7 +45,7 @@ PLAIN = {
     "permission": NOBODY + "open('/etc/shadow')\n",
     "disk_full": NAMESPACE + "small(b'/mnt')\nopen('/mnt/x', 'wb', buffering=0).write(bytes(70000))\n"
     "open('/mnt/y', 'wb', buffering=0).write(bytes(70000))\n",
-    "shm_full": NAMESPACE + "small(b'/dev/shm')\nimport mmap\nfile = open('/dev/shm/x', 'w+b')\n"
+    "bus_error": NAMESPACE + "small(b'/dev/shm')\nimport mmap\nfile = open('/dev/shm/x', 'w+b')\n"
     "file.truncate(1 << 20)\nmmap.mmap(file.fileno(), 0).write(bytes(1 << 20))\n",
     "no_internet": NAMESPACE + "import urllib.request\nurllib.request.urlopen('http://example.invalid')\n",
     "too_many_files": "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
@@ -55,12 +55,18 @@ PLAIN = {
     + "threading.Thread(target=print).start()\n",
     "port_in_use": "import socket\none = socket.create_server(('', 0))\n"
     "socket.create_server(('', one.getsockname()[1]))\n",
+    "output_lost": "import os, sys\nsys.stdout = os.fdopen(os.dup(1), 'w')\nprint('last words')\n"
+    "os.close(sys.stdout.fileno())\n",
+    "no_terminal": "breakpoint()\n",
     "loss_not_finite": "import json, os\nfile = open(os.environ['AWSDDP_RUN_DIR'] + '/metrics.jsonl', 'w')\n"
     "print(json.dumps({'step': 3, 'loss': float('nan')}), file=file, flush=True)\nassert False\n",
 }
 # The same with torch, on one rank.
 ALONE = {
     "host_oom": "torch.ones(10**14)\n",
+    "shm_full": NAMESPACE.replace("import ctypes", "import ctypes, sys")
+    + "small(b'/dev/shm')\ndata = torch.utils.data.DataLoader([torch.ones(10**6)] * 4, num_workers=1)\n"
+    "list(data)\n",
     "no_gpu": "torch.ones(1).cuda()\n",
     "checkpoint_differs": "torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(2, 4).state_dict())\n",
     "checkpoint_corrupt": "torch.save({'a': torch.ones(9999)}, 'c.pt')\nos.truncate('c.pt', 3000)\n"

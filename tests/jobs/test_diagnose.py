@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from awsddp.jobs.supervisor.diagnose import exception, full_disk, last_lines, read_tail
+import pytest
+
+from awsddp.jobs.supervisor.diagnose import exceptions, full_disk, last_lines, read_tail
 from tests.jobs.test_causes import TRACEBACK
 
 
@@ -13,9 +15,34 @@ def test_last_traceback_of_a_chain_counts() -> None:
         + TRACEBACK
         + "x.Y: 2\n[rank1]: z"
     )
-    assert exception(said) == "x.Y: 2"
-    assert exception("all is well") is None
-    assert exception('  File "x.py", line 2\n    x = = 1\n        ^\nSyntaxError: no\n') == "SyntaxError: no"
+    assert exceptions(said) == ["x.Y: 2", "KeyError: 1"]
+    assert exceptions("all is well") == []
+    assert exceptions('  File "x.py", line 2\n    x = = 1\n        ^\nSyntaxError: no\n') == [
+        "SyntaxError: no"
+    ]
+
+
+IGNORED = "Exception ignored in: <function Loader.__del__ at 0x7f>\n"
+THREAD = "Exception in thread Thread-1 (pin):\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        TRACEBACK
+        + "ValueError: no\n"
+        + IGNORED
+        + TRACEBACK
+        + "AssertionError: can only test a child process\n",
+        TRACEBACK + "ValueError: no\n" + THREAD + TRACEBACK + "ConnectionResetError: [Errno 104]\n",
+        THREAD + TRACEBACK + "ValueError: no\n" + IGNORED + TRACEBACK + "AttributeError: x\n",
+        TRACEBACK + "RuntimeError: Caught it in worker 0.\nOriginal " + TRACEBACK + "ValueError: no\n",
+        "╭─── Traceback (most recent call last) ───╮\n│ x.py:3 in f │\n╰────╯\nValueError: no\n",
+    ],
+)
+def test_exception_that_ended_the_program_counts_and_no_later_one(said: str) -> None:
+    assert exceptions(said)[:1] == ["ValueError: no"]
+    assert exceptions(IGNORED + TRACEBACK + "AttributeError: x\n") == []
 
 
 def test_tail_holds_twenty_lines_as_they_were_seen() -> None:

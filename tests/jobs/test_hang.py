@@ -204,3 +204,36 @@ def test_node_that_does_not_answer_is_named() -> None:
     found = diagnose([(0, 0, 0), (1, 0, 1)], {0: answer, 1: None}, exit_codes={})
     assert found["behind"] == [1]
     assert "is on a node that does not answer" in found["explanation"]
+
+
+def test_rank_that_runs_on_after_the_others_is_named_and_not_those_that_ended() -> None:
+    answer = {"workdir": "/w", "silent_s": 1.0, "processes": [nccl(0, (1, "all_reduce", "completed"))]}
+    found = diagnose([(0, 0, 0), (1, 1, 0), (2, 2, 0)], {0: answer}, exit_codes={1: 0, 2: 0})
+    assert found["behind"] == [0]
+    assert found["explanation"] == "Rank 0 (node0) runs: train.py:1 in step. Ranks 1-2 have ended."
+
+
+def test_ranks_that_wait_for_one_that_has_ended_name_it() -> None:
+    answer = {"workdir": "/w", "silent_s": 1.0, "processes": [nccl(0, (1, "all_reduce", "started"))]}
+    found = diagnose([(0, 0, 0), (1, 1, 0)], {0: answer}, exit_codes={1: 0})
+    assert found["behind"] == [1]
+    assert found["explanation"].startswith(
+        "Rank 1 (node0) has ended while the others run. Rank 0 (node0) wait"
+    )
+
+
+def test_program_that_waits_for_a_thread_at_its_end_is_where_the_thread_is(
+    make_fleet: "Callable[[int], Fleet]",
+) -> None:
+    fleet = make_fleet(1)
+    script = """\
+import threading, time
+def write():
+    time.sleep(600)  # here
+threading.Thread(target=write).start()
+print("up", flush=True)
+raise ValueError("no")
+"""
+    fleet.launch(script, world_size=1)
+    place = f"job.py:{line_of(script)} in write (a thread; the main program has ended and waits for it)"
+    wait_until(lambda: look(fleet)["ranks"][0]["where"] == place)

@@ -12,9 +12,10 @@ from botocore.exceptions import ClientError
 from botocore.handlers import base64_encode_user_data
 
 from awsddp.errors import LocalCloudError
-from awsddp.local import control, network, requirements
+from awsddp.local import control, network, nspawn, requirements
 from awsddp.local.cloudconfig import carry_out
 from awsddp.local.place import Place
+from awsddp.local.torchenv import TorchEnvironment
 from tests.local.conftest import Cloud, left_over, needs_root, refusal
 
 
@@ -48,6 +49,16 @@ def test_user_data_that_means_nothing_is_said_where_cloud_init_says_it(
             text.encode(), root=tmp_path, first=True, environ={"PATH": "/usr/bin:/bin"}, console=console
         )
     assert complaint in (tmp_path / "run/cloud-init/result.json").read_text()
+
+
+@pytest.mark.parametrize(("most", "is_named"), [("7", True), ("100000", False)])
+def test_node_that_got_no_inotify_instance_says_which_limit_to_raise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: str, is_named: bool
+) -> None:
+    (tmp_path / "limit").write_text(f"{most}\n")
+    monkeypatch.setattr(nspawn, "INOTIFY", tmp_path / "limit")
+    said = nspawn.NspawnHosts(Place(tmp_path), TorchEnvironment((), ())).complaint("i-1")
+    assert ("sysctl -w fs.inotify.max_user_instances" in said) == is_named
 
 
 def test_another_system_and_missing_python_packages_are_named(

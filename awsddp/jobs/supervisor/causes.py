@@ -7,7 +7,7 @@ import re
 import signal
 from typing import TYPE_CHECKING, Any
 
-from awsddp.jobs.supervisor.diagnose import exception, last_lines
+from awsddp.jobs.supervisor.diagnose import exceptions, last_lines
 from awsddp.jobs.supervisor.job_causes import Row, words_of
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from awsddp.jobs.supervisor.job_causes import Recognizer
 
-_NCCL_LINES = 8  # NCCL's own error follows in the lines after the exception
+_MORE_LINES = 8  # the error of NCCL, and of torch.load, follows in the lines after the exception
 _PLACE = re.compile(r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _OOM = re.compile(r"Killed process (\d+) \(([^)]*)\).*?anon-rss:(\d+)kB")
 
@@ -41,7 +41,9 @@ class Evidence:
         self.text = text
         self.oom_kills = oom_kills
         self.kernel = kernel
-        self.raised = exception(text)
+        chain = exceptions(text)
+        self.raised = chain[0] if chain else None
+        self.earlier = chain[1:]
         self.signal = -exit_code if exit_code < 0 else max(0, exit_code - 128)
         self.killed = self.signal == signal.SIGKILL
         self.diverged = isinstance(loss, float) and not math.isfinite(loss)
@@ -49,8 +51,8 @@ class Evidence:
 
     def _said(self) -> str:
         """Return what the rank said of its end: its last exception, or else the end of its log."""
-        if self.raised and "NCCL" in self.raised:
-            return "\n".join((self.raised + self.text.rpartition(self.raised)[2]).split("\n")[:_NCCL_LINES])
+        if self.raised and re.search("NCCL|Weights only", self.raised):
+            return "\n".join((self.raised + self.text.rpartition(self.raised)[2]).split("\n")[:_MORE_LINES])
         _, aborted, after = self.text.rpartition("terminate called")
         return self.raised or (aborted + after if aborted else "\n".join(last_lines(self.text)))
 
@@ -101,6 +103,20 @@ def _out_of_memory(evidence: Evidence) -> dict[str, str] | None:
         return {"victim": "the rank"}
     pid, name, kilobytes = kills[-1]
     return {"victim": f"process {pid} ({name}), which used {int(kilobytes) * 1024 / 1e9:.3g} GB"}
+
+
+def _not_whole(evidence: Evidence) -> dict[str, str] | None:
+    """Recognize a checkpoint that is cut, or another file (a page of the web, a pointer of Git LFS)."""
+    in_torch = "torch/serialization.py" in evidence.text and r"|^EOFError$|^OSError: \[Errno 22\]"
+    found = re.search(f"{_NOT_WHOLE}{in_torch or ''}", evidence.said)
+    return {} if found else None
+
+
+_NOT_WHOLE = (
+    "PytorchStreamReader failed|invalid magic number|^EOFError: Ran out of input|unexpected EOF, expected"
+    "|Unsupported operand|invalid load key|pickle data was truncated|File is not a zip file"
+    "|deserializing header"
+)
 
 
 def _crashed(number: signal.Signals) -> Recognizer:
@@ -169,7 +185,10 @@ TABLE = (
     Row(
         "cuda_oom",
         False,
-        _said("CUDA out of memory|CUDA error: out of memory"),
+        _said(
+            "CUDA out of memory|CUDA error: out of memory|Cuda failure 2 'out of memory'"
+            "|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
+        ),
         "The GPU ran out of memory.",
         "use a smaller batch",
     ),
@@ -218,6 +237,13 @@ TABLE = (
         _said("invalid device ordinal"),
         "The script used a GPU that the node does not have.",
         "use the GPU of LOCAL_RANK, or fewer ranks: --nproc-per-node",
+    ),
+    Row(
+        "same_gpu",
+        False,
+        _said(r"Duplicate GPU detected : (?P<ranks>rank \d+ and rank \d+)"),
+        "The ranks use the same GPU: {ranks}.",
+        "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), before the first use of a GPU",
     ),
     Row(
         "no_gpu",
@@ -296,22 +322,26 @@ TABLE = (
         "shm_full",
         False,
         _when(
-            lambda one: (
-                re.search(
-                    "insufficient shared memory|out of shared memory|unable to allocate shared", one.text
-                )
-                or one.signal == signal.SIGBUS
+            lambda one: re.search(
+                "insufficient shared memory|out of shared memory|unable to allocate shared", one.text
             )
         ),
         "/dev/shm is full.",
         "use fewer loader workers",
     ),
     Row(
+        "bus_error",
+        False,
+        _crashed(signal.SIGBUS),
+        "Mapped memory had nothing behind it{place}: /dev/shm or a disk is full, or a mapped file was cut.",
+        "use fewer loader workers; replace a data file with os.replace() instead of writing into it",
+    ),
+    Row(
         "loader_died",
         False,
         _said(r"DataLoader worker \(pid"),
         "A loader worker of the rank died.",
-        "awsddp logs   # its own message stands above; num_workers=0 shows it as an exception",
+        "use fewer loader workers, which take memory each; num_workers=0 shows an error as an exception",
     ),
     Row(
         "port_in_use",
@@ -330,7 +360,10 @@ TABLE = (
     Row(
         "host_oom",
         False,
-        _said("Cannot allocate memory|DefaultCPUAllocator: can't allocate|^MemoryError"),
+        _said(
+            "Cannot allocate memory|DefaultCPUAllocator: can't allocate|^MemoryError|std::bad_alloc"
+            r"|Unable to allocate .* for an array"
+        ),
         "The node ran out of memory.",
         _LESS_MEMORY,
     ),
@@ -367,6 +400,7 @@ TABLE = (
         False,
         _said(
             "torchvision::nms does not exist|undefined symbol|may indicate binary incompat|cannot import name"
+            r"|version `\S+' not found"
         ),
         "Two packages of the node's environment do not fit each other.",
         _PACKAGES,
@@ -393,6 +427,23 @@ TABLE = (
         "awsddp train SCRIPT -- ARGUMENTS   # those of the script follow --; LOCAL_RANK is a variable",
     ),
     Row(
+        "no_terminal",
+        False,
+        _said("^bdb.BdbQuit|^EOFError: EOF when reading a line"),
+        "The script waits for a keyboard, and a rank has none.",
+        "remove breakpoint() and input()",
+    ),
+    Row(
+        "no_credentials",
+        False,
+        _said(
+            "api_key not configured|Unable to locate credentials|NoCredentialsError|GatedRepoError"
+            "|401 Client Error|No API key"
+        ),
+        "The rank has no login for this service.",
+        "awsddp train --env-var NAME   # a secret (WANDB_API_KEY, HF_TOKEN, ...): its value is read here",
+    ),
+    Row(
         "not_started",
         False,
         _said("awsddp could not start this (?:process|rank): (?P<why>[^\n]+)"),
@@ -409,8 +460,8 @@ TABLE = (
     Row(
         "checkpoint_corrupt",
         False,
-        _said("PytorchStreamReader failed|invalid magic number|^EOFError: Ran out of input"),
-        "The checkpoint is not whole.",
+        _not_whole,
+        "The file is no checkpoint, or not a whole one.",
         "write it under another name, then os.replace(); go on from an older one: awsddp train --resume JOB",
     ),
     Row(
@@ -484,7 +535,20 @@ TABLE = (
         "A library gave up{place}: its message stands above.",
         "awsddp logs",
     ),
-    Row("signal", False, _when(lambda one: one.exit_code < 0), "A signal ended it.", ""),
+    Row(
+        "output_lost",
+        False,
+        _when(lambda one: one.exit_code == 120),
+        "Python could not write the last output: stdout was closed, or the disk is full.",
+        "awsddp exec df -h   # the disks; and see what the script does with sys.stdout",
+    ),
+    Row(
+        "signal",
+        False,
+        _when(lambda one: one.exit_code < 0),
+        "The script, or somebody outside awsddp, sent it.",
+        "",
+    ),
     Row("exit", False, _when(lambda one: True), "", ""),
 )
 ECHOES = frozenset(
@@ -499,9 +563,22 @@ ECHOES = frozenset(
 )
 """Kinds that another rank's fault may have brought about."""
 
+_HANDLED = frozenset({"file_not_found", "import_error", "permission"})
+"""Kinds that a program often handles: where another exception follows, they are not why it ended."""
+
 
 def explain(evidence: Evidence) -> dict[str, Any]:
     """Return why a rank ended: `kind`, `retryable`, `explanation` and `next`."""
-    recognized = ((row, row.recognize(evidence)) for row in TABLE if row.recognize)
-    words = next(words_of(row, values) for row, values in recognized if values is not None)
-    return {**words, "explanation": f"{evidence.status()} {words['explanation']}".rstrip()}
+    words, status = _recognized(evidence), evidence.status()
+    for earlier in evidence.earlier if words["kind"] == "exit" else ():
+        evidence.said = earlier
+        found = _recognized(evidence)
+        if found["kind"] != "exit" and found["kind"] not in _HANDLED:
+            words, status = found, f"{status} It followed: {earlier.rstrip('.')}."
+            break
+    return {**words, "explanation": f"{status} {words['explanation']}".rstrip()}
+
+
+def _recognized(evidence: Evidence) -> dict[str, Any]:
+    found = ((row, row.recognize(evidence)) for row in TABLE if row.recognize)
+    return next(words_of(row, values) for row, values in found if values is not None)

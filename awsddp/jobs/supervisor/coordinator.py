@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from awsddp.jobs.supervisor.job_causes import (
+    TIMED_OUT,
     WAITED,
     cause,
     cause_of_loss,
@@ -52,7 +53,7 @@ class Coordinator:
         self._spoke_at: float | None = None  # when a rank wrote to its log, as far as was reported
         self._silent = False
         self._pending: dict[str, Any] | None = None  # the cause for which the job ends, once it was inspected
-        self._inspect_by = 0.0
+        self._inspect_by: float | None = None  # None: it is not being inspected
         self._answers: dict[int, dict[str, Any]] = {}
         self.orders: list[dict[str, Any]] = []
 
@@ -104,8 +105,8 @@ class Coordinator:
             self._inspect("timeout", self._request["timeout"], now)
         if self._spoke_at is not None:
             self._tick_silence(now - self._spoke_at, now)
-        if self._pending is not None and not self._stopping:
-            self._end_inspected(now)
+        if self._inspect_by is not None and not self._stopping:
+            self._end_inspected(now >= self._inspect_by)
 
     def _tick_silence(self, seconds: float, now: float) -> None:
         limit = self._request.get("hang_after")
@@ -116,23 +117,32 @@ class Coordinator:
             self.orders.append({"do": "silence", "silent": self._silent})
 
     def _inspect(self, kind: str, seconds: float, now: float) -> None:
-        """Have all nodes write down what their ranks do; then the job ends."""
-        if self._pending is not None or self._stopping:
+        """End the job for `kind`, once all nodes have written down what their ranks do."""
+        if self._inspect_by is not None or self._stopping:
             return
         self._pending = cause_of_node(self._request, None, kind, seconds=seconds, job=self._request["job"])
         self._pending["explanation"] = self._early(now) + self._pending["explanation"]
+        self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Have all nodes write down what their ranks do; then the job ends."""
         self._inspect_by = now + INSPECT_SECONDS
         self.orders.append({"do": "stacks"})
 
-    def _end_inspected(self, now: float) -> None:
-        if not self._left <= self._answers.keys() and now < self._inspect_by:
+    def _end_inspected(self, is_late: bool) -> None:
+        if not (is_late or self._left <= self._answers.keys()):
             return
         from awsddp.jobs.supervisor.hang import diagnose
 
         pending, layout = self._pending, self._request["layout"]
-        assert pending is not None
         codes = {rank: one["exit_code"] for rank, one in self._reports.items() if self._ended(rank)}
         found = diagnose(layout, self._answers, exit_codes=codes)
+        if pending is None:
+            words = self._first(self._failures)["cause"]
+            if found["behind"] and not is_late and codes.keys().isdisjoint(found["behind"]):
+                words["explanation"] += f" {found['explanation']}"
+            self._stop("failed", None, FAILED_GRACE)
+            return
         if found["behind"] and not (found["moving"] or self._zero_at):
             pending["explanation"] += f" {found['explanation']}".rstrip()
             if len(found["behind"]) == 1:
@@ -172,15 +182,24 @@ class Coordinator:
         self._reports[report["rank"]] = report
         if report["exit_code"] != 0:
             self._failures.append({**report, "node": node, "cause": self._words(report, now)})
-            self._fail()
+            self._fail(now)
             return
         self._zero_at[report["rank"]] = now
         if all(self._ended(rank) for rank, _, _ in self._request["layout"]):
             self._stop(None, None, FAILED_GRACE)
 
-    def _fail(self) -> None:
-        """End the job. One that is ending already keeps its grace, in which the other ranks may save."""
-        if not self._stopping:
+    def _fail(self, now: float | None = None) -> None:
+        """End the job. One that is ending already keeps its grace, in which the other ranks may save.
+
+        With `now` it is first inspected where ranks have only waited for others in vain: those may still run.
+        """
+        if self._stopping:
+            return
+        kinds = {failure["cause"]["kind"] for failure in self._failures}
+        in_vain = bool(kinds) and kinds <= TIMED_OUT | {"peer_lost"}
+        if in_vain and self._inspect_by is None and now is not None:
+            self._look(now)
+        elif not in_vain or self._inspect_by is None or self._pending is not None:
             self._stop("failed", None, FAILED_GRACE)
 
     def _ended(self, rank: int) -> bool:
@@ -222,7 +241,7 @@ class Coordinator:
 
     def _first(self, failures: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the failure that the others are due to."""
-        return min(failures, key=lambda failure: _FAULTS.index(failure["fault"]))
+        return min(failures, key=_weight)
 
     def _words(self, report: dict[str, Any], now: float) -> dict[str, Any]:
         """Return why a rank failed; if it waited for one that had ended with 0, that is why."""
@@ -241,3 +260,8 @@ class Coordinator:
             f"Rank{'s'[: len(self._zero_at) > 1]} {ranks} had ended with exit code 0 {seconds:.0f} s before; "
             "a rank that waits for another that has ended fails or hangs. "
         )
+
+
+def _weight(failure: dict[str, Any]) -> tuple[int, bool]:
+    """Order failures: a fault of its own first; a rank that timed out says more than one that lost it."""
+    return _FAULTS.index(failure["fault"]), failure["cause"]["kind"] == "peer_lost"

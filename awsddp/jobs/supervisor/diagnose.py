@@ -16,6 +16,10 @@ _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _KERNEL_SECONDS = 1.0
 _STAMP = re.compile(r"^\[ *(\d+\.\d+)\] (.*)$", re.MULTILINE)
 _SYNTAX = re.compile("(Syntax|Indentation|Tab)Error: ")
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+_FOLLOWS = re.compile("The above exception was the direct cause of|During handling of the above exception")
+_FRAME = (" ", "\t", "│", "╭", "╰")
+"""How a line of a traceback begins; rich draws boxes, also for typer."""
 _WIDTH = 2000  # of a line of the tail, in characters
 
 
@@ -50,18 +54,32 @@ def last_lines(text: str) -> list[str]:
     return [line[-_WIDTH:] for line in lines[-LINES:]]
 
 
-def exception(text: str) -> str | None:
-    """Return the line that names the last exception of which `text` holds the traceback.
+def exceptions(text: str) -> list[str]:
+    """Return the line that names the last exception with a traceback in `text`, and those that it follows.
 
-    Within a process group torch puts "[rank2]: " before each line of it.
+    The newest is first. An exception that Python ignored is left out; one of a thread counts if there is no
+    other. Within a process group torch puts "[rank2]: " before each line.
     """
-    text = _TORCH_PREFIX.sub("", text)
-    _, mark, rest = text.rpartition("Traceback (most recent call last):")
-    if not mark:  # Python writes none before an error in the script's own syntax
+    before, *blocks = _TRACEBACK.split(_TORCH_PREFIX.sub("", text))
+    chains: list[tuple[bool, list[str]]] = []  # whether it is a thread's, its exceptions
+    for block in blocks:
+        heading = before.rpartition("\n")[0].rstrip().rpartition("\n")[2]
+        before = block
+        name = _raised(block)
+        if name is None or heading.startswith("Exception ignored"):
+            continue
+        earlier = chains.pop()[1] if chains and _FOLLOWS.match(heading) else []
+        chains.append((heading.startswith("Exception in thread"), [name, *earlier]))
+    if not chains:  # Python writes no traceback before an error in the script's own syntax
         last = text.rstrip().rpartition("\n")[2].strip()
-        return last[:_WIDTH] if _SYNTAX.match(last) else None
-    for line in rest.split("\n")[1:]:
-        if line and not line.startswith((" ", "\t")):
+        return [last[:_WIDTH]] if not blocks and _SYNTAX.match(last) else []
+    return next((chain for is_thread, chain in reversed(chains) if not is_thread), chains[-1][1])
+
+
+def _raised(block: str) -> str | None:
+    """Return the line that names the exception after the frames of a traceback."""
+    for line in block.split("\n")[1:]:
+        if line and not line.startswith(_FRAME):
             return line.strip()[:_WIDTH]
     return None
 

@@ -103,7 +103,7 @@ class Elastic(Coordinator):
         rounds = {**dict(self._past), self._round: self._failures}
         rounds[report["round"]].append(failure)
         if report["restart"] >= self._max_restarts:
-            self._fail()
+            self._fail(now)
 
     def _agent(self, node: int, report: dict[str, Any]) -> None:
         """Take in that an agent has ended: 0 when its workers, and all others, have done their work."""

@@ -47,7 +47,7 @@ def diagnose(layout: list[Any], answers: dict[int, Any], *, exit_codes: dict[int
         "silent_s": min(silent, default=None),
         "moving": moving,
         "behind": behind,
-        "explanation": explanation[:1].upper() + explanation[1:],
+        "explanation": _sentence(explanation),
         "ranks": [{key: value for key, value in one.items() if key not in _INNER} for one in ranks],
     }
 
@@ -75,20 +75,34 @@ def _rank(rank: int, node: int, answer: Any, exit_code: Any) -> dict[str, Any]:
 
 def _seen(process: dict[str, Any], workdir: str, *, own: bool = False) -> dict[str, Any]:
     """Return what a process does; with `own` it is somewhere only where it runs code of the synced folder."""
-    frames = _main_thread(process["stacks"])
+    frames, thread = _main_thread(process["stacks"]), ""
+    if frames and frames[-1][0].endswith("/threading.py") and frames[-1][2] == "_shutdown":
+        frames, thread = _last_thread(process["stacks"], workdir) or frames, _ENDING
     state = "stopped" if process["state"] in "Tt" else "running" if frames else "silent"
     stack = [_place(frame, workdir) for frame in frames]
     where = (
         None if own and not any(_is_own(frame[0], workdir) for frame in frames) else _where(frames, workdir)
     )
+    where = f"{where}{thread}" if where else None
     return {"pid": process["pid"], "state": state, "where": where, "stack": stack}
+
+
+_ENDING = " (a thread; the main program has ended and waits for it)"
 
 
 def _main_thread(text: str) -> list[Frame]:
     """Return the frames of the main thread, oldest first: faulthandler writes the newest thread first."""
-    if not text:
-        return []
-    lines = _THREAD.split(text)[-1].splitlines()
+    return _frames(_THREAD.split(text)[-1]) if text else []
+
+
+def _last_thread(text: str, workdir: str) -> list[Frame]:
+    """Return the frames of the newest thread that runs code of the synced folder."""
+    threads = map(_frames, _THREAD.split(text)[1:-1])
+    return next((one for one in threads if any(_is_own(frame[0], workdir) for frame in one)), [])
+
+
+def _frames(thread: str) -> list[Frame]:
+    lines = thread.splitlines()
     found = [match for match in map(_FRAME.match, lines) if match and not match[1].startswith("<frozen ")]
     frames = [(match[1], int(match[2]), match[3]) for match in reversed(found)]
     starts = [
@@ -135,7 +149,18 @@ def _behind(ranks: list[dict[str, Any]]) -> tuple[list[int], str]:
     for state, what in _STATES.items():
         found = [one for one in ranks if one["state"] == state]
         if found and len(found) < len(ranks):
-            return _named(found), f"{_names(found)} {what}. {_others(ranks, found)}"
+            return _named(found), f"{_names(found)} {_verb(found, *what)}. {_others(ranks, found)}"
+    gone = [one for one in ranks if one["state"] in ("ended", "missing")]
+    left = [one for one in ranks if one not in gone]
+    if gone and left:
+        waiting = [one for one in left if _waits(one)]
+        have_ended = _verb(gone, "has ended", "have ended")
+        if not waiting:
+            still = f"{_names(left)} {_verb(left, 'runs', 'run')}: {_places(left)}"
+            return _named(left), f"{still}. {_sentence(_names(gone))} {have_ended}."
+        if len(waiting) == len(left):
+            return _named(gone), f"{_names(gone)} {have_ended} while the others run. {_others(ranks, gone)}"
+        ranks = left
     for judge in (_by_start, _by_records, _by_stacks):
         result = judge(ranks)
         if result is not None:
@@ -146,11 +171,26 @@ def _behind(ranks: list[dict[str, Any]]) -> tuple[list[int], str]:
 
 
 _STATES = {
-    "stopped": "does not run: a signal (SIGSTOP) or a debugger has stopped it",
-    "unreachable": "is on a node that does not answer",
-    "ended": "has ended while the others run",
-    "missing": "has no process any more",
+    "stopped": (
+        "does not run: a signal (SIGSTOP) or a debugger has stopped it",
+        "do not run: a signal (SIGSTOP) or a debugger has stopped them",
+    ),
+    "unreachable": ("is on a node that does not answer", "are on a node that does not answer"),
 }
+
+
+def _verb(ranks: list[dict[str, Any]], singular: str, plural: str) -> str:
+    return singular if len(ranks) == 1 else plural
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _waits(one: dict[str, Any]) -> bool:
+    """Tell whether a rank is in a collective, or waits for others to join the process group."""
+    stack = one["stack"]
+    return bool(one["collective"]) or any(_COLLECTIVE in place or place.endswith(_INITS) for place in stack)
 
 
 def _by_start(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
@@ -160,7 +200,7 @@ def _by_start(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
         return None
     absent = [one for one in ranks if one not in joining and not one["joined"]]
     if absent:
-        waiting = f"{_names(joining)} wait in init_process_group."
+        waiting = f"{_sentence(_names(joining))} {_verb(joining, 'waits', 'wait')} in init_process_group."
         return _named(
             absent
         ), f"{_names(absent)} did not join the process group: {_places(absent)}. {waiting}"
@@ -228,13 +268,13 @@ def _by_stacks(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
 
 
 def _elsewhere(behind: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> str:
-    verb = "is" if len(behind) == 1 else "are"
+    verb = _verb(behind, "is", "are")
     return f"{_names(behind)} {verb} not where the others wait: {_places(behind)}. {_others(ranks, behind)}"
 
 
 def _others(ranks: list[dict[str, Any]], behind: list[dict[str, Any]]) -> str:
     waiting = _waiting([one for one in ranks if one not in behind])
-    return f"{waiting[0].upper()}{waiting[1:]}." if waiting else ""
+    return f"{_sentence(waiting)}." if waiting else ""
 
 
 def _waiting(ranks: list[dict[str, Any]]) -> str:
@@ -247,7 +287,7 @@ def _waiting(ranks: list[dict[str, Any]]) -> str:
             places.setdefault(text, []).append(one)
     frequent = sorted(places.items(), key=lambda item: -len(item[1]))
     return ", ".join(
-        f"{_names(found)} wait{'s' * (len(found) == 1)} in {place}" for place, found in frequent[:3]
+        f"{_names(found)} {_verb(found, 'waits', 'wait')} in {place}" for place, found in frequent[:3]
     )
 
 

@@ -69,6 +69,8 @@ JOB_TABLE = (
 )
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
 """Kinds of a rank that waited for another."""
+TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
+"""Kinds of a rank that waited for another until a timeout: the other one may still run."""
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _STATE_REASONS = {"Server.SpotInstance": "spot_interruption", "Server.ScheduledStop": "instance_retired"}
 

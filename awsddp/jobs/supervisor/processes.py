@@ -18,7 +18,7 @@ from typing import Any
 
 from awsddp.jobs.supervisor.causes import ECHOES, Evidence, explain
 from awsddp.jobs.supervisor.diagnose import (
-    exception,
+    exceptions,
     full_disk,
     kernel_log,
     last_lines,
@@ -174,7 +174,7 @@ class Ranks:
         full = full_disk(self._folder.path, Path(self._request["workdir"]), Path("/tmp"))
         cause["explanation"] = f"{cause['explanation']} {full}".rstrip()
         fault = "echo" if cause["kind"] in ECHOES else "own"
-        if asked_at and not (exception(text) and _written(self._folder.log(rank)) < asked_at):
+        if asked_at and not (exceptions(text) and _written(self._folder.log(rank)) < asked_at):
             fault = "stopped"
         return {"tail": last_lines(said), "cause": cause, "fault": fault}
 
