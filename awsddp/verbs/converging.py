@@ -69,8 +69,8 @@ def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[N
     """Take every step but the last, the expiry, which the nodes get as they are prepared; return the nodes.
 
     SSH is opened without a question, a new jump host is reached first; before a machine begins or ends
-    `confirm` is called. Unfetched results are fetched from nodes that end. Raises ConfigError where a job runs
-    on one of them, NodeError where its results cannot be fetched, and what a launch raises. Interrupted
+    `confirm` is called. Unfetched results are fetched from nodes that end. Raises ConfigError where a job
+    runs on one of them, NodeError where its results cannot be fetched, and what a launch raises. Interrupted
     anywhere, it continues when run again.
     """
     ctx, record = cluster.ctx, cluster.record
