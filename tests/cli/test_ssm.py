@@ -85,6 +85,7 @@ def test_what_is_missing_is_told_before_anything_is_made(lab: Lab) -> None:
     assert lab.json("local", "status")["instances"] == []
 
 
+@pytest.mark.timeout(600)
 def test_a_living_cluster_keeps_its_open_port_until_sessions_can_reach_it(lab: Lab) -> None:
     open_port = ("-o", "network.address=public", "-o", "network.jump=", "-o", "access.instance_profile=")
     (node,) = lab.json("up", "--local", "-y", "--nodes", "1", *open_port)["nodes"]
