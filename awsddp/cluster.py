@@ -47,7 +47,8 @@ class Node:
 
     `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC,
     `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster,
-    `changed` the time when it began to stop or to end, where EC2 says it.
+    `changed` the time when it began to stop or to end, where EC2 says it. `profile` is the ARN of its
+    instance profile.
     """
 
     node: int
@@ -63,6 +64,7 @@ class Node:
     spot: bool = False
     unfetched: tuple[str, ...] = ()
     changed: datetime | None = None
+    profile: str | None = None
 
     @property
     def address(self) -> str | None:

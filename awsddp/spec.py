@@ -594,6 +594,8 @@ def _convert(value: object, hint: Any, place: str) -> Any:
                 value = [value]
     if isinstance(value, int | float) and not isinstance(value, bool) and _takes_text(hint):
         value = str(value)
+    if isinstance(value, dict):  # variables: text, though OMP_NUM_THREADS = 4 is a number of TOML
+        value = {key: str(one) if type(one) in (int, float) else one for key, one in value.items()}
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
@@ -611,6 +613,8 @@ def _form(hint: Any) -> str:
         return f"one of: {', '.join(typing.get_args(hint))}"
     if typing.get_origin(hint) is tuple:
         return 'a list of strings, such as ["a", "b"]'
+    if typing.get_origin(hint) is dict:
+        return 'names and strings, such as { A = "1" }'
     return f"expected: {getattr(hint, '__name__', str(hint))}"
 
 

@@ -192,7 +192,7 @@ def offline(asked):
 
 def pip_install(python):
     """Return the words that install packages by a python's pip."""
-    options = ["--no-input", "--progress-bar", "off", "--retries", "2", "--timeout", "20"]
+    options = ["--no-input", "--progress-bar", "off", "--retries", "2"]
     return [python, "-m", "pip", "--disable-pip-version-check", "install", *options]
 
 
@@ -284,9 +284,10 @@ def conda_program(env):
     if not found:
         installer = PLACE / "miniforge.sh"
         url = MINIFORGE.format(platform.machine())
+        silent = ["--connect-timeout", "20", "--speed-time", "30"]
         run(
             "fetching miniforge",
-            ["curl", "-fsSL", "--retry", "2", "-m", "900", "-o", installer, url],
+            ["curl", "-fsSL", "--retry", "2", *silent, "-m", "900", "-o", installer, url],
             env=env,
         )
         run("installing miniforge", ["bash", installer, "-b", "-u", "-p", PLACE / "miniforge"], env=env)

@@ -19,6 +19,15 @@ def test_defaults_are_two_nodes_that_end_after_a_day() -> None:
     assert (job.job.script, job.sync.workdir, job.job.results) == (None, ".", "runs")
 
 
+def test_a_variable_may_be_a_number_and_is_text(tmp_path: Path) -> None:
+    file = tmp_path / "awsddp.toml"
+    file.write_text("[env.variables]\nOMP_NUM_THREADS = 4\nRATE = 0.5\n")
+    assert load(file=file, environ={})[1].env.variables == {"OMP_NUM_THREADS": "4", "RATE": "0.5"}
+    file.write_text("[env.variables]\nDEBUG = true\n")
+    with pytest.raises(ConfigError, match=r'such as \{ A = "1" \}'):
+        load(file=file, environ={})
+
+
 def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, '[cluster]\nnodes = 3\ndisk_gb = 300\nexpires = "1h"\n')
     environ = {"AWSDDP_CLUSTER_NODES": "4", "AWSDDP_CLUSTER_DISK_GB": "400"}

@@ -56,6 +56,7 @@ def node_of(described: Mapping[str, Any]) -> Node:
         spot=described.get("InstanceLifecycle") == "spot",
         unfetched=tuple(tags.get("awsddp:unfetched", "").split()),
         changed=_changed(described.get("StateTransitionReason") or ""),
+        profile=described.get("IamInstanceProfile", {}).get("Arn"),
     )
 
 

@@ -9,7 +9,7 @@ from awsddp import answers
 from awsddp.answers import MOST_BYTES, Environment, malformed
 from awsddp.errors import NodeError
 from awsddp.nodes.failures import NodeFailure, split
-from awsddp.nodes.packages import collect
+from awsddp.nodes.packages import LINES, collect
 from awsddp.nodes.parallel import ignore
 from awsddp.nodes.sync import files_to_send, push
 from awsddp.nodes.transport import Fleet, Request, Result
@@ -56,7 +56,8 @@ def ensure(
                 node: {
                     "do": "build",
                     "image": pythons[node],
-                    "wheels": sent,
+                    "wheels": sent is not None,
+                    "lines": plan.lines if sent is None else sent,
                     "constraints": [*plan.constraints, *_pins(plan, found[node])],
                 }
                 for node in missing
@@ -86,12 +87,15 @@ def _send_packages(
     cache: Path,
     ssh_config: Path,
     on_event: OnEvent,
-) -> bool:
-    """Send packages where this machine provides them. Raises NodeError where nodes need different ones."""
+) -> list[str] | None:
+    """Send packages where this machine provides them, and return the requirements that they meet, else None.
+
+    Raises NodeError where nodes need different ones.
+    """
     platforms = {node: one.platform for node, one in missing.items()}
     first = next(iter(platforms.values()))
     if plan.packages_from == "node" or not plan.has_packages or first is None:
-        return False
+        return None
     if any(one != first for one in platforms.values()):
         raise NodeError(
             "the nodes' images differ",
@@ -100,7 +104,7 @@ def _send_packages(
         )
     wheels = collect(plan, first, folder=cache, on_event=on_event)
     push(files_to_send(wheels), fleet, ssh_config=ssh_config, folder=WHEELS, on_event=on_event)
-    return True
+    return (wheels / LINES).read_text().splitlines()
 
 
 def _ask(

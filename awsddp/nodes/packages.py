@@ -13,14 +13,22 @@ from pathlib import Path
 
 from awsddp.answers import Platform
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints
+from awsddp.plan.environment import CREDENTIALS, EnvironmentPlan, explain, image_constraints
 from awsddp.report import Event, OnEvent
 
 _BUILDS = 20
 """How many packages without a wheel are built here before that is no longer tried."""
 _NO_WHEEL = re.compile(r"No matching distribution found for ([^\s(;]+)")
+_DIRECT = re.compile(
+    r"(?:[\w.-]+\s*(?P<extras>\[[^]]*\])?\s*@\s*)?(?P<url>[a-z+]+://[^\s;]+)\s*(?P<marker>;.*)?"
+)
+"""A requirement that is a URL, with or without its name."""
+_SILENT = "Retry(total=0"
+"""What pip says before its last try to reach an index: another package would only wait as long."""
 _OLDEST_GLIBC = 5
 _TIMEOUT_S = 1800
+LINES = "requirements.txt"
+"""What the nodes install, in the folder of the wheels: names and versions only."""
 _KEPT = 4
 """How many sets of packages stay in the cache."""
 
@@ -31,7 +39,7 @@ def collect(plan: EnvironmentPlan, platform: Platform, *, folder: Path, on_event
     Raises NodeError for what cannot be had, by its name; ConfigError where there is no pip here.
     """
     place = folder / f"{plan.stamp}-{platform.version}-{platform.machine}"
-    if place.exists():
+    if (place / LINES).exists():
         return place
     on_event(Event(f"fetching packages for {plan.name}"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,6 +64,7 @@ class _Work:
         self.stubs = {
             stub_wheel(scratch / "image", name, of, tag=self._tag()) for name, of in self.has.items()
         }
+        self.lines, self.sent = list(plan.lines), list(plan.lines)
         self.env = dict(os.environ, **plan.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
         if plan.ca:
             (scratch / "ca.pem").write_text(plan.ca)
@@ -70,70 +79,113 @@ class _Work:
 
     def fetch(self, on_event: OnEvent) -> None:
         """Fill `wheels`. The image's packages stay as they are; if that cannot be, its torch alone does."""
+        for number, line in enumerate(self.plan.lines):
+            if direct := _DIRECT.fullmatch(line):
+                wheel = self._fetch_url(direct["url"], on_event)
+                name, version = wheel.name.split("-")[:2]
+                extras, marker = direct["extras"] or "", direct["marker"] or ""
+                self.lines[number] = f"{name}{extras} @ {wheel.as_uri()} {marker}"
+                self.sent[number] = f"{name}{extras}=={version} {marker}"
         said = self._download(every=True)
         if said and "ResolutionImpossible" in said:
             said = self._download(every=False)
         for _ in range(_BUILDS):
-            missing = _NO_WHEEL.search(said)
-            if not said or missing is None or not self._build(missing[1], on_event):
+            missing = None if _SILENT in said else _NO_WHEEL.search(said)
+            if missing is None or not self._build(missing[1], on_event):
                 break
             said = self._download(every=False)
         if said:
-            refusal = explain(said, name=self.plan.name)
-            raise NodeError(refusal.message, refusal.why, refusal.next)
+            raise self._refused(said)
         for name in self.stubs:
             (self.scratch / "wheels" / name).unlink(missing_ok=True)
+        (self.scratch / "wheels" / LINES).write_text("".join(f"{one}\n" for one in self.sent))
 
     def _download(self, *, every: bool) -> str:
         """Return "", or what pip said of its failure."""
-        lines = [*self.plan.lines, *(one for one in self.plan.torch if "==" in one)]
+        lines = [*self.lines, *(one for one in self.plan.torch if "==" in one)]
         lines += ["uv"] if self.plan.kind == "venv" else []
         torch_index = [one for one in self.plan.torch if "==" not in one]
         pins = [*self.plan.constraints, *image_constraints(self.has, every=every)]
         (self.scratch / "requirements.txt").write_text("".join(f"{one}\n" for one in lines))
         (self.scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in pins))
-        target = ["--only-binary", ":all:", "--implementation", "cp", "--python-version", self._python()]
-        target += [word for tag in self.tags for word in ("--platform", tag)]
         places = [word for name in ("image", "built") for word in ("--find-links", str(self.scratch / name))]
         (self.scratch / "built").mkdir(exist_ok=True)
         (self.scratch / "image").mkdir(exist_ok=True)
-        words = ["download", "--dest", str(self.scratch / "wheels"), *target, *places, *self.plan.options]
+        words = [
+            "download",
+            "--dest",
+            str(self.scratch / "wheels"),
+            *self._target(),
+            *places,
+            *self.plan.options,
+        ]
         words += ["--extra-index-url", torch_index[1]] if torch_index else []
         files = ["-r", str(self.scratch / "requirements.txt"), "-c", str(self.scratch / "constraints.txt")]
         return self._pip([*words, *files])
 
+    def _target(self) -> list[str]:
+        words = ["--only-binary", ":all:", "--implementation", "cp", "--python-version", self._python()]
+        return words + [word for tag in self.tags for word in ("--platform", tag)]
+
+    def _fetch_url(self, url: str, on_event: OnEvent) -> Path:
+        """Return the wheel at a URL, or one of pure Python that is built from what is there."""
+        folder = Path(tempfile.mkdtemp(dir=self.scratch))
+        on_event(Event(f"fetching {CREDENTIALS.sub('//', url)}"))
+        if url.partition("#")[0].endswith(".whl"):
+            said = self._pip(["download", "--no-deps", "--dest", str(folder), *self._target(), url])
+        else:
+            said = self._build_into(folder, url)
+        if said:
+            raise self._refused(said)
+        return next(folder.glob("*.whl"))
+
     def _build(self, requirement: str, on_event: OnEvent) -> bool:
         """Build a package that has no wheel; whether it is now there, as one of pure Python."""
         on_event(Event(f"building {requirement}, which has no wheel"))
-        built = self.scratch / "built"
-        before = set(built.iterdir())
-        said = self._pip(["wheel", "--no-deps", "--wheel-dir", str(built), *self.plan.options, requirement])
-        made = set(built.iterdir()) - before
-        for wheel in made:
-            if not wheel.name.endswith("-none-any.whl"):
-                raise NodeError(
-                    f"{requirement} has no wheel for the nodes, and is not pure Python",
-                    f"built here it is {wheel.name}, which only fits machines like this one",
-                    "choose a version with a wheel, or build one on a node and put it into env.find_links",
-                )
+        said = self._build_into(self.scratch / "built", requirement)
         if said and not _NO_WHEEL.search(said):
             tail = "\n".join(said.strip().splitlines()[-10:])
             advice = "choose a version with a wheel, or put one into a folder of env.find_links"
             raise NodeError(f"{requirement} has no wheel, and could not be built here", tail, advice)
         return not said
 
+    def _build_into(self, folder: Path, requirement: str) -> str:
+        """Build a wheel of pure Python; return "", or what pip said. Raises NodeError for another one."""
+        before = set(folder.iterdir())
+        said = self._pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *self.plan.options, requirement])
+        for wheel in set(folder.iterdir()) - before:
+            if not wheel.name.endswith("-none-any.whl"):
+                named = CREDENTIALS.sub("//", requirement)
+                raise NodeError(
+                    f"{named} has no wheel for the nodes, and is not pure Python",
+                    f"built here it is {wheel.name}, which only fits machines like this one",
+                    "choose a version with a wheel, or build one on a node and put it into env.find_links",
+                )
+        return said
+
+    def _refused(self, said: str) -> NodeError:
+        refusal = explain(said, name=self.plan.name)
+        return NodeError(refusal.message, refusal.why, refusal.next)
+
     def _pip(self, words: Iterable[str]) -> str:
-        """Run pip; return "", or what it said of its failure."""
-        patience = ["--retries", "2", "--timeout", "20", "--progress-bar", "off"]
+        """Run pip; return "", or what it said of its failure. Raises NodeError where it does not end."""
         verb, *rest = words
-        done = subprocess.run(
-            [*_pip_program(), verb, *patience, *rest],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=self.env,
-            timeout=_TIMEOUT_S,
-        )
+        try:
+            done = subprocess.run(
+                [*_pip_program(), verb, "--retries", "2", "--progress-bar", "off", *rest],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=self.env,
+                timeout=_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            said = (error.output or b"").decode(errors="replace").strip().splitlines()[-10:]
+            raise NodeError(
+                f"{self.plan.name}: pip {verb} did not end within {_TIMEOUT_S / 60:.0f} minutes",
+                "\n".join(said),
+                "look at env.index_url and env.proxy, and repeat the command",
+            ) from error
         return done.stdout.decode(errors="replace") or "pip failed" if done.returncode else ""
 
 

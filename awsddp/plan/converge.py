@@ -9,7 +9,7 @@ from typing import Literal
 from awsddp import compat
 from awsddp.cluster import Cluster, Node
 from awsddp.errors import ConfigError
-from awsddp.plan.network import ssh_cidrs
+from awsddp.plan.network import check_profiles, check_session, ssh_cidrs
 from awsddp.plan.records import Step, utc
 from awsddp.plan.selection import wanted_gpus
 from awsddp.report import node_name
@@ -74,7 +74,8 @@ def converge(
     """Return the steps that reconcile the cluster with `spec`; what is not set stays as it is.
 
     `image_id` is what the spec's image is today, `callers` are this machine's addresses as CIDRs.
-    Raises ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, and where the budget is spent.
+    Raises ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, for nodes that Systems Manager
+    would not know, and where the budget is spent.
     """
     want = spec.cluster.nodes if "cluster.nodes" in spec.explicit else standing.nodes
     kept: dict[int, Node] = {}
@@ -91,6 +92,9 @@ def converge(
     nodes = tuple(kept.values())
     starts = [node for node in nodes if node.state in ("stopped", "stopping")]
     missing = tuple(sorted(set(range(want)) - set(kept)))
+    check_profiles(spec, nodes, region=standing.cluster.region)
+    if missing:
+        check_session(spec)
     expires = _within_budget(
         spec, standing, now, want, _expiry(spec, standing, now, anew=bool(starts) or not nodes)
     )

@@ -19,7 +19,7 @@ TORCH_INDEX = "https://download.pytorch.org/whl"
 PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _TORCH = "2.13"
 """The newest release whose torchvision is confirmed (compat.RELEASES)."""
-_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class EnvironmentPlan:
     def stamp(self) -> str:
         """The hash of what decides the environment; credentials and proxies do not."""
         inputs = [self.kind, self.lines, self.constraints, self.conda, self.channels, self.python, self.torch]
-        text = json.dumps([*inputs, [_CREDENTIALS.sub("//", one) for one in self.options]])
+        text = json.dumps([*inputs, [CREDENTIALS.sub("//", one) for one in self.options]])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -191,7 +191,8 @@ class Refusal:
 
 _UNREACHED = re.compile(
     "NewConnectionError|ConnectTimeout|ReadTimeout|Name or service not known|Temporary failure in name|"
-    "ProxyError|SSLError|dns error|CondaHTTPError|Could not resolve host"
+    "ProxyError|SSLError|dns error|error sending request|operation timed out|CondaHTTPError|"
+    r"Could not resolve host|curl: \((?:5|6|7|28|35|56)\)"
 )
 
 
@@ -201,6 +202,8 @@ def explain(said: str, *, name: str) -> Refusal:
     tail = "\n".join(lines[-10:])
     pinned = re.search(r"\(constraint\) (\S+?)==(\S+)", said)
     missing = re.search(r"No matching distribution found for ([^\s(]+)", said)
+    versions = re.search(r"\(from versions: ([^)]*)\)", said)
+    known = versions[1] if versions and versions[1] != "none" else ""
     if pinned and IMAGE_PACKAGES.fullmatch(pinned[1].lower()):
         others = [
             line for line in lines if re.search(rf"(requested|depends on) {re.escape(pinned[1])}\b", line)
@@ -214,7 +217,7 @@ def explain(said: str, *, name: str) -> Refusal:
     if "No space left on device" in said:
         advice = "awsddp exec -- df -h shows it; cluster.disk_gb makes it larger"
         return Refusal(message="a disk is full", why=tail, next=advice)
-    if _UNREACHED.search(said):
+    if _UNREACHED.search(said) and not known:  # a slow index may answer the second time
         return Refusal(
             message="the package index does not answer",
             why=tail,
@@ -225,8 +228,6 @@ def explain(said: str, *, name: str) -> Refusal:
         advice = "choose an env.python that exists; the image's own needs no other"
         return Refusal(message="there is no such Python", why=tail, next=advice)
     if missing:
-        versions = re.search(r"\(from versions: ([^)]*)\)", said)
-        known = versions[1] if versions and versions[1] != "none" else ""
         return Refusal(
             message=f"{name}: there is no {missing[1]} for this Python",
             why=f"the index has {known[-300:]}" if known else "the index has no such package that fits",

@@ -5,9 +5,11 @@ import re
 from collections.abc import Iterable
 
 from awsddp import compat
+from awsddp.cluster import Node
 from awsddp.compat import GpuType
 from awsddp.errors import ConfigError
 from awsddp.plan.records import Efa, Facts, Subnet
+from awsddp.report import node_name
 from awsddp.spec import SSM, ClusterSpec
 
 # The widest block that may be one's own network: 10.0.0.0/8, and what a registry gives to a provider.
@@ -47,16 +49,34 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+_BY_ROLE = "Systems Manager knows a node by its role, with the policy AmazonSSMManagedInstanceCore"
+
+
 def check_session(spec: ClusterSpec) -> None:
-    """Raise ConfigError for nodes that Systems Manager would not know.
+    """Raise ConfigError for nodes to launch that Systems Manager would not know.
 
     https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-instance-permissions.html
     """
     if spec.network.jump == SSM and not spec.access.instance_profile:
         raise ConfigError(
             'network.jump = "ssm" needs access.instance_profile',
-            "Systems Manager knows a node by its role, with the policy AmazonSSMManagedInstanceCore",
+            _BY_ROLE,
             "-o access.instance_profile=NAME   # docs/provisioning.md shows how to make one",
+        )
+
+
+def check_profiles(spec: ClusterSpec, nodes: Iterable[Node], *, region: str) -> None:
+    """Raise ConfigError for nodes that exist and that Systems Manager does not know."""
+    without = [node for node in nodes if not node.profile]
+    if spec.network.jump == SSM and without:
+        name = (spec.access.instance_profile or "NAME").rpartition("/")[2]
+        names = ", ".join(node_name(node.node) for node in without)
+        raise ConfigError(
+            f"network.jump: {names} without an instance profile",
+            _BY_ROLE,
+            f"for i in {' '.join(node.instance_id for node in without)}; do aws ec2 "
+            f"associate-iam-instance-profile --instance-id $i --iam-instance-profile Name={name} "
+            f"--region {region}; done   # docs/provisioning.md shows how to make one; then awsddp up again",
         )
 
 

@@ -61,6 +61,11 @@ class Image:
         """Whether its instances reach the internet (the tag `awsddp:internet`)."""
         return self.tags.get("awsddp:internet") != "none"
 
+    @property
+    def has_hosts(self) -> bool:
+        """Whether its instances boot (the tag `awsddp:hosts`)."""
+        return self.tags.get("awsddp:hosts") != "none"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subnet:

@@ -1,12 +1,15 @@
 """What a project says that it needs: requirements.txt, pyproject.toml, uv.lock, environment.yml."""
 
+import codecs
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from awsddp.errors import ConfigError
 
@@ -15,9 +18,12 @@ _HASH = re.compile(r"\s+--hash[= ]\S+")
 _INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)[= ]*(\S.*)")
 _INDEX = re.compile(r"(-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--pre|--prefer-binary)\b")
 _PROJECT = re.compile(r"(-e|--editable)?[= ]*\.(\[[^\]]*\])?")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# https://packaging.python.org/en/latest/specifications/dependency-specifiers/
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[^]]*\])?\s*($|[;@(]|===?|~=|!=|<|>)|[a-z][a-z+]*://")
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 IMAGE_PACKAGES = re.compile(r"torch|torchvision|torchaudio|triton|nvidia[-_].*|pytorch[-_]triton.*")
 """Names that the image's build of torch decides; nothing that a project asks for may replace them."""
+_CONDA_PATH = re.compile(r"\s*-\s+[\"']?(-[ecr]\b|--(editable|constraint|requirement)\b|\.)")
 CONDA_KEYS = ("name", "channels", "dependencies", "prefix", "variables", "platforms")
 
 
@@ -35,8 +41,8 @@ class Requirements:
 
 
 def read_requirements(file: Path) -> Requirements:
-    """Return what `file` asks for; files that it includes are read too. A line for the project itself is
-    left out: its folder is synced.
+    """Return what `file` asks for; files that it includes are read too, and `${NAME}` is a variable of here.
+    A line for the project itself is left out: its folder is synced.
 
     Raises ConfigError for a file that is not there or holds what cannot be meant.
     """
@@ -57,7 +63,9 @@ def read_requirements(file: Path) -> Requirements:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        data = file.read_bytes()
+        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes
+        return data.decode("utf-16" if wide else "utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
@@ -79,7 +87,7 @@ def _collect(
         return
     seen = (*seen, file.resolve())
     for number, raw in enumerate(_text(file).replace("\\\n", " ").splitlines(), 1):
-        line = _HASH.sub("", _COMMENT.sub("", raw)).strip()
+        line = _VARIABLE.sub(_value, _HASH.sub("", _COMMENT.sub("", raw)).strip())
         if not line or _PROJECT.fullmatch(line):
             continue
         if match := _INCLUDE.fullmatch(line):
@@ -87,14 +95,31 @@ def _collect(
             _collect(file.parent / match[2].strip(), included, constraints, options, seen=seen)
         elif _INDEX.match(line):
             options += re.split(r"[= ]+", line, maxsplit=1)
-        elif line.startswith(("-", ".", "/")) or not _NAME.match(line):
-            raise ConfigError(
-                f"env.file: {file}, line {number}: {line!r} does not work on a node",
-                "a node gets names, versions and URLs; the synced folder holds the project itself",
-                "name a package, or put a wheel into a folder of env.find_links",
-            )
         else:
-            lines.append(line)
+            lines.append(_checked(line, f"{file}, line {number}"))
+
+
+def _value(match: re.Match[str]) -> str:
+    """Return the value of a variable in a requirements file; pip leaves one alone that is not set."""
+    return os.environ.get(match[1]) or match[0]
+
+
+def _checked(line: str, place: str) -> str:
+    """Return a requirement. Raises ConfigError for what names a path of this machine, or is none."""
+    if line.startswith(("-", ".", "/")) or "file:" in line:
+        raise ConfigError(
+            f"env.file: {place}: {line!r} does not work on a node",
+            "a node gets names, versions and URLs; the synced folder holds the project itself",
+            "name a package, or put a wheel into a folder of env.find_links",
+        )
+    if not _REQUIREMENT.match(line):
+        name, equals, version = line.partition("=")
+        raise ConfigError(
+            f"env.file: {place}: {line!r} is no requirement",
+            "it is a name, and after it nothing, a version as in ==1.2, or @ and a URL",
+            f"did you mean '{name.strip()}=={version.strip()}'?" if equals else "",
+        )
+    return line
 
 
 def _dependencies(document: dict[str, Any], file: Path) -> tuple[str, ...]:
@@ -105,7 +130,7 @@ def _dependencies(document: dict[str, Any], file: Path) -> tuple[str, ...]:
             "these are what is installed; tools that keep them elsewhere can export them",
             "write a requirements.txt, and name it: --env requirements.txt",
         )
-    return tuple(found)
+    return tuple(_checked(one, str(file)) for one in found)
 
 
 def _locked(document: dict[str, Any], file: Path) -> Iterator[str]:
@@ -126,7 +151,8 @@ def _locked(document: dict[str, Any], file: Path) -> Iterator[str]:
         if (name, marker) in seen or _is_project(package.get("source", {})):
             continue
         seen.add((name, marker))
-        yield f"{name}=={package['version']}" + (f" ; {marker}" if marker else "")
+        if not _is_folder(package.get("source", {})):
+            yield _pinned(edge, package, file) + (f" ; {marker}" if marker else "")
         if not IMAGE_PACKAGES.fullmatch(name):
             extras = [one for key in edge.get("extra", ()) for one in _optional(package, key)]
             wanted += [(one, marker) for one in (*package.get("dependencies", []), *extras)]
@@ -135,6 +161,31 @@ def _locked(document: dict[str, Any], file: Path) -> Iterator[str]:
 def _optional(package: dict[str, Any], extra: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = package.get("optional-dependencies", {}).get(extra, [])
     return found
+
+
+def _pinned(edge: dict[str, Any], package: dict[str, Any], file: Path) -> str:
+    """Return the requirement that a locked package is."""
+    name, source = edge["name"], package.get("source", {})
+    if "git" in source:
+        where, _, commit = source["git"].partition("#")
+        url, _, query = where.partition("?")
+        folder = parse_qs(query).get("subdirectory")
+        return f"{name} @ git+{url}@{commit}" + (f"#subdirectory={folder[0]}" if folder else "")
+    if "url" in source:
+        return f"{name} @ {source['url']}"
+    version = edge.get("version") or package.get("version")
+    if "path" in source or version is None:
+        raise ConfigError(
+            f"env.file: {file}: {name} is locked to {source.get('path', 'no version')}",
+            "a node gets names, versions and URLs",
+            "put its wheel into a folder of env.find_links, and name it in a requirements.txt",
+        )
+    return f"{name}=={version}"
+
+
+def _is_folder(source: dict[str, Any]) -> bool:
+    """Whether a package is a folder of the project's own, which is synced."""
+    return bool(source.keys() & {"editable", "virtual", "directory"})
 
 
 def _is_project(source: dict[str, Any]) -> bool:
@@ -147,6 +198,12 @@ def _check_conda(text: str, file: Path) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         if "\t" in line[: len(line) - len(line.lstrip())]:
             raise ConfigError(f"env.file: {file}, line {number}: a tab", "YAML is indented by spaces")
+        if _CONDA_PATH.match(line):
+            raise ConfigError(
+                f"env.file: {file}, line {number}: {line.strip()!r} does not work on a node",
+                "conda gets this file alone; the synced folder holds the project itself",
+                "remove the line; what another file lists belongs into this one",
+            )
         if not line.strip() or line[0] in " -#" or line in ("---", "..."):
             continue
         key, colon, _ = line.partition(":")

@@ -11,7 +11,7 @@ from awsddp.report import money, node_name
 from awsddp.spec import remembered
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, reachable
-from awsddp.verbs.context import JUMP, facts_of
+from awsddp.verbs.context import JUMP, facts_of, reach_jump
 from awsddp.verbs.launching import launch
 from awsddp.verbs.ledger import bill_of
 
@@ -68,13 +68,16 @@ def plan_of(cluster: ClusterHandle, change: Convergence) -> LaunchPlan:
 def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[Node, ...]:
     """Take every step but the last, the expiry, which the nodes get as they are prepared; return the nodes.
 
-    SSH is opened without a question; before a machine begins or ends `confirm` is called. Unfetched results
-    are fetched from nodes that end. Raises ConfigError where a job runs on one of them, NodeError where its
-    results cannot be fetched, and what a launch raises. Interrupted anywhere, it continues when run again.
+    SSH is opened without a question, a new jump host is reached first; before a machine begins or ends
+    `confirm` is called. Unfetched results are fetched from nodes that end. Raises ConfigError where a job
+    runs on one of them, NodeError where its results cannot be fetched, and what a launch raises. Interrupted
+    anywhere, it continues when run again.
     """
     ctx, record = cluster.ctx, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
     change = changes(cluster, facts, now=now)
+    if facts.image.has_hosts and ctx.spec.network.jump != record.asked.get(JUMP):
+        reach_jump(ctx)
     _open_ssh(cluster, change)
     plan = plan_of(cluster, change) if change.numbers else None
     ending = _ending(cluster, change)

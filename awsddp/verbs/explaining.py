@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -29,17 +30,20 @@ _PACKAGES = {
 _MODULE = re.compile(r"(\w[\w.]*) is not installed for the python")
 _NAMED = re.compile(r"^\s*-?\s*([A-Za-z0-9][\w.-]*)", re.MULTILINE)
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
+_VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
 def explained(ctx: Context, job: Job) -> Job:
-    """Return the job; for a module or a file that its nodes do not have the cause says which case it is."""
+    """Return the job; for a module, a file or a variable that its nodes do not have the cause says why."""
     cause = job.cause
     with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
         if cause is not None and cause.kind == "import_error":
             return replace(job, cause=_of_module(ctx, job, cause))
         if cause is not None and cause.kind == "file_not_found":
             return replace(job, cause=_of_file(ctx, job, cause))
+        if cause is not None and cause.kind == "exit":
+            return replace(job, cause=_of_variable(ctx, job, cause))
     return job
 
 
@@ -86,10 +90,22 @@ def _of_file(ctx: Context, job: Job, cause: Cause) -> Cause:
         word = _ON_NODE.sub("", (match[1] or match[2] or match[3]).rstrip("./"))
         if kept := listing.keeper(word):
             return _kept(ctx, job, cause, kept)
+        for path, reason in listing.skipped:
+            if f"{word}/".startswith(f"{path}/"):
+                advice = "copy what it leads to into the folder, or onto each node: awsddp exec -- COMMAND"
+                return _told(cause, f"{path} is here, and is not sent: {reason}", advice)
         if word.startswith("/") and Path(word).exists():
             why = f"{word} is on this machine alone: only the synced folder is sent"
             return _told(cause, why, f"move it into {listing.root}, or put it on the nodes")
     return cause
+
+
+def _of_variable(ctx: Context, job: Job, cause: Cause) -> Cause:
+    found = _VARIABLE.search("\n".join(cause.tail))
+    if found is None or found[1] not in os.environ:
+        return cause
+    advice = _again(ctx, job, "--env-var", found[1])
+    return _told(cause, f"{found[1]} is set here, and not on the nodes", advice)
 
 
 def _kept(ctx: Context, job: Job, cause: Cause, kept: tuple[str, str]) -> Cause:

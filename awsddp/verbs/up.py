@@ -32,7 +32,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
         ctx = as_before(ctx)
         facts, cluster = read(ctx, target)
         check_environment(ctx, internet=facts.image.has_internet)
-        hosts = facts.image.tags.get("awsddp:hosts") != "none"
+        hosts = facts.image.has_hosts
 
         def ask(what: LaunchPlan | str) -> None:
             if isinstance(what, LaunchPlan):

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 PYPROJECT = '[build-system]\nrequires = ["setuptools"]\n\n[project]\nname = "mypkg"\nversion = "0.1"\n'
 TRAIN = """
 import json, os, sys, time
-import progress, settings, shapes
+import settings, shapes
+from progress import bar
 import torch
 import torch.distributed as dist
 from mypkg.model import make
@@ -28,7 +29,7 @@ rank = dist.get_rank()
 model = torch.nn.parallel.DistributedDataParallel(make(CONFIG["width"]))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 points = torch.tensor([float(text) for text in open("data/points.txt")]).reshape(-1, CONFIG["width"])
-for epoch in range(CONFIG["epochs"]):
+for epoch in bar(range(CONFIG["epochs"])):
     loss = model(points).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -36,11 +37,25 @@ for epoch in range(CONFIG["epochs"]):
     if rank == 0:
         os.makedirs("checkpoints", exist_ok=True)
         torch.save(model.module.state_dict(), f"checkpoints/{epoch}.pt")
-versions = progress.VERSION, settings.VERSION, shapes.VERSION
+versions = bar.VERSION, settings.VERSION, shapes.VERSION
 print("trained with", *versions, "and a token of", len(os.environ.get("OWN_TOKEN", "")))
 while not os.path.exists(os.path.expanduser(f"~/searched-{sys.argv[1]}")):
     time.sleep(0.1)
 dist.destroy_process_group()
+"""
+# As tqdm writes: to stderr, each state over the last one, a newline at the end only.
+BAR = """
+import sys, time
+def bar(steps):
+    def show(done):
+        print(f"\\r{done / len(steps):4.0%}|{'█' * done}", end="", file=sys.stderr, flush=True)
+    for done, step in enumerate(steps):
+        show(done)
+        yield step
+        time.sleep(0.2)
+    show(len(steps))
+    print(file=sys.stderr)
+bar.VERSION = VERSION
 """
 TRAINED = "trained with 1.0 1.0 1.0 and a token of 36"
 # The text to search for comes on stdin: the search itself must not be found. Then the ranks may end.
@@ -52,8 +67,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made = Lab(tmp_path)
     made.environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
     made.environ |= {"PIP_FIND_LINKS": str(tmp_path / "index")}
-    for name in ("progress", "settings", "shapes"):
-        wheel(tmp_path / "index", name)
+    for name, text in {"progress": BAR, "settings": "", "shapes": ""}.items():
+        wheel(tmp_path / "index", name, text=text)
     for path, text in {
         "pyproject.toml": PYPROJECT,
         "requirements.txt": "progress\nsettings>=1\nshapes\n",
@@ -91,6 +106,10 @@ def test_from_a_clone_to_the_model_at_home_without_a_stumble(lab: Lab) -> None:
             out, err = running.communicate(timeout=200)
         assert (running.returncode, found) == (0, []), err.decode()
         assert token.encode() not in out + err
+        for rank in (0, 1):
+            assert f"[rank {rank} @ node{rank}] 100%|███\n" in out.decode()
+            assert "\r  0%|\r 33%|█\r 67%|██\r100%|███\n" in (logs / f"rank{rank}.log").read_bytes().decode()
+        assert b"\r" not in out
         # `up` has installed, and the second run has nothing to send.
         assert b"installing" not in err and (launcher == "ssh" or b"sending" not in err)
         assert (lab.project / "runs" / launcher / "node0/checkpoints/2.pt").is_file()

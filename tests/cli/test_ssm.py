@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -37,21 +38,24 @@ def lab() -> Iterator[Lab]:
     made = Lab(root)
     shown = made.run("local", "start")
     assert shown.returncode == 0, shown.stderr
-    info = control.find(made.home)
-    assert info is not None
-    iam = boto3.client(
-        "iam",
-        endpoint_url=info.endpoint,
-        region_name=info.region,
-        aws_access_key_id=info.access_key_id,
-        aws_secret_access_key=info.secret_access_key,
-    )
-    iam.create_instance_profile(InstanceProfileName="trainers")
+    client(made, "iam").create_instance_profile(InstanceProfileName="trainers")
     made.script("awsddp.toml", SSM)
     made.script("train.py", 'import os\nopen("made.txt", "w").write(os.environ["RANK"])\nprint("ran")\n')
     yield made
     made.close()
     shutil.rmtree(root)
+
+
+def client(lab: Lab, service: str) -> Any:
+    info = control.find(lab.home)
+    assert info is not None
+    return boto3.client(
+        service,
+        endpoint_url=info.endpoint,
+        region_name=info.region,
+        aws_access_key_id=info.access_key_id,
+        aws_secret_access_key=info.secret_access_key,
+    )
 
 
 def answers(address: str) -> bool:
@@ -79,6 +83,22 @@ def test_what_is_missing_is_told_before_anything_is_made(lab: Lab) -> None:
     assert (shown.returncode, "session-manager-plugin not found" in shown.stderr) == (3, True)
     assert "session-manager-plugin.deb" in shown.stderr
     assert lab.json("local", "status")["instances"] == []
+
+
+@pytest.mark.timeout(600)
+def test_a_living_cluster_keeps_its_open_port_until_sessions_can_reach_it(lab: Lab) -> None:
+    open_port = ("-o", "network.address=public", "-o", "network.jump=", "-o", "access.instance_profile=")
+    (node,) = lab.json("up", "--local", "-y", "--nodes", "1", *open_port)["nodes"]
+    shown = lab.run("up", "--local", "-y", "--nodes", "1")
+    assert (shown.returncode, "node0 without an instance profile" in shown.stderr) == (3, True), shown.stderr
+    assert f"for i in {node['instance_id']}; do aws ec2 associate-iam-instance-profile" in shown.stderr
+    client(lab, "ec2").associate_iam_instance_profile(
+        InstanceId=node["instance_id"], IamInstanceProfile={"Name": "trainers"}
+    )
+    lab.environ["PATH"] = f"{Path(shutil.which('aws') or '/').parent}:/usr/bin:/bin:/usr/sbin:/sbin"
+    shown = lab.run("up", "--local", "-y", "--nodes", "1")
+    assert (shown.returncode, "session-manager-plugin not found" in shown.stderr) == (3, True), shown.stderr
+    assert lab.run("exec", *open_port[2:4], "--", "true").returncode == 0
 
 
 def test_everything_goes_through_sessions_and_no_port_is_open(lab: Lab) -> None:

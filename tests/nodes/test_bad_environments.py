@@ -1,10 +1,13 @@
 """What cannot be met, on real SSH hosts: each is named, ends in time, and is exit 6."""
 
 import dataclasses
+import http.server
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,6 +75,83 @@ def test_an_index_that_is_not_there(lab: MakeLab, python: str, monkeypatch: pyte
     for place in ("client", "node"):
         plan = dataclasses.replace(PLAN, packages_from=place, options=options)
         refused(here, plan, python, "the package index does not answer")
+
+
+@pytest.fixture
+def patient(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """A node; pip waits for 3 s on both sides, by its own settings. Without them it waits for 15 s."""
+    here = lab(1)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "3")
+    (here.hosts[0].home / ".config/pip").mkdir(parents=True)
+    (here.hosts[0].home / ".config/pip/pip.conf").write_text("[global]\ntimeout = 3\n")
+    return here
+
+
+@pytest.mark.prove(share=0.5)
+@pytest.mark.parametrize("kind", ["image", "venv"])
+@pytest.mark.parametrize("packages_from", ["client", "node"])
+def test_an_index_that_accepts_connections_and_never_answers(
+    patient: Lab, python: str, kind: str, packages_from: str
+) -> None:
+    here = patient
+    uv = Path(sys.executable).with_name("uv")
+    here.hosts[0].script("uv", f'#!/bin/sh\nUV_HTTP_TIMEOUT=3 UV_HTTP_RETRIES=1 exec {uv} "$@"\n')
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:  # the kernel accepts
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/simple"
+        plan = dataclasses.replace(PLAN, packages_from=packages_from, options=("--index-url", url))
+        if kind == "venv":
+            own = ".".join(map(str, sys.version_info[:2]))
+            torch = ("torch==2.13.*", "--index-url", url)
+            plan = dataclasses.replace(plan, kind="venv", torch=torch, python=own)
+        refused(here, plan, python, "the package index does not answer")
+
+
+@pytest.mark.prove(share=0.5)
+@pytest.mark.parametrize("packages_from", ["client", "node"])
+def test_an_index_that_is_slow_and_answers_is_waited_for(
+    patient: Lab, index: Path, python: str, monkeypatch: pytest.MonkeyPatch, packages_from: str
+) -> None:
+    """All of it takes longer than pip waits for a word."""
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    with slow_index(index) as url:
+        options = ("--index-url", url)
+        plan = dataclasses.replace(PLAN, lines=("tiny",), packages_from=packages_from, options=options)
+        began = time.monotonic()
+        found = made(patient, plan, python)[0]
+    assert time.monotonic() - began > 4
+    assert imported(found.python, "import tiny; print(tiny.VERSION)") == "1.0"
+
+
+@contextmanager
+def slow_index(folder: Path) -> Iterator[str]:
+    """Serve wheels, each answer in four pieces with a second between them."""
+
+    class Slow(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            file = folder / Path(self.path).name
+            named = file.name.replace("-", "_")
+            links = (f'<a href="/{one.name}">{one.name}</a>' for one in folder.glob(f"{named}-*"))
+            body = file.read_bytes() if file.is_file() else "".join(links).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            size = len(body) // 4 + 1
+            for start in range(0, len(body), size):
+                time.sleep(1)
+                self.wfile.write(body[start : start + size])
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/simple"
+        finally:
+            server.shutdown()
 
 
 def test_a_python_that_does_not_exist(lab: MakeLab, index: Path, python: str, uv: str) -> None:

@@ -2,8 +2,11 @@
 
 import dataclasses
 import fcntl
+import functools
+import http.server
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +152,40 @@ def test_a_package_without_a_wheel_is_built_here_when_it_is_pure_and_named_when_
     with pytest.raises(NodeError, match="compiled has no wheel for the nodes") as refused:
         made(here, dataclasses.replace(PLAN, lines=("compiled",)), python)
     assert refused.value.exit_code == 6
+
+
+@pytest.mark.prove(share=0.5)
+def test_a_package_named_by_a_url_is_fetched_or_built_here_and_no_node_asks_for_it(
+    lab: Callable[[int], Lab], index: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")
+    sdist(index, tmp_path, "pure", "")
+    wheel(index, "tiny", "2.0")
+    asked: list[str] = []
+
+    class Listed(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    handler = functools.partial(Listed, directory=str(index))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            lines = (
+                f"{url}/pure-1.0.tar.gz",
+                f"tiny @ {url}/tiny-1.0-py3-none-any.whl ; python_version > '3'",
+            )
+            found = made(lab(2), dataclasses.replace(PLAN, lines=lines), python)
+        finally:
+            server.shutdown()
+    for one in found.values():
+        assert imported(one.python, "import pure, tiny; print(pure.VERSION, tiny.VERSION)") == "1.0 1.0"
+    assert asked == ["/pure-1.0.tar.gz", "/tiny-1.0-py3-none-any.whl"]
 
 
 def sdist(index: Path, folder: Path, name: str, words: str) -> None:

@@ -193,7 +193,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
     ),
     "through Systems Manager from now on": (
         asked(network__jump="ssm"),
-        standing(*PAIR),
+        standing(*(replace(one, profile="arn:aws:iam::1:instance-profile/trainers") for one in PAIR)),
         (Step(do="open", value="", why=f"{HERE} is closed"),),
     ),
     "a group that somebody named stays": (asked(), standing(*PAIR, opened=("sg-12345678", HERE)), ()),
@@ -276,6 +276,24 @@ def test_a_budget_ends_a_cluster_earlier_the_more_nodes_it_has() -> None:
     # What was computed a moment ago is not moved by seconds.
     again = replace(exists, expires=kept.expires + timedelta(seconds=20))
     assert steps(asked(cluster__budget_usd=100.0), again).expires == again.expires
+
+
+def test_nodes_without_a_role_are_not_moved_to_systems_manager() -> None:
+    spec = asked(network__jump="ssm", access__instance_profile="arn:aws:iam::1:instance-profile/x/trainers")
+    exists = standing(*PAIR, node(2, profile="arn:aws:iam::1:instance-profile/trainers"))
+    with pytest.raises(
+        ConfigError, match=r"network\.jump: node0, node1 without an instance profile"
+    ) as refused:
+        steps(spec, exists)
+    assert refused.value.next.startswith(
+        "for i in i-0 i-1; do aws ec2 associate-iam-instance-profile --instance-id $i "
+        "--iam-instance-profile Name=trainers --region us-east-1; done   #"
+    )
+    # Nodes that are replaced get the role of the spec, and without one nothing is closed either.
+    rebuilt = replace(spec, cluster=replace(spec.cluster, replace=("i-0", "i-1")))
+    assert [step.do for step in steps(rebuilt, exists).steps] == ["open", "end", "end", "launch"]
+    with pytest.raises(ConfigError, match=r"needs access\.instance_profile"):
+        steps(replace(rebuilt, access=replace(spec.access, instance_profile=None)), exists)
 
 
 @pytest.mark.parametrize("price", [40.0, None])

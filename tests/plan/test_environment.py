@@ -26,6 +26,42 @@ def test_a_requirements_file_is_read_with_what_it_includes(tmp_path: Path) -> No
     assert found.options == ("--extra-index-url", "https://x/simple")
 
 
+def test_a_requirements_file_as_powershell_writes_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_bytes("tqdm ;\\\r\npython_version > '3'\r\n".encode("utf-16"))
+    assert read_requirements(file).lines == ("tqdm ; python_version > '3'",)
+
+
+def test_a_variable_in_a_requirements_file_is_one_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INDEX_TOKEN", "t")
+    file = tmp_path / "requirements.txt"
+    file.write_text("--index-url https://${INDEX_TOKEN}@x/simple\nmine @ git+https://x/mine@${NOT_SET}\n")
+    found = read_requirements(file)
+    assert found.options == ("--index-url", "https://t@x/simple")
+    assert found.lines == ("mine @ git+https://x/mine@${NOT_SET}",)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch",
+        "Tqdm[a, b] >=4,<5 ; python_version > '3'",
+        "ruamel.yaml~=0.18",
+        "zope-interface===1 ",
+        "a!=1",
+        "mine (>=2)",
+        "mine@git+ssh://git@x/mine.git@v1#subdirectory=lib",
+        "git+https://x/y",
+        "https://x/a-1-py3-none-any.whl",
+    ],
+)
+def test_every_kind_of_requirement_is_taken_as_it_is(tmp_path: Path, line: str) -> None:
+    (tmp_path / "requirements.txt").write_text(line + "\n")
+    assert read_requirements(tmp_path / "requirements.txt").lines == (line.strip(),)
+
+
 LOCK = """
 version = 1
 [[package]]
@@ -72,6 +108,46 @@ def test_a_lock_gives_what_the_project_needs_without_what_torch_brings(tmp_path:
     )
 
 
+SOURCES = """
+version = 1
+[[package]]
+name = "mine"
+source = { virtual = "." }
+dependencies = [{ name = "fork" }, { name = "lib" }, { name = "raw" }, { name = "two", version = "1.0" }]
+[[package]]
+name = "fork"
+version = "4.0"
+source = { git = "https://x/fork?subdirectory=python&rev=main#0a1b" }
+[[package]]
+name = "lib"
+source = { editable = "packages/lib" }
+dependencies = [{ name = "inner" }]
+[[package]]
+name = "inner"
+version = "3"
+[[package]]
+name = "raw"
+version = "5"
+source = { url = "https://x/raw-5-py3-none-any.whl" }
+[[package]]
+name = "two"
+version = "1.0"
+[[package]]
+name = "two"
+version = "2.0"
+"""
+
+
+def test_a_lock_says_where_each_package_comes_from(tmp_path: Path) -> None:
+    (tmp_path / "uv.lock").write_text(SOURCES)
+    assert read_requirements(tmp_path / "uv.lock").lines == (
+        "fork @ git+https://x/fork@0a1b#subdirectory=python",
+        "raw @ https://x/raw-5-py3-none-any.whl",
+        "two==1.0",
+        "inner==3",
+    )
+
+
 def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\ndependencies = ['tqdm>=4']\n")
     assert read_requirements(tmp_path / "pyproject.toml").lines == ("tqdm>=4",)
@@ -82,6 +158,15 @@ def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
     [
         ("requirements.txt", "./wheels/x.whl\n", "line 1: './wheels/x.whl' does not work on a node"),
         ("requirements.txt", "tqdm\n--trusted-host x\n", "line 2"),
+        ("requirements.txt", "numpy @ file:///croot/numpy_1\n", "does not work on a node"),
+        ("requirements.txt", "numpy=1.26\n", "line 1: 'numpy=1.26' is no requirement"),
+        ("setup.py", "from setuptools import setup\n", "line 1: 'from setuptools import setup' is no"),
+        ("pyproject.toml", "[project]\ndependencies = ['a b']\n", "'a b' is no requirement"),
+        (
+            "uv.lock",
+            SOURCES.replace('"https://x/raw', '"raw').replace("url =", "path ="),
+            "raw is locked to raw",
+        ),
         ("requirements.txt", "-r none.txt\n", "none.txt cannot be read"),
         ("pyproject.toml", "[project\n", "not valid TOML"),
         ("pyproject.toml", "[tool.poetry]\n", "no [project] dependencies"),
@@ -89,6 +174,8 @@ def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
         ("environment.yml", "name: x\ndependancies:\n- python\n", "line 2: 'dependancies' is no key"),
         ("environment.yml", "name: x\n", "has no dependencies"),
         ("environment.yml", "dependencies:\n\t- python\n", "line 2: a tab"),
+        ("environment.yml", "dependencies:\n- pip:\n  - -e .\n", "line 3: '- -e .' does not work on a node"),
+        ("environment.yml", "dependencies:\n- pip:\n  - -r requirements.txt\n", "line 3"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -172,6 +259,12 @@ def test_only_what_torch_is_made_of_is_pinned() -> None:
         ),
         ("ERROR: No matching distribution found for nope", "there is no nope for this Python"),
         ("NewConnectionError(...)\nERROR: No matching distribution found for x", "index does not answer"),
+        (
+            "ReadTimeoutError(...)\n(from versions: 1.0)\nERROR: No matching distribution found for x>2",
+            "there is no x>2 for this Python",
+        ),
+        ("error sending request for url (http://x/)\noperation timed out", "index does not answer"),
+        ("curl: (28) Operation too slow", "index does not answer"),
         ("OSError: [Errno 28] No space left on device", "a disk is full"),
         ("a compiler error", "could not be installed"),
     ],

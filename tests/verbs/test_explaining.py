@@ -136,6 +136,32 @@ def test_file_that_is_missing_on_the_nodes_and_is_here_says_what_keeps_it(
     assert advice in cause.next
 
 
+def test_a_link_that_leads_out_of_the_folder_is_why_its_files_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/data").symlink_to("/mnt/datasets")
+    cause = cause_of(tmp_path, {"t.py": ""}, NO_FILE.format("data/train/a.bin"), script="t.py")
+    assert "data is here, and is not sent: a link that leads out of the folder" in cause.explanation
+    assert "awsddp exec" in cause.next
+
+
+@pytest.mark.parametrize(("where", "told"), [("<frozen os>", True), ("table.py", False)])
+def test_variable_that_is_set_here_alone_is_named_with_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, told: bool
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    (tmp_path / "t.py").touch()
+    tail = (f'  File "{where}", line 714, in __getitem__', "KeyError: 'WANDB_API_KEY'")
+    spec, asked = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
+    ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
+    cause = Cause(rank=0, node=0, kind="exit", tail=tail, explanation="It ended with exit code 1.", next="-")
+    cause = explained(
+        ctx, Job(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script="t.py")
+    ).cause
+    assert cause is not None
+    assert ("WANDB_API_KEY is set here, and not on the nodes" in cause.explanation) is told
+    assert cause.next.endswith("--env-var WANDB_API_KEY t.py") is told
+
+
 def test_a_bare_folder_in_the_message_is_enough(tmp_path: Path) -> None:
     files = {".gitignore": "/data\n", "data/a.bin": "", "t.py": ""}
     said = (
