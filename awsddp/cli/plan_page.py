@@ -1,13 +1,9 @@
-"""The pages before a launch: the plan, the offers, the checks."""
+"""The pages before a launch: the plan, the settings, the offers, permissions and quota."""
 
-import itertools
 import json
-import textwrap
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cli import harmless
-from awsddp.cli.advice import named
-from awsddp.cli.render import line, table, width
+from awsddp.cli.render import line, table
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
@@ -144,45 +140,6 @@ def offers_page(found: dict[str, Any]) -> None:
             for offer in found["offers"]
         ],
     )
-
-
-_COLUMNS, _MARK = 80, 8
-
-
-def checks_page(report: dict[str, Any]) -> None:
-    """Show each check, its outcome and the remedy."""
-    outcomes = {True: "ok", False: "FAILED", None: "-"}
-    columns = min(width() or _COLUMNS, _COLUMNS)
-    for (kind, ok, value, hint), alike in itertools.groupby(report["checks"], key=_kind):
-        names = [check["name"].removeprefix(f"{kind} ") for check in alike]
-        text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {harmless.line(value)}"
-        indent = " " * _MARK
-        print(
-            textwrap.fill(
-                f"{outcomes[ok]:{_MARK}}{text}", columns, subsequent_indent=indent, break_on_hyphens=False
-            )
-        )
-        for remedy in named(harmless.lines(hint)).splitlines():
-            first, rest = f"{indent}next: ", f"{indent}      "
-            print(_unbroken(remedy, columns, first, rest))
-
-
-def _unbroken(text: str, columns: int, first: str, rest: str) -> str:
-    """Return a command, which is never broken within a word, as lines."""
-    return textwrap.fill(
-        text,
-        columns,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
-def _kind(check: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the key that merges checks into one row: permissions with the same outcome."""
-    kind, _, rest = check["name"].partition(" ")
-    return (kind if rest and kind == "permission" else "", check["ok"], check["value"], check["hint"])
 
 
 def permissions_page(found: dict[str, Any]) -> None:

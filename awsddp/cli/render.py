@@ -32,10 +32,23 @@ def line(text: str, *, stderr: bool = False) -> None:
     """Print a line, wrapped between words on a terminal; a rank's line ("  | ...") is never wrapped."""
     text, columns = harmless.lines(text), width(stderr=stderr)
     if columns is not None and len(text) > columns and not text.startswith("  |"):
-        text = textwrap.fill(
-            text, columns, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-        )
+        text = wrap(text, columns)
     print(text, file=sys.stderr if stderr else sys.stdout)
+
+
+def wrap(text: str, columns: int, *, first: str = "", rest: str = "  ", breaks_words: bool = False) -> str:
+    """Return a text as lines, broken between words; `first` and `rest` are what they begin with.
+
+    With `breaks_words` also a word that is longer than a line is broken.
+    """
+    return textwrap.fill(
+        text,
+        columns,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=breaks_words,
+    )
 
 
 def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
