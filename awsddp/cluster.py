@@ -134,13 +134,15 @@ class Cause:
     """Why a job did not succeed: the first rank that failed, and the end of its log; or what ended it.
 
     `kind` is one of docs/why.md ("unknown": an older awsddp wrote it); `retryable`: the same
-    command may succeed without a change; `next` is what to do, "" for nothing that is known.
+    command may succeed without a change; `values` are what the explanation names, such as `module` of
+    import_error; `next` is what to do, "" for nothing that is known.
     """
 
     rank: int | None
     node: int | None
     kind: str = "unknown"
     retryable: bool = False
+    values: dict[str, str] = field(default_factory=dict)
     instance_id: str | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -246,6 +248,14 @@ class Job:
     progress: tuple[RankProgress, ...] = ()
     slowest_rank: int | None = None
     usage: tuple[RankUsage, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HomeLink:
+    """A symbolic link to make at home; `target` is relative to the link's own folder and lies in runs/JOB."""
+
+    home: str
+    target: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ _PACKAGES = {
     "bs4": "beautifulsoup4",
 }
 """Packages of which the module has another name."""
-_MODULE = re.compile(r"(\w[\w.]*) is not installed for the python")
 _NAMED = re.compile(r"^\s*-?\s*([A-Za-z0-9][\w.-]*)", re.MULTILINE)
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
@@ -44,10 +43,9 @@ def explained(ctx: Context, job: Job) -> Job:
 
 
 def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
-    found = _MODULE.search(cause.explanation)
-    if found is None:
+    module = cause.values.get("module")
+    if not module:
         return cause
-    module = found[1]
     top = module.partition(".")[0]
     project, listing = Path(ctx.job.sync.workdir), found_here(ctx)
     for path in _modules(project, module):

@@ -24,7 +24,8 @@ def cause_of(tmp_path: Path, files: dict[str, str], said: str, *, script: str, *
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
     kind = "import_error" if said.startswith("Module") else "file_not_found"
-    cause = Cause(rank=1, node=0, kind=kind, explanation=said, next="-")
+    values = {"module": said.split("'")[1]} if kind == "import_error" else {}
+    cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-")
     spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
     ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
     told = explained(ctx, Job(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script))

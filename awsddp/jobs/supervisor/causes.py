@@ -501,7 +501,8 @@ ECHOES = frozenset(
 
 
 def explain(evidence: Evidence) -> dict[str, Any]:
-    """Return why a rank ended: `kind`, `retryable`, `explanation` and `next`."""
+    """Return why a rank ended: `kind`, `retryable`, `values` of the row's texts, `explanation` and `next`."""
     recognized = ((row, row.recognize(evidence)) for row in TABLE if row.recognize)
-    words = next(words_of(row, values) for row, values in recognized if values is not None)
-    return {**words, "explanation": f"{evidence.status()} {words['explanation']}".rstrip()}
+    row, values = next((row, values) for row, values in recognized if values is not None)
+    words = words_of(row, values)
+    return {**words, "values": values, "explanation": f"{evidence.status()} {words['explanation']}".rstrip()}
