@@ -1,7 +1,7 @@
 """fetch: results home, verified; once they are, a poweroff may end the nodes again."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp.cluster import ACTIVE, Cluster, Job, Node
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
@@ -11,10 +11,8 @@ from awsddp.verbs.cluster import ClusterHandle, NoNodes, reachable
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.results import results_dir, whole_at_home
+from awsddp.verbs.sync import document
 from awsddp.verbs.up import up
-
-if TYPE_CHECKING:
-    from awsddp.nodes.sync import Fetched
 
 REACH_S = 60.0
 
@@ -62,7 +60,7 @@ def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[s
         if kept is None or anew or owed:
             raise
         return _kept(ctx, kept)
-    result = _document(fetched, job=chosen.job, home=to or results_dir(ctx, chosen.job))
+    result = document(fetched, job=chosen.job, home=str(to or results_dir(ctx, chosen.job)))
     if lost:
         why = "\n".join(lost.values())
         if kept is not None and kept.job == chosen.job:
@@ -75,7 +73,7 @@ def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[s
 
 def _kept(ctx: Context, job: Job) -> dict[str, Any]:
     ctx.say(f"the results of {job.job} are already fetched")
-    return _document({}, job=job.job, home=results_dir(ctx, job.job))
+    return document({}, job=job.job, home=str(results_dir(ctx, job.job)))
 
 
 def fetch_all(cluster: ClusterHandle, listed: Cluster) -> None:
@@ -136,8 +134,3 @@ def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: s
             bill = f"until then the nodes {would} {money(record.price_usd_per_hour)} per hour"
     jobs = sorted({job for node in owing for job in node.unfetched})
     return NodeError(f"the results of {', '.join(jobs)} are not fetched", f"{why}\n{bill}", "\n".join(ways))
-
-
-def _document(came: "dict[int, Fetched]", *, job: str, home: Path) -> dict[str, Any]:
-    nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(came.items())]
-    return {"nodes": nodes, "job": job, "home": str(home)}

@@ -1,6 +1,6 @@
 """sync: the working folder, to every node. What a node made itself stays."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 
 if TYPE_CHECKING:
-    from awsddp.nodes.sync import Listing, Sent
+    from awsddp.nodes.sync import Fetched, Listing, Sent
     from awsddp.nodes.transport import Fleet
 
 LARGE_BYTES = 100e6
@@ -111,7 +111,9 @@ def send_checkpoint(cluster: ClusterHandle, staged: Path, *, folder: str, nodes:
     push(files_to_send(staged), cluster.fleet, ssh_config=config, folder=folder, nodes=nodes, on_event=tell)
 
 
-def document(sent: "dict[int, Sent]") -> dict[str, Any]:
-    """Return what was sent as the `sync` document."""
-    nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(sent.items())]
-    return {"nodes": nodes, "job": None, "home": None}
+def document(
+    moved: "Mapping[int, Sent | Fetched]", *, job: str | None = None, home: str | None = None
+) -> dict[str, Any]:
+    """Return what was sent, or fetched of a job, as the document of `sync` and `fetch`."""
+    nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(moved.items())]
+    return {"nodes": nodes, "job": job, "home": home}
