@@ -23,9 +23,9 @@ _LOST = "what only the disks of ended nodes hold is lost; results are fetched fi
 
 
 def changes(cluster: ClusterHandle, facts: Facts, *, now: datetime) -> Convergence:
-    """Return what stands between the cluster and the spec.
+    """Return the difference between the cluster and the spec.
 
-    Raises ConfigError for a spec that is invalid, CloudError where AWS does not answer.
+    Raises ConfigError for an invalid spec, CloudError where AWS does not answer.
     """
     from awsddp.aws.instances import impaired
 
@@ -66,11 +66,11 @@ def plan_of(cluster: ClusterHandle, change: Convergence) -> LaunchPlan:
 
 
 def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[Node, ...]:
-    """Take every step but the last, the expiry, which the nodes get as they are prepared; return the nodes.
+    """Take every step but the last, the expiry, which the nodes get when they are prepared; return the nodes.
 
-    SSH is opened without a question; before a machine begins or ends `confirm` is called. Unfetched results
-    are fetched from nodes that end. Raises ConfigError where a job runs on one of them, NodeError where its
-    results cannot be fetched, and what a launch raises. Interrupted anywhere, it continues when run again.
+    SSH is opened without a question; `confirm` is called before an instance is started or terminated.
+    Unfetched results are fetched first. Raises ConfigError if a job runs on a node to terminate, NodeError if
+    its results cannot be fetched, and what a launch raises. An interrupted call continues when run again.
     """
     ctx, record = cluster.ctx, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
@@ -151,7 +151,7 @@ def _owed(nodes: Sequence[Node]) -> list[str]:
 
 
 def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
-    """Refuse to end nodes on which a job runs, or whose results cannot be fetched first."""
+    """Refuse to terminate nodes on which a job runs, or whose results cannot be fetched first."""
     owed = _owed(ending)
     if not owed or cluster.own is None:
         return
@@ -192,7 +192,7 @@ def _refuse_others(cluster: ClusterHandle, change: Convergence) -> None:
 
 
 def _end(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
-    """Fetch what the nodes owe, end them, and forget them."""
+    """Fetch the nodes' unfetched results, terminate them, and forget them."""
     from awsddp.aws.teardown import end_nodes, give_up
     from awsddp.nodes import hostkeys
 

@@ -1,4 +1,4 @@
-"""sync: the working folder, to every node. What a node made itself stays."""
+"""sync: send the working folder to every node. Files that a node made stay."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -23,9 +23,8 @@ BUNDLED = "train"
 def sync(ctx: Context, *, dry_run: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
     """Send the working folder, and return what went as the `sync` document.
 
-    With `dry_run` nothing is sent: every node would get what is listed. `confirm` is asked where a job runs,
-    whose code would change, and raises to refuse. Raises ConfigError for a folder that cannot be meant,
-    NodeError for nodes that did not take it.
+    With `dry_run` nothing is sent. `confirm` is called if a job runs, whose code would change, and raises to
+    refuse. Raises ConfigError for an invalid folder, NodeError for nodes that did not receive the files.
     """
     listing = listed(ctx)
     with ClusterHandle.ready(ctx) as cluster:
@@ -43,7 +42,7 @@ def sync(ctx: Context, *, dry_run: bool = False, confirm: Callable[[str], None])
 
 
 def _preview(listing: "Listing") -> dict[str, Any]:
-    """Return what goes, the largest of it, and what stays here by which ignore file or key."""
+    """Return the files to send, the largest ones, and what each ignore file or key keeps here."""
     kept: dict[str, list[str]] = {}
     for path, by in listing.kept:
         kept.setdefault(by, []).append(path)
@@ -55,14 +54,14 @@ def _preview(listing: "Listing") -> dict[str, Any]:
 
 
 def _running(cluster: ClusterHandle) -> list[str]:
-    """Return the jobs that run. Nodes without an unfetched job, as their tags tell, need not be asked."""
+    """Return the running jobs; none, without a request, if no node has an unfetched job by its tags."""
     if not cluster.unfetched:
         return []
     return [job.job for job in cluster.jobs() if job.state == "running"]
 
 
 def listed(ctx: Context) -> "Listing":
-    """Return what the working folder holds for the nodes; a large one is said. Raises ConfigError."""
+    """Return what to send of the working folder; say so if it is large. Raises ConfigError."""
     listing = found_here(ctx)
     if listing.size > LARGE_BYTES:
         largest = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in listing.largest())
@@ -73,7 +72,7 @@ def listed(ctx: Context) -> "Listing":
 
 
 def found_here(ctx: Context) -> "Listing":
-    """Return what the working folder holds for the nodes. Raises ConfigError."""
+    """Return what to send of the working folder. Raises ConfigError."""
     from awsddp.nodes.sync import files_to_send
 
     job = ctx.job
