@@ -99,7 +99,7 @@ class Cluster:
     @property
     def unfetched(self) -> list[str]:
         """The jobs whose results are not home, by the tags of the nodes that live."""
-        return sorted({job for node in self.live for job in node.unfetched})
+        return unfetched_jobs(self.live)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +268,11 @@ class Check:
     expected: str = ""
     hint: str = ""
     node: int | None = None
+
+
+def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
+    """Return the jobs whose results are not home, by the tags of these nodes."""
+    return sorted({job for node in nodes for job in node.unfetched})
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

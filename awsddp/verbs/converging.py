@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from awsddp.cluster import ACTIVE, Cluster, Node
+from awsddp.cluster import ACTIVE, Cluster, Node, unfetched_jobs
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan import Convergence, Facts, LaunchPlan, Standing, converge, make_plan
 from awsddp.report import money, node_name
@@ -146,13 +146,9 @@ def _question(cluster: ClusterHandle, record: Record, change: Convergence) -> st
     )
 
 
-def _owed(nodes: Sequence[Node]) -> list[str]:
-    return sorted({job for node in nodes for job in node.unfetched})
-
-
 def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
     """Refuse to terminate nodes on which a job runs, or whose results cannot be fetched first."""
-    owed = _owed(ending)
+    owed = unfetched_jobs(ending)
     if not owed or cluster.own is None:
         return
     names = ", ".join(node_name(node.node) for node in ending)
@@ -183,9 +179,9 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
 
 def _refuse_others(cluster: ClusterHandle, change: Convergence) -> None:
     for other in cluster.all_listed:
-        if other.id in _other_ids(change) and _owed(other.live):
+        if other.id in _other_ids(change) and other.unfetched:
             raise ConfigError(
-                f"a second cluster {other.name} ({other.id}) holds results of {', '.join(_owed(other.live))}",
+                f"a second cluster {other.name} ({other.id}) holds results of {', '.join(other.unfetched)}",
                 "another machine made it, and only that one can fetch them",
                 f"awsddp fetch there; or awsddp -c {other.name}-2 up here",
             )
@@ -197,7 +193,7 @@ def _end(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
     from awsddp.nodes import hostkeys
 
     ctx, folder, record = cluster.ctx, cluster.ctx.folder, cluster.record
-    owed = _owed(ending)
+    owed = unfetched_jobs(ending)
     if owed and cluster.own is not None:
         cluster.use(reachable(cluster.own.live), of=cluster.own.live)
         with cluster.connect():

@@ -100,7 +100,6 @@ def _existing(cluster: ClusterHandle) -> tuple[Cluster, ...]:
 
     Waits until AWS lists the instances that this machine launched, or those of an interrupted launch.
     """
-    from awsddp.aws.clusters import find_clusters
     from awsddp.aws.instances import appear, filled_by
 
     ctx, record, own = cluster.ctx, cluster.known, cluster.own
@@ -110,8 +109,7 @@ def _existing(cluster: ClusterHandle) -> tuple[Cluster, ...]:
         own = cluster.wait_until_listed()
     elif not (own and own.live and filled_by(record.intent) <= {node.node for node in own.live}):
         appear(cluster.aws, record.intent, on_event=ctx.on_event)
-        again = find_clusters(cluster.aws, ctx.spec.name, record.owner)
-        own = next((one for one in again if one.id == record.id), None)
+        own = cluster.list_own()
     others = tuple(one for one in cluster.all_listed if one.id != record.id)
     return (own, *others) if own is not None else others
 

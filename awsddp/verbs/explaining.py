@@ -61,7 +61,7 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
 
 
 def _of_package(ctx: Context, job: Job, cause: Cause, package: str) -> Cause:
-    """Say which requirements file names a package, or is there and was not asked for."""
+    """Say which requirements file names a package, or exists without being requested."""
     record, project = ctx.folder.read(), Path(ctx.job.sync.workdir)
     asked = overlaid_environment(ctx.job, record.asked if record else {}).env.file
     if asked and _canonical(package) in _names(Path(asked).expanduser()):
@@ -70,9 +70,9 @@ def _of_package(ctx: Context, job: Job, cause: Cause, package: str) -> Cause:
     naming = [file for file, names in there.items() if _canonical(package) in names]
     if not asked and there:
         file = (naming or list(there))[0]
-        what = f"names {package}" if naming else "is there"
+        what = f"names {package}" if naming else "exists"
         here = (project / file).as_posix()
-        return _told(cause, f"{file} {what}, and was not asked for", _again(ctx, job, "--env", here))
+        return _told(cause, f"{file} {what}, but --env does not name it", _again(ctx, job, "--env", here))
     file = asked or "requirements.txt"
     why = f"{asked} does not name {package}" if asked else "no requirements file is there"
     return _told(cause, why, f"echo {package} >> {file}   # then: {_again(ctx, job, '--env', file)}")

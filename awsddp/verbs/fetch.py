@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from awsddp.cluster import ACTIVE, Cluster, Job, Node
+from awsddp.cluster import ACTIVE, Cluster, Job, Node, unfetched_jobs
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.report import money, node_name
 from awsddp.state import Record
@@ -132,5 +132,5 @@ def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: s
         if record is not None and record.price_usd_per_hour is not None:
             would = "would cost" if record.target.name == "local" else "cost"
             bill = f"until then the nodes {would} {money(record.price_usd_per_hour)} per hour"
-    jobs = sorted({job for node in owing for job in node.unfetched})
-    return NodeError(f"the results of {', '.join(jobs)} are not fetched", f"{why}\n{bill}", "\n".join(ways))
+    jobs = ", ".join(unfetched_jobs(owing))
+    return NodeError(f"the results of {jobs} are not fetched", f"{why}\n{bill}", "\n".join(ways))

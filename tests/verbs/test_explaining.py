@@ -40,14 +40,14 @@ def cause_of(tmp_path: Path, files: dict[str, str], said: str, *, script: str, *
             {"requirements.txt": "Tqdm>=4\n"},
             "tqdm",
             "t.py",
-            "requirements.txt names tqdm, and was not asked for",
+            "requirements.txt names tqdm, but --env does not name it",
             "--env {}/requirements.txt t.py",
         ),
         (
             {"requirements.txt": "numpy\n"},
             "yaml",
             "t.py",
-            "requirements.txt is there, and was not asked",
+            "requirements.txt exists, but --env does not name it",
             "--env {}/requirements.txt t.py",
         ),
         (
