@@ -142,7 +142,7 @@ class Cause:
     node: int | None
     kind: str = "unknown"
     retryable: bool = False
-    values: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict, hash=False)
     instance_id: str | None = None
     exit_code: int | None = None
     signal: int | None = None

@@ -26,6 +26,7 @@ _PACKAGES = {
     "bs4": "beautifulsoup4",
 }
 """Packages of which the module has another name."""
+_MODULE = re.compile(r"\w[\w.]*")
 _NAMED = re.compile(r"^\s*-?\s*([A-Za-z0-9][\w.-]*)", re.MULTILINE)
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
@@ -43,8 +44,8 @@ def explained(ctx: Context, job: Job) -> Job:
 
 
 def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
-    module = cause.values.get("module")
-    if not module:
+    module = cause.values.get("module", "")
+    if not _MODULE.fullmatch(module):  # a node says it, and a command that the user copies will hold it
         return cause
     top = module.partition(".")[0]
     project, listing = Path(ctx.job.sync.workdir), found_here(ctx)

@@ -105,6 +105,11 @@ def test_module_that_is_missing_says_which_case_it_is(
     assert advice.format(tmp_path / "project") in cause.next
 
 
+@pytest.mark.parametrize("module", ["x; touch y", "/etc/x", "../x", "x\ny", "$(x)"])
+def test_module_name_that_is_none_comes_into_no_command(tmp_path: Path, module: str) -> None:
+    assert cause_of(tmp_path, {}, MISSING.format(module), script="t.py").next == "-"
+
+
 def test_package_that_the_file_asked_for_does_not_name_is_to_be_added(tmp_path: Path) -> None:
     file = tmp_path / "needs.txt"
     file.write_text("numpy\n")
