@@ -135,6 +135,7 @@ class _Cause(msgspec.Struct, frozen=True, kw_only=True):
     node: _Node | None
     kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")] = "unknown"
     retryable: bool = False
+    values: Annotated[dict[_Word, _Text], Meta(max_length=100)] = msgspec.field(default_factory=dict)
     next: _Text = ""
     tail: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
     explanation: _Text = ""
@@ -252,8 +253,6 @@ class _Probe(msgspec.Struct, frozen=True, kw_only=True):
     ports: Annotated[tuple[_Port, ...], Meta(min_length=1, max_length=10)]
     gpus: Annotated[int, Meta(ge=0, le=1024)] | None
     disk_free: _Size
-    disk_size: _Size
-    shared_free: _Size
     memory_free: _Size
     memory_size: _Size
     cpus: Annotated[float, Meta(ge=0, le=100_000)]

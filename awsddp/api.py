@@ -36,16 +36,7 @@ from awsddp.verbs.stop import stop
 from awsddp.verbs.train import train
 from awsddp.verbs.up import up
 
-_SECTIONS: dict[str, Any] = {
-    "cluster": spec.ClusterSection,
-    "network": spec.NetworkSection,
-    "access": spec.AccessSection,
-    "capacity": spec.CapacitySection,
-    "env": spec.EnvSection,
-    "sync": spec.SyncSection,
-    "job": spec.JobSection,
-}
-_KEYS = {one.name: f"{name}.{one.name}" for name, section in _SECTIONS.items() for one in fields(section)}
+_KEYS = {one.name: f"{name}.{one.name}" for name, section in spec.SECTIONS.items() for one in fields(section)}
 
 
 class JobFailed(JobError):

@@ -101,7 +101,7 @@ class Cluster:
     @property
     def unfetched(self) -> list[str]:
         """The jobs whose results are not home, by the tags of the nodes that live."""
-        return sorted({job for node in self.live for job in node.unfetched})
+        return unfetched_jobs(self.live)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +136,15 @@ class Cause:
     """Why a job did not succeed: the first rank that failed, and the end of its log; or what ended it.
 
     `kind` is one of docs/why.md ("unknown": an older awsddp wrote it); `retryable`: the same
-    command may succeed without a change; `next` is what to do, "" for nothing that is known.
+    command may succeed without a change; `values` are what the explanation names, such as `module` of
+    import_error; `next` is what to do, "" for nothing that is known.
     """
 
     rank: int | None
     node: int | None
     kind: str = "unknown"
     retryable: bool = False
+    values: dict[str, str] = field(default_factory=dict, hash=False)
     instance_id: str | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -251,6 +253,14 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HomeLink:
+    """A symbolic link to make at home; `target` is relative to the link's own folder and lies in runs/JOB."""
+
+    home: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """A check of `doctor`, of one node if it has a number. `ok` None: unknown, or only a warning."""
 
@@ -260,6 +270,11 @@ class Check:
     expected: str = ""
     hint: str = ""
     node: int | None = None
+
+
+def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
+    """Return the jobs whose results are not home, by the tags of these nodes."""
+    return sorted({job for node in nodes for job in node.unfetched})
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

@@ -274,7 +274,7 @@ class JobSpec:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
-_SECTIONS: dict[str, Any] = {
+SECTIONS: dict[str, type] = {
     "cluster": ClusterSection,
     "network": NetworkSection,
     "access": AccessSection,
@@ -306,12 +306,12 @@ def load(
             "try: awsddp -c my-cluster ...",
         )
     document = _read(file) if file is not None and file.exists() else {}
-    values: dict[str, Any] = {section: {} for section in _SECTIONS}
+    values: dict[str, Any] = {section: {} for section in SECTIONS}
     tags: dict[str, str] = {}
     sources: dict[str, str] = {}
     for section, table in document.items():
         if not isinstance(table, dict):
-            raise _unknown(f"{file}: {section}", section, [*_SECTIONS, "tags"])
+            raise _unknown(f"{file}: {section}", section, [*SECTIONS, "tags"])
         for key, value in table.items():
             _put(values, tags, f"{section}.{key}", value, f"{file}: [{section}] {key}")
             sources[f"{section}.{key}"] = str(file)
@@ -321,7 +321,7 @@ def load(
     for key, value in (overrides or {}).items():
         _put(values, tags, key, value, key)
         sources[".".join(key.split(".")[:2])] = "option"
-    sections = {section: kind(**values[section]) for section, kind in _SECTIONS.items()}
+    sections = {section: kind(**values[section]) for section, kind in SECTIONS.items()}
     _check(sections["cluster"], sections["job"])
     _check_secrets(sections["env"])
     if sections["network"].jump:
@@ -329,10 +329,7 @@ def load(
     return (
         ClusterSpec(
             name=name,
-            cluster=sections["cluster"],
-            network=sections["network"],
-            access=sections["access"],
-            capacity=sections["capacity"],
+            **{section: sections[section] for section in _OF_CLUSTER},
             tags=tags,
             explicit=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
             from_cli=frozenset(overrides or ()),
@@ -361,7 +358,7 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
 
     Raises ConfigError for an invalid one.
     """
-    values: dict[str, Any] = {section: {} for section in _SECTIONS}
+    values: dict[str, Any] = {section: {} for section in SECTIONS}
     tags: dict[str, str] = {}
     decided = {key for group in _EXCLUSIVE if spec.explicit & group for key in group} | spec.explicit
     for key, value in asked.items():
@@ -405,7 +402,7 @@ def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, str]]:
         (f"{section}.{key.name}", getattr(getattr(holder, section), key.name))
         for holder, sections in ((spec, _OF_CLUSTER), (job, ("env", "sync", "job")))
         for section in sections
-        for key in dataclasses.fields(_SECTIONS[section])
+        for key in dataclasses.fields(SECTIONS[section])
     ]
     found += [(f"tags.{name}", value) for name, value in spec.tags.items()]
     set_ = [(key, value) for key, value in found if key in sources or value not in (None, (), {}, "", False)]
@@ -447,7 +444,7 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
     """
     words: list[str] = []
     for section in ("env", "sync", "job"):
-        values, defaults = getattr(spec, section), _SECTIONS[section]()
+        values, defaults = getattr(spec, section), SECTIONS[section]()
         for item in dataclasses.fields(values):
             key, value = f"{section}.{item.name}", getattr(values, item.name)
             if value != getattr(defaults, item.name) and key not in NOT_SHOWN:
@@ -545,7 +542,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return (variable, "section.key", text) for each AWSDDP_SECTION_KEY that is set."""
     found = []
-    for section, kind in _SECTIONS.items():
+    for section, kind in SECTIONS.items():
         for key in dataclasses.fields(kind):
             variable = f"AWSDDP_{section}_{key.name}".upper()
             if variable in environ:
@@ -558,9 +555,9 @@ def _put(values: dict[str, Any], tags: dict[str, str], key: str, value: object, 
     if section == "tags" and name:
         tags[name] = str(value)
         return
-    if section not in _SECTIONS:
-        raise _unknown(place, section, [*_SECTIONS, "tags"])
-    hints = typing.get_type_hints(_SECTIONS[section])
+    if section not in SECTIONS:
+        raise _unknown(place, section, [*SECTIONS, "tags"])
+    hints = typing.get_type_hints(SECTIONS[section])
     if name.startswith("variables.") and "variables" in hints:
         _set_variable(values[section], name.removeprefix("variables."), str(value))
         return

@@ -17,6 +17,12 @@ SOURCES = (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"), ("UserIdGroupPair
 """Whom a rule of a security group lets in: the lists of a permission, and what names an entry of each."""
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _LAST = datetime.max.replace(tzinfo=UTC)
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+_KINDS = {
+    "Server.ScheduledStop": "instance_retired",
+    "Server.SpotInstanceShutdown": "spot_interruption",
+    "Server.SpotInstanceTermination": "spot_interruption",
+}
 
 
 def tagged(name: str, *values: str) -> list[dict[str, Any]]:
@@ -58,6 +64,12 @@ def node_of(described: Mapping[str, Any]) -> Node:
         changed=_changed(described.get("StateTransitionReason") or ""),
         profile=described.get("IamInstanceProfile", {}).get("Arn"),
     )
+
+
+def end_of(described: Mapping[str, Any]) -> tuple[str, str]:
+    """Return why an instance stopped or terminated: the kind of a job's cause, and EC2's own words."""
+    reason = described.get("StateReason", {})
+    return _KINDS.get(reason.get("Code", ""), "node_lost"), reason.get("Message", "no reason was given")
 
 
 def _changed(reason: str) -> datetime | None:

@@ -7,7 +7,7 @@ import click
 from awsddp.cli import session
 from awsddp.cli.completion import jobs
 from awsddp.cli.options import Globals, Verb
-from awsddp.cli.plan_page import checks_page, quota_page
+from awsddp.cli.plan_page import quota_page
 
 
 @click.command("doctor", cls=Verb)
@@ -26,7 +26,7 @@ def command(options: Globals, *, iam_policy: bool, request_quota: bool, job: str
     Without a cluster: credentials, permissions, quota, offers and compatibility, before a launch. With --why
     it asks the nodes of a job where its ranks are; the job runs on. Changes nothing.
     """
-    from awsddp.cli.health_page import health_page
+    from awsddp.cli.health_page import checks_page, health_page
     from awsddp.verbs import doctor as verb
     from awsddp.verbs import health
 

@@ -1,38 +1,39 @@
-"""What a person reads of the health of a cluster: each check; nodes with the same outcome share a row."""
+"""The pages of `doctor`: the checks of a cluster's nodes, and those before a launch."""
 
 import itertools
 from typing import Any
 
+from awsddp.cli import harmless
 from awsddp.cli.advice import named
-from awsddp.cli.render import line, table_lines, width
+from awsddp.cli.render import line, table_lines, width, wrapped
 from awsddp.cluster import write_numbers
 from awsddp.report import node_name
 
-_COLUMNS = 80
+_COLUMNS, _MARK = 80, 8
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
 
 
 def health_page(report: dict[str, Any]) -> None:
-    """Show the checks in a table of at most 80 columns, then the commands that replace failed nodes."""
-    found = sorted(report["checks"], key=_outcome)  # stable: the order of the checks within an outcome
+    """Show the checks of nodes in at most 80 columns, then the commands that replace failed nodes.
+
+    Nodes with the same outcome share a row.
+    """
     names = list(dict.fromkeys(check["name"] for check in report["checks"]))
-    found.sort(key=lambda check: names.index(check["name"]))
+    ordered = sorted(report["checks"], key=lambda check: (names.index(check["name"]), _outcome(check)))
     rows = []
-    for (name, ok, *_), alike in itertools.groupby(found, key=_outcome):
+    for (name, outcome, _), alike in itertools.groupby(ordered, key=_outcome):
         checks = list(alike)
-        rows.append((name, _nodes(checks), _OUTCOMES[ok], _value(checks)))
-    for text in table_lines(
-        ("check", "nodes", "", "found"), rows, columns=min(width() or _COLUMNS, _COLUMNS)
-    ):
+        rows.append((name, _nodes(checks), outcome, _value(checks)))
+    for text in table_lines(("check", "nodes", "", "found"), rows, columns=_columns()):
         line(text)
     for hint in dict.fromkeys(check["hint"] for check in report["checks"] if check["hint"]):
         line(named(hint))
 
 
-def _outcome(check: dict[str, Any]) -> tuple[Any, ...]:
+def _outcome(check: dict[str, Any]) -> tuple[str, str, int]:
     """Return the key that folds nodes into one row: those that passed a check; others stand alone."""
     node = None if check["ok"] else check["node"]
-    return check["name"], check["ok"], -1 if node is None else node
+    return check["name"], _OUTCOMES[check["ok"]], -1 if node is None else node
 
 
 def _nodes(checks: list[dict[str, Any]]) -> str:
@@ -45,3 +46,27 @@ def _value(checks: list[dict[str, Any]]) -> str:
     text = values[0] if len(values) == 1 else f"{values[0]} and others"
     expected = checks[0]["expected"]
     return f"{text} (expected: {expected})" if checks[0]["ok"] is not True and expected else text
+
+
+def checks_page(report: dict[str, Any]) -> None:
+    """Show each check before a launch, its outcome and the next step, in at most 80 columns."""
+    columns = _columns()
+    for (kind, ok, value, hint), alike in itertools.groupby(report["checks"], key=_kind):
+        names = [check["name"].removeprefix(f"{kind} ") for check in alike]
+        text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {harmless.line(value)}"
+        shown = wrapped(text, columns, label=f"{_OUTCOMES[ok]:{_MARK}}", whole=False)
+        label = f"{' ' * _MARK}next: "
+        for remedy in named(harmless.lines(hint)).splitlines():
+            shown += wrapped(remedy, columns, label=label)
+            label = " " * len(label)
+        print("\n".join(shown))
+
+
+def _kind(check: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the key that merges checks into one row: permissions with the same outcome."""
+    kind, _, rest = check["name"].partition(" ")
+    return (kind if rest and kind == "permission" else "", check["ok"], check["value"], check["hint"])
+
+
+def _columns() -> int:
+    return min(width() or _COLUMNS, _COLUMNS)

@@ -1,12 +1,9 @@
-"""The pages before a launch: the plan, the offers, the checks."""
+"""The pages before a launch: the plan, the settings, the offers, permissions and quota."""
 
-import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cli import harmless
-from awsddp.cli.advice import named
-from awsddp.cli.render import line, table, width, wrapped
+from awsddp.cli.render import line, table
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
@@ -143,31 +140,6 @@ def offers_page(found: dict[str, Any]) -> None:
             for offer in found["offers"]
         ],
     )
-
-
-_COLUMNS, _MARK = 80, 8
-
-
-def checks_page(report: dict[str, Any]) -> None:
-    """Show each check, its outcome and the remedy."""
-    outcomes = {True: "ok", False: "FAILED", None: "-"}
-    columns = min(width() or _COLUMNS, _COLUMNS)
-    margin = " " * _MARK
-    for (kind, ok, value, hint), alike in itertools.groupby(report["checks"], key=_kind):
-        names = [check["name"].removeprefix(f"{kind} ") for check in alike]
-        text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {harmless.line(value)}"
-        shown = wrapped(text, columns, label=f"{outcomes[ok]:{_MARK}}", whole=False)
-        label = f"{margin}next: "
-        for remedy in named(harmless.lines(hint)).splitlines():
-            shown += wrapped(remedy, columns, label=label)
-            label = " " * len(label)
-        print("\n".join(shown))
-
-
-def _kind(check: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the key that merges checks into one row: permissions with the same outcome."""
-    kind, _, rest = check["name"].partition(" ")
-    return (kind if rest and kind == "permission" else "", check["ok"], check["value"], check["hint"])
 
 
 def permissions_page(found: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ _REQUEST_MODULES = {
         "hang",
     ),
     "stacks": ("stacks",),
-    "probe": ("smi", "probe"),
+    "probe": ("diagnose", "smi", "probe"),
 }
 _PACKAGE = "awsddp.jobs.supervisor"
 
@@ -285,12 +285,12 @@ def text_request(megabytes: int) -> dict[str, Any]:
     return {"do": "text", "count": megabytes}
 
 
-def lost_request(job: str, node: int, why: str) -> dict[str, Any]:
+def lost_request(job: str, node: int, why: str, kind: str = "node_lost") -> dict[str, Any]:
     """Tell the first node of `job` (where that is gone, another) that `node` is gone.
 
-    The answer is {"heard": whether it was taken in}.
+    `kind` is that of the cause. The answer is {"heard": whether a supervisor received it}.
     """
-    return {"do": "lost", "job": job, "node": node, "why": why}
+    return {"do": "lost", "job": job, "node": node, "why": why, "kind": kind}
 
 
 def manifest_request(

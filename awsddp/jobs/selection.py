@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from os import fsdecode, fsencode
 
 from awsddp.answers import Manifest, ResultFile
+from awsddp.cluster import HomeLink
 from awsddp.errors import ConfigError
 
 _LONGEST = 255  # bytes of a name, on all file systems of today
@@ -19,14 +20,6 @@ class NodeFile:
     node: int
     file: ResultFile
     home: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class HomeLink:
-    """A symbolic link to make at home; `target` is relative to the link's own folder and lies in runs/JOB."""
-
-    home: str
-    target: str
 
 
 def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from awsddp.cluster import HomeLink
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure, split
@@ -40,14 +41,6 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WantedLink:
-    """A symbolic link to make at home; `target` is relative to the link's own folder."""
-
-    home: str
-    target: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Fetched:
     """What was fetched from a node: files that were missing here, and their bytes."""
 
@@ -60,7 +53,7 @@ def pull(
     target: Path,
     *,
     ssh_config: Path,
-    links: Sequence[WantedLink] = (),
+    links: Sequence[HomeLink] = (),
     also: Mapping[str, bytes] | None = None,
     on_event: OnEvent = ignore,
 ) -> dict[int, Fetched]:
@@ -138,7 +131,7 @@ def _copy(source: Path, whole: Path, one: Wanted) -> None:
 
 
 def _check(
-    wanted: Mapping[int, Sequence[Wanted]], links: Sequence[WantedLink], also: Mapping[str, bytes]
+    wanted: Mapping[int, Sequence[Wanted]], links: Sequence[HomeLink], also: Mapping[str, bytes]
 ) -> None:
     """Refuse names and link targets that lead out of the folder, and two files of one name."""
     homes = [*also, *(one.home for files in wanted.values() for one in files), *(one.home for one in links)]
@@ -258,7 +251,7 @@ def _found(path: Path) -> str:
         return "nothing arrived"
 
 
-def _show(whole: Path, target: Path, links: Sequence[WantedLink]) -> None:
+def _show(whole: Path, target: Path, links: Sequence[HomeLink]) -> None:
     """Put a complete tree alternatives: by one rename, or file by file into a folder that is there."""
     if not target.exists():
         _link(whole, links)
@@ -271,7 +264,7 @@ def _show(whole: Path, target: Path, links: Sequence[WantedLink]) -> None:
     _link(target, links)
 
 
-def _link(top: Path, links: Sequence[WantedLink]) -> None:
+def _link(top: Path, links: Sequence[HomeLink]) -> None:
     """Make links below `top`, in place of a link or file that has the name. Raises OSError."""
     for link in links:
         place = _folder(top, Path(link.home).parent) / Path(link.home).name

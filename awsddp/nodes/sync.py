@@ -14,7 +14,7 @@ from awsddp.nodes.jump import Jump
 from awsddp.nodes.listing import Entry, Listing, files_to_send
 from awsddp.nodes.parallel import ignore, run_on_nodes
 from awsddp.nodes.rendering import config_path, render
-from awsddp.nodes.results import Fetched, Wanted, WantedLink, pull
+from awsddp.nodes.results import Fetched, Wanted, pull
 from awsddp.nodes.transport import Endpoint, Fleet, Result
 from awsddp.report import Event, OnEvent, amount, node_name
 from awsddp.resources import template
@@ -24,7 +24,6 @@ __all__ = [
     "Listing",
     "Sent",
     "Wanted",
-    "WantedLink",
     "files_to_send",
     "pull",
     "push",

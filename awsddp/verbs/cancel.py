@@ -1,4 +1,4 @@
-"""cancel: end a job. Its ranks get a TERM, the grace to save what they have, then a KILL."""
+"""cancel: end a job: SIGTERM to its ranks, SIGKILL after the grace."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from awsddp.verbs.results import job_result
 def cancel(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
     """End a job (the last that runs by default) and return it as the `train` document.
 
-    One that has ended already is returned as it is. Its results stay on the nodes until they are fetched.
-    Nodes that cannot be asked are named: those that can end the job. Raises NotFoundError where no such job
-    is, or none runs; NoNodes where no node can be asked.
+    A job that has ended is returned as it is. Results stay on the nodes until they are fetched. Unreachable
+    nodes are named; the others end the job. Raises NotFoundError for an unknown job, or if none runs; NoNodes
+    if no node is reachable.
     """
     with ClusterHandle.partly_ready(ctx) as cluster, cluster.connect_reachable():
         jobs = cluster.jobs(partial=True)

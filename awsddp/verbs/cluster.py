@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import ACTIVE, Cluster, Job, Node, Prepared, Target
+from awsddp.cluster import ACTIVE, Cluster, Job, Node, Prepared, Target, unfetched_jobs
 from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs import protocol, results
 from awsddp.nodes.failures import NodesFailed
@@ -212,7 +212,7 @@ class ClusterHandle:
 
         Waits for two minutes, and searches again only if something was missing. Raises CloudError.
         """
-        from awsddp.aws.clusters import describe, find_clusters, tagged
+        from awsddp.aws.clusters import describe, tagged
         from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
 
         record, own = self.record, self.own
@@ -229,8 +229,14 @@ class ClusterHandle:
             return True if missing <= {one["InstanceId"] for one in instances} else None
 
         poll(look, deadline_s=VISIBLE_S, clock=CLOCK)
-        clusters = find_clusters(self.aws, self.ctx.spec.name, record.owner)
-        return next((one for one in clusters if one.id == record.id), None)
+        return self.list_own()
+
+    def list_own(self) -> Cluster | None:
+        """Return what AWS lists now of the record's own cluster. Raises CloudError."""
+        from awsddp.aws.clusters import find_clusters
+
+        clusters = find_clusters(self.aws, self.ctx.spec.name, self.record.owner)
+        return next((one for one in clusters if one.id == self.record.id), None)
 
     def require_live(self) -> Cluster:
         """Return what AWS lists of a cluster that has nodes. Raises NotFoundError, CloudError."""
@@ -320,8 +326,7 @@ class ClusterHandle:
             raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
         addresses = {node.instance_id: str(node.address) for node in chosen}
         login = self.login()
-        numbers = {node.instance_id: node.node for node in chosen}
-        endpoints = _endpoints(self.record, numbers, addresses, jump=login["jump"])
+        endpoints = _endpoints(self.record, chosen, addresses, jump=login["jump"])
         text = ssh_config(endpoints, **login).encode()
         if not folder.ssh_config.exists() or folder.ssh_config.read_bytes() != text:
             write_private(folder.ssh_config, text)
@@ -335,10 +340,9 @@ class ClusterHandle:
         from awsddp.nodes.sync import ssh_config
 
         nodes = reachable(self.own.live if self.own else self.nodes)
-        numbers = {node.instance_id: node.node for node in nodes}
         addresses = {node.instance_id: str(node.address) for node in nodes}
         login = self.login()
-        endpoints = _endpoints(self.record, numbers, addresses, jump=login["jump"])
+        endpoints = _endpoints(self.record, nodes, addresses, jump=login["jump"])
         text = ssh_config(endpoints, **login, prefix=f"{self.ctx.spec.name}-") if endpoints else ""
         self.ctx.folder.publish(text)
 
@@ -547,26 +551,26 @@ def _no_nodes(name: str, nodes: Sequence[Node]) -> NoNodes:
     states = ", ".join(f"{node_name(node.node)} is {node.state}" for node in nodes)
     error = NoNodes(f"no node of cluster {name} can be asked", states, "awsddp up   # start or finish it")
     if all(node.state in ("stopping", "stopped") for node in nodes):
-        error.stopped = tuple(sorted({job for node in nodes for job in node.unfetched}))
+        error.stopped = tuple(unfetched_jobs(nodes))
     return error
 
 
 def _endpoints(
-    record: Record, numbers: dict[str, int], addresses: dict[str, str], *, jump: "Jump | None" = None
+    record: Record, nodes: Sequence[Node | Prepared], addresses: dict[str, str], *, jump: "Jump | None" = None
 ) -> "tuple[Endpoint, ...]":
-    """Return how nodes are reached; `numbers` and `addresses` go by instance id."""
+    """Return how nodes are reached; `addresses` go by instance id."""
     from awsddp.nodes.transport import Endpoint
 
     return tuple(
         Endpoint(
-            node=number,
-            instance_id=key,
-            host=key if jump is not None and jump.by_id else addresses[key],
+            node=one.node,
+            instance_id=one.instance_id,
+            host=one.instance_id if jump is not None and jump.by_id else addresses[one.instance_id],
             port=record.target.ssh_port,
             user=record.ssh_user,
         )
-        for key, number in numbers.items()
-        if key in addresses
+        for one in nodes
+        if one.instance_id in addresses
     )
 
 
@@ -582,8 +586,7 @@ def _preconnected(ctx: Context) -> "Iterator[Preconnect | None]":
     with contextlib.suppress(OSError, ConfigError):
         record = ctx.folder.read()
         if record is not None and jump_of(ctx, record) is None:
-            numbers = {one.instance_id: one.node for one in record.prepared}
-            endpoints = _endpoints(record, numbers, record.addresses)
+            endpoints = _endpoints(record, record.prepared, record.addresses)
             preconnect = Preconnect(endpoints, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
     try:
         yield preconnect

@@ -1,4 +1,4 @@
-"""What a command knows before it begins: what was asked, where, and whom to tell."""
+"""The context of a verb: the spec, the cluster's folder, and where progress goes."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ JUMP = "network.jump"
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What every verb gets. `local` tells that --local was given; `folder` may hold nothing yet.
+    """What every verb gets. `local`: --local was given; `folder` may be empty.
 
-    `agree` answers a question that comes up on the way; where nobody can be asked the answer is no.
+    `agree` answers a question of a verb that has begun; without a terminal the answer is no.
     """
 
     spec: ClusterSpec
@@ -42,12 +42,12 @@ class Context:
         return self.folder.root
 
     def say(self, text: str) -> None:
-        """Tell one step of the verb itself."""
+        """Report a step of the verb."""
         self.on_event(Event(text))
 
 
 def aws_of(ctx: Context, target: Target, *, trail: Path | None = None, login: "Aws | None" = None) -> "Aws":
-    """Return the gateway to a target, whose calls are written down with the cluster, or in another folder.
+    """Return the gateway to a target. Its calls are recorded in the cluster's folder, or in `trail`.
 
     With `login` it uses that gateway's credentials. Raises ConfigError.
     """
@@ -57,9 +57,9 @@ def aws_of(ctx: Context, target: Target, *, trail: Path | None = None, login: "A
 
 
 def owner_of(aws: "Aws", record: Record | None) -> str:
-    """Return the owner of a cluster: that of its record, who may have logged in otherwise, else the caller.
+    """Return the owner of a cluster: that of its record, whose login may differ now, else the caller.
 
-    A cloud that brings its own keys knows its caller for as long as it lives. Raises CloudError, ConfigError.
+    In a local cloud always the caller. Raises CloudError, ConfigError.
     """
     if record is None or record.target.access_key_id is not None:
         return aws.identity().user_id
@@ -78,7 +78,7 @@ def check_account(ctx: Context, aws: "Aws", record: Record) -> None:
 
 
 def facts_of(aws: "Aws", spec: ClusterSpec, target: Target) -> "Facts":
-    """Read what a plan for `spec` needs, and hold the user's own login key against EC2's half of it.
+    """Read what a plan for `spec` needs, and check that the user's own login key matches the one in EC2.
 
     Raises ConfigError, CloudError.
     """
@@ -99,9 +99,9 @@ def own_key_file(spec: ClusterSpec) -> Path:
 
 @contextlib.contextmanager
 def target_for(ctx: Context) -> Iterator[Target]:
-    """Yield where `up` and `plan` go: --local, else --region and --profile, else what the cluster remembers.
+    """Yield the target of `up` and `plan`: --local, else --region and --profile, else the remembered one.
 
-    Raises ConfigError where the cluster of this name lives elsewhere.
+    Raises ConfigError if the cluster of this name exists elsewhere.
     """
     record = ctx.folder.read()
     asked = ctx.spec.cluster
@@ -133,7 +133,7 @@ def target_for(ctx: Context) -> Iterator[Target]:
 
 
 def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
-    """Return the jump host that is asked for now, else the one that the cluster was made with.
+    """Return the jump host that is set now, else the one that the cluster was created with.
 
     "ssm" is Systems Manager, called as the cluster's own account.
     """
@@ -158,7 +158,7 @@ def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
 
 
 def reach_jump(ctx: Context) -> None:
-    """Connect to the jump host, if there is one, before anything is made that only it leads to.
+    """Connect to the jump host, if there is one, before anything is created behind it.
 
     Raises JumpFailure, ConfigError.
     """

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from awsddp.cluster import ACTIVE, Cluster, Node
+from awsddp.cluster import ACTIVE, Cluster, Node, unfetched_jobs
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan import Convergence, Facts, LaunchPlan, Standing, converge, make_plan
 from awsddp.report import money, node_name
@@ -23,9 +23,9 @@ _LOST = "what only the disks of ended nodes hold is lost; results are fetched fi
 
 
 def changes(cluster: ClusterHandle, facts: Facts, *, now: datetime) -> Convergence:
-    """Return what stands between the cluster and the spec.
+    """Return the difference between the cluster and the spec.
 
-    Raises ConfigError for a spec that is invalid, CloudError where AWS does not answer.
+    Raises ConfigError for an invalid spec, CloudError where AWS does not answer.
     """
     from awsddp.aws.instances import impaired
 
@@ -66,12 +66,12 @@ def plan_of(cluster: ClusterHandle, change: Convergence) -> LaunchPlan:
 
 
 def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[Node, ...]:
-    """Take every step but the last, the expiry, which the nodes get as they are prepared; return the nodes.
+    """Take every step but the last, the expiry, which the nodes get when they are prepared; return the nodes.
 
-    SSH is opened without a question, a new jump host is reached first; before a machine begins or ends
-    `confirm` is called. Unfetched results are fetched from nodes that end. Raises ConfigError where a job
-    runs on one of them, NodeError where its results cannot be fetched, and what a launch raises. Interrupted
-    anywhere, it continues when run again.
+    SSH is opened without a question, a new jump host is reached first; `confirm` is called before an instance
+    is started or terminated. Unfetched results are fetched first. Raises ConfigError if a job runs on a node
+    to terminate, NodeError if its results cannot be fetched, and what a launch raises. An interrupted call
+    continues when run again.
     """
     ctx, record = cluster.ctx, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
@@ -149,13 +149,9 @@ def _question(cluster: ClusterHandle, record: Record, change: Convergence) -> st
     )
 
 
-def _owed(nodes: Sequence[Node]) -> list[str]:
-    return sorted({job for node in nodes for job in node.unfetched})
-
-
 def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
-    """Refuse to end nodes on which a job runs, or whose results cannot be fetched first."""
-    owed = _owed(ending)
+    """Refuse to terminate nodes on which a job runs, or whose results cannot be fetched first."""
+    owed = unfetched_jobs(ending)
     if not owed or cluster.own is None:
         return
     names = ", ".join(node_name(node.node) for node in ending)
@@ -186,21 +182,21 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
 
 def _refuse_others(cluster: ClusterHandle, change: Convergence) -> None:
     for other in cluster.all_listed:
-        if other.id in _other_ids(change) and _owed(other.live):
+        if other.id in _other_ids(change) and other.unfetched:
             raise ConfigError(
-                f"a second cluster {other.name} ({other.id}) holds results of {', '.join(_owed(other.live))}",
+                f"a second cluster {other.name} ({other.id}) holds results of {', '.join(other.unfetched)}",
                 "another machine made it, and only that one can fetch them",
                 f"awsddp fetch there; or awsddp -c {other.name}-2 up here",
             )
 
 
 def _end(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
-    """Fetch what the nodes owe, end them, and forget them."""
+    """Fetch the nodes' unfetched results, terminate them, and forget them."""
     from awsddp.aws.teardown import end_nodes, give_up
     from awsddp.nodes import hostkeys
 
     ctx, folder, record = cluster.ctx, cluster.ctx.folder, cluster.record
-    owed = _owed(ending)
+    owed = unfetched_jobs(ending)
     if owed and cluster.own is not None:
         cluster.use(reachable(cluster.own.live), of=cluster.own.live)
         with cluster.connect():

@@ -1,4 +1,4 @@
-"""doctor: what stands in the way of a cluster, before it costs anything, and which rights it needs."""
+"""doctor: check credentials, quota and permissions before a launch."""
 
 import secrets as random
 from collections.abc import Callable, Sequence
@@ -88,15 +88,15 @@ def dry_run(ctx: Context) -> dict[str, Any]:
 
 
 def iam_policy_of(ctx: Context) -> dict[str, Any]:
-    """Return the least IAM policy that allows every verb for what is configured. Asks nobody."""
+    """Return the least IAM policy that allows every verb for this configuration. Sends no requests."""
     return least_policy(ctx.spec)
 
 
 def request_quota(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
-    """Ask AWS for the vCPU quota that is configured to be used, where it is too small.
+    """Request the vCPU quota that the configuration needs, if it is too small.
 
-    `confirm` is asked with the request and raises to refuse. Raises CloudError where AWS refuses, ConfigError
-    where no plan can be made or which quota it is is not known.
+    `confirm` is called with the request and raises to refuse. Raises CloudError where AWS refuses,
+    ConfigError where no plan can be made or the quota is unknown.
     """
     from awsddp.plan import make_plan
 
@@ -126,7 +126,7 @@ def request_quota(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, 
 
 
 def stand_ins() -> dict[str, str]:
-    """Return what stands for the secrets of a launch in calls that change nothing."""
+    """Return placeholders for the secrets of a launch, for calls that change nothing."""
     from awsddp.nodes.hostkeys import make_key
 
     return {"public_key": make_key("awsddp dry run").public, "user_data": "#cloud-config\n{}\n"}

@@ -1,4 +1,4 @@
-"""down: end everything, wait until AWS says it is gone, and say what it cost. Legal in every state."""
+"""down: terminate everything, wait until it is gone, and return the cost. Works in every state."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -24,13 +24,12 @@ def down(
     confirm: Callable[[str], None],
     lose: Callable[[NodeError], bool] = lambda error: False,
 ) -> dict[str, Any]:
-    """End the cluster and return the `down` document. What is not there is no error.
+    """Terminate the cluster and return the `down` document. A cluster that does not exist is no error.
 
-    Results that are not home are fetched first, unless `discard`. With `known_only` a cluster that this
-    machine has no record of is refused (UsageError). `confirm` is asked before anything ends
-    and raises to refuse; `lose` is asked where results cannot be fetched, with the error that says why.
-    Raises that NodeError unless it agrees, LeftoverError where something could not be ended, CloudError
-    where AWS cannot be asked.
+    Unfetched results are fetched first, unless `discard`. With `known_only` a cluster that this machine has
+    no record of is refused (UsageError). `confirm` is called before anything is terminated and raises to
+    refuse; `lose` is called with the error if results cannot be fetched. Raises that NodeError unless `lose`
+    returns True, LeftoverError where something could not be terminated, CloudError where AWS does not answer.
     """
     with ctx.folder.lock("down"), ClusterHandle.find(ctx, newer=True, whole=True) as cluster:
         if cluster.gateway is None:
@@ -71,9 +70,9 @@ def _unknown(cluster: ClusterHandle, live: Sequence[Cluster]) -> UsageError:
 
 
 def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]:
-    """End the clusters, one for each id that carries the name, and return the instances that ended.
+    """Terminate the clusters of this name, one per id, and return the terminated instances.
 
-    Raises LeftoverError, once all that can be is ended.
+    Raises LeftoverError, after everything else is terminated.
     """
     ctx = cluster.ctx
     terminated: list[str] = []
@@ -89,7 +88,7 @@ def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]
         left += ended.leftovers
     if left:
         raise LeftoverError(
-            f"not everything of cluster {ctx.spec.name} could be ended",
+            f"not everything of cluster {ctx.spec.name} could be terminated",
             f"left: {', '.join(left)}",
             "awsddp down   # again; what is left may still cost money",
         )
@@ -97,9 +96,10 @@ def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]
 
 
 def _existing(cluster: ClusterHandle) -> tuple[Cluster, ...]:
-    """Return what carries the name once AWS lists what this machine launched, or a launch that was cut off
-    has shown what came of it; this machine's own first."""
-    from awsddp.aws.clusters import find_clusters
+    """Return the clusters of this name, this machine's own first.
+
+    Waits until AWS lists the instances that this machine launched, or those of an interrupted launch.
+    """
     from awsddp.aws.instances import appear, filled_by
 
     ctx, record, own = cluster.ctx, cluster.known, cluster.own
@@ -109,8 +109,7 @@ def _existing(cluster: ClusterHandle) -> tuple[Cluster, ...]:
         own = cluster.wait_until_listed()
     elif not (own and own.live and filled_by(record.intent) <= {node.node for node in own.live}):
         appear(cluster.aws, record.intent, on_event=ctx.on_event)
-        again = find_clusters(cluster.aws, ctx.spec.name, record.owner)
-        own = next((one for one in again if one.id == record.id), None)
+        own = cluster.list_own()
     others = tuple(one for one in cluster.all_listed if one.id != record.id)
     return (own, *others) if own is not None else others
 

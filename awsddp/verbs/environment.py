@@ -1,4 +1,4 @@
-"""The environment of the ranks on all nodes: what [env] asks for now, else what `up` was asked for."""
+"""The environment of the ranks on all nodes: as [env] says now, else as it said for `up`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,14 +12,14 @@ from awsddp.verbs.context import Context
 
 
 def check_environment(ctx: Context, *, internet: bool = True) -> None:
-    """Refuse, before anything costs money, an environment that cannot be meant. Raises ConfigError."""
+    """Refuse an invalid environment before anything costs money. Raises ConfigError."""
     make_environment_plan(ctx.job.env, internet=internet, driver=None)
 
 
 def environment_of(cluster: ClusterHandle) -> None:
-    """Make the environment that `up` is asked for on the nodes, and remember it for later jobs.
+    """Build the environment of [env] on the nodes, and remember it for later jobs.
 
-    Raises ConfigError, NodeError also where nodes differ in what a job needs alike.
+    Raises ConfigError, NodeError also where the nodes differ in torch, CUDA, driver or GPUs.
     """
     ctx, record = cluster.ctx, cluster.record
     refuse_unlike(
@@ -36,10 +36,9 @@ def environment_of(cluster: ClusterHandle) -> None:
 
 
 def ensure_environment(cluster: ClusterHandle, *, send_files: Callable[[], object]) -> JobSpec:
-    """Make the environment on the connected nodes, remember it, and return the job with its variables.
+    """Build the environment on the connected nodes, remember it, and return the job with its variables.
 
-    Nothing is asked of the nodes where the image's Python is all that is wanted. Raises ConfigError,
-    NodeError.
+    Without packages and setup commands the nodes get no request. Raises ConfigError, NodeError.
     """
     ctx, record = cluster.ctx, cluster.record
     job = overlaid_environment(ctx.job, record.asked)

@@ -6,7 +6,6 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from awsddp import answers
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError
 from awsddp.jobs import protocol
@@ -17,7 +16,7 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.ledger import note_fetched
 from awsddp.verbs.requests import answers_beside, holders
 from awsddp.verbs.results import results_dir
-from awsddp.verbs.selecting import MANIFEST_S
+from awsddp.verbs.selecting import MANIFEST_S, manifests_of, wanted_file
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -77,29 +76,15 @@ class Events:
             },
         )
         requests = dict.fromkeys(holders(self._fleet, job), request)
-        manifests = {}
-        for node, answer in answers_beside(self._fleet, requests, timeout_s=MANIFEST_S).items():
-            if not isinstance(answer, AwsddpError):
-                ranks = [rank.rank for rank in job.ranks if rank.node == node]
-                manifests[node] = answers.manifest(answer, node=node, ranks=ranks)
-        files, _ = name_at_home(manifests)
+        answers = answers_beside(self._fleet, requests, timeout_s=MANIFEST_S)
+        manifests, _ = manifests_of(
+            job, {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}
+        )
         wanted: dict[int, list[Wanted]] = {}
-        for one in files:
-            if (
-                one.file.data is not None
-                and one.file.sha256
-                and one.file.path.rpartition("/")[2].startswith(EVENTS)
-            ):
-                wanted.setdefault(one.node, []).append(
-                    Wanted(
-                        remote=one.file.path,
-                        home=one.home,
-                        size=one.file.size,
-                        sha256=one.file.sha256,
-                        data=one.file.data,
-                        modified=one.file.modified,
-                    )
-                )
+        for one in name_at_home(manifests)[0]:
+            file = one.file
+            if file.data is not None and file.sha256 and file.path.rpartition("/")[2].startswith(EVENTS):
+                wanted.setdefault(one.node, []).append(wanted_file(one, size=file.size, sha256=file.sha256))
         with self._writing, ctx.folder.lock("fetch", part="results"):
             if wanted and not self._ended.is_set():
                 came = pull(wanted, target, ssh_config=ctx.folder.ssh_config)

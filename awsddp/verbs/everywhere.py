@@ -1,4 +1,4 @@
-"""status --all and down --orphans: what carries our tags anywhere, and the end of what nobody needs."""
+"""status --all and down --orphans: all resources with awsddp's tags, and the end of the orphans."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,21 +27,21 @@ class _Search:
 
 
 def status_all(ctx: Context) -> list[dict[str, Any]]:
-    """Return the `status` documents of every cluster in every region, others' and orphans too.
+    """Return the `status` documents of every cluster in every region, also of other owners, and of orphans.
 
-    With --local those of the local cloud, with --region those of that region. Raises CloudError where AWS
-    cannot be asked at all.
+    With --local those of the local cloud, with --region those of that region. Raises CloudError if no region
+    answers.
     """
     with _searched(ctx) as search:
         return [_document(search.target, holding) for holding in search.found.holdings]
 
 
 def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
-    """End what is the caller's and whose cluster has no instance, or is past its expiry; nothing else.
+    """Terminate the caller's resources whose cluster has no instance or is past its expiry; nothing else.
 
-    One that holds results which are not home is kept, unless `discard`. `confirm` is asked with the list of
-    what ends, and raises to refuse. Raises LeftoverError where something was kept or could not be ended,
-    CloudError where AWS cannot be asked.
+    A cluster with unfetched results is kept, unless `discard`. `confirm` is called with the list of orphans
+    and raises to refuse. Raises LeftoverError if something was kept or could not be terminated, CloudError if
+    AWS does not answer.
     """
     from awsddp.aws.teardown import teardown
 
@@ -64,7 +64,7 @@ def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str]
             left += ended.leftovers
         if left:
             raise LeftoverError(
-                "not every orphan could be ended",
+                "not every orphan could be terminated",
                 f"left: {', '.join(left)}",
                 "awsddp down --orphans   # again; what is left may still cost money",
             )
@@ -93,7 +93,7 @@ def _searched(ctx: Context) -> Iterator[_Search]:
 
         found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
         for text in found.unread:
-            ctx.say(f"could not look: {text}")
+            ctx.say(f"not searched: {text}")
         yield _Search(target=target, aws=aws, found=found)
 
 
@@ -122,11 +122,11 @@ def _document(target: Target, holding: "Holding") -> dict[str, Any]:
 def _line(holding: "Holding") -> str:
     cluster = holding.cluster
     what = [*(node.instance_id for node in cluster.live), *cluster.leftovers]
-    told = f"; results not fetched: {', '.join(cluster.unfetched)}" if cluster.unfetched else ""
+    owed = f"; results not fetched: {', '.join(cluster.unfetched)}" if cluster.unfetched else ""
     past = f", past its expiry of {report.iso(cluster.expires)}" if cluster.live else ""
     return (
         f"{cluster.name} ({cluster.id}) in {cluster.region}{past}: {', '.join(what)}, "
-        f"{money(holding.price_usd_per_hour)} per hour{told}"
+        f"{money(holding.price_usd_per_hour)} per hour{owed}"
     )
 
 

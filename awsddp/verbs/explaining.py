@@ -27,7 +27,7 @@ _PACKAGES = {
     "bs4": "beautifulsoup4",
 }
 """Packages of which the module has another name."""
-_MODULE = re.compile(r"(\w[\w.]*) is not installed for the python")
+_MODULE = re.compile(r"\w[\w.]*")
 _NAMED = re.compile(r"^\s*-?\s*([A-Za-z0-9][\w.-]*)", re.MULTILINE)
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
 _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
@@ -48,10 +48,9 @@ def explained(ctx: Context, job: Job) -> Job:
 
 
 def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
-    found = _MODULE.search(cause.explanation)
-    if found is None:
+    module = cause.values.get("module", "")
+    if not _MODULE.fullmatch(module):  # a node says it, and a command that the user copies will hold it
         return cause
-    module = found[1]
     top = module.partition(".")[0]
     project, listing = Path(ctx.job.sync.workdir), found_here(ctx)
     for path in _modules(project, module):
@@ -67,7 +66,7 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
 
 
 def _of_package(ctx: Context, job: Job, cause: Cause, package: str) -> Cause:
-    """Say which requirements file names a package, or is there and was not asked for."""
+    """Say which requirements file names a package, or exists without being requested."""
     record, project = ctx.folder.read(), Path(ctx.job.sync.workdir)
     asked = overlaid_environment(ctx.job, record.asked if record else {}).env.file
     if asked and _canonical(package) in _names(Path(asked).expanduser()):
@@ -76,9 +75,9 @@ def _of_package(ctx: Context, job: Job, cause: Cause, package: str) -> Cause:
     naming = [file for file, names in there.items() if _canonical(package) in names]
     if not asked and there:
         file = (naming or list(there))[0]
-        what = f"names {package}" if naming else "is there"
+        what = f"names {package}" if naming else "exists"
         here = (project / file).as_posix()
-        return _told(cause, f"{file} {what}, and was not asked for", _again(ctx, job, "--env", here))
+        return _told(cause, f"{file} {what}, but --env does not name it", _again(ctx, job, "--env", here))
     file = asked or "requirements.txt"
     why = f"{asked} does not name {package}" if asked else "no requirements file is there"
     return _told(cause, why, f"echo {package} >> {file}   # then: {_again(ctx, job, '--env', file)}")

@@ -1,9 +1,9 @@
-"""fetch: results home, verified; once they are, a poweroff may end the nodes again."""
+"""fetch: results to this machine, verified; after that a poweroff may terminate the nodes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from awsddp.cluster import ACTIVE, Cluster, Job, Node
+from awsddp.cluster import ACTIVE, Cluster, Job, Node, unfetched_jobs
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.report import money, node_name
 from awsddp.state import Record
@@ -11,10 +11,8 @@ from awsddp.verbs.cluster import ClusterHandle, NoNodes, reachable
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.results import results_dir, whole_at_home
+from awsddp.verbs.sync import document
 from awsddp.verbs.up import up
-
-if TYPE_CHECKING:
-    from awsddp.nodes.sync import Fetched
 
 REACH_S = 60.0
 
@@ -27,12 +25,12 @@ def fetch(
     anew: bool = False,
     confirm: Confirm,
 ) -> dict[str, Any]:
-    """Bring the results of a job home (the last by default), and return the `fetch` document.
+    """Fetch the results of a job (the last by default), and return the `fetch` document.
 
-    What is at home already needs no node, unless it is asked for `anew`. Nodes that stopped with results are
-    started, once `confirm` agreed (it raises to refuse); the document then has `started`. What can be had
-    comes home where a part is missing; then NodeError is raised, with the document as its `result`. Raises
-    NotFoundError for a job that nobody knows, NoNodes.
+    Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
+    after `confirm` (it raises to refuse); the document then has `started`. If a part is missing the rest is
+    fetched, and NodeError is raised with the document as its `result`. Raises NotFoundError for an unknown
+    job, NoNodes.
     """
     anew = anew or to is not None
     try:
@@ -62,7 +60,7 @@ def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[s
         if kept is None or anew or owed:
             raise
         return _kept(ctx, kept)
-    result = _document(fetched, job=chosen.job, home=to or results_dir(ctx, chosen.job))
+    result = document(fetched, job=chosen.job, home=str(to or results_dir(ctx, chosen.job)))
     if lost:
         why = "\n".join(lost.values())
         if kept is not None and kept.job == chosen.job:
@@ -75,14 +73,14 @@ def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[s
 
 def _kept(ctx: Context, job: Job) -> dict[str, Any]:
     ctx.say(f"the results of {job.job} are already fetched")
-    return _document({}, job=job.job, home=results_dir(ctx, job.job))
+    return document({}, job=job.job, home=str(results_dir(ctx, job.job)))
 
 
 def fetch_all(cluster: ClusterHandle, listed: Cluster) -> None:
-    """Before the nodes end: end what still runs on them, and fetch every job that is not home.
+    """End the jobs that still run, and fetch all unfetched results, before the nodes are terminated.
 
-    What can be had is fetched and released; a part that only a machine held which is gone is named. Raises
-    NodeError, naming the jobs, the price and the ways out, where results remain on nodes.
+    Results of a node that no longer exists are named. Raises NodeError, with the jobs, the price and the next
+    steps, if results remain on nodes.
     """
     owing = [node for node in listed.live if node.unfetched]
     if not owing:
@@ -102,14 +100,14 @@ def fetch_all(cluster: ClusterHandle, listed: Cluster) -> None:
 
 
 def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
-    """Fetch what the running nodes owe, and return those that could not be asked, and why."""
+    """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why."""
     ctx = cluster.ctx
     with cluster.connect(deadline_s=REACH_S, partial=True) as fleet:
         owed = [job for job in cluster.jobs(partial=True) if job.job in cluster.unfetched]
         # The newest first: the end of a job starts one that waits for it.
         for job in reversed([cluster.end_job(job) for job in reversed(owed)]):
             if job.state in ACTIVE:
-                raise NodeError(f"job {job.job} does not end")
+                raise NodeError(f"job {job.job} did not end")
             ctx.say(f"fetching the results of {job.job} from {', '.join(map(node_name, fleet.nodes))}")
             cluster.fetch(job)
             ctx.folder.remember(job)
@@ -120,7 +118,7 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
 
 
 def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: str) -> NodeError:
-    """Return the error that names the jobs that nodes owe, what it costs to keep them, and the ways out."""
+    """Return the error that names the unfetched jobs, what the nodes cost meanwhile, and the next steps."""
     stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
     ways = ["awsddp down --discard   # terminate the nodes and lose what they hold"]
     if stopped:
@@ -134,10 +132,5 @@ def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: s
         if record is not None and record.price_usd_per_hour is not None:
             would = "would cost" if record.target.name == "local" else "cost"
             bill = f"until then the nodes {would} {money(record.price_usd_per_hour)} per hour"
-    jobs = sorted({job for node in owing for job in node.unfetched})
-    return NodeError(f"the results of {', '.join(jobs)} are not fetched", f"{why}\n{bill}", "\n".join(ways))
-
-
-def _document(came: "dict[int, Fetched]", *, job: str, home: Path) -> dict[str, Any]:
-    nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(came.items())]
-    return {"nodes": nodes, "job": job, "home": str(home)}
+    jobs = ", ".join(unfetched_jobs(owing))
+    return NodeError(f"the results of {jobs} are not fetched", f"{why}\n{bill}", "\n".join(ways))

@@ -1,4 +1,4 @@
-"""What there is on this machine, from its files alone: clusters remembered, a local cloud that runs."""
+"""The clusters that this machine remembers, and whether a local cloud runs; from local files only."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +13,7 @@ from awsddp.verbs.context import Context
 def home(ctx: Context) -> dict[str, Any]:
     """Return the clusters that this machine remembers, as last seen, and whether a local cloud runs.
 
-    Nobody is asked: a cluster may have ended since, which `status` would say.
+    No requests are sent: a cluster may have ended since, which `status` shows.
     """
     clusters = []
     for path in sorted((ctx.home / "clusters").glob("*")):

@@ -1,4 +1,4 @@
-"""What an interrupted command leaves behind: what may still cost money, and the words that end it."""
+"""What an interrupted command leaves behind: what may still cost money, and the commands that end it."""
 
 import contextlib
 
@@ -13,7 +13,7 @@ def interruption(ctx: Context) -> Interrupted:
     """Return the error that an interrupted command ends with, from the cluster's folder alone."""
     record = _record(ctx)
     if record is None:
-        return Interrupted("interrupted", f"nothing is known to run for cluster {ctx.spec.name}")
+        return Interrupted("interrupted", f"no record of cluster {ctx.spec.name} on this machine")
     running = [job.job for job in record.jobs if job.state in ACTIVE]
     why = [f"they expire at {iso(record.expires)}"]
     if running:

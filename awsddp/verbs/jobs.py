@@ -1,4 +1,4 @@
-"""jobs: what runs and what ran on the cluster, as its nodes have it; kept for `status`."""
+"""jobs: the running and ended jobs, as the nodes report them; remembered for `status`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from awsddp.verbs.context import Context
 def jobs(ctx: Context) -> list[dict[str, Any]]:
     """Return every job that the nodes know, oldest first, each as the `train` document.
 
-    Nodes that cannot be asked are named. Raises NotFoundError, and NoNodes where none can.
+    Unreachable nodes are named. Raises NotFoundError, and NoNodes if no node is reachable.
     """
     return [report.job_document(job) for job in known_jobs(ctx)]
 

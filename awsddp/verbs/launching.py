@@ -1,4 +1,4 @@
-"""From a plan to instances: over zones, types, regions and markets, and again where that was asked for."""
+"""From a plan to instances: over zones, types, regions and markets, with retries on request."""
 
 import secrets
 from dataclasses import dataclass, replace
@@ -21,9 +21,9 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 
 
 def plan_everywhere(cluster: ClusterHandle, facts: Facts) -> LaunchPlan:
-    """Return the plan of the region that `facts` are of; what `capacity.regions` lists are alternatives.
+    """Return the plan for the region of `facts`; those for `capacity.regions` are its alternatives.
 
-    A region where the spec cannot be is a warning. Raises the first region's refusal where none can.
+    A region without a plan is a warning. Raises the first region's error if no region has one.
     """
     plans: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
@@ -71,13 +71,12 @@ class _Launch:
 
 
 def launch(cluster: ClusterHandle, plan: LaunchPlan, *, now: datetime | None = None) -> tuple[Node, ...]:
-    """Make the key, the groups and the instances; each step is written down before it is taken.
+    """Create the key, the groups and the instances; each step is recorded before it is taken.
 
-    The id and the nodes of a cluster that is known stay; the plan's expiry counts from `now`. Where AWS has
-    no machines for the plan its alternatives are tried in order, each shown; with `capacity.retry_until_up`
-    all of them again, until there are machines. What a refused launch made is removed. The handle then has
-    the record and the gateway of the region that was launched in. Raises CapacityError, CloudError or
-    ConfigError.
+    A known cluster keeps its id and nodes; the plan's expiry counts from `now`. Without capacity the plan's
+    alternatives are tried in order; with `capacity.retry_until_up` again and again, until there is capacity.
+    What a refused launch created is removed. The handle then has the record and the gateway of the region of
+    the launch. Raises CapacityError, CloudError or ConfigError.
     """
     from awsddp.aws.waits import CLOCK, growing
 
@@ -91,7 +90,7 @@ def launch(cluster: ClusterHandle, plan: LaunchPlan, *, now: datetime | None = N
         except CapacityError as error:
             if not ctx.spec.capacity.retry_until_up:
                 raise
-            ctx.say(f"{error.message}: trying again in {pause:.0f} s; Ctrl-C ends it")
+            ctx.say(f"{error.message}: retrying in {pause:.0f} s; Ctrl-C stops")
             CLOCK.sleep(pause)
     raise AssertionError("growing() never ends")
 
@@ -124,12 +123,12 @@ def _round(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple[N
 
 
 def _keys(ctx: Context, plan: LaunchPlan, now: datetime) -> dict[str, Any]:
-    """Return the keys of one launch: the throw-away host key, and what is sent of it and of the login key."""
+    """Return the keys of one launch: the temporary host key, and the secrets of the requests."""
     from awsddp.nodes.hostkeys import make_key
     from awsddp.nodes.user_data import user_data
 
-    host_key = make_key("awsddp throw-away host key")
-    # A budget ends dearer alternatives earlier; each node is told its own expiry as it is prepared.
+    host_key = make_key("awsddp temporary host key")
+    # A budget ends more expensive alternatives earlier; each node gets its own expiry when it is prepared.
     expires_s = min(one.expires_s for one in (plan, *plan.alternatives))
     data = user_data(
         host_key=host_key,
@@ -166,9 +165,9 @@ def _attempt(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple
 
 
 def _clean_up(cluster: ClusterHandle, shared: _Launch) -> None:
-    """Delete what a launch that came to nothing made in a region; what stays is said.
+    """Delete what a failed launch created in a region; leftovers are reported.
 
-    The folder then knows again what it knew before.
+    The folder then has its previous record.
     """
     from awsddp.aws.clusters import find_clusters
 
@@ -186,7 +185,7 @@ def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
     if len(failures) == 1:
         return failures[0]
     return CapacityError(
-        "AWS has none of the machines that were listed, in any place that was allowed",
+        "AWS has no capacity for any listed instance type, zone, region or market",
         "; ".join(f"{failure.message}: {failure.why}" for failure in failures),
         "try again later, with --retry-until-up, or list other capacity.types, regions or markets",
     )

@@ -1,4 +1,4 @@
-"""logs: a job's lines again, from its first on; followed to the end its results come home too."""
+"""logs: a job's lines, from its first on; with `follow` to its end, then its results are fetched."""
 
 import re
 from collections.abc import Callable, Collection
@@ -74,9 +74,9 @@ def logs(
 ) -> dict[str, Any]:
     """Show the lines of a job, and return it as the `train` document.
 
-    With `follow` to the job's end, and then bring its results home. A job that is at home needs no node, one
-    of which a part is missing is shown from those that can be asked. Raises NotFoundError where nobody knows
-    the job, NoNodes where no node can be asked, and what `ClusterHandle.finish` raises.
+    With `follow` to the job's end; then its results are fetched. A fetched job needs no node; a part that is
+    missing is shown from the nodes that are reachable. Raises NotFoundError for an unknown job, NoNodes if no
+    node is reachable, and what `ClusterHandle.finish` raises.
     """
     on_lines = shown.filtered(on_lines)
     since = None if shown.since is None else moment(shown.since, now=datetime.now()).timestamp()
@@ -105,7 +105,7 @@ def logs(
 def _replay(
     ctx: Context, job: Job, shown: Shown, since: float | None, on_lines: Callable[[bytes], None]
 ) -> dict[str, Any]:
-    """Show the lines of a job that are at home."""
+    """Show the lines of a job that were fetched."""
     merger = merger_of(ctx, job, shown.of(job), since=since)
     for lines in merger.replay():
         on_lines(lines)

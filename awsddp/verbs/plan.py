@@ -1,4 +1,4 @@
-"""plan: what `up` would do, or what could be had at all. Reads AWS, changes nothing."""
+"""plan: what `up` would do, or the instance types on offer. Reads AWS, changes nothing."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from awsddp.verbs.up import as_before, read, to_reconcile
 def plan(ctx: Context) -> LaunchPlan:
     """Return the plan that `up` would carry out now; for a cluster that exists, with the steps to it.
 
-    Raises ConfigError where the spec cannot be meant, CloudError where AWS does not answer or allow it.
+    Raises ConfigError for an invalid spec, CloudError where AWS does not answer or refuses.
     """
     with target_for(ctx) as target:
         facts, cluster = read(as_before(ctx), target)
@@ -28,13 +28,13 @@ def plan(ctx: Context) -> LaunchPlan:
 
 
 def settings_of(ctx: Context) -> list[tuple[str, Any, str]]:
-    """Return each setting that has a value, the value, and where it comes from; asks nobody."""
+    """Return each setting that has a value, the value, and where it comes from. Sends no requests."""
     before = as_before(ctx)
     return settings(before.spec, before.job)
 
 
 def offers(ctx: Context) -> dict[str, Any]:
-    """Return every type with GPUs to be had in the region: its price, and whether the quota allows it.
+    """Return every instance type with GPUs that the region offers, its price, and if the quota allows it.
 
     Raises CloudError where AWS does not answer.
     """

@@ -65,10 +65,13 @@ def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[st
 
 def job_at_home(ctx: Context, name: str | None) -> Job | None:
     """Return a job whose results are at home: of this name, or the newest."""
-    folder = results_dir(ctx, "x").parent
-    found = sorted(folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
-    named = [path for path in found if name is None or path.parent.name == name]
+    named = [path for path in records_at_home(ctx) if name in (None, path.parent.name)]
     return results.decode(named[-1].read_bytes()) if named else None
+
+
+def records_at_home(ctx: Context) -> list[Path]:
+    """Return the job.json of each job whose results are at home, the oldest first."""
+    return sorted(results_dir(ctx, "x").parent.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
 
 
 def ended_at_home(ctx: Context, name: str) -> Job | None:

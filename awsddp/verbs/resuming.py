@@ -12,7 +12,7 @@ from awsddp.errors import ConfigError
 from awsddp.jobs import results
 from awsddp.jobs.checkpoints import newest
 from awsddp.verbs.context import Context
-from awsddp.verbs.results import results_dir
+from awsddp.verbs.results import records_at_home, results_dir
 from awsddp.verbs.starting import BUNDLED_SCRIPT
 from awsddp.verbs.sync import BUNDLED
 
@@ -66,9 +66,7 @@ def checkpoint_of(ctx: Context) -> Checkpoint | None:
 def _last(ctx: Context) -> str:
     """Return the newest job of the same script whose results are here. Raises ConfigError."""
     script = ctx.job.job.script
-    for path in sorted(
-        results_dir(ctx, "x").parent.glob("*/job.json"), key=lambda path: path.stat().st_mtime, reverse=True
-    ):
+    for path in reversed(records_at_home(ctx)):
         with contextlib.suppress(ConfigError):
             ran = results.decode(path.read_bytes()).script or ""
             if ran == script or (script is None and ran.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}")):

@@ -1,4 +1,4 @@
-"""run: up, train, home, down in one. Whatever happens on the way, nothing is left at its end."""
+"""run: up, train, fetch and down in one. Nothing is left, whatever fails."""
 
 import time
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from awsddp.verbs.train import check, train
 from awsddp.verbs.up import up
 
 IDLE = "10m"
-"""The idle time of a run's nodes: nobody is going to log in to them."""
+"""The idle time of a run's nodes: no user logs in to them."""
 
 
 @dataclass(kw_only=True)
 class RunResult:
-    """What each stage came to (None where it was not reached), its time in seconds, and what stopped it."""
+    """Each stage's document (None if it was not reached), its time in seconds, and the final error."""
 
     up: dict[str, Any] | None = None
     train: dict[str, Any] | None = None
@@ -30,7 +30,7 @@ class RunResult:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the job did what it should."""
+        """Whether the job succeeded."""
         return self.train is not None and self.train["state"] == "succeeded"
 
     def document(self) -> dict[str, Any]:
@@ -41,11 +41,11 @@ class RunResult:
 def run(
     ctx: Context, *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool = False
 ) -> RunResult:
-    """Bring a cluster up, run the job, bring its results home and end the cluster, on every way out.
+    """Launch a cluster, run the job, fetch its results and terminate the cluster, also after a failure.
 
-    With `detach` the job is left to its nodes, which end themselves once nobody uses them. Raises what `up`
-    raises before anything was made, and InUse: a cluster on which another job runs is left as it is. What
-    fails later is the result's `error`.
+    With `detach` return once the ranks run; the nodes shut down when they are idle. Raises what `up` raises
+    before anything was created, and InUse: a cluster on which another job runs stays as it is. A later
+    failure is the result's `error`.
     """
     check(ctx)
     ctx = with_idle(ctx)
@@ -70,7 +70,7 @@ def run(
 
 
 def with_idle(ctx: Context) -> Context:
-    """Return the context with the idle time of a run, where nobody chose another."""
+    """Return the context with the idle time of a run, unless the user set one."""
     spec = ctx.spec
     if "cluster.idle" in spec.explicit:
         return ctx
@@ -81,7 +81,7 @@ def with_idle(ctx: Context) -> Context:
 def _work(
     ctx: Context, result: RunResult, *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool
 ) -> None:
-    """Do what comes before the end; what fails once something was made is the result's error."""
+    """Run `up` and `train`; a failure after something was created is the result's error."""
     try:
         result.up = _timed(result, "up", lambda: up(ctx, confirm=confirm))
         result.train = _timed(result, "train", lambda: train(ctx, on_lines=on_lines, detach=detach))
@@ -106,7 +106,7 @@ def _end(ctx: Context, result: RunResult) -> None:
 
 
 def down_or_stop(ctx: Context) -> dict[str, Any]:
-    """End the cluster and return the `down` document; stop the nodes where results cannot be fetched.
+    """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
 
     Raises NodeError that says so, and what `down` raises.
     """
@@ -117,7 +117,7 @@ def down_or_stop(ctx: Context) -> dict[str, Any]:
 
 
 def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Return `on_lines`, silent once nobody reads any more: the run must reach its end all the same."""
+    """Return `on_lines` without its BrokenPipeError: the run must reach its end."""
     heard = True
 
     def tell(data: bytes) -> None:
@@ -132,7 +132,7 @@ def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 
 def _stopped(ctx: Context, error: NodeError) -> NodeError:
-    """Stop the machines of results that cannot come home, and return the error that says so."""
+    """Stop the nodes whose results cannot be fetched, and return the error that says so."""
     try:
         stop(ctx, confirm=lambda _: None)
     except AwsddpError as second:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from awsddp import answers
 from awsddp.answers import Manifest
-from awsddp.cluster import Job
+from awsddp.cluster import HomeLink, Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.selection import NodeFile, exclude_patterns, name_at_home, over_limit
 from awsddp.nodes.failures import split
-from awsddp.nodes.results import Wanted, WantedLink
+from awsddp.nodes.results import Wanted
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.spec import size_of
 from awsddp.verbs.context import Context
-from awsddp.verbs.requests import answers_of, ask, holders
+from awsddp.verbs.requests import Answer, answers_of, ask, holders
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -44,7 +44,7 @@ class Selected:
     """What is to be fetched by node, the links, and what the nodes still owe then."""
 
     wanted: dict[int, list[Wanted]]
-    links: list[WantedLink]
+    links: list[HomeLink]
     excess: list[Owed]
     unreadable: list[Owed]
     unlisted: list[Owed]
@@ -73,7 +73,7 @@ def select(ctx: Context, fleet: "Fleet", job: Job, nodes: Sequence[int], target:
     wanted, unreadable = _hashed(fleet, files, list(manifests))
     return Selected(
         wanted=wanted,
-        links=[WantedLink(home=link.home, target=link.target) for link in links],
+        links=links,
         excess=excess,
         unreadable=unreadable + _skipped(ctx, manifests),
         unlisted=[Owed(node, "all results", 0, error.message) for node, error in failures.items()],
@@ -142,16 +142,31 @@ def _manifests(
     request = protocol.manifest_request(
         job.job, outputs=ctx.job.job.outputs, exclude=exclude_patterns(ctx.job.job.exclude)
     )
-    ranks = {node: [rank.rank for rank in job.ranks if rank.node == node] for node in used}
+    return manifests_of(job, answers_of(fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S))
+
+
+def manifests_of(
+    job: Job, listed: Mapping[int, Answer | AwsddpError]
+) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
+    """Return the nodes' answers to `manifest_request`, checked, and the errors of nodes that list nothing."""
     manifests, failures = {}, {}
-    for node, answer in answers_of(fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S).items():
+    for node, answer in listed.items():
         try:
             if isinstance(answer, AwsddpError):
                 raise answer
-            manifests[node] = answers.manifest(answer, node=node, ranks=ranks[node])
+            ranks = [rank.rank for rank in job.ranks if rank.node == node]
+            manifests[node] = answers.manifest(answer, node=node, ranks=ranks)
         except NodeError as error:
             failures[node] = error
     return manifests, failures
+
+
+def wanted_file(one: NodeFile, *, size: int, sha256: str) -> Wanted:
+    """Return a result as it is fetched: `size` and `sha256` are what it must be."""
+    file = one.file
+    return Wanted(
+        remote=file.path, home=one.home, size=size, sha256=sha256, data=file.data, modified=file.modified
+    )
 
 
 def _within_limit(
@@ -206,16 +221,7 @@ def _hashed(
             owed.append(Owed(one.node, one.file.path, one.file.size, why))
             continue
         size = one.file.size if entry is None else entry.size
-        wanted[one.node].append(
-            Wanted(
-                remote=one.file.path,
-                home=one.home,
-                size=size,
-                sha256=sha256,
-                data=one.file.data,
-                modified=one.file.modified,
-            )
-        )
+        wanted[one.node].append(wanted_file(one, size=size, sha256=sha256))
     return wanted, owed
 
 

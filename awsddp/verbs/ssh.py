@@ -1,4 +1,4 @@
-"""ssh: the words with which the system's ssh reaches a node: strict, with the cluster's key alone."""
+"""ssh: the command line of the system's ssh for a node: pinned host keys, only the cluster's key."""
 
 import posixpath
 import shlex
@@ -21,9 +21,9 @@ def ssh(
 ) -> list[str]:
     """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
 
-    `forwards` are ssh's options for ports ("-L", "6006:localhost:6006"). With `tty` a terminal is asked for
-    beside a command. A node that is not prepared yet, or whose neighbours
-    are lost, is reached as well. Raises NotFoundError, and NodeError for a node that does not run.
+    `forwards` are ssh's port options ("-L", "6006:localhost:6006"). With `tty` a command gets a terminal.
+    The node need not be prepared, nor the others reachable. Raises NotFoundError, and NodeError for a node
+    that does not run.
     """
     with ClusterHandle.find(ctx) as cluster:
         nodes = cluster.login_nodes()

@@ -1,4 +1,4 @@
-"""status: what there is, what it costs, and until when. The truth is in AWS, the jobs as last seen."""
+"""status: the nodes, their cost and expiry, from AWS; the jobs as last seen."""
 
 import contextlib
 import re
@@ -17,7 +17,7 @@ REACH_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
 
 
-# Who only asks is no user of the node: the watchdog leaves out the port of this login.
+# This login is not a use of the node: the watchdog ignores its port.
 _READ_IDLE = (
     'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
 )
@@ -26,11 +26,9 @@ _READ_IDLE = (
 def status(ctx: Context, *, ask_nodes: bool = False) -> dict[str, Any]:
     """Return the cluster as the `status` document; a cluster that is not found is "absent".
 
-    Without a record it is searched for in the running local cloud and in one region, at once: `status_all`
-    searches everywhere.
-
-    With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not answer
-    within seconds. Raises CloudError where AWS cannot be asked.
+    Without a record only the running local cloud and one region are searched; `status_all` searches every
+    region. With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not
+    answer within seconds. Raises CloudError where AWS does not answer.
     """
     with ClusterHandle.find(ctx, newer=True, everywhere=False) as cluster:
         _refresh(cluster)

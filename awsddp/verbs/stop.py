@@ -1,4 +1,4 @@
-"""stop: the machines off, their disks kept. `up` starts them again."""
+"""stop: stop the instances, keep their disks. `up` starts them again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +15,11 @@ REACH_S = 30.0
 
 
 def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
-    """Stop the cluster's machines and return it as the `status` document.
+    """Stop the cluster's instances and return it as the `status` document.
 
-    A job that still runs is ended first, with its grace; results stay on the disks. `confirm` is asked before
-    anything stops and raises to refuse. Raises NotFoundError, ConfigError for spot nodes, which cannot be
-    stopped, CloudError, and NodeError for machines that do not stop and for results that a stop would lose.
+    A running job is ended first, with its grace; results stay on the disks. `confirm` is called first and
+    raises to refuse. Raises NotFoundError, ConfigError for spot nodes, which cannot be stopped, CloudError,
+    and NodeError for instances that do not stop and for results that a stop would lose.
     """
     from awsddp.aws.clusters import find_cluster
     from awsddp.aws.power import stop as stop_nodes
@@ -47,8 +47,8 @@ def _refuse_spot(cluster: Cluster) -> None:
     spot = [node_name(node.node) for node in cluster.live if node.spot]
     if spot:
         raise ConfigError(
-            f"{', '.join(spot)}: spot machines cannot be stopped",
-            "AWS can only end what one launch bought on the spot market",
+            f"{', '.join(spot)}: spot instances cannot be stopped",
+            "AWS can only terminate one-time spot instances",
             "awsddp down   # fetch the results, then terminate them",
         )
 
@@ -62,7 +62,7 @@ def _what_stops(cluster: ClusterHandle, listed: Cluster) -> str:
 
 
 def _end_jobs(cluster: ClusterHandle, listed: Cluster) -> None:
-    """End what still runs, with its grace. Nodes out of reach are stopped all the same: disks are kept."""
+    """End the running jobs, with their grace. Unreachable nodes are stopped anyway: their disks are kept."""
     ctx = cluster.ctx
     if cluster.known is None or not listed.unfetched:
         return

@@ -1,6 +1,6 @@
-"""sync: the working folder, to every node. What a node made itself stays."""
+"""sync: send the working folder to every node. Files that a node made stay."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 
 if TYPE_CHECKING:
-    from awsddp.nodes.sync import Listing, Sent
+    from awsddp.nodes.sync import Fetched, Listing, Sent
     from awsddp.nodes.transport import Fleet
 
 LARGE_BYTES = 100e6
@@ -23,9 +23,8 @@ BUNDLED = "train"
 def sync(ctx: Context, *, dry_run: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
     """Send the working folder, and return what went as the `sync` document.
 
-    With `dry_run` nothing is sent: every node would get what is listed. `confirm` is asked where a job runs,
-    whose code would change, and raises to refuse. Raises ConfigError for a folder that cannot be meant,
-    NodeError for nodes that did not take it.
+    With `dry_run` nothing is sent. `confirm` is called if a job runs, whose code would change, and raises to
+    refuse. Raises ConfigError for an invalid folder, NodeError for nodes that did not receive the files.
     """
     listing = listed(ctx)
     with ClusterHandle.ready(ctx) as cluster:
@@ -43,7 +42,7 @@ def sync(ctx: Context, *, dry_run: bool = False, confirm: Callable[[str], None])
 
 
 def _preview(listing: "Listing") -> dict[str, Any]:
-    """Return what goes, the largest of it, and what stays here by which ignore file or key."""
+    """Return the files to send, the largest ones, and what each ignore file or key keeps here."""
     kept: dict[str, list[str]] = {}
     for path, by in listing.kept:
         kept.setdefault(by, []).append(path)
@@ -55,14 +54,14 @@ def _preview(listing: "Listing") -> dict[str, Any]:
 
 
 def _running(cluster: ClusterHandle) -> list[str]:
-    """Return the jobs that run. Nodes without an unfetched job, as their tags tell, need not be asked."""
+    """Return the running jobs; none, without a request, if no node has an unfetched job by its tags."""
     if not cluster.unfetched:
         return []
     return [job.job for job in cluster.jobs() if job.state == "running"]
 
 
 def listed(ctx: Context) -> "Listing":
-    """Return what the working folder holds for the nodes; a large one is said. Raises ConfigError."""
+    """Return what to send of the working folder; say so if it is large. Raises ConfigError."""
     listing = found_here(ctx)
     if listing.size > LARGE_BYTES:
         largest = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in listing.largest())
@@ -73,7 +72,7 @@ def listed(ctx: Context) -> "Listing":
 
 
 def found_here(ctx: Context) -> "Listing":
-    """Return what the working folder holds for the nodes. Raises ConfigError."""
+    """Return what to send of the working folder. Raises ConfigError."""
     from awsddp.nodes.sync import files_to_send
 
     job = ctx.job
@@ -111,7 +110,9 @@ def send_checkpoint(cluster: ClusterHandle, staged: Path, *, folder: str, nodes:
     push(files_to_send(staged), cluster.fleet, ssh_config=config, folder=folder, nodes=nodes, on_event=tell)
 
 
-def document(sent: "dict[int, Sent]") -> dict[str, Any]:
-    """Return what was sent as the `sync` document."""
-    nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(sent.items())]
-    return {"nodes": nodes, "job": None, "home": None}
+def document(
+    moved: "Mapping[int, Sent | Fetched]", *, job: str | None = None, home: str | None = None
+) -> dict[str, Any]:
+    """Return what was sent, or fetched of a job, as the document of `sync` and `fetch`."""
+    nodes = [{"node": node, "files": one.files, "bytes": one.bytes} for node, one in sorted(moved.items())]
+    return {"nodes": nodes, "job": job, "home": home}

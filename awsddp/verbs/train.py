@@ -1,4 +1,4 @@
-"""train: sync, launch the ranks, stream their lines, bring results home."""
+"""train: sync, launch the ranks, stream their logs, fetch the results."""
 
 import re
 from collections.abc import Callable
@@ -25,11 +25,11 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = False) -> dict[str, Any]:
-    """Run a job to its end and return it as the `train` document, its results at home.
+    """Run a job to its end, fetch its results, and return it as the `train` document.
 
-    With `detach` the job is started and left to its nodes; `logs` follows it and brings it home. `on_lines`
-    gets the labelled lines of the ranks as they come. Raises UsageError for a job that cannot be, InUse where
-    another job runs, NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
+    With `detach` return once the ranks run; `logs` follows the job and fetches its results. `on_lines` gets
+    the labelled lines of the ranks as they arrive. Raises UsageError for an invalid job, InUse where another
+    job runs, NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
     check(ctx)
     checkpoint = checkpoint_of(ctx)
@@ -47,8 +47,7 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
 def preview(ctx: Context) -> dict[str, Any]:
     """Return what `train` would start: the ranks, and the command and environment on each node.
 
-    Only AWS is asked, which nodes there are. The port is that of a cluster without other jobs. Raises as
-    `train`.
+    The nodes get no request. The port is that of a cluster without other jobs. Raises what `train` raises.
     """
     check(ctx)
     checkpoint = checkpoint_of(ctx)
@@ -62,9 +61,9 @@ def preview(ctx: Context) -> dict[str, Any]:
 
 
 def check(ctx: Context) -> None:
-    """Refuse, before anything costs money, a script that is not there, a name or placeholder that is none.
+    """Refuse a missing script, an invalid name or placeholder, and an unset secret, before any cost.
 
-    A secret that is not set here is refused as well.
+    Raises UsageError, ConfigError.
     """
     asked = ctx.job.job
     with_secrets(ctx.job)
@@ -96,7 +95,7 @@ def check(ctx: Context) -> None:
 
 
 def _check_words(ctx: Context, rank: Rank) -> None:
-    """Raise UsageError where a word of the job cannot be filled in for a rank like this."""
+    """Raise UsageError for an invalid placeholder in the job's command."""
     for word in (*ctx.job.job.prefix, ctx.job.job.script or "", *ctx.job.job.args):
         expand(
             word,
@@ -108,7 +107,7 @@ def _check_words(ctx: Context, rank: Rank) -> None:
 
 
 def _any_file(folder: Path, pattern: str) -> bool:
-    """Tell whether a file of `folder` has a name that fits; names that no file can have fit none."""
+    """Return whether the name of a file in `folder` matches; False for a pattern that no name can match."""
     try:
         return not Path(pattern).is_absolute() and any(path.is_file() for path in folder.glob(pattern))
     except (OSError, ValueError, NotImplementedError):

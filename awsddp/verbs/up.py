@@ -1,5 +1,4 @@
-"""up: plan, ask, do. On a cluster that exists it finishes what was interrupted, mends, resizes, or changes
-nothing."""
+"""up: plan, confirm, launch. An existing cluster is finished, repaired or resized, or stays unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +21,11 @@ from awsddp.verbs.status import cluster_document
 
 
 def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
-    """Bring the cluster up, or what exists of it to what is asked for, and return the `up` document.
+    """Launch the cluster, or change an existing one to match the spec, and return the `up` document.
 
-    `confirm` is called with the plan before anything is launched, with a sentence before machines are only
-    started or ended, and raises to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
-    LeftoverError; run again, `up` goes on where it stopped.
+    `confirm` is called with the plan before a launch, with a sentence before instances are only started or
+    terminated, and raises to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
+    LeftoverError; run again, `up` continues where it stopped.
     """
     with ctx.folder.lock("up"), target_for(ctx) as target:
         ctx = as_before(ctx)
@@ -56,7 +55,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
 
 
 def as_before(ctx: Context) -> Context:
-    """Return the context with what was asked for before wherever nobody says anything else now."""
+    """Return the context with the remembered settings for all that is not set now."""
     record = ctx.folder.read()
     if record is None:
         return ctx
@@ -65,7 +64,7 @@ def as_before(ctx: Context) -> Context:
 
 
 def read(ctx: Context, target: Target) -> tuple[Facts, ClusterHandle]:
-    """Read what the plan needs and what exists by this name, side by side. Raises CloudError, ConfigError."""
+    """Read the plan's facts and find the cluster, in parallel. Raises CloudError, ConfigError."""
     from awsddp.aws.clusters import find_clusters
 
     aws, record = aws_of(ctx, target), ctx.folder.read()
@@ -82,10 +81,9 @@ def read(ctx: Context, target: Target) -> tuple[Facts, ClusterHandle]:
 
 
 def to_reconcile(cluster: ClusterHandle) -> bool:
-    """Tell whether there is a cluster to reconcile; else there is one to launch.
+    """Return whether there is a cluster to reconcile; else one is launched.
 
-    Raises ConfigError for a cluster that lives and whose key is not on this machine, as for one that another
-    machine made once all that this one had made was gone.
+    Raises ConfigError for a running cluster whose key is not on this machine.
     """
     ctx, record = cluster.ctx, cluster.known
     live = [one for one in cluster.all_listed if one.live]
@@ -103,7 +101,7 @@ def to_reconcile(cluster: ClusterHandle) -> bool:
 
 
 def _nodes(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[Node, ...]:
-    """Return the cluster's nodes: those that stay, those of a launch that was cut off, and new ones."""
+    """Return the cluster's nodes: those that stay, those of an interrupted launch, and new ones."""
     _finish_launch(cluster)
     if to_reconcile(cluster):
         return reconcile(cluster, facts, confirm)
@@ -116,9 +114,9 @@ def _nodes(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[Node
 
 
 def _finish_launch(cluster: ClusterHandle) -> None:
-    """Finish a launch that was cut off, or wait until AWS lists what is known to be there.
+    """Finish an interrupted launch, or wait until AWS lists the instances that this machine knows.
 
-    The host key of such a launch is accepted here: the next brings its own.
+    The temporary host key of such a launch is accepted here: the next launch has its own.
     """
     from awsddp.aws.instances import filled_by, resume, wait_running
 
@@ -146,16 +144,16 @@ def _finish_launch(cluster: ClusterHandle) -> None:
 
 
 def _list(cluster: ClusterHandle, own: Cluster | None, others: Sequence[Cluster]) -> None:
-    """Take what is known better now of what AWS lists."""
+    """Store the clusters that AWS lists now: the record's own one first."""
     clusters = (own, *others) if own is not None else tuple(others)
     cluster.listed, cluster.others = (clusters[0] if clusters else None), clusters[1:]
 
 
 def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
-    """Wait until all nodes run, prepare those that are not yet, and give all the expiry that holds.
+    """Wait until all nodes run, prepare those that are not prepared, and set the expiry on all.
 
-    The tag is written last: where it is right the nodes know. Without `hosts` (the image says that nothing
-    boots: a local cloud of records) there is nothing to prepare.
+    The tag is written last: a node with the right tag has the expiry. Without `hosts` (the image says that
+    nothing boots: a local cloud of records) there is nothing to prepare.
     """
     from awsddp.aws.instances import wait_running
     from awsddp.aws.power import tag_expiry
@@ -204,14 +202,14 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
 
 
 def _unseen(record: Record, node: Node) -> Prepared:
-    """Return what is known of a node that nobody can log in to."""
+    """Return the record of a node that has no login."""
     return Prepared(
         node=node.node, instance_id=node.instance_id, user=record.ssh_user, home="", python="", nic=""
     )
 
 
 def accept_host_keys(ctx: Context, record: Record, nodes: Sequence[Node]) -> None:
-    """Accept the throw-away host key of the last launch from its nodes, which have no other yet."""
+    """Accept the temporary host key of the last launch from its nodes, which have no other yet."""
     from awsddp.nodes import hostkeys
 
     if record.intent is not None:
@@ -244,5 +242,5 @@ def _only(cluster: ClusterHandle) -> Cluster | None:
     raise ConfigError(
         f"another machine made cluster {own.name} a moment before",
         f"its nodes stay: {', '.join(node.instance_id for node in first.live)}; those made here were ended",
-        f"go on there; or awsddp -c {own.name}-2 up   # another name here",
+        f"continue there; or awsddp -c {own.name}-2 up   # another name here",
     )

@@ -179,23 +179,24 @@ class Watch:
 
     def _give_up_gone(self) -> None:
         """Give up the nodes that EC2 says are gone, and tell the nodes that wait for them."""
-        from awsddp.aws.clusters import describe, node_of, tagged
+        from awsddp.aws.clusters import describe, end_of, tagged
 
         with contextlib.suppress(AwsddpError):
-            found = describe(self._cluster.aws, tagged("awsddp:id", self._cluster.record.id))
-            states = {instance["InstanceId"]: node_of(instance).state for instance in found}
-            reasons = {instance["InstanceId"]: instance.get("StateReason", {}) for instance in found}
+            described = describe(self._cluster.aws, tagged("awsddp:id", self._cluster.record.id))
+            instances = {one["InstanceId"]: one for one in described if one["State"]["Name"] in _GONE}
             ids = {node.node: node.instance_id for node in self._cluster.nodes}
-            for node in [node for node in self._away if states.get(ids[node]) in _GONE]:
+            for node in [node for node in self._away if ids[node] in instances]:
                 self._give_up(node)
-                why = reasons[ids[node]].get("Message", "no reason was given")
-                self._report(node, f"EC2 says that its instance is {states[ids[node]]} ({why})")
+                instance = instances[ids[node]]
+                kind, why = end_of(instance)
+                state = instance["State"]["Name"]
+                self._report(node, f"EC2 says that its instance is {state} ({why})", kind)
 
-    def _report(self, node: int, why: str) -> None:
+    def _report(self, node: int, why: str, kind: str) -> None:
         """Tell the first node, which coordinates the job, that `node` is gone; if that is it, the others."""
         nodes = {rank.node for rank in self._job.ranks}
         told = nodes if node == min(nodes) else {min(nodes)}
-        request = protocol.lost_request(self._job.job, node, why)
+        request = protocol.lost_request(self._job.job, node, why, kind)
         requests = {
             one: request
             for one in (told & self._followed) - self._away.keys() - {node}

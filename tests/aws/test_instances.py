@@ -11,7 +11,7 @@ from botocore.serialize import create_serializer
 from moto_cloud import IDS, NOW, SECRETS, Cloud, Launcher, plan_for, without_zones
 
 from awsddp.aws import instances
-from awsddp.aws.clusters import describe, find_cluster, find_clusters, tags_of
+from awsddp.aws.clusters import describe, end_of, find_cluster, find_clusters, tags_of
 from awsddp.aws.instances import appear, resume, wait_running
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag
@@ -279,3 +279,19 @@ def test_two_ids_of_one_name_are_both_found(aws: Aws, launcher: Launcher) -> Non
     found = find_clusters(aws, "demo", aws.identity().user_id)
     assert {cluster.id for cluster in found} == {"0a1b2c3d", "ffffffff"}
     assert all(len(cluster.live) == 2 for cluster in found)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("Server.SpotInstanceTermination", "spot_interruption"),
+        ("Server.ScheduledStop", "instance_retired"),
+        ("Client.UserInitiatedShutdown", "node_lost"),
+    ],
+)
+def test_reason_for_which_an_instance_ended_is_a_kind_of_cause(code: str, kind: str) -> None:
+    assert end_of({"StateReason": {"Code": code, "Message": f"{code}: as EC2 says"}}) == (
+        kind,
+        f"{code}: as EC2 says",
+    )
+    assert end_of({}) == ("node_lost", "no reason was given")

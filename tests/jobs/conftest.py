@@ -25,6 +25,24 @@ from awsddp.spec import JobSection, JobSpec
 NODE_PYTHON = os.environ.get("AWSDDP_TEST_NODE_PYTHON", sys.executable)
 
 
+def node_of(number: int) -> Node:
+    """Return a node that runs."""
+    return Node(
+        node=number,
+        instance_id=f"i-{number}",
+        state="running",
+        instance_type="p4d.24xlarge",
+        zone="us-east-1a",
+        image_id="ami-1",
+    )
+
+
+def prepared_of(number: int, **found: Any) -> Prepared:
+    """Return what was found on the node of `node_of`."""
+    usual = {"user": "ubuntu", "home": "/home/ubuntu", "python": "python", "nic": "ens5"}
+    return Prepared(node=number, instance_id=f"i-{number}", **{**usual, **found})
+
+
 class Fleet:
     """Nodes 0 to count-1, and the jobs on them."""
 
@@ -35,23 +53,8 @@ class Fleet:
         address = f"127.{secrets.randbelow(200) + 10}.{secrets.randbelow(250)}"
         self.hosts = [
             Host(
-                node=Node(
-                    node=node,
-                    instance_id=f"i-{node}",
-                    state="running",
-                    instance_type="p4d.24xlarge",
-                    zone="us-east-1a",
-                    image_id="ami-1",
-                    private_ip=f"{address}.{node + 1}",
-                ),
-                prepared=Prepared(
-                    node=node,
-                    instance_id=f"i-{node}",
-                    user="ubuntu",
-                    home=str(self.homes[node]),
-                    python=sys.executable,
-                    nic="lo",
-                ),
+                node=replace(node_of(node), private_ip=f"{address}.{node + 1}"),
+                prepared=prepared_of(node, home=str(self.homes[node]), python=sys.executable, nic="lo"),
                 workdir=str(self.workdirs[node]),
             )
             for node in range(count)

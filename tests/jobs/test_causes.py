@@ -11,7 +11,6 @@ from awsddp.jobs.supervisor.job_causes import (
     JOB_TABLE,
     WAITED,
     Row,
-    cause_of_loss,
     cause_of_node,
     left_early,
 )
@@ -370,20 +369,6 @@ def test_rank_that_waited_for_one_that_had_ended_is_explained_by_that() -> None:
         words, ['  File "/x/torch/autograd/graph.py", line 979, in _engine'], "Rank 1 had ended. "
     )
     assert uneven["kind"] == "uneven_batches"
-
-
-@pytest.mark.parametrize(
-    ("why", "kind"),
-    [
-        ("no heartbeat for 300 s", "node_lost"),
-        ("EC2: Server.SpotInstanceTermination: Spot instance termination", "spot_interruption"),
-        ("EC2: Server.ScheduledStop: Stopped due to a scheduled retirement", "instance_retired"),
-    ],
-)
-def test_lost_node_is_named_by_what_ec2_says_of_it(why: str, kind: str) -> None:
-    cause = cause_of_loss({"nodes": [{"node": 1, "instance_id": "i-1"}]}, 1, why)
-    assert (cause["kind"], cause["retryable"]) == (kind, True)
-    assert cause["explanation"] == f"{why}."
 
 
 def test_every_row_that_recognizes_has_an_example() -> None:

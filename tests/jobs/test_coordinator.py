@@ -92,6 +92,14 @@ def test_lost_node_is_the_cause_of_what_the_others_then_say() -> None:
     assert coordinator.document()["cause"]["instance_id"] == "i-1"
 
 
+def test_kind_of_the_loss_of_a_node_is_that_of_the_cause() -> None:
+    coordinator = joined()
+    coordinator.lose(1, "its instance is terminated", "spot_interruption")
+    cause = coordinator.document()["cause"]
+    assert (cause["kind"], cause["retryable"]) == ("spot_interruption", True)
+    assert cause["explanation"] == "node1 was lost while the job ran: its instance is terminated."
+
+
 def test_first_of_several_own_failures_is_the_cause() -> None:
     coordinator = joined()
     coordinator.hear(1, exit_of(3, 5), now=2.0)

@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Node, Prepared
 from awsddp.jobs import health
 from awsddp.jobs.ranks import layout
+from tests.jobs.conftest import node_of, prepared_of
 
 ANSWER: dict[str, Any] = {
     "ports": [29400, 41000],
     "gpus": 8,
     "disk_free": 10**11,
-    "disk_size": 10**12,
     "memory_free": 10**11,
     "memory_size": 2 * 10**11,
     "cpus": 96.0,
@@ -30,30 +29,8 @@ def probes(count: int = 4, **differs: Mapping[str, Any]) -> health.Probes:
     """Return what `count` nodes of 8 GPUs answered; `node2={"gpus": 7}` differs."""
     nodes = range(count)
     return health.Probes(
-        nodes={
-            node: Node(
-                node=node,
-                instance_id=f"i-{node}",
-                state="running",
-                instance_type="p4d.24xlarge",
-                zone="us-east-1a",
-                image_id="ami-1",
-            )
-            for node in nodes
-        },
-        prepared={
-            node: Prepared(
-                node=node,
-                instance_id=f"i-{node}",
-                user="ubuntu",
-                home="/home/ubuntu",
-                python="python",
-                nic="ens5",
-                gpus=8,
-                driver="535",
-            )
-            for node in nodes
-        },
+        nodes={node: node_of(node) for node in nodes},
+        prepared={node: prepared_of(node, gpus=8, driver="535") for node in nodes},
         answers={node: {**ANSWER, **differs.get(f"node{node}", {})} for node in nodes},
         asked=(1000.0, 1001.0),
     )

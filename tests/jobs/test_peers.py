@@ -91,7 +91,7 @@ class Wire:
         return [message for _, message in self.first.heard], [message for _, message in self.second.heard]
 
     def lost(self) -> list[int]:
-        return [node for node, _ in self.first.lost + self.second.lost]
+        return [node for node, *_ in self.first.lost + self.second.lost]
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_each_side_gives_the_other_up_after_the_limit_and_not_before(wire: Wire)
     assert wire.lost() == []
     wire.pass_time(4)
     assert wire.lost() == [1, 0]
-    assert wire.first.lost == [(1, "no heartbeat for 60 s")]
+    assert wire.first.lost == [(1, "no heartbeat for 60 s", "node_lost")]
 
 
 def test_own_stand_still_is_nobody_s_silence(wire: Wire) -> None:
@@ -161,7 +161,7 @@ def test_closed_connection_is_the_end_of_a_supervisor_at_once(wire: Wire) -> Non
     for key in list(wire.selectors[1].get_map().values()):
         key.fileobj.close()
     wire.pass_time(0.5, alive=(0,))
-    assert wire.first.lost == [(1, "it closed the connection")]
+    assert wire.first.lost == [(1, "it closed the connection", "node_lost")]
 
 
 def test_port_where_nobody_listens_any_more_is_the_end_of_the_first_supervisor(wire: Wire) -> None:
@@ -169,7 +169,7 @@ def test_port_where_nobody_listens_any_more_is_the_end_of_the_first_supervisor(w
     wire.pass_time(1.5, alive=(1,))
     assert wire.lost() == []
     wire.pass_time(2, alive=(1,))
-    assert wire.second.lost == [(0, "its supervisor has ended")]
+    assert wire.second.lost == [(0, "its supervisor has ended", "node_lost")]
 
 
 def test_report_of_a_lost_node_is_heard_while_its_link_hangs(wire: Wire) -> None:
@@ -177,14 +177,14 @@ def test_report_of_a_lost_node_is_heard_while_its_link_hangs(wire: Wire) -> None
     answers: list[bool] = []
 
     def report() -> None:
-        answers.append(report_lost(wire.request, 1, "it burnt", seconds=5))
+        answers.append(report_lost(wire.request, 1, "it burnt", kind="instance_retired", seconds=5))
 
     thread = threading.Thread(target=report)
     thread.start()
     while thread.is_alive():
         wire.pass_time(0.25, alive=(0,))
         thread.join(0.01)
-    assert (answers, wire.first.lost) == ([True], [(1, "it burnt")])
+    assert (answers, wire.first.lost) == ([True], [(1, "it burnt", "instance_retired")])
 
 
 def test_report_to_a_supervisor_that_has_ended_is_given_up(wire: Wire) -> None:

@@ -181,6 +181,7 @@ def test_node_that_ec2_says_is_gone_is_given_up_at_once_and_reported(
     assert nodes.now < 60
     assert [(one["do"], one["node"]) for one in nodes.reports] == [("lost", gone)]
     assert nodes.reports[0]["why"] == f"EC2 says that its instance is terminated ({SPOT})"
+    assert nodes.reports[0]["kind"] == "spot_interruption"
 
 
 def test_node_whose_streams_bring_nothing_is_given_up(

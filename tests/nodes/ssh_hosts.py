@@ -8,10 +8,12 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from awsddp.nodes.hostkeys import KeyPair, make_key
+from awsddp.nodes.jump import Jump
 from awsddp.nodes.sync import ssh_config
 from awsddp.nodes.transport import Endpoint, Fleet
 
@@ -147,19 +149,31 @@ class Lab:
     key: Path
     known_hosts: Path
 
-    def fleet(self, **settings: object) -> Fleet:
-        options: dict[str, object] = {
-            "key": self.key,
-            "known_hosts": self.known_hosts,
-            "deadline_s": 20,
-        }
-        return Fleet([host.endpoint for host in self.hosts], **{**options, **settings})  # type: ignore[arg-type]
+    def endpoints(self, jump: Jump | None = None) -> list[Endpoint]:
+        """Return how the hosts are reached; some jump hosts know them by instance id only."""
+        by_id = jump is not None and jump.by_id
+        found = [host.endpoint for host in self.hosts]
+        return [replace(one, host=one.instance_id) for one in found] if by_id else found
+
+    def fleet(self, *, jump: Jump | None = None, deadline_s: float = 20, **settings: Any) -> Fleet:
+        options = {"key": self.key, "known_hosts": self.known_hosts, "deadline_s": deadline_s, **settings}
+        return Fleet(self.endpoints(jump), jump=jump, **options)
 
     @property
     def ssh_config(self) -> Path:
+        return self.write_ssh_config()
+
+    def write_ssh_config(self, jump: Jump | None = None) -> Path:
         path = self.folder / "ssh config"
-        path.write_text(ssh_config([host.endpoint for host in self.hosts], self.key, self.known_hosts))
+        path.write_text(ssh_config(self.endpoints(jump), self.key, self.known_hosts, jump=jump))
         return path
+
+    def ssh(self, node: int, command: str, *, jump: Jump | None = None) -> str:
+        """Return what a command prints that the system's ssh runs on a node; no error may be reported."""
+        config = self.write_ssh_config(jump)
+        done = subprocess.run(["ssh", "-F", config, f"node{node}", command], capture_output=True, text=True)
+        assert not done.stderr, done.stderr
+        return done.stdout
 
 
 def wait_until(true: Callable[[], bool], what: str, seconds: float = 20) -> None:

@@ -19,7 +19,7 @@ from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.jump import Jump, JumpFailure
-from awsddp.nodes.sync import files_to_send, push, ssh_config
+from awsddp.nodes.sync import files_to_send, push
 from awsddp.spec import jump_host, load
 from tests.nodes.ssh_hosts import Host, Lab, make_host, wait_until
 
@@ -133,26 +133,17 @@ def test_files_and_a_shell_go_over_it_too(lab: MakeLab, bastion: Bastion, tmp_pa
     (tmp_path / "home").mkdir()
     data = os.urandom(3 * 2**20)  # more than goes over the first connection: rsync carries it
     (tmp_path / "home" / "data.bin").write_bytes(data)
-    config = tmp_path / "an ssh config"
-    config.write_text(
-        ssh_config([one.hosts[0].endpoint], one.key, one.known_hosts, jump=bastion.jump), encoding="utf-8"
-    )
+    config = one.write_ssh_config(bastion.jump)
     with one.fleet(jump=bastion.jump) as fleet:
         sent = push(files_to_send(tmp_path / "home"), fleet, ssh_config=config)
     assert (sent[0].files, (one.hosts[0].work / "data.bin").read_bytes()) == (1, data)
     assert (bastion.lines(), bastion.logins()) == (2, 1)
-    said = subprocess.run(["ssh", "-F", config, "node0", "echo there"], capture_output=True, text=True)
-    assert (said.stdout, said.stderr, bastion.lines()) == ("there\n", "", 3)
+    assert (one.ssh(0, "echo there", jump=bastion.jump), bastion.lines()) == ("there\n", 3)
 
 
-def test_a_shell_goes_there_by_itself_where_no_connection_is_kept(
-    lab: MakeLab, bastion: Bastion, tmp_path: Path
-) -> None:
+def test_a_shell_goes_there_by_itself_where_no_connection_is_kept(lab: MakeLab, bastion: Bastion) -> None:
     one = lab(1)
-    config = tmp_path / "config"
-    config.write_text(ssh_config([one.hosts[0].endpoint], one.key, one.known_hosts, jump=bastion.jump))
-    said = subprocess.run(["ssh", "-F", config, "node0", "pwd"], capture_output=True, text=True)
-    assert (said.stdout, bastion.lines()) == (f"{one.hosts[0].home}\n", 1)
+    assert (one.ssh(0, "pwd", jump=bastion.jump), bastion.lines()) == (f"{one.hosts[0].home}\n", 1)
 
 
 def test_a_jump_host_may_be_named_in_full(lab: MakeLab, bastion: Bastion) -> None:

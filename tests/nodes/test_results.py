@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.cluster import HomeLink
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.nodes import sync
 from awsddp.nodes.failures import NodesFailed
-from awsddp.nodes.sync import Fetched, Wanted, WantedLink
+from awsddp.nodes.sync import Fetched, Wanted
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
 from tests.nodes.test_listing import HELL
@@ -258,12 +259,12 @@ def test_links_come_home_after_the_files_and_replace_what_has_their_name(lab: Ma
     one = lab(1)
     file = made(one.hosts[0], "ckpt/step1.pt", b"1")
     links = [
-        WantedLink(home="node0/ckpt/latest.pt", target="step1.pt"),
-        WantedLink(home="node0/a", target="b"),
+        HomeLink(home="node0/ckpt/latest.pt", target="step1.pt"),
+        HomeLink(home="node0/a", target="b"),
     ]
     pull(one, {0: [file]}, target, links=links)
     assert (target / "node0/ckpt/latest.pt").read_bytes() == b"1"
-    links[0] = WantedLink(home="node0/ckpt/latest.pt", target="../a")
+    links[0] = HomeLink(home="node0/ckpt/latest.pt", target="../a")
     (target / "node0/a").unlink()
     (target / "node0/a").write_text("a file at home")
     pull(one, {0: [file]}, target, links=links)
@@ -273,17 +274,17 @@ def test_links_come_home_after_the_files_and_replace_what_has_their_name(lab: Ma
 @pytest.mark.parametrize(
     "link",
     [
-        WantedLink(home="node0/a", target="/etc/passwd"),
-        WantedLink(home="node0/a", target="../../x"),
-        WantedLink(home="node0/a/b", target="../../../x"),
-        WantedLink(home="node0/a", target="b/../../../x"),
-        WantedLink(home="node0/a", target="b/.."),
-        WantedLink(home="node0/a", target="b\0"),
-        WantedLink(home="../a", target="b"),
-        WantedLink(home="a/../b", target="b"),
+        HomeLink(home="node0/a", target="/etc/passwd"),
+        HomeLink(home="node0/a", target="../../x"),
+        HomeLink(home="node0/a/b", target="../../../x"),
+        HomeLink(home="node0/a", target="b/../../../x"),
+        HomeLink(home="node0/a", target="b/.."),
+        HomeLink(home="node0/a", target="b\0"),
+        HomeLink(home="../a", target="b"),
+        HomeLink(home="a/../b", target="b"),
     ],
 )
-def test_a_link_that_could_lead_elsewhere_is_refused(lab: MakeLab, target: Path, link: WantedLink) -> None:
+def test_a_link_that_could_lead_elsewhere_is_refused(lab: MakeLab, target: Path, link: HomeLink) -> None:
     with pytest.raises(ConfigError, match=r"link|path"):
         pull(lab(1), {0: []}, target, links=[link])
     assert not target.exists()
@@ -299,7 +300,7 @@ def test_nothing_is_written_or_read_through_a_link_at_home(
     (target / "node0/deep").symlink_to(tmp_path / "mine")
     (target / "node0/file").symlink_to(tmp_path / "mine/x")
     files = [made(one.hosts[0], "deep/x", b"data"), made(one.hosts[0], "file", b"more")]
-    pull(one, {0: files}, target, links=[WantedLink(home="node0/deep/link", target="x")])
+    pull(one, {0: files}, target, links=[HomeLink(home="node0/deep/link", target="x")])
     assert tree(tmp_path / "mine") == {"x": b"data"}
     assert (target / "node0/deep/x").read_bytes() == b"data"
     assert not (target / "node0/deep").is_symlink()

@@ -1,9 +1,7 @@
 """`network.jump = "ssm"`: a stand-in takes the words of `aws ssm start-session` and carries real SSH."""
 
 import os
-import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ from awsddp.errors import ConfigError
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.jump import JumpFailure
 from awsddp.nodes.ssm import Ssm
-from awsddp.nodes.sync import ssh_config
-from awsddp.nodes.transport import Fleet
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.ssm import StandIn
 
@@ -34,29 +30,20 @@ def words(instance_id: str, port: int) -> list[str]:
     ]
 
 
-def reached(lab: Lab, folder: Path, *, deadline_s: float = 60) -> Fleet:
-    """Return connections to the hosts, which are known by instance id only."""
-    endpoints = [replace(host.endpoint, host=host.endpoint.instance_id) for host in lab.hosts]
-    jump = Ssm(name="ssm", folder=folder, region="eu-north-1", profile="50% off")
-    return Fleet(endpoints, key=lab.key, known_hosts=lab.known_hosts, jump=jump, deadline_s=deadline_s)
+def ssm(folder: Path) -> Ssm:
+    return Ssm(name="ssm", folder=folder, region="eu-north-1", profile="50% off")
 
 
 def test_commands_and_ssh_itself_go_through_a_session_with_each_node(
     lab: MakeLab, aws: StandIn, tmp_path: Path
 ) -> None:
-    two = lab(2)
+    two, jump = lab(2), ssm(tmp_path)
+    endpoints = two.endpoints(jump)
     aws.know({host.endpoint.instance_id: (host.host, "") for host in two.hosts})
-    with reached(two, tmp_path) as fleet:
+    with two.fleet(jump=jump, deadline_s=60) as fleet:
         results = fleet.run(["sh", "-c", "cat; exit 3"], stdin=b"x" * 2**20, timeout_s=60)
         assert [(one.exit_code, len(one.stdout)) for one in results.values()] == [(3, 2**20)] * 2
-        endpoints, jump = (
-            list(fleet.endpoints.values()),
-            Ssm(name="ssm", folder=tmp_path, region="eu-north-1", profile="50% off"),
-        )
-    config = tmp_path / "config"
-    config.write_text(ssh_config(endpoints, two.key, two.known_hosts, jump=jump))
-    said = subprocess.run(["ssh", "-F", config, "node1", "echo there"], capture_output=True, text=True)
-    assert (said.stdout, said.stderr) == ("there\n", "")
+    assert two.ssh(1, "echo there", jump=jump) == "there\n"
     expected = [words(one.instance_id, one.port) for one in (*endpoints, endpoints[1])]
     assert sorted(aws.calls) == sorted(expected)
 
@@ -64,7 +51,7 @@ def test_commands_and_ssh_itself_go_through_a_session_with_each_node(
 def test_a_node_whose_agent_has_not_reported_yet_is_waited_for_and_then_told(
     lab: MakeLab, aws: StandIn, tmp_path: Path
 ) -> None:
-    with pytest.raises(NodesFailed) as caught, reached(lab(1), tmp_path, deadline_s=1):
+    with pytest.raises(NodesFailed) as caught, lab(1).fleet(jump=ssm(tmp_path), deadline_s=1):
         pass
     assert "TargetNotConnected" in caught.value.why
     assert "AmazonSSMManagedInstanceCore" in caught.value.next
@@ -72,7 +59,8 @@ def test_a_node_whose_agent_has_not_reported_yet_is_waited_for_and_then_told(
 
 def test_a_right_that_is_missing_is_not_waited_for(lab: MakeLab, aws: StandIn, tmp_path: Path) -> None:
     aws.know({}, refusal="An error occurred (AccessDeniedException) when calling the StartSession operation")
-    with pytest.raises((JumpFailure, NodesFailed)) as caught, reached(lab(1), tmp_path, deadline_s=3600):
+    one, jump = lab(1), ssm(tmp_path)
+    with pytest.raises((JumpFailure, NodesFailed)) as caught, one.fleet(jump=jump, deadline_s=3600):
         pass
     assert (caught.value.exit_code, "AccessDenied" in caught.value.why) == (6, True)
     assert "--iam-policy" in caught.value.next

@@ -347,10 +347,7 @@ def test_without_rsync_or_ssh_at_home_that_is_said(
 def test_ssh_and_rsync_reach_the_nodes_through_the_ssh_config(lab: MakeLab) -> None:
     two = lab(2)
     for host in two.hosts:
-        done = subprocess.run(
-            ["ssh", "-F", two.ssh_config, f"node{host.node}", "pwd"], capture_output=True, text=True
-        )
-        assert done.stdout.strip() == str(host.home), done.stderr
+        assert two.ssh(host.node, "pwd") == f"{host.home}\n"
 
 
 def test_ssh_is_as_strict_as_we_are(lab: MakeLab) -> None:

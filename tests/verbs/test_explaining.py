@@ -24,7 +24,8 @@ def cause_of(tmp_path: Path, files: dict[str, str], said: str, *, script: str, *
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
     kind = "import_error" if said.startswith("Module") else "file_not_found"
-    cause = Cause(rank=1, node=0, kind=kind, explanation=said, next="-")
+    values = {"module": said.split("'")[1]} if kind == "import_error" else {}
+    cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-")
     spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
     ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
     told = explained(ctx, Job(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script))
@@ -39,14 +40,14 @@ def cause_of(tmp_path: Path, files: dict[str, str], said: str, *, script: str, *
             {"requirements.txt": "Tqdm>=4\n"},
             "tqdm",
             "t.py",
-            "requirements.txt names tqdm, and was not asked for",
+            "requirements.txt names tqdm, but --env does not name it",
             "--env {}/requirements.txt t.py",
         ),
         (
             {"requirements.txt": "numpy\n"},
             "yaml",
             "t.py",
-            "requirements.txt is there, and was not asked",
+            "requirements.txt exists, but --env does not name it",
             "--env {}/requirements.txt t.py",
         ),
         (
@@ -102,6 +103,11 @@ def test_module_that_is_missing_says_which_case_it_is(
     cause = cause_of(tmp_path, {**scripts, **files}, MISSING.format(module), script=script)
     assert why in cause.explanation
     assert advice.format(tmp_path / "project") in cause.next
+
+
+@pytest.mark.parametrize("module", ["x; touch y", "/etc/x", "../x", "x\ny", "$(x)"])
+def test_module_name_that_is_none_comes_into_no_command(tmp_path: Path, module: str) -> None:
+    assert cause_of(tmp_path, {}, MISSING.format(module), script="t.py").next == "-"
 
 
 def test_package_that_the_file_asked_for_does_not_name_is_to_be_added(tmp_path: Path) -> None:

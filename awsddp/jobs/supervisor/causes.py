@@ -568,7 +568,7 @@ _HANDLED = frozenset({"file_not_found", "import_error", "permission"})
 
 
 def explain(evidence: Evidence) -> dict[str, Any]:
-    """Return why a rank ended: `kind`, `retryable`, `explanation` and `next`."""
+    """Return why a rank ended: `kind`, `retryable`, `values` of the row's texts, `explanation` and `next`."""
     words, status = _recognized(evidence), evidence.status()
     for earlier in evidence.earlier if words["kind"] == "exit" else ():
         evidence.said = earlier
@@ -580,5 +580,6 @@ def explain(evidence: Evidence) -> dict[str, Any]:
 
 
 def _recognized(evidence: Evidence) -> dict[str, Any]:
-    found = ((row, row.recognize(evidence)) for row in TABLE if row.recognize)
-    return next(words_of(row, values) for row, values in found if values is not None)
+    recognized = ((row, row.recognize(evidence)) for row in TABLE if row.recognize)
+    row, values = next((row, values) for row, values in recognized if values is not None)
+    return {**words_of(row, values), "values": values}

@@ -12,7 +12,6 @@ from awsddp.jobs.supervisor.job_causes import (
     TIMED_OUT,
     WAITED,
     cause,
-    cause_of_loss,
     cause_of_node,
     left_early,
 )
@@ -85,12 +84,12 @@ class Coordinator:
         elif kind == "stop":
             self._stop(message["state"], message.get("cause"), message["grace"])
 
-    def lose(self, node: int, why: str) -> None:
-        """Handle the loss of the supervisor of `node`: the job has failed."""
+    def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
+        """Handle the loss of the supervisor of `node`: the job has failed. `kind` is that of the cause."""
         if node not in self._left:
             return
         self._left.discard(node)
-        self._lost = self._lost or cause_of_loss(self._request, node, self._lost_why(node, why))
+        self._lost = self._lost or self._cause_of_loss(node, why, kind)
         self._fail()
 
     def tick(self, *, now: float) -> None:
@@ -205,8 +204,10 @@ class Coordinator:
     def _ended(self, rank: int) -> bool:
         return self._reports.get(rank, {}).get("exit_code") is not None
 
-    def _lost_why(self, node: int, why: str) -> str:
-        return f"node{node} was lost while the job {'ran' if self._begun else 'waited'}: {why}"
+    def _cause_of_loss(self, node: int, why: str, kind: str) -> dict[str, Any]:
+        did = "ran" if self._begun else "waited"
+        why = f"node{node} was lost while the job {did}: {why}"
+        return cause_of_node(self._request, node, kind, why=why)
 
     def _stop(self, verdict: str | None, cause: dict[str, Any] | None, grace: float) -> None:
         """End the job on all nodes. The first cause counts; a later call can only shorten the grace."""

@@ -13,7 +13,6 @@ LINES = 20
 _BYTES = 64 * 1024
 _FULL_BYTES = 64 * 1024  # what is left of a disk on which writes fail
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-_KERNEL_SECONDS = 1.0
 _STAMP = re.compile(r"^\[ *(\d+\.\d+)\] (.*)$", re.MULTILINE)
 _SYNTAX = re.compile("(Syntax|Indentation|Tab)Error: ")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
@@ -114,18 +113,25 @@ def last_loss(path: Path, rank: int, *, first: int) -> Any:
     return None
 
 
-def kernel_log(since: float) -> str:
+def output(command: list[str], *, seconds: float) -> str | None:
+    """Return what a command prints, None if it fails or takes longer than `seconds`."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=seconds
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", "replace")
+
+
+def kernel_log(since: float, *, seconds: float = 1.0) -> str:
     """Return what the kernel has logged since the moment `since` of time.monotonic().
 
-    "" if it cannot be read. Ubuntu lets only root read it: https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
+    "" if it cannot be read, or a command takes longer than `seconds`. Ubuntu lets only root read it:
+    https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """
     for command in (["dmesg"], ["sudo", "-n", "dmesg"]):
-        try:
-            found = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_KERNEL_SECONDS
-            )
-        except (OSError, subprocess.SubprocessError):
-            continue
-        lines = _STAMP.findall(found.stdout.decode("utf-8", "replace"))
-        return "\n".join(text for stamp, text in lines if float(stamp) >= since - 1)
+        text = output(command, seconds=seconds)
+        if text is not None:
+            return "\n".join(line for stamp, line in _STAMP.findall(text) if float(stamp) >= since - 1)
     return ""

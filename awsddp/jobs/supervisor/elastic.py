@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, Coordinator
-from awsddp.jobs.supervisor.job_causes import cause_of_loss
 
 
 class Elastic(Coordinator):
@@ -39,16 +38,16 @@ class Elastic(Coordinator):
         else:
             super().hear(node, message, now=now)
 
-    def lose(self, node: int, why: str) -> None:
-        """Take in that `node` is lost; with MIN nodes left the job goes on."""
+    def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
+        """Handle the loss of `node`; while MIN nodes are left the job continues."""
         if node not in self._left:
             return
         if self._stopping or len(self._members() - {node}) < self._min:
-            super().lose(node, why)
+            super().lose(node, why, kind)
             return
         self._left.discard(node)
         self._busy.discard(node)
-        self._away[node] = self._lost = cause_of_loss(self._request, node, self._lost_why(node, why))
+        self._away[node] = self._lost = self._cause_of_loss(node, why, kind)
         self._finish()
 
     def _replaced(self, node: int) -> None:

@@ -71,8 +71,6 @@ WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
 """Kinds of a rank that waited for another."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
 """Kinds of a rank that waited for another until a timeout: the other one may still run."""
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
-_STATE_REASONS = {"Server.SpotInstance": "spot_interruption", "Server.ScheduledStop": "instance_retired"}
 
 
 def cause_of_node(request: dict[str, Any], node: int | None, kind: str, **values: Any) -> dict[str, Any]:
@@ -80,17 +78,11 @@ def cause_of_node(request: dict[str, Any], node: int | None, kind: str, **values
     return cause(request, node, words_of(next(row for row in JOB_TABLE if row.kind == kind), values))
 
 
-def cause_of_loss(request: dict[str, Any], node: int, why: str) -> dict[str, Any]:
-    """Return the cause of a job that lost `node`; `why` may hold what EC2 says of the instance."""
-    kind = next((kind for code, kind in _STATE_REASONS.items() if code in why), "node_lost")
-    return cause_of_node(request, node, kind, why=why)
-
-
 def cause(request: dict[str, Any], node: int | None, words: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Return the cause of a job as its document holds it. `words` are those of `explain`."""
     ids = {entry["node"]: entry["instance_id"] for entry in request["nodes"]}
     instance_id = None if node is None else ids[node]
-    blank: dict[str, Any] = {"rank": None, "exit_code": None, "signal": None, "tail": []}
+    blank: dict[str, Any] = {"rank": None, "exit_code": None, "signal": None, "tail": [], "values": {}}
     return {**blank, "node": node, "instance_id": instance_id, **words, **more}
 
 

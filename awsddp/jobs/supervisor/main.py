@@ -101,7 +101,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if kind == "cancel":
         return _cancel(JobFolder(request["job"]), request["grace"], request["launch"])
     if kind == "lost":
-        return {"heard": _lost(JobFolder(request["job"]), request["node"], request["why"])}
+        return {"heard": _lost(JobFolder(request["job"]), request["node"], request["why"], request["kind"])}
     raise CommandError(f"unknown request {kind}", kind="usage")
 
 
@@ -133,12 +133,12 @@ def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[
     return document
 
 
-def _lost(folder: JobFolder, node: int, why: str) -> bool:
+def _lost(folder: JobFolder, node: int, why: str, kind: str) -> bool:
     """Tell the first node that `node` is lost; without the first node this one ends its part of the job."""
     request = folder.request()
     if node != request["nodes"][0]["node"]:
-        return report_lost(request, node, why, seconds=_LOST_SECONDS)
-    return _ask_to_end(folder, {"state": "failed", "lost": why})
+        return report_lost(request, node, why, kind=kind, seconds=_LOST_SECONDS)
+    return _ask_to_end(folder, {"state": "failed", "lost": why, "kind": kind})
 
 
 def _ask_to_end(folder: JobFolder, how: dict[str, Any]) -> bool:

@@ -42,7 +42,8 @@ class Peer:
 class Peers:
     """All other supervisors that this one talks to. `now` is in seconds of one monotonic clock throughout.
 
-    `heard` holds (node, message) and `lost` (node, reason), oldest first; the caller takes them away.
+    `heard` holds (node, message) and `lost` (node, reason, kind of the cause), oldest first; the caller takes
+    them away.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Peers:
         self._refused_since: float | None = None
         self.error = ""
         self.heard: list[tuple[int, dict[str, Any]]] = []
-        self.lost: list[tuple[int, str]] = []
+        self.lost: list[tuple[int, str, str]] = []
         if listener is not None:
             listener.setblocking(False)
             selector.register(listener, selectors.EVENT_READ)
@@ -206,7 +207,7 @@ class Peers:
 
     def _hear(self, peer: Peer, link: Link, frame: dict[str, Any]) -> None:
         if "lost" in frame:
-            self._lose(peer, str(frame["lost"]))
+            self._lose(peer, str(frame["lost"]), str(frame.get("kind", "node_lost")))
         life = frame.get("message", {}).get("life", peer.life)
         if life != peer.life:
             peer.life, peer.session, peer.lost = life, Session(), False
@@ -251,13 +252,15 @@ class Peers:
             self._selector.unregister(link.socket)
         link.close()
 
-    def _lose(self, peer: Peer, why: str) -> None:
+    def _lose(self, peer: Peer, why: str, kind: str = "node_lost") -> None:
         if not peer.lost:
             peer.lost = True
-            self.lost.append((peer.node, why))
+            self.lost.append((peer.node, why, kind))
 
 
-def report_lost(request: dict[str, Any], node: int, why: str, *, seconds: float) -> bool:
+def report_lost(
+    request: dict[str, Any], node: int, why: str, *, kind: str = "node_lost", seconds: float
+) -> bool:
     """Report to the first node's supervisor that the one of `node` has ended; return whether it heard.
 
     Tries for `seconds`.
@@ -266,7 +269,8 @@ def report_lost(request: dict[str, Any], node: int, why: str, *, seconds: float)
     while time.monotonic() < end:
         try:
             with socket.create_connection(_address(request), timeout=_CONNECT_SECONDS) as sock:
-                if _report(Link(sock, request["secret"], me=node, node=request["nodes"][0]["node"]), why):
+                link = Link(sock, request["secret"], me=node, node=request["nodes"][0]["node"])
+                if _report(link, {"lost": why, "kind": kind, "received": 0, "beat": True}):
                     return True
         except ConnectionRefusedError:  # it has ended, too
             return False
@@ -276,8 +280,8 @@ def report_lost(request: dict[str, Any], node: int, why: str, *, seconds: float)
     return False
 
 
-def _report(link: Link, why: str) -> bool:
-    """Send the report over a new link, and tell whether it was answered."""
+def _report(link: Link, frame: dict[str, Any]) -> bool:
+    """Send the report over a new link, and return whether it was answered."""
     end = time.monotonic() + _SILENT_SECONDS
     sent = False
     while time.monotonic() < end:
@@ -288,7 +292,7 @@ def _report(link: Link, why: str) -> bool:
             return True
         if link.proved and not sent:
             sent = True
-            link.send({"lost": why, "received": 0, "beat": True})
+            link.send(frame)
     return False
 
 

@@ -12,7 +12,6 @@ import os
 import re
 import select
 import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -46,13 +45,11 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
                 raise
             continue
         PORTS.append(sock)
-    disk, shared = os.statvfs(str(Path.home())), os.statvfs("/dev/shm")
+    disk = os.statvfs(str(Path.home()))
     found = {
         "ports": [sock.getsockname()[1] for sock in PORTS],
         "gpus": _gpus(),
         "disk_free": disk.f_bavail * disk.f_frsize,
-        "disk_size": disk.f_blocks * disk.f_frsize,
-        "shared_free": shared.f_bavail * shared.f_frsize,
         "memory_free": _memory()[0],
         "memory_size": _memory()[1],
         "cpus": _cpus(),
@@ -150,15 +147,16 @@ def text(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _thorough() -> dict[str, Any]:
+    from awsddp.jobs.supervisor.diagnose import kernel_log, output
     from awsddp.jobs.supervisor.smi import gpus
 
-    smi = _output(["nvidia-smi", "-q", "-x"])
-    links = _output(["nvidia-smi", "nvlink", "--status"]) if smi else ""
-    kernel = _output(["sudo", "-n", "dmesg"]) if smi else ""
+    smi = output(["nvidia-smi", "-q", "-x"], seconds=_COMMAND_SECONDS)
+    links = output(["nvidia-smi", "nvlink", "--status"], seconds=_COMMAND_SECONDS) if smi else ""
+    kernel = kernel_log(0, seconds=_COMMAND_SECONDS) if smi else ""
     return {
         "kernel": os.uname().release,
         "smi": gpus(smi) if smi else [],
-        "links_down": len(_LINK.findall(links)),
+        "links_down": len(_LINK.findall(links or "")),
         "xids": [[bus, int(number)] for bus, number in _XID.findall(kernel)][-_MOST_XIDS:],
         "speed": _speed(),
     }
@@ -167,14 +165,6 @@ def _thorough() -> dict[str, Any]:
 def _gpus() -> int | None:
     driver = Path("/proc/driver/nvidia/gpus")
     return len(list(driver.iterdir())) if driver.is_dir() else None
-
-
-def _output(words: list[str]) -> str:
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
 
 
 def _speed() -> float:

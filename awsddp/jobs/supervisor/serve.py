@@ -171,11 +171,11 @@ class Supervisor:
                 self._coordinator.hear(node, message, now=now)
             else:
                 self._obey(message)
-        for node, why in lost:
+        for node, why, kind in lost:
             if self._coordinator is not None:
-                self._coordinator.lose(node, why)
+                self._coordinator.lose(node, why, kind)
             else:
-                self._abandon(f"it lost node{node} ({why})")
+                self._abandon(f"it lost node{node} ({why})", kind=kind)
         return now
 
     # ---- to and from the first node
@@ -185,7 +185,7 @@ class Supervisor:
         asked = self._sent = self._asked
         assert asked is not None
         if "lost" in asked:  # a client knows that the first node is gone
-            self._abandon(f"it lost node{self._first} ({asked['lost']})")
+            self._abandon(f"it lost node{self._first} ({asked['lost']})", kind=asked.get("kind", "node_lost"))
             return
         self._own["cause"] = self._own["cause"] or asked.get("cause")
         self._write()
@@ -196,14 +196,14 @@ class Supervisor:
             self._abandon("it was cancelled before it had started", state=asked["state"])
         self._say(asked)
 
-    def _abandon(self, why: str, *, state: str = "failed") -> None:
+    def _abandon(self, why: str, *, state: str = "failed", kind: str = "node_lost") -> None:
         """End this node's part without the first node, and write it to this node's document."""
         if self._verdict is not None:
             return
         self._verdict = state if self._asked is None else self._asked["state"]
         if self._verdict == "failed":
             why = f"node{self._me} ended its ranks: {why}"
-            self._own["cause"] = cause_of_node(self._request, self._first, "node_lost", why=why)
+            self._own["cause"] = cause_of_node(self._request, self._first, kind, why=why)
         if not self._ranks.stopping:
             self._ranks.stop(FAILED_GRACE)
 
