@@ -69,6 +69,7 @@ def test_a_node_that_was_lost_is_not_missed_in_a_cluster_that_is_now_smaller(on:
     assert (result["state"], [node["node"] for node in result["nodes"]]) == ("ready", [0])
 
 
+@pytest.mark.prove(share=0.5)
 def test_what_another_machine_made_once_all_of_ours_was_gone_is_left_alone(on: On, cloud: Cloud) -> None:
     laptop, desktop = on("laptop"), on("desktop")
     gone = laptop.first(cluster__nodes=1)
@@ -217,6 +218,7 @@ def test_the_plan_of_a_cluster_that_exists_shows_the_steps_and_changes_nothing(o
     assert laptop.cluster == before
 
 
+@pytest.mark.prove(share=0.5)
 def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, monkeypatch: Any) -> None:
     laptop, desk = on("laptop"), on("desk")
     from awsddp.verbs import up as verb
@@ -282,6 +284,7 @@ def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: Aws) -> None
     assert find_clusters(aws, "demo", mine.owner) == ()
 
 
+@pytest.mark.prove(share=0.5)
 def test_the_bill_of_a_cluster_that_was_ended_is_closed(on: On) -> None:
     laptop = on("laptop")
     laptop.first()

@@ -114,12 +114,14 @@ def test_a_job_that_nobody_knows(cluster: Lab) -> None:
     assert "no job nope" in refused(cluster, "logs", "nope", code=7)
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_home_folder_is_not_sent(cluster: Lab) -> None:
     shown = cluster.run("train", "--world-size", "1", cwd=cluster.root)
     assert shown.returncode == 3
     assert "home folder" in shown.stderr
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_second_cluster_of_the_name_elsewhere_is_refused(cluster: Lab) -> None:
     said = refused(cluster, "--region", "eu-west-1", "up", "-y", code=3)
     assert "is in the local cloud" in said

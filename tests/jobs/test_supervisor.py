@@ -472,6 +472,7 @@ def test_rank_gets_what_torchrun_would_give_it(fleet: "Fleet") -> None:
     assert Path(found["AWSDDP_RUN_DIR"]).is_dir()
 
 
+@pytest.mark.prove(share=0.5)
 def test_gloo_group_forms_over_two_nodes(fleet: "Fleet", tmp_path: Path) -> None:
     job = fleet.run(
         "import os, time, torch, torch.distributed as dist\n"

@@ -132,6 +132,7 @@ def test_a_unit_of_the_user_data_powers_the_host_off(shelter: Shelter, behaviour
         assert shelter.say(made, "cat $AWSDDP_ROOT/etc/boots").startswith("boot\nboot\n")
 
 
+@pytest.mark.prove(share=0.5)
 def test_a_killed_daemon_finds_its_hosts_again(shelter: Shelter) -> None:
     made = shelter.launch()
     pid = shelter.say(made, "setsid sleep 986 >/dev/null 2>&1 </dev/null & echo $!").strip()

@@ -152,6 +152,7 @@ def test_published_recipes_run_with_their_stage_lines_and_meters(recipe: str, tm
         assert (tmp_path / "run" / "saved_models" / "resnet_distributed.pth").exists()
 
 
+@pytest.mark.prove(share=0.5)
 def test_the_options_are_these(tmp_path: Path) -> None:
     shown = subprocess.run(
         [sys.executable, TRAIN / "main.py", "--help"], capture_output=True, text=True, check=True
