@@ -79,7 +79,7 @@ def last_checkpoint(cluster: Lab, job: str) -> dict[str, Any]:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_bundled_program_that_is_interrupted_resumes_to_the_weights_of_one_that_is_not(cluster: Lab) -> None:
     words = ("train", "--world-size", "2", "--name")
     client = cluster.start(*words, "cut", "--", "--epochs", "100000")
@@ -88,14 +88,14 @@ def test_bundled_program_that_is_interrupted_resumes_to_the_weights_of_one_that_
         if b"Epoch Summary: epoch 2" in line:
             os.killpg(client.pid, signal.SIGINT)
             break
-    _, said = client.communicate(timeout=120)
+    _, said = client.communicate(timeout=300)
     assert client.returncode == 130, said
     cut = last_checkpoint(cluster, "cut")
     epochs = ("--", "--epochs", str(cut["at"]["epoch"] + 1))
-    resumed = cluster.run(*words, "resumed", "--resume", "cut", *epochs)
+    resumed = cluster.run(*words, "resumed", "--resume", "cut", *epochs, timeout=300)
     assert resumed.returncode == 0, resumed.stderr
     assert f"Resume after step {cut['at']['step']}," in resumed.stdout
-    assert cluster.run(*words, "whole", *epochs).returncode == 0
+    assert cluster.run(*words, "whole", *epochs, timeout=300).returncode == 0
     ended, whole = last_checkpoint(cluster, "resumed"), last_checkpoint(cluster, "whole")
     assert ended["at"]["step"] > cut["at"]["step"]
     torch.testing.assert_close(ended, whole, rtol=0, atol=0)

@@ -134,8 +134,7 @@ def test_job_that_waits_gets_its_machine_back_and_starts_on_all(world: World) ->
     until(lambda: lines(world, 1, "one") == ["up of 2"], seconds=SECONDS)
     assert states(world) == {"one": "running", "two": "waiting"}
     end(world, "one")
-    until(lambda: lines(world, 1, "two"), seconds=SECONDS)
-    assert [lines(world, node, "two") for node in (0, 1)] == [["up of 2"]] * 2
+    until(lambda: [lines(world, node, "two") for node in (0, 1)] == [["up of 2"]] * 2, seconds=SECONDS)
     end(world, "two")
     until(lambda: states(world) == {"one": "succeeded", "two": "succeeded"}, seconds=SECONDS)
 
