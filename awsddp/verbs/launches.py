@@ -13,13 +13,17 @@ from awsddp.state import Folder, write_private
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A launch as it was asked for, without values of env.secrets. `secret` is that of its supervisors."""
+    """A launch as it was asked for, without values of env.secrets. `secret` is that of its supervisors.
+
+    `after` are the jobs that it waits for.
+    """
 
     spec: JobSpec
     ranks: tuple[Rank, ...]
     slot: int
     facts: dict[str, Any]
     secret: str
+    after: tuple[str, ...] = ()
 
 
 def keep(folder: Folder, job: str, launch: Launch) -> None:

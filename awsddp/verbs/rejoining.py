@@ -14,23 +14,24 @@ from awsddp.verbs.resuming import checkpoint_of
 
 
 def rejoin(cluster: ClusterHandle) -> None:
-    """Launch, on each machine that is new, its part of the jobs that run with fewer nodes than they may.
+    """Launch, on each machine that is new, its part of the jobs that go on or wait without the one before it.
 
-    It gets the files of the job's folder as they are here now, and secrets from this environment. Raises
+    It gets the files of the job's folder as they are here now, and secrets from this environment. The oldest
+    job comes first: later ones may wait for it. Interrupted anywhere, it continues when called again. Raises
     ConfigError for a secret that is not set, NodeError, CloudError.
     """
     folder = cluster.ctx.folder
     kept = launches.kept(folder)
     if not kept:
         return
-    with cluster.connect():
-        jobs = {job.job: job for job in cluster.jobs(partial=True)}
-        for name, launch in kept.items():
-            job = jobs.get(name)
-            if job is None or job.state not in ACTIVE:
-                launches.forget(folder, name)
-            elif job.state == "running" and (new := _new(cluster, job)):
-                _launch(cluster, job, launch, new)
+    with cluster.connect() as fleet:
+        starting.claim(fleet, fleet.nodes, verb="up")
+        active = {job.job: job for job in cluster.jobs() if job.state in ACTIVE}
+        for name in kept.keys() - active.keys():
+            launches.forget(folder, name)
+        for name, job in active.items():
+            if name in kept and (new := _new(cluster, job)):
+                _launch(cluster, job, kept[name], new)
 
 
 def _new(cluster: ClusterHandle, job: Job) -> list[Node]:
@@ -38,7 +39,7 @@ def _new(cluster: ClusterHandle, job: Job) -> list[Node]:
     ran = {one.node: one.instance_id for one in job.nodes}
     now = {node.node: node for node in cluster.nodes}
     new = [node for number, node in now.items() if ran.get(number, node.instance_id) != node.instance_id]
-    first = job.ranks[0].node
+    first = min(ran)  # which coordinates the job; rank 0 may be on another
     return new if ran.keys() <= now.keys() and first not in {node.node for node in new} else []
 
 
@@ -56,6 +57,7 @@ def _launch(cluster: ClusterHandle, job: Job, launch: launches.Launch, new: list
         slot=launch.slot,
         facts=launch.facts,
         checkpoint=checkpoint,
+        after=launch.after,
     )
     names = ", ".join(map(node_name, sorted(numbers)))
     ctx.say(f"{names} joins job {job.job}, with the files of {ctx.job.sync.workdir} as they are now")

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os.path import normpath
 from pathlib import Path
 
 from awsddp.errors import ConfigError
@@ -64,13 +65,20 @@ def checkpoint_of(ctx: Context) -> Checkpoint | None:
 
 
 def _last(ctx: Context) -> str:
-    """Return the newest job of the same script whose results are here. Raises ConfigError."""
-    script = ctx.job.job.script
-    for path in reversed(records_at_home(ctx)):
-        with contextlib.suppress(ConfigError):
-            ran = results.decode(path.read_bytes()).script or ""
-            if ran == script or (script is None and ran.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}")):
-                return path.parent.name
+    """Return the job of the same script that started last, of those whose results are here.
+
+    Raises ConfigError.
+    """
+    script, started = ctx.job.job.script, {}
+    for path in records_at_home(ctx):
+        with contextlib.suppress(ConfigError, OSError):
+            job = results.decode(path.read_bytes())
+            ran = job.script or ""
+            bundled = script is None and ran.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}")
+            if bundled or (script is not None and normpath(ran) == normpath(script)):
+                started[path.parent.name] = (job.started or "", path.stat().st_mtime)
+    if started:
+        return max(started, key=started.__getitem__)
     raise ConfigError(
         f"no job of {script or 'the bundled program'} has results here", "", "name a job: --resume JOB"
     )

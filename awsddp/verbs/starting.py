@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -32,6 +32,7 @@ from awsddp.verbs.results import results_dir
 
 if TYPE_CHECKING:
     from awsddp.nodes.sync import Listing
+    from awsddp.nodes.transport import Fleet
     from awsddp.verbs.resuming import Checkpoint
 
 BUNDLED_SCRIPT = "main.py"
@@ -107,9 +108,7 @@ def _requests(
     ctx = cluster.ctx
     fleet, port = cluster.fleet, ctx.job.job.master_port
     commit = soon(commit_of, Path(ctx.job.sync.workdir), results=ctx.job.job.results)
-    owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
-    claim = protocol.claim_request(owner, wait_s=CLAIM_S)
-    ask(fleet, {min(fleet.nodes): claim}, timeout_s=CLAIM_S + ANSWER_S)
+    claim(fleet, [min(fleet.nodes)], verb="train")
     used = sorted({rank.node for rank in ranks})
     gpus = gpus_of(ctx.job.job.on) if ctx.job.job.on else {}
     answers = ask(fleet, {node: protocol.slots_request(port, gpus.get(node, ())) for node in used})
@@ -131,6 +130,16 @@ def _requests(
     return requests
 
 
+def claim(fleet: "Fleet", nodes: Iterable[int], *, verb: str) -> None:
+    """Wait for the right to launch on nodes; each holds it until it launches or the connection ends.
+
+    Launches of a client that is gone end first. Raises InUse.
+    """
+    owner = f"`awsddp {verb}` on {socket.gethostname()}, process {os.getpid()}"
+    request = protocol.claim_request(owner, wait_s=CLAIM_S)
+    ask(fleet, dict.fromkeys(nodes, request), timeout_s=CLAIM_S + ANSWER_S)
+
+
 def _launch(
     ctx: Context, ranks: tuple[Rank, ...], request: Mapping[str, Any], checkpoint: "Checkpoint | None"
 ) -> launches.Launch:
@@ -147,6 +156,7 @@ def _launch(
         slot=request["slot"],
         facts=request["facts"],
         secret=request["secret"],
+        after=tuple(request["after"]),
     )
 
 

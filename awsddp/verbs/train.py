@@ -21,6 +21,7 @@ from awsddp.verbs.starting import requests_for, start
 from awsddp.verbs.watching import Watch
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_WORDS = ("all", "last")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
@@ -75,6 +76,10 @@ def check(ctx: Context) -> None:
             f"invalid job name {asked.name!r}",
             "",
             "use up to 64 letters, digits, dots, dashes and underscores",
+        )
+    if asked.name in _WORDS:
+        raise UsageError(
+            f"job name {asked.name!r} is reserved", "--after and --resume know it", "choose another --name"
         )
     if asked.name is not None and results_dir(ctx, asked.name).exists():
         raise UsageError(

@@ -1,8 +1,12 @@
 """--resume: a job that was interrupted ends with the weights of one that was not."""
 
+import os
 import re
+import signal
+from typing import Any
 
 import pytest
+import torch
 
 from tests.cli.conftest import Lab
 
@@ -65,6 +69,36 @@ def test_resumed_job_ends_with_the_weights_of_one_that_was_not_interrupted(clust
     half = weights(cluster, "--name", f"half-{kind}", "--", kind, "3")
     assert half != whole
     assert weights(cluster, "--resume", "last", "--", kind, "5", "{resume}") == whole
+
+
+def last_checkpoint(cluster: Lab, job: str) -> dict[str, Any]:
+    """Return the last checkpoint of main.py in a job's results: weights, momentum, position..."""
+    steps = (cluster.project / "runs" / job / "node0" / "run" / "checkpoints").glob("step-*.pt")
+    state: dict[str, Any] = torch.load(max(steps), weights_only=True)
+    return state
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(600)
+def test_bundled_program_that_is_interrupted_resumes_to_the_weights_of_one_that_is_not(cluster: Lab) -> None:
+    words = ("train", "--world-size", "2", "--name")
+    client = cluster.start(*words, "cut", "--", "--epochs", "100000")
+    assert client.stdout is not None
+    for line in client.stdout:
+        if b"Epoch Summary: epoch 2" in line:
+            os.killpg(client.pid, signal.SIGINT)
+            break
+    _, said = client.communicate(timeout=300)
+    assert client.returncode == 130, said
+    cut = last_checkpoint(cluster, "cut")
+    epochs = ("--", "--epochs", str(cut["at"]["epoch"] + 1))
+    resumed = cluster.run(*words, "resumed", "--resume", "cut", *epochs, timeout=300)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"Resume after step {cut['at']['step']}," in resumed.stdout
+    assert cluster.run(*words, "whole", *epochs, timeout=300).returncode == 0
+    ended, whole = last_checkpoint(cluster, "resumed"), last_checkpoint(cluster, "whole")
+    assert ended["at"]["step"] > cut["at"]["step"]
+    torch.testing.assert_close(ended, whole, rtol=0, atol=0)
 
 
 def test_resume_without_a_checkpoint_is_refused(records: Lab) -> None:

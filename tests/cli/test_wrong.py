@@ -38,6 +38,7 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["exec", "--", "tool", "--json"], 3, "no AWS region"),
         (["train", "nowhere.py"], 2, "script not found: nowhere.py"),
         (["train", "--name", "../x"], 2, "invalid job name"),
+        (["train", "--name", "last"], 2, "job name 'last' is reserved"),
         (["train", "a.py", "b.py"], 2, "follow --"),
         (["run", "nowhere.py", "--local", "-y"], 2, "script not found: nowhere.py"),
         (["run", "--local", "-y", "--", "{rnak}"], 2, "invalid placeholder {rnak} in '{rnak}'"),

@@ -1,6 +1,7 @@
 """Which checkpoint of a job's results --resume takes."""
 
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ from awsddp.jobs.checkpoints import newest
             ["node0/run/latest/__0.distcp", "node1/run/latest/__2.distcp"],
             ["node0/run/latest", "node1/run/latest"],
         ),
+        (  # Hugging Face's Trainer: each rank adds its own file after the last one of rank 0
+            [
+                "node0/out/checkpoint-2/model.safetensors",
+                "node0/out/checkpoint-2/trainer_state.json",
+                "node1/out/checkpoint-2/rng_state_2.pth",
+            ],
+            ["node0/out/checkpoint-2", "node1/out/checkpoint-2"],
+        ),
     ],
 )
 def test_newest_checkpoint(tmp_path: Path, files: list[str], expected: list[str]) -> None:
@@ -51,3 +60,25 @@ def test_link_latest_counts_if_it_stays_in_the_results(tmp_path: Path) -> None:
     (run / "latest").symlink_to(tmp_path)
     os.utime(run / "step-3.pt", (0, 0))
     assert newest(tmp_path / "job") == [run / "step-4.pt"]
+
+
+def test_results_may_be_named_from_the_current_folder_or_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest = tmp_path / "disk" / "job" / "node0" / "run" / "latest"
+    latest.mkdir(parents=True)
+    (latest / "__0.distcp").touch()
+    (tmp_path / "runs").symlink_to("disk")
+    monkeypatch.chdir(tmp_path)
+    assert newest(Path("runs", "job")) == [latest]
+
+
+def test_file_whose_end_was_not_written_is_no_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "node0" / "run"
+    run.mkdir(parents=True)
+    with zipfile.ZipFile(run / "whole.pt", "w") as file:
+        file.writestr("data", "x" * 100)
+    content = (run / "whole.pt").read_bytes()
+    (run / "half.pt").write_bytes(content[:-1])
+    os.utime(run / "whole.pt", (0, 0))
+    assert newest(tmp_path) == [run / "whole.pt"]

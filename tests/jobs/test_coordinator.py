@@ -299,3 +299,16 @@ def test_machine_in_the_place_of_a_lost_one_starts_alone_and_is_waited_for() -> 
     assert coordinator.orders[2:] == [STOP]
     gone(coordinator)
     assert coordinator.document()["state"] == "succeeded"
+
+
+def test_machine_in_the_place_of_a_lost_one_waits_with_a_job_that_waits() -> None:
+    elastic = {"min_nodes": 1, "max_restarts": 0}
+    coordinator = Elastic({**REQUEST, "elastic": elastic, "after": ["other"]}, now=0)
+    for node in (0, 1):
+        coordinator.hear(node, {"is": "here"}, now=1)
+    coordinator.lose(1, "it closed the connection")
+    coordinator.hear(1, {"is": "here", "life": "x"}, now=2)
+    coordinator.hear(0, {"is": "free"}, now=3)
+    assert (coordinator.orders, coordinator.document()["state"]) == ([], "waiting")
+    coordinator.hear(1, {"is": "free"}, now=4)
+    assert (coordinator.orders, coordinator.document()["state"]) == ([GO], "running")

@@ -51,11 +51,17 @@ class Elastic(Coordinator):
         self._finish()
 
     def _replaced(self, node: int) -> None:
-        """Let the machine that took the place of a lost one join: its agent has the others begin a round."""
+        """Let the machine that took the place of a lost one join: its agent has the others begin a round.
+
+        In a job that waits it waits, too.
+        """
         self.lose(node, "its machine was replaced")
         self._left.add(node)
         self._away.pop(node, None)
         self._agents.pop(node, None)
+        if not (self._begun or self._stopping):
+            self._busy |= {node} if self._request.get("after") else set()
+            return
         order = {"do": "stop", "grace": FAILED_GRACE} if self._stopping else {"do": "go"}
         self.orders.append({**order, "node": node})
 

@@ -37,6 +37,7 @@ class Peer:
         self.joined = False
         self.lost = False
         self.life = ""  # of the supervisor on a machine that took the place of a lost one
+        self.heard: Link | None = None  # the link over which a frame came last
 
 
 class Peers:
@@ -199,9 +200,14 @@ class Peers:
     def _join(self, peer: Peer, link: Link) -> None:
         """Carry the conversation on over a link that was just proved. Who connected closes the older ones."""
         peer.link, peer.joined, self._refused_since = link, True, None
-        if self._listener is None:
-            for other in [other for other in self._links if other is not link]:
-                self._close(other)
+        if self._listener is not None:  # the first frame tells whether it is another supervisor
+            return
+        for other in [other for other in self._links if other is not link]:
+            self._close(other)
+        self._beat_at = self._now
+        self._resend(peer, link)
+
+    def _resend(self, peer: Peer, link: Link) -> None:
         for frame in peer.session.resend():
             self._send(link, frame)
 
@@ -211,6 +217,9 @@ class Peers:
         life = frame.get("message", {}).get("life", peer.life)
         if life != peer.life:
             peer.life, peer.session, peer.lost = life, Session(), False
+        if self._listener is not None and peer.heard is not link:
+            peer.heard = link
+            self._resend(peer, link)
         message = peer.session.receive(frame)
         if message is not None:
             self.heard.append((peer.node, message))

@@ -1,0 +1,56 @@
+"""Which job --resume takes a checkpoint of."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from awsddp.cluster import Job
+from awsddp.errors import ConfigError
+from awsddp.jobs import results
+from awsddp.spec import load
+from awsddp.state import Folder
+from awsddp.verbs.context import Context
+from awsddp.verbs.resuming import checkpoint_of
+
+BUNDLED = "/home/ubuntu/awsddp/train/main.py"
+
+
+def context(tmp_path: Path, script: str | None) -> Context:
+    overrides = {"sync.workdir": str(tmp_path), "job.script": script, "job.resume": "last"}
+    spec, job = load("default", overrides=overrides, environ={})
+    return Context(spec=spec, job=job, folder=Folder(tmp_path / "home", "default"), on_event=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("train.py", "new"), ("./train.py", "new"), ("src/../train.py", "new"), (None, "bundled")],
+)
+def test_last_job_is_the_one_that_started_last_and_not_the_one_fetched_last(
+    tmp_path: Path, script: str | None, expected: str
+) -> None:
+    jobs = [
+        ("new", "train.py", "02"),
+        ("old", "train.py", "01"),
+        ("bundled", BUNDLED, "03"),
+        ("no", "x.py", "04"),
+    ]
+    for moment, (name, ran, day) in enumerate(jobs):
+        run = tmp_path / "runs" / name / "node0" / "run"
+        run.mkdir(parents=True)
+        (run / "a.pt").touch()
+        started = f"2026-11-{day}T00:00:00Z"
+        job = Job(job=name, state="failed", cause=None, ranks=(), home="", script=ran, started=started)
+        path = tmp_path / "runs" / name / "job.json"
+        path.write_bytes(results.encode(job))
+        os.utime(path, (moment, moment))
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "job.json").write_text("{")
+    checkpoint = checkpoint_of(context(tmp_path, script))
+    assert checkpoint is not None
+    assert checkpoint.job == expected
+
+
+def test_job_without_a_script_of_its_own_is_not_the_bundled_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no job of the bundled program has results here"):
+        checkpoint_of(context(tmp_path, None))
