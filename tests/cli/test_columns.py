@@ -63,7 +63,7 @@ def helps(columns: int) -> Iterator[tuple[str, list[str]]]:
 
 def narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """Let the pages believe that they are on a terminal of so many columns."""
-    for module in (render, plan_page, health_page):
+    for module in (render, health_page):
         monkeypatch.setattr(module, "width", lambda *, stderr=False: columns)
 
 

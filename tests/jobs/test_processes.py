@@ -47,7 +47,7 @@ def test_supervisor_that_stood_still_itself_gives_nobody_up(
     monkeypatch.setattr(serve.time, "monotonic", lambda: now)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         supervisor = Supervisor(REQUEST, JobFolder("job", tmp_path), listener)
-        lost: list[tuple[int, str]] = []
+        lost: list[tuple[int, str, str]] = []
         monkeypatch.setattr(supervisor._coordinator, "lose", lambda *said: lost.append(said))
         supervisor._peers._peers[1].joined = True
         now += 100
@@ -56,5 +56,5 @@ def test_supervisor_that_stood_still_itself_gives_nobody_up(
         for _ in range(3):
             now += 3
             supervisor._exchange(0)
-        assert lost == [(1, "no heartbeat for 5 s")]
+        assert lost == [(1, "no heartbeat for 5 s", "node_lost")]
         supervisor._selector.close()
