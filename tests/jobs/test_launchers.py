@@ -94,7 +94,8 @@ def test_a_shell_script_runs_in_its_shell(fleet: "Fleet", monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["ssh", pytest.param("torchrun", marks=pytest.mark.prove)])
 def test_words_of_the_prefix_stand_before_each_ranks_command(fleet: "Fleet", name: str) -> None:
-    script = "import os, sys\nprint(os.environ['SLOT'], sys.argv[1], sys.executable)\nsys.exit(7 * (sys.argv[1] == '3'))\n"
+    script = "import os, sys\nprint(os.environ['SLOT'], sys.argv[1], sys.executable)\n"
+    script += "sys.exit(7 * (sys.argv[1] == '3'))\n"
     job = fleet.run(
         script, launcher=name, args=("{rank}",), prefix=("env", "SLOT={local_rank}/{{{world_size}}}")
     )
