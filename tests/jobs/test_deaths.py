@@ -164,7 +164,7 @@ def test_kernel_that_kills_for_memory_is_the_cause(make_fleet: "Callable[[int], 
 
 @pytest.mark.parametrize("late", drawn([0, 1], 1, what="two faults"))
 def test_first_of_two_faults_is_the_cause(fleet: "Fleet", late: int) -> None:
-    """Rank 3 runs out of memory, and ends at once or late; rank 0, which waits for it, times out after 2 s."""
+    """Rank 3 runs out of memory, and ends now or late; rank 0, which waits for it, times out after 2 s."""
     script = GROUP + (
         "group = dist.new_group(timeout=timedelta(seconds=2))\n"
         "import time\n"
