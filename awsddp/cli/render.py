@@ -49,7 +49,7 @@ def wrapped(text: str, columns: int | None, *, label: str = "", whole: bool = Tr
 
     A command stays whole, to be copied; its comment then gets lines of its own.
     """
-    if columns is None or len(label + text) <= columns:
+    if columns is None or len((label + text).rstrip()) <= columns:
         return [label + text]
     rest = " " * (len(label) or len(text) - len(text.lstrip()) + 2)
     if not (found := _COMMAND.search(text)):

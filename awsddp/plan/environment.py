@@ -51,8 +51,9 @@ class EnvironmentPlan:
     @property
     def stamp(self) -> str:
         """The hash of what decides the environment; credentials and proxies do not."""
-        inputs = [self.kind, self.lines, self.constraints, self.conda, self.channels, self.python, self.torch]
-        text = json.dumps([*inputs, [CREDENTIALS.sub("//", one) for one in self.options]])
+        lines, options = ([CREDENTIALS.sub("//", one) for one in some] for some in (self.lines, self.options))
+        inputs = [self.kind, lines, self.constraints, self.conda, self.channels, self.python, self.torch]
+        text = json.dumps([*inputs, options])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property

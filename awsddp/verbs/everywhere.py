@@ -47,10 +47,8 @@ def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str]
 
     with _searched(ctx) as search:
         found = [holding for holding in search.found.holdings if holding.orphan]
-        kept = [] if discard else [holding.cluster for holding in found if holding.cluster.unfetched]
-        orphans = [holding for holding in found if holding.cluster not in kept]
-        if not orphans and not kept:
-            return _ended(search, [], ())
+        orphans = [holding for holding in found if discard or not holding.cluster.unfetched]
+        kept = [holding.cluster for holding in found if holding not in orphans]
         if orphans:
             confirm("Orphans:\n" + "\n".join(f"  {_line(orphan)}" for orphan in orphans) + "\n")
         terminated: list[str] = []

@@ -110,6 +110,20 @@ def test_a_plan_and_its_choices_fit(
     assert too_long(capsys.readouterr().out, columns) == []
 
 
+def test_an_error_that_holds_a_long_blank_line_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(WATCH, "json", False)
+    narrow(monkeypatch, 80)
+    failures.show(ConfigError("failed", f"before\n{' ' * 200}\nafter", "awsddp status"))
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines() if line.strip()] == [
+        "failed",
+        "before",
+        "after",
+        "status",
+    ]
+
+
 def test_an_error_is_wrapped_and_its_commands_stay_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -208,5 +208,13 @@ def test_report_of_a_lost_node_is_heard_while_its_link_hangs(wire: Wire) -> None
     assert (answers, wire.first.lost) == ([True], [(1, "it burnt", "instance_retired")])
 
 
+@pytest.mark.parametrize("kind", ["timeout", "burnt", ["node_lost"], None])
+def test_report_with_a_kind_that_is_no_loss_is_that_of_a_lost_node(wire: Wire, kind: Any) -> None:
+    (link,) = [link for link in wire.second._links if link.proved]
+    link.send({"lost": "it burnt", "kind": kind, "received": 0})
+    wire.pass_time(1.0)
+    assert wire.first.lost == [(1, "it burnt", "node_lost")]
+
+
 def test_report_to_a_supervisor_that_has_ended_is_given_up(wire: Wire) -> None:
     assert not report_lost({**wire.request, "link_port": free_ports()}, 1, "it burnt", seconds=60)

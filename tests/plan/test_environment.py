@@ -237,6 +237,10 @@ def test_the_stamp_follows_what_is_installed_and_no_password(tmp_path: Path) -> 
     assert before != stamp(file=str(file), index_url="https://y/simple")
     file.write_text("tqdm>4\n")
     assert before != stamp(file=str(file), index_url="https://a:b@x/simple")
+    file.write_text("tqdm @ https://token@x/tqdm-4-py3-none-any.whl\n")
+    direct = stamp(file=str(file))
+    file.write_text("tqdm @ https://other@x/tqdm-4-py3-none-any.whl\n")
+    assert direct == stamp(file=str(file))
 
 
 def test_nodes_without_internet_get_their_packages_from_here() -> None:

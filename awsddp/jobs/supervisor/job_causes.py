@@ -67,6 +67,8 @@ JOB_TABLE = (
         "awsddp up --expires   # starts the nodes with more time; then: awsddp train",
     ),
 )
+LOSSES = ("node_lost", "spot_interruption", "instance_retired")
+"""Kinds of a node that was lost."""
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
 """Kinds of a rank that waited for another."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})

@@ -15,6 +15,7 @@ import socket
 import time
 from typing import Any
 
+from awsddp.jobs.supervisor.job_causes import LOSSES
 from awsddp.jobs.supervisor.link import Link, LinkClosed, LinkLost
 from awsddp.jobs.supervisor.session import Session
 
@@ -213,7 +214,8 @@ class Peers:
 
     def _hear(self, peer: Peer, link: Link, frame: dict[str, Any]) -> None:
         if "lost" in frame:
-            self._lose(peer, str(frame["lost"]), str(frame.get("kind", "node_lost")))
+            kind = frame.get("kind")
+            self._lose(peer, str(frame["lost"]), kind if kind in LOSSES else "node_lost")
         life = frame.get("message", {}).get("life", peer.life)
         if life != peer.life:
             peer.life, peer.session, peer.lost = life, Session(), False
