@@ -13,7 +13,7 @@ def newest(results: Path) -> list[Path]:
     """Return the newest checkpoint of `results` (runs/JOB), a file or the parts of a folder, one per node.
 
     A file or folder run/latest counts before all others. Nodes share no file system: a folder may have files
-    on each. Files of such a folder, and those whose end is missing, are no checkpoints. Empty where there is
+    on each. Files of such a folder, and those whose end is missing, are not counted. Empty where there is
     none.
     """
     results = results.resolve()

@@ -115,7 +115,7 @@ def _checked(line: str, place: str) -> str:
     if not _REQUIREMENT.match(line):
         name, equals, version = line.partition("=")
         raise ConfigError(
-            f"env.file: {place}: {line!r} is no requirement",
+            f"env.file: {place}: {line!r} is not a requirement",
             "it is a name, and after it nothing, a version as in ==1.2, or @ and a URL",
             f"did you mean '{name.strip()}=={version.strip()}'?" if equals else "",
         )
@@ -202,7 +202,7 @@ def _check_conda(text: str, file: Path) -> None:
             raise ConfigError(
                 f"env.file: {file}, line {number}: {line.strip()!r} does not work on a node",
                 "conda gets this file alone; the synced folder holds the project itself",
-                "remove the line; what another file lists belongs into this one",
+                "remove the line; list here what the other file lists",
             )
         if not line.strip() or line[0] in " -#" or line in ("---", "..."):
             continue

@@ -167,7 +167,7 @@ RAISED = [
         "_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed\n"
         "Please file an issue with the following: WeightsUnpickler error: \n\nUnsupported operand 118",
         "checkpoint_corrupt",
-        "no checkpoint",
+        "not a checkpoint",
     ),
     (1, "_pickle.UnpicklingError: pickle data was truncated", "checkpoint_corrupt", "not a whole one"),
     (

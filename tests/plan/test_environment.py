@@ -159,9 +159,9 @@ def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
         ("requirements.txt", "./wheels/x.whl\n", "line 1: './wheels/x.whl' does not work on a node"),
         ("requirements.txt", "tqdm\n--trusted-host x\n", "line 2"),
         ("requirements.txt", "numpy @ file:///croot/numpy_1\n", "does not work on a node"),
-        ("requirements.txt", "numpy=1.26\n", "line 1: 'numpy=1.26' is no requirement"),
+        ("requirements.txt", "numpy=1.26\n", "line 1: 'numpy=1.26' is not a requirement"),
         ("setup.py", "from setuptools import setup\n", "line 1: 'from setuptools import setup' is no"),
-        ("pyproject.toml", "[project]\ndependencies = ['a b']\n", "'a b' is no requirement"),
+        ("pyproject.toml", "[project]\ndependencies = ['a b']\n", "'a b' is not a requirement"),
         (
             "uv.lock",
             SOURCES.replace('"https://x/raw', '"raw').replace("url =", "path ="),

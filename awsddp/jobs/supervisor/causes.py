@@ -461,7 +461,7 @@ TABLE = (
         "checkpoint_corrupt",
         False,
         _not_whole,
-        "The file is no checkpoint, or not a whole one.",
+        "The file is not a checkpoint, or not a whole one.",
         "write it under another name, then os.replace(); go on from an older one: awsddp train --resume JOB",
     ),
     Row(
