@@ -279,6 +279,7 @@ class _Texts(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Claimed(msgspec.Struct, frozen=True, kw_only=True):
     claimed: bool
+    free_s: _Seconds
 
 
 class _Heard(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,6 +320,7 @@ class _Inspected(msgspec.Struct, frozen=True, kw_only=True):
 _PREPARATION = ("inspect", "rekey")
 _KINDS: dict[str, Any] = {
     "claim": _Claimed,
+    "unclaim": _Claimed,
     "lost": _Heard,
     "launch": _Launched,
     "state": _State,

@@ -534,9 +534,23 @@ def jump_host(text: str) -> tuple[str, int | None]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"), parse_float=_Float)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"cannot read {file}", str(error), "fix the file, or move it away") from error
+
+
+class _Float(float):
+    """A number of awsddp.toml whose text is the one that was written: python = 3.10 is not 3.1."""
+
+    _text: str
+
+    def __new__(cls, text: str) -> "_Float":
+        self = super().__new__(cls, text)
+        self._text = text
+        return self
+
+    def __str__(self) -> str:
+        return self._text
 
 
 def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -592,7 +606,9 @@ def _convert(value: object, hint: Any, place: str) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool) and _takes_text(hint):
         value = str(value)
     if isinstance(value, dict):  # variables: text, though OMP_NUM_THREADS = 4 is a number of TOML
-        value = {key: str(one) if type(one) in (int, float) else one for key, one in value.items()}
+        value = {key: str(one) if type(one) in (int, _Float) else one for key, one in value.items()}
+    if isinstance(value, _Float):
+        value = float(value)
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

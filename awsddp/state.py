@@ -232,11 +232,12 @@ class Folder:
             raise ConfigError(f"cannot remove {self.path}", "", "remove it: it holds the key of what is gone")
 
     @contextlib.contextmanager
-    def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[None]:
+    def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[float]:
         """Hold the cluster against a second client on this machine; the kernel ends the lock with us.
 
-        `part` names something of the cluster that is held alone, beside the rest. Raises ConfigError that
-        says who holds it (host, process, verb, since when) after `wait_s` seconds, or that the disk refuses.
+        `part` names something of the cluster that is held alone, beside the rest. Yields for how long nobody
+        has held it (s). Raises ConfigError that says who holds it (host, process, verb, since when) after
+        `wait_s` seconds, or that the disk refuses.
         """
         path = self.root / "locks" / f"{self.name}{part and '.'}{part}"
         deadline = time.monotonic() + wait_s
@@ -254,13 +255,14 @@ class Folder:
                         "wait for it, or end that process",
                     )
                 time.sleep(0.05)
+            free_s = time.time() - os.fstat(stream.fileno()).st_mtime
             stream.seek(0)
             stream.truncate()
             me = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": _now_text()}
             stream.write(msgspec.json.encode(me).decode())
             stream.flush()
             try:
-                yield
+                yield free_s
             finally:
                 stream.seek(0)
                 stream.truncate()

@@ -9,9 +9,11 @@ changed; the promise is at most 1 s more than `python -c 'import torch'`, which 
 nodes at once, as the ranks import it at once. Where the machine is busy the same less the life of the longer
 rank, which does nothing but that, tells more. Then the same with 100 ms each way to AWS and to the nodes, and
 how often was waited for them, from RunInstances' reply to the first line that is seen and in the whole second
-`train`: the calls to AWS (the local cloud ends each connection with its answer, AWS does not, so each call
-pays for two round trips here), the round trips to the node that had most, to connect or to be answered. No
-promise can hold so far away: a round trip is 0.2 s, and SSH needs five to log in, three for a first answer.
+`train`: the calls to AWS (connections to it are kept, as AWS does; a call on a new one is two round trips),
+the round trips to the node that had most, to connect or to be answered. No promise can hold so far away: a
+round trip is 0.2 s. The second `train` waits for 14 of them one after the other: five to log in, three for
+the first answer (claim and jobs), two for AWS (beside them the checks of the nodes and of the files), one for
+the job's way there and back, one for its results, two for AWS to release the nodes.
 
 An idle machine is needed: the nodes run on the cores that awsddp runs on.
 """

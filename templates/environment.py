@@ -190,6 +190,23 @@ def offline(asked):
     return ["--no-index", "--find-links", str(WHEELS)] if asked["wheels"] else asked["options"]
 
 
+def torch_words(asked):
+    """Return what torch is installed by: the wheels that were sent, its own index, or those of [env]."""
+    names = [one for one in asked["torch"] if "==" in one]
+    own = asked["torch"][len(names) :]
+    return names + (own if own and not asked["wheels"] else offline(asked))
+
+
+def by_variables(options):
+    """Return pip's options for indexes as variables, for a pip that conda starts."""
+    env, words = {}, iter(options)
+    for word in words:
+        name = "PIP_" + word.lstrip("-").replace("-", "_").upper()
+        value = "1" if word == "--pre" else next(words)
+        env[name] = " ".join(filter(None, [env.get(name), value]))
+    return env
+
+
 def pip_install(python):
     """Return the words that install packages by a python's pip."""
     options = ["--no-input", "--progress-bar", "off", "--retries", "2"]
@@ -263,8 +280,7 @@ def venv(place, asked, env):
         words = ["venv", "--no-project", "--python", interpreter(asked), place]
         run("making the environment", [program, *words], env=env)
     pip = [program, "pip", "install", "--no-progress", "--python", python]
-    torch = [one for one in asked["torch"] if "==" in one]
-    run("installing torch", [*pip, *(torch + offline(asked) if asked["wheels"] else asked["torch"])], env=env)
+    run("installing torch", [*pip, *torch_words(asked)], env=env)
     if asked["lines"]:
         has = ask(python, PLATFORM)["packages"]
         kept = [f"{name}=={has[name]}" for name in ("torch", "torchvision") if name in has]
@@ -301,6 +317,9 @@ def conda(place, asked, env):
     python = place / "bin/python"
     channels = [word for channel in asked["channels"] for word in ("-c", channel)]
     if asked["conda"]:
+        env = dict(env, **by_variables(asked["options"]))
+        if asked["channels"]:  # conda env has no -c; these come after those of the file
+            env["CONDA_CHANNELS"] = ",".join(asked["channels"])
         write(PLACE / "environment.yml", asked["conda"])
         verb = "update" if (place / "conda-meta").exists() else "create"
         words = ["env", verb, "--prefix", place, "--file", PLACE / "environment.yml"]
@@ -312,9 +331,13 @@ def conda(place, asked, env):
     elif not python.exists():
         words = ["create", "--yes", "--prefix", place, *channels, "python=" + asked["python"], "numpy", "pip"]
         run("making the environment by conda", [program, *words], env=env)
+    if not python.exists():
+        raise Failed(
+            "making the environment by conda", "No python: environment.yml names no package with one"
+        )
     pip = pip_install(python)
     if asked["torch"]:
-        run("installing torch", [*pip, *asked["torch"]], env=env)
+        run("installing torch", [*pip, *torch_words(asked)], env=env)
     if asked["lines"]:
         run("installing", [*pip, *files(place, asked), *asked["options"]], env=env)
     return python

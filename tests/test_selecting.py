@@ -102,13 +102,14 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     """Nodes without results."""
     made = Nodes(tmp_path)
 
-    def release(aws: Any, nodes: Any, job: str) -> None:
+    def release(aws: Any, nodes: Any, job: str, **_: Any) -> None:
         made.released.append(job)
 
     monkeypatch.setattr(selecting, "ask", made.ask)
     monkeypatch.setattr(selecting, "answers_of", made.ask)
     monkeypatch.setattr("awsddp.nodes.sync.pull", made.pull)
     monkeypatch.setattr("awsddp.aws.poweroff.release", release)
+    monkeypatch.setattr("awsddp.aws.poweroff.unfetched_of", lambda aws, nodes: {})
     return made
 
 

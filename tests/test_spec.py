@@ -28,6 +28,18 @@ def test_a_variable_may_be_a_number_and_is_text(tmp_path: Path) -> None:
         load(file=file, environ={})
 
 
+def test_a_version_without_quotes_is_the_one_that_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "awsddp.toml"
+    file.write_text('[env]\nkind = "venv"\npython = 3.10\ntorch = 2.10\nvariables = { CUDA = 12.0 }\n')
+    env = load(file=file, environ={})[1].env
+    assert (env.python, env.torch, env.variables) == ("3.10", "2.10", {"CUDA": "12.0"})
+    file.write_text("[cluster]\nmax_price_usd = 1.50\n")
+    assert type(load(file=file, environ={})[0].cluster.max_price_usd) is float
+    file.write_text("[env]\nsetup = [1.0]\n")
+    with pytest.raises(ConfigError, match=r"\[env\] setup: invalid value \[1.0\]"):
+        load(file=file, environ={})
+
+
 def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, '[cluster]\nnodes = 3\ndisk_gb = 300\nexpires = "1h"\n')
     environ = {"AWSDDP_CLUSTER_NODES": "4", "AWSDDP_CLUSTER_DISK_GB": "400"}

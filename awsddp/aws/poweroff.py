@@ -1,6 +1,6 @@
 """What a poweroff from inside does to a node: it ends it, or stops it while results are not home yet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from awsddp.aws.clusters import describe, tags_of
@@ -9,7 +9,7 @@ from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag, unlisted
 from awsddp.aws.waits import CLOCK, Clock, patiently
 from awsddp.cluster import Node
-from awsddp.parallel import all_of, both
+from awsddp.parallel import all_of
 
 TAG = "awsddp:unfetched"
 _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
@@ -18,27 +18,35 @@ _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "Inco
 def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str, *, clock: Clock = CLOCK) -> None:
     """Before a job: have a poweroff stop the on-demand nodes, and tag all with the job as not yet home.
 
-    A spot node cannot be stopped, so it is only tagged. Raises CloudError; the job must not start then.
+    A spot node cannot be stopped, so it is only tagged. Both are done at once: each is safe without the
+    other, as there are no results yet. Raises CloudError; the job must not start then.
     """
-    kept = [partial(_on_poweroff, aws, node.instance_id, "stop") for node in nodes if not node.spot]
-    _, tagged = both(
-        lambda: all_of(partial(patiently, act, passes=unlisted, clock=clock) for act in kept),
-        lambda: _unfetched(aws, nodes),
-    )
-    unfetched = {node.instance_id: list(node.unfetched) for node in nodes} | tagged
-    for key, jobs in unfetched.items():
-        unfetched[key] = [*jobs, job] if job not in jobs else jobs
-    _write(aws, unfetched)
+
+    def add() -> None:
+        unfetched = {node.instance_id: list(node.unfetched) for node in nodes} | unfetched_of(aws, nodes)
+        for key, jobs in unfetched.items():
+            unfetched[key] = [*jobs, job] if job not in jobs else jobs
+        _write(aws, unfetched)
+
+    works: list[Callable[[], None]] = [add]
+    for node in nodes:
+        if not node.spot:
+            act = partial(_on_poweroff, aws, node.instance_id, "stop")
+            works.append(partial(patiently, act, passes=unlisted, clock=clock))
+    all_of(works)
 
 
-def release(aws: Aws, nodes: Sequence[Node], job: str) -> None:
+def release(
+    aws: Aws, nodes: Sequence[Node], job: str, *, tagged: Mapping[str, Sequence[str]] | None = None
+) -> None:
     """After a job's results are home: untag the nodes; the last job lets a poweroff end them again.
 
-    Nodes that are gone need nothing. Raises CloudError.
+    `tagged` is what `unfetched_of` has returned just now. Nodes that are gone need nothing. A poweroff ends
+    them before the tag goes: a node that is interrupted between the two is still known by it. Raises
+    CloudError.
     """
-    unfetched = {
-        key: [other for other in jobs if other != job] for key, jobs in _unfetched(aws, nodes).items()
-    }
+    known = unfetched_of(aws, nodes) if tagged is None else tagged
+    unfetched = {key: [other for other in jobs if other != job] for key, jobs in known.items()}
     spot = {node.instance_id for node in nodes if node.spot}
     freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
     all_of([partial(_forgiving, partial(_on_poweroff, aws, key, "terminate")) for key in freed])
@@ -51,7 +59,7 @@ def poweroff(aws: Aws, nodes: Sequence[Node], behaviour: str) -> None:
         _forgiving(partial(_on_poweroff, aws, node.instance_id, behaviour))
 
 
-def _unfetched(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
+def unfetched_of(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
     """Return the jobs that each living node is tagged with now, which may be more than were read before."""
     filters = [{"Name": "instance-id", "Values": [node.instance_id for node in nodes]}]
     return {

@@ -122,10 +122,9 @@ def _part(data: bytes) -> bytes:
     return b"%d\n%s" % (len(data), data)
 
 
-def is_whole(said: bytes | bytearray) -> bool:
-    """Tell whether what a node has said so far holds its whole answer (to anything but follow)."""
-    begin = said.find(MAGIC)
-    return begin >= 0 and len(said) > begin + len(MAGIC) and said.endswith(b"\n")
+def is_whole(said: bytes | bytearray, *, count: int = 1) -> bool:
+    """Tell whether what a node has said so far holds its answers to `count` requests (but follow), whole."""
+    return said.endswith(b"\n") and not said.endswith(MAGIC) and said.count(MAGIC) >= count
 
 
 def answer(stdout: bytes, *, request: Mapping[str, Any], node: int, stderr: bytes = b"") -> dict[str, Any]:
@@ -255,6 +254,11 @@ def claim_request(owner: str, *, wait_s: float) -> dict[str, Any]:
     return {"do": "claim", "owner": owner, "wait_s": wait_s, "lease_s": LEASE_SECONDS}
 
 
+def unclaim_request() -> dict[str, Any]:
+    """Give that right back on a node that launches nothing."""
+    return {"do": "unclaim"}
+
+
 def stacks_request(job: str) -> dict[str, Any]:
     """Ask what the processes of `job` do at this moment on the node (supervisor/stacks.py)."""
     return {"do": "stacks", "job": job}
@@ -317,12 +321,15 @@ def hashes_request(paths: Sequence[str]) -> dict[str, Any]:
     return {"do": "hashes", "paths": list(paths)}
 
 
-def slots_request(master_port: int | None = None, gpus: Sequence[int] = ()) -> dict[str, Any]:
-    """Ask which jobs and slots the node has, and which of the ports that a job could take are taken.
+def slots_request(
+    master_port: int | None = None, gpus: Sequence[int] = (), *, is_first: bool = True
+) -> dict[str, Any]:
+    """Ask which jobs and slots the node has; the first one also which ports that a job could take are taken.
 
-    With `gpus` a job that runs on other GPUs of the node is not told to run.
+    Only that one, as local nodes may share a machine, where two that look would be in each other's way. With
+    `gpus` a job that runs on other GPUs of the node is not told to run.
     """
-    ports = {port for slot in range(SLOTS) for port in _ports(slot, master_port)}
+    ports = {port for slot in range(SLOTS if is_first else 0) for port in _ports(slot, master_port)}
     return {"do": "slots", "ports": sorted(ports), "gpus": list(gpus)}
 
 

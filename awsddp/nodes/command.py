@@ -164,7 +164,7 @@ class RemoteCommand:
         self._guarded(self._start)
 
     def _start(self) -> None:
-        channel = self.connection.transport.open_session()
+        channel = self.connection.open_channel()
         channel.in_buffer.set_event(self._wakeup)
         channel.in_stderr_buffer.set_event(self._wakeup)
         self._channel = channel

@@ -176,5 +176,5 @@ def _outcome(
         return NodeFailure(
             node, "command", f"env.setup: {found.failed!r} failed", found.said, "correct the command"
         )
-    refusal = explain(found.said, name=plan.name)
+    refusal = explain(found.said, name="[env]" if plan.name == plan.kind else plan.name)
     return NodeFailure(node, "command", f"{found.failed}: {refusal.message}", refusal.why, refusal.next)

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from awsddp.answers import Platform
 from awsddp.errors import ConfigError, NodeError
+from awsddp.parallel import each
 from awsddp.plan.environment import CREDENTIALS, EnvironmentPlan, explain, image_constraints
+from awsddp.plan.requirements import IMAGE_PACKAGES, canonical
 from awsddp.report import Event, OnEvent
 
 _BUILDS = 20
@@ -23,12 +25,18 @@ _DIRECT = re.compile(
     r"(?:[\w.-]+\s*(?P<extras>\[[^]]*\])?\s*@\s*)?(?P<url>[a-z+]+://[^\s;]+)\s*(?P<marker>;.*)?"
 )
 """A requirement that is a URL, with or without its name."""
+_NO_EXTRA = re.compile(r"(\S+) \S+ does not provide the extra ")
+_ANY_VERSION = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(\[[^]]*\])?\s*(>=?[^,;]*)?(;.*)?")
+"""A requirement that the newest release meets."""
+_NEWEST = re.compile(r"^\S+ \(([^()]+)\)$", re.MULTILINE)
 _SILENT = "Retry(total=0"
 """What pip says before its last try to reach an index: another package would only wait as long."""
 _OLDEST_GLIBC = 5
 _TIMEOUT_S = 1800
 LINES = "requirements.txt"
 """What the nodes install, in the folder of the wheels: names and versions only."""
+Release = tuple[str, str]
+"""A package and its version."""
 _KEPT = 4
 """How many sets of packages stay in the cache."""
 
@@ -62,10 +70,18 @@ class _Work:
         self.tags = wheel_tags(platform)
         self.has = platform.packages if plan.kind == "image" else {}
         self.stubs = {
-            stub_wheel(scratch / "image", name, of, tag=self._tag()) for name, of in self.has.items()
+            canonical(name): stub_wheel(scratch / "image", name, of, tag=self._tag())
+            for name, of in self.has.items()
         }
         self.lines, self.sent = list(plan.lines), list(plan.lines)
-        self.env = dict(os.environ, **plan.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
+        self.every = True  # package of the image stays as it is, and not only what its torch is made of
+        self.env = dict(
+            os.environ,
+            **plan.environ,
+            PIP_DISABLE_PIP_VERSION_CHECK="1",
+            PIP_NO_INPUT="1",
+            PIP_PROGRESS_BAR="off",
+        )
         if plan.ca:
             (scratch / "ca.pem").write_text(plan.ca)
             self.env["PIP_CERT"] = str(scratch / "ca.pem")
@@ -86,26 +102,73 @@ class _Work:
                 extras, marker = direct["extras"] or "", direct["marker"] or ""
                 self.lines[number] = f"{name}{extras} @ {wheel.as_uri()} {marker}"
                 self.sent[number] = f"{name}{extras}=={version} {marker}"
-        said = self._download(every=True)
-        if said and "ResolutionImpossible" in said:
-            said = self._download(every=False)
+        said = self._choose(on_event)
+        if "ResolutionImpossible" in said:
+            self.every = False
+            said = self._choose(on_event)
+        if said and "ResolutionImpossible" not in said:
+            raise self._refused(said)
+        newest = self._newest()
+        if said:
+            for number, (_, line) in newest.items():
+                self.lines[number] = line
+            if self._choose(on_event):
+                raise self._refused(said)
+        else:
+            self._take(newest, on_event)
+        has = {(canonical(name), version) for name, version in self.has.items()}
+        for wheel in self._wheels():
+            if _release(wheel) in has:
+                wheel.unlink()
+        (self.scratch / "wheels" / LINES).write_text("".join(f"{one}\n" for one in self.sent))
+
+    def _choose(self, on_event: OnEvent) -> str:
+        """Download everything, and build what has no wheel; return "", or what pip said of its failure."""
         for _ in range(_BUILDS):
+            said = self._download()
             missing = None if _SILENT in said else _NO_WHEEL.search(said)
             if missing is None or not self._build(missing[1], on_event):
                 break
-            said = self._download(every=False)
-        if said:
-            raise self._refused(said)
-        for name in self.stubs:
-            (self.scratch / "wheels" / name).unlink(missing_ok=True)
-        (self.scratch / "wheels" / LINES).write_text("".join(f"{one}\n" for one in self.sent))
+        return said
 
-    def _download(self, *, every: bool) -> str:
-        """Return "", or what pip said of its failure."""
+    def _newest(self) -> dict[int, tuple[Release, str]]:
+        """Return the newest releases of what is asked for without an upper limit, by the number of the line.
+
+        Held to wheels, pip takes a release of years ago, without a word, where a newer one has none, or needs
+        a package that has none.
+        """
+        asked = {number: _ANY_VERSION.fullmatch(line) for number, line in enumerate(self.plan.lines)}
+        found = {number: one for number, one in asked.items() if one and canonical(one[1]) not in self.stubs}
+        words = [*self._target()[2:], *self.plan.options]
+        told = each(
+            lambda one: self._run_pip(["index", "versions", one[1], *words]), found.values(), at_most=4
+        )
+        versions = [_NEWEST.search(text) if done else None for done, text in told]
+        return {
+            number: ((canonical(one[1]), version[1]), f"{one[1]}{one[2] or ''}=={version[1]}{one[4] or ''}")
+            for (number, one), version in zip(found.items(), versions, strict=True)
+            if version
+        }
+
+    def _take(self, newest: Mapping[int, tuple[Release, str]], on_event: OnEvent) -> None:
+        """Download the newest releases in place of older ones that were chosen, where that is possible."""
+        chosen = set(map(_release, self._wheels()))
+        said = ""
+        for number, (release, line) in newest.items():
+            if release not in chosen:
+                before, self.lines[number] = self.lines[number], line
+                if said := self._choose(on_event):  # something else that is asked for wants the older one
+                    self.lines[number] = before
+        if said:
+            self._choose(on_event)
+
+    def _download(self) -> str:
+        """Fill `wheels` anew; return "", or what pip said of its failure."""
+        shutil.rmtree(self.scratch / "wheels", ignore_errors=True)
         lines = [*self.lines, *(one for one in self.plan.torch if "==" in one)]
         lines += ["uv"] if self.plan.kind == "venv" else []
         torch_index = [one for one in self.plan.torch if "==" not in one]
-        pins = [*self.plan.constraints, *image_constraints(self.has, every=every)]
+        pins = [*self.plan.constraints, *image_constraints(self.has, every=self.every)]
         (self.scratch / "requirements.txt").write_text("".join(f"{one}\n" for one in lines))
         (self.scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in pins))
         places = [word for name in ("image", "built") for word in ("--find-links", str(self.scratch / name))]
@@ -121,7 +184,21 @@ class _Work:
         ]
         words += ["--extra-index-url", torch_index[1]] if torch_index else []
         files = ["-r", str(self.scratch / "requirements.txt"), "-c", str(self.scratch / "constraints.txt")]
-        return self._pip([*words, *files])
+        done, told = self._run_pip([*words, *files])
+        if self._replace_stubs(told):
+            return self._download()
+        return "" if done else told
+
+    def _replace_stubs(self, told: str) -> bool:
+        """Have pip take real wheels for packages of the image whose extras it missed; return whether it must.
+
+        They alone say what an extra needs. What torch is made of stays as it is.
+        """
+        wanted = {canonical(name) for name in _NO_EXTRA.findall(told)} & self.stubs.keys()
+        wanted = {name for name in wanted if not IMAGE_PACKAGES.fullmatch(name)}
+        for name in wanted:
+            self.stubs.pop(name).unlink()
+        return bool(wanted)
 
     def _target(self) -> list[str]:
         words = ["--only-binary", ":all:", "--implementation", "cp", "--python-version", self._python()]
@@ -149,6 +226,9 @@ class _Work:
             raise NodeError(f"{requirement} has no wheel, and could not be built here", tail, advice)
         return not said
 
+    def _wheels(self) -> list[Path]:
+        return list((self.scratch / "wheels").glob("*.whl"))
+
     def _build_into(self, folder: Path, requirement: str) -> str:
         """Build a wheel of pure Python; return "", or what pip said. Raises NodeError for another one."""
         before = set(folder.iterdir())
@@ -169,10 +249,15 @@ class _Work:
 
     def _pip(self, words: Iterable[str]) -> str:
         """Run pip; return "", or what it said of its failure. Raises NodeError where it does not end."""
+        done, told = self._run_pip(words)
+        return "" if done else told
+
+    def _run_pip(self, words: Iterable[str]) -> tuple[bool, str]:
+        """Run pip; return whether it did it, and what it said. Raises NodeError where it does not end."""
         verb, *rest = words
         try:
             done = subprocess.run(
-                [*_pip_program(), verb, "--retries", "2", "--progress-bar", "off", *rest],
+                [*_pip_program(), verb, "--retries", "2", *rest],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -186,7 +271,7 @@ class _Work:
                 "\n".join(said),
                 "look at env.index_url and env.proxy, and repeat the command",
             ) from error
-        return done.stdout.decode(errors="replace") or "pip failed" if done.returncode else ""
+        return not done.returncode, done.stdout.decode(errors="replace") or "pip failed"
 
 
 def _pip_program() -> list[str]:
@@ -211,18 +296,25 @@ def wheel_tags(platform: Platform) -> tuple[str, ...]:
     return (*newer, *older, f"linux_{platform.machine}")
 
 
-def stub_wheel(folder: Path, name: str, version: str, *, tag: str) -> str:
-    """Write a wheel without content in place of a package that the image has, and return its file name.
+def _release(wheel: Path) -> Release:
+    """Return the package and the version of a wheel, by its file name."""
+    name, version = wheel.name.split("-")[:2]
+    return canonical(name), version
+
+
+def stub_wheel(folder: Path, name: str, version: str, *, tag: str) -> Path:
+    """Write a wheel without content in place of a package that the image has, and return it.
 
     Its tag is the best there can be and its build number high, so that pip takes it before the real one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     base = f"{re.sub(r'[-_.]+', '_', name)}-{version}"
-    with zipfile.ZipFile(folder / f"{base}-9999-{tag}.whl", "w") as wheel:
+    path = folder / f"{base}-9999-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
         info = f"{base}.dist-info"
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         wheel.writestr(
             f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nBuild: 9999\nTag: {tag}\n"
         )
         wheel.writestr(f"{info}/RECORD", "")
-    return f"{base}-9999-{tag}.whl"
+    return path

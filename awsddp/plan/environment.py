@@ -2,16 +2,17 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from awsddp import compat
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements
+from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, is_folder_here, read_requirements
 from awsddp.report import node_name
 from awsddp.spec import EnvSection
 
@@ -26,7 +27,8 @@ CREDENTIALS = re.compile(r"//[^/@\s]+@")
 class EnvironmentPlan:
     """What is made on each node. `lines` and `constraints` are pip's; `options` its words for indexes.
 
-    `environ` are variables that pip, uv, conda and the job get; `ca` is the text of the CA bundle.
+    `environ` are variables that pip, uv, conda and the job get, `variables` those of an environment.yml, for
+    the job alone; `ca` is the text of the CA bundle.
     """
 
     kind: Literal["image", "venv", "conda"] = "image"
@@ -40,6 +42,7 @@ class EnvironmentPlan:
     torch: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ca: str = ""
     packages_from: Literal["node", "client"] = "node"
 
@@ -51,9 +54,8 @@ class EnvironmentPlan:
     @property
     def stamp(self) -> str:
         """The hash of what decides the environment; credentials and proxies do not."""
-        lines, options = ([CREDENTIALS.sub("//", one) for one in some] for some in (self.lines, self.options))
-        inputs = [self.kind, lines, self.constraints, self.conda, self.channels, self.python, self.torch]
-        text = json.dumps([*inputs, options])
+        inputs = [self.kind, self.lines, self.constraints, self.conda, self.channels, self.python, self.torch]
+        text = CREDENTIALS.sub("//", json.dumps([*inputs, self.options]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -62,11 +64,11 @@ class EnvironmentPlan:
         return hashlib.sha256(json.dumps(self.setup).encode()).hexdigest()[:16]
 
 
-def make_environment_plan(env: EnvSection, *, internet: bool, driver: str | None) -> EnvironmentPlan:
+def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str | None) -> EnvironmentPlan:
     """Return what [env] asks for, its file read.
 
-    `internet`: whether nodes have it; `driver` is theirs, None where they have no GPU. Raises ConfigError for
-    what cannot be met.
+    `internet`: whether nodes have it, None if that is not known yet; `driver` is theirs, None where they
+    have no GPU. Raises ConfigError for what cannot be met.
     """
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     if env.python is not None and not PYTHON.fullmatch(env.python):
@@ -74,8 +76,10 @@ def make_environment_plan(env: EnvSection, *, internet: bool, driver: str | None
     if env.kind == "image":
         _refuse_for_image(env)
     if asked.conda and env.kind != "conda":
-        raise ConfigError(f"env.file: {env.file} is conda's", "", 'set env.kind = "conda"')
-    packages_from = env.packages_from or ("node" if internet else "client")
+        raise ConfigError(f"env.file: {env.file} is conda's", "", "-o env.kind=conda")
+    if asked.conda:
+        _refuse_for_conda_file(env)
+    packages_from = env.packages_from or ("client" if internet is False else "node")
     if env.kind == "conda" and packages_from == "client":
         raise ConfigError(
             'env.kind = "conda" needs nodes with internet',
@@ -83,18 +87,24 @@ def make_environment_plan(env: EnvSection, *, internet: bool, driver: str | None
             'env.kind = "venv" or "image", or env.packages_from = "node" with a channel that the nodes reach',
         )
     torch = _torch(env, asked, driver)
+    options = (*asked.options, *_options(env))
+    if packages_from == "node" and (internet or env.packages_from):
+        _check_folders(options)
+    if env.kind == "venv":  # uv has no such option: it takes wheels where there are any
+        options = tuple(one for one in options if one != "--prefer-binary")
     return EnvironmentPlan(
         kind=env.kind,
         name=env.file or env.kind,
         lines=asked.lines,
         constraints=asked.constraints,
-        options=(*asked.options, *_options(env)),
+        options=options,
         conda=asked.conda,
         channels=env.channels,
         python=env.python or (None if env.kind == "image" or packages_from == "client" else _python(env)),
         torch=torch,
         setup=env.setup,
         environ=_environ(env),
+        variables=asked.variables,
         ca=_ca(env),
         packages_from=packages_from,
     )
@@ -107,6 +117,27 @@ def _refuse_for_image(env: EnvSection) -> None:
                 f'env.{key} is not for env.kind = "image"',
                 f"the image decides its {key}",
                 'env.kind = "venv"',
+            )
+
+
+def _refuse_for_conda_file(env: EnvSection) -> None:
+    for key, package in (("python", "python"), ("torch", "pytorch")):
+        if value := getattr(env, key):
+            raise ConfigError(
+                f"env.{key} is not for {env.file}",
+                "an environment.yml decides its own packages",
+                f"write '- {package}={value}' into {env.file}, and remove env.{key}: -o env.{key}=",
+            )
+
+
+def _check_folders(options: Sequence[str]) -> None:
+    """Refuse a folder of this machine where the nodes fetch packages themselves. Raises ConfigError."""
+    for name, place in itertools.pairwise(options):
+        if is_folder_here(name, place):
+            raise ConfigError(
+                f"env.find_links: {place!r} is a folder of this machine",
+                "the nodes fetch packages themselves",
+                "-o env.packages_from=client   # or the absolute path of a folder that the nodes have",
             )
 
 
@@ -196,6 +227,16 @@ _UNREACHED = re.compile(
     r"Could not resolve host|curl: \((?:5|6|7|28|35|56)\)"
 )
 
+_NOT_IN_CHANNEL = re.compile(
+    r"nothing provides (?:requested )?(?P<libmamba>[^\s=<>!~]+)|"
+    r"(?P<tree>[\w.-]+)[^\n]* does not exist \(perhaps|"
+    r"not available from current channels:\s+- (?P<classic>[^\s=<>!~]+)|"
+    r"No candidates were found for (?P<rattler>[^\s=<>!~]+)|"
+    r"(?P<deep>[\w.-]+)[^\n]*, for which no candidates were found"
+)
+"""The solvers of conda: libmamba's two ways, the classic one, rattler's two."""
+_CONFLICT = re.compile("following packages are incompatible|cannot be installed because|UnsatisfiableError")
+
 
 def explain(said: str, *, name: str) -> Refusal:
     """Return what the last words of pip, uv or conda mean; `name` is the file that asked."""
@@ -228,6 +269,19 @@ def explain(said: str, *, name: str) -> Refusal:
     if "No interpreter found" in said or "No download found for request" in said:
         advice = "choose an env.python that exists; the image's own needs no other"
         return Refusal(message="there is no such Python", why=tail, next=advice)
+    if absent := _NOT_IN_CHANNEL.search(said):
+        package = next(filter(None, absent.groups()))
+        return Refusal(
+            message=f"{name}: no channel has a {package} that fits",
+            why=tail,
+            next=f"correct its version in {name}, or add the channel that has it, and repeat the command",
+        )
+    if _CONFLICT.search(said):
+        return Refusal(
+            message=f"{name}: its packages exclude each other",
+            why=tail,
+            next=f"loosen their versions in {name}, and repeat the command",
+        )
     if missing:
         return Refusal(
             message=f"{name}: there is no {missing[1]} for this Python",

@@ -1,48 +1,52 @@
 """What a project says that it needs: requirements.txt, pyproject.toml, uv.lock, environment.yml."""
 
 import codecs
-import difflib
+import dataclasses
+import functools
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 from awsddp.errors import ConfigError
+from awsddp.plan.conda import line_of, not_on_a_node, read_conda
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s+--hash[= ]\S+")
 _INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)[= ]*(\S.*)")
 _INDEX = re.compile(r"(-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--pre|--prefer-binary)\b")
-_PROJECT = re.compile(r"(-e|--editable)?[= ]*\.(\[[^\]]*\])?")
+_EDITABLE = re.compile(r"(-e|--editable)[= ]*(?=[a-z][a-z+]*://(?<!file://))")
+"""What is fetched by a URL is installed, not edited."""
+_PROJECT = re.compile(r"(?:-e|--editable)?[= ]*([\"']?)\./?(?:\[(?P<extras>[^\]]*)\])?\1")
 # https://packaging.python.org/en/latest/specifications/dependency-specifiers/
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[^]]*\])?\s*($|[;@(]|===?|~=|!=|<|>)|[a-z][a-z+]*://")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+CONDA_SUFFIXES = (".yml", ".yaml")
 IMAGE_PACKAGES = re.compile(r"torch|torchvision|torchaudio|triton|nvidia[-_].*|pytorch[-_]triton.*")
 """Names that the image's build of torch decides; nothing that a project asks for may replace them."""
-_CONDA_PATH = re.compile(r"\s*-\s+[\"']?(-[ecr]\b|--(editable|constraint|requirement)\b|\.)")
-CONDA_KEYS = ("name", "channels", "dependencies", "prefix", "variables", "platforms")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
     """Lines as pip reads them. `options` are the file's own words for pip, as ("--index-url", "https://...").
 
-    `conda` is the text of an environment.yml, which conda reads itself.
+    `conda` is an environment.yml, which conda reads itself, and `variables` those that it sets.
     """
 
     lines: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     conda: str = ""
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def read_requirements(file: Path) -> Requirements:
     """Return what `file` asks for; files that it includes are read too, and `${NAME}` is a variable of here.
-    A line for the project itself is left out: its folder is synced.
+    A line for the project itself stands for its dependencies: its folder is synced.
 
     Raises ConfigError for a file that is not there or holds what cannot be meant.
     """
@@ -50,15 +54,9 @@ def read_requirements(file: Path) -> Requirements:
         return Requirements(lines=tuple(_locked(_toml(file), file)))
     if file.suffix == ".toml":
         return Requirements(lines=_dependencies(_toml(file), file))
-    if file.suffix in (".yml", ".yaml"):
-        text = _text(file)
-        _check_conda(text, file)
-        return Requirements(conda=text)
-    lines: list[str] = []
-    constraints: list[str] = []
-    options: list[str] = []
-    _collect(file, lines, constraints, options, seen=())
-    return Requirements(lines=tuple(lines), constraints=tuple(constraints), options=tuple(options))
+    if file.suffix in CONDA_SUFFIXES:
+        return _conda(_text(file), file)
+    return _collected(_text(file), file, lambda number, _line: f"{file}, line {number}")
 
 
 def _text(file: Path) -> str:
@@ -80,23 +78,118 @@ def _toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"env.file: {file} is not valid TOML", str(error)) from error
 
 
+def _conda(text: str, file: Path) -> Requirements:
+    """Return what conda gets: its `pip` lines are read as those of a requirements file are."""
+    found = read_conda(text, file)
+    pip = _collected("\n".join(found.pip), file, lambda _number, line: line_of(line, text, file))
+    if pip.constraints:
+        raise ConfigError(
+            f"env.file: {file}: constraints below pip",
+            "conda gets this file alone",
+            'write the versions into the file, or use a requirements.txt and env.kind = "venv"',
+        )
+    options = [one for one in re.split(r" (?=-)", " ".join(pip.options)) if one]
+    for one in options:
+        name, _, folder = one.partition(" ")
+        if is_folder_here(name, folder):
+            raise not_on_a_node(one, str(file))
+    channels = tuple(_VARIABLE.sub(_value, one) for one in found.channels)
+    found = dataclasses.replace(found, channels=channels, pip=(*options, *pip.lines))
+    return Requirements(conda=found.text, variables=dict(found.variables))
+
+
+def _collected(text: str, file: Path, place: Callable[[int, str], str]) -> Requirements:
+    """Return what the text of a requirements file asks for; `place` names a line, by number and words."""
+    lines: list[str] = []
+    constraints: list[str] = []
+    options: list[str] = []
+    _collect(text, file, place, (lines, constraints, options), seen=(file.resolve(),))
+    return Requirements(lines=tuple(lines), constraints=tuple(constraints), options=tuple(options))
+
+
 def _collect(
-    file: Path, lines: list[str], constraints: list[str], options: list[str], *, seen: tuple[Path, ...]
+    text: str,
+    file: Path,
+    place: Callable[[int, str], str],
+    into: tuple[list[str], list[str], list[str]],
+    *,
+    seen: tuple[Path, ...],
 ) -> None:
-    if file.resolve() in seen:
-        return
-    seen = (*seen, file.resolve())
-    for number, raw in enumerate(_text(file).replace("\\\n", " ").splitlines(), 1):
+    """Add the requirements of a file, its constraints and its options, each to its list."""
+    lines, constraints, options = into
+    for number, raw in enumerate(text.replace("\\\n", " ").splitlines(), 1):
         line = _VARIABLE.sub(_value, _HASH.sub("", _COMMENT.sub("", raw)).strip())
-        if not line or _PROJECT.fullmatch(line):
+        if not line:
             continue
-        if match := _INCLUDE.fullmatch(line):
-            included = constraints if match[1] in ("-c", "--constraint") else lines
-            _collect(file.parent / match[2].strip(), included, constraints, options, seen=seen)
+        if project := _PROJECT.fullmatch(line):
+            extras = [one.strip() for one in (project["extras"] or "").split(",")]
+            lines += _of_project(file.parent / "pyproject.toml", extras)
+            continue
+        match = _INCLUDE.fullmatch(line)
+        if match and "://" in match[2]:
+            raise ConfigError(
+                f"env.file: {place(number, line)}: {line!r} is not fetched",
+                "requirements files are read on this machine",
+                "download it, and name the file",
+            )
+        if match:
+            other = file.parent / match[2].strip()
+            if other.resolve() not in seen:
+                first = constraints if match[1] in ("-c", "--constraint") else lines
+                named = functools.partial(_numbered, other)
+                _collect(
+                    _text(other),
+                    other,
+                    named,
+                    (first, constraints, options),
+                    seen=(*seen, other.resolve()),
+                )
         elif _INDEX.match(line):
-            options += re.split(r"[= ]+", line, maxsplit=1)
+            options += _option(line, file)
         else:
-            lines.append(_checked(line, f"{file}, line {number}"))
+            lines.append(_checked(_EDITABLE.sub("", line), place(number, line)))
+
+
+def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -> list[str]:
+    """Return the dependencies of the project itself, whose folder is synced; none where it names none."""
+    document = _toml(file) if file.is_file() else {}
+    wanted = [one for one in extras if one and one not in seen]
+    lines = [] if seen else _at(document, "project", "dependencies")
+    lines = [
+        *lines,
+        *(one for key in wanted for one in _at(document, "project", "optional-dependencies", key)),
+    ]
+    name = "".join(map(str, _at(document, "project", "name")))
+    own = re.compile(rf"{re.escape(name)}\s*\[([^\]]*)\]", re.IGNORECASE)
+    found: list[str] = []
+    for line in filter(lambda one: isinstance(one, str), lines):
+        if inner := own.fullmatch(line.strip()):  # dev = ["mine[test]"]
+            found += _of_project(file, [one.strip() for one in inner[1].split(",")], (*seen, *extras, "."))
+        else:
+            found.append(_checked(line, str(file)))
+    return list(dict.fromkeys(found))
+
+
+def _numbered(file: Path, number: int, _line: str) -> str:
+    return f"{file}, line {number}"
+
+
+def is_folder_here(option: str, place: str) -> bool:
+    """Tell whether an option of pip names a folder relative to this machine's, which no node has."""
+    return option in ("-f", "--find-links") and "://" not in place and not Path(place).is_absolute()
+
+
+def canonical(name: str) -> str:
+    """Return a package's name as pip compares it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _option(line: str, file: Path) -> list[str]:
+    """Return an option's words; a folder is relative to the file that names it."""
+    name, *value = re.split(r"[= ]+", line, maxsplit=1)
+    if value and is_folder_here(name, value[0]) and (file.parent / value[0]).is_dir():
+        value = [os.path.relpath(file.parent / value[0])]
+    return [name, *value]
 
 
 def _value(match: re.Match[str]) -> str:
@@ -106,14 +199,23 @@ def _value(match: re.Match[str]) -> str:
 
 def _checked(line: str, place: str) -> str:
     """Return a requirement. Raises ConfigError for what names a path of this machine, or is none."""
-    if line.startswith(("-", ".", "/")) or "file:" in line:
+    if line.startswith("--") or re.match(r"-[^e]", line):
         raise ConfigError(
-            f"env.file: {place}: {line!r} does not work on a node",
-            "a node gets names, versions and URLs; the synced folder holds the project itself",
-            "name a package, or put a wheel into a folder of env.find_links",
+            f"env.file: {place}: {line!r} is an option that is not passed on to the nodes' pip",
+            "options for indexes are, and -r, -c, -e",
+            "remove the line, or write the option into the nodes' pip.conf by env.setup",
+        )
+    if line.startswith(("-", ".", "/")) or "file:" in line:
+        raise not_on_a_node(line, place)
+    if line == "@EXPLICIT":
+        raise ConfigError(
+            f"env.file: {place}: this is a list of conda's, not a requirements file",
+            "conda list --explicit names packages of conda by URL",
+            "conda env export > environment.yml, then --env environment.yml -o env.kind=conda",
         )
     if not _REQUIREMENT.match(line):
         name, equals, version = line.partition("=")
+        version = version.partition("=")[0]  # conda list --export writes NAME=VERSION=BUILD
         raise ConfigError(
             f"env.file: {place}: {line!r} is not a requirement",
             "it is a name, and after it nothing, a version as in ==1.2, or @ and a URL",
@@ -190,33 +292,6 @@ def _is_folder(source: dict[str, Any]) -> bool:
 
 def _is_project(source: dict[str, Any]) -> bool:
     return "." in (source.get("editable"), source.get("virtual"), source.get("directory"))
-
-
-def _check_conda(text: str, file: Path) -> None:
-    """Refuse an environment.yml that conda would misread: conda ignores a key that it does not know."""
-    keys = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if "\t" in line[: len(line) - len(line.lstrip())]:
-            raise ConfigError(f"env.file: {file}, line {number}: a tab", "YAML is indented by spaces")
-        if _CONDA_PATH.match(line):
-            raise ConfigError(
-                f"env.file: {file}, line {number}: {line.strip()!r} does not work on a node",
-                "conda gets this file alone; the synced folder holds the project itself",
-                "remove the line; list here what the other file lists",
-            )
-        if not line.strip() or line[0] in " -#" or line in ("---", "..."):
-            continue
-        key, colon, _ = line.partition(":")
-        if not colon or key not in CONDA_KEYS:
-            near = difflib.get_close_matches(key.strip(), CONDA_KEYS, 1)
-            raise ConfigError(
-                f"env.file: {file}, line {number}: {key.strip()!r} is no key of an environment.yml",
-                f"its keys: {', '.join(CONDA_KEYS)}",
-                f"did you mean {near[0]!r}?" if near else "",
-            )
-        keys.append(key)
-    if "dependencies" not in keys:
-        raise ConfigError(f"env.file: {file} has no dependencies", "nothing would be installed")
 
 
 def source_folders(project: Path) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from awsddp.cluster import ACTIVE, Cluster, Job, Node, Prepared, Target, unfetch
 from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs import protocol, results
 from awsddp.nodes.failures import NodesFailed
-from awsddp.parallel import each
+from awsddp.parallel import each, soon
 from awsddp.report import node_name
 from awsddp.spec import seconds
 from awsddp.state import Record, write_private
@@ -36,6 +37,8 @@ REACH_S = 20.0
 """How long connecting to a node may take before the others are asked without it."""
 FETCH_S = 600.0
 """How long another client of this machine may take to fetch the same results."""
+FRESH_S = 2.0
+"""How old the nodes' tags may be that are written back, if no client of this machine has held them since."""
 # Terminated instances are listed for about as long: until then one that is not listed is not listed yet.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 LISTED = timedelta(hours=1)
@@ -461,9 +464,12 @@ class ClusterHandle:
                 raise
 
     def _fetch(self, job: Job, folder: Path) -> "dict[int, Fetched]":
+        from awsddp.aws.poweroff import release, unfetched_of
         from awsddp.nodes.sync import pull
 
-        nodes = holders(self.fleet, job)
+        nodes, began = holders(self.fleet, job), time.monotonic()
+        held = [node for node in self.nodes if node.node in nodes]
+        tagged = soon(unfetched_of, self.aws, held) if job.state not in ACTIVE else None
         selected = select(self.ctx, self.fleet, job, nodes, folder)
         job = replace(job, missing=tuple(sorted({*job.missing, *(one.node for one in selected.owed)})))
         fetched = pull(
@@ -478,8 +484,11 @@ class ClusterHandle:
         draw_loss(folder)
         if selected.owed:
             raise unfetched(job, selected)
-        if job.state not in ACTIVE:
-            self.release([node for node in self.nodes if node.node in nodes], job.job)
+        if tagged is not None:
+            with self._tags() as free_s:
+                # A file's time is up to 10 ms late.
+                fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
+                release(self.aws, held, job.job, tagged=tagged.result() if fresh else None)
         return fetched
 
     def keep(self, nodes: Sequence[Node], job: str) -> None:
@@ -496,7 +505,7 @@ class ClusterHandle:
         with self._tags():
             release(self.aws, nodes, job)
 
-    def _tags(self) -> AbstractContextManager[None]:
+    def _tags(self) -> AbstractContextManager[float]:
         """Hold the tags that name jobs, which are read, changed and written back, against other clients."""
         return self.ctx.folder.lock("train", part="tags", wait_s=FETCH_S)
 

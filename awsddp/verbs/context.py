@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,10 +77,11 @@ def check_account(ctx: Context, aws: "Aws", record: Record) -> None:
         )
 
 
-def facts_of(aws: "Aws", spec: ClusterSpec, target: Target) -> "Facts":
+def facts_of(aws: "Aws", spec: ClusterSpec, target: Target, record: Record | None = None) -> "Facts":
     """Read what a plan for `spec` needs, and check that the user's own login key matches the one in EC2.
 
-    Raises ConfigError, CloudError.
+    What is launched for the cluster of `record` gets its owner, whoever logs in. Raises ConfigError,
+    CloudError.
     """
     from awsddp.aws.facts import gather
 
@@ -89,7 +90,7 @@ def facts_of(aws: "Aws", spec: ClusterSpec, target: Target) -> "Facts":
         from awsddp.nodes.connection import check_own_key
 
         check_own_key(own_key_file(spec), name=spec.access.key, public=facts.public_key)
-    return facts
+    return replace(facts, owner=owner_of(aws, record))
 
 
 def own_key_file(spec: ClusterSpec) -> Path:

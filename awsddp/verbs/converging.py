@@ -53,13 +53,8 @@ def own_or_empty(cluster: ClusterHandle) -> Cluster:
 
 
 def plan_of(cluster: ClusterHandle, change: Convergence) -> LaunchPlan:
-    """Return the plan that launches what is missing, with all the steps. Raises as `make_plan` does.
-
-    New nodes beside others belong to the same owner, whoever adds them.
-    """
-    facts = facts_of(cluster.aws, change.spec, cluster.target)
-    if change.nodes:
-        facts = replace(facts, owner=cluster.record.owner)
+    """Return the plan that launches what is missing, with all the steps. Raises as `make_plan` does."""
+    facts = facts_of(cluster.aws, change.spec, cluster.target, cluster.record)
     plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone)
     warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
     return replace(plan, exists=True, steps=change.steps, warnings=warnings)

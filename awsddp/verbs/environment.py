@@ -11,8 +11,11 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 
 
-def check_environment(ctx: Context, *, internet: bool = True) -> None:
-    """Refuse an invalid environment before anything costs money. Raises ConfigError."""
+def check_environment(ctx: Context, *, internet: bool | None = None) -> None:
+    """Refuse an invalid environment before anything costs money; `internet` is that of the nodes, if known.
+
+    Raises ConfigError.
+    """
     make_environment_plan(ctx.job.env, internet=internet, driver=None)
 
 
@@ -67,8 +70,9 @@ def ensure_environment(cluster: ClusterHandle, *, send_files: Callable[[], objec
 
 
 def _with_variables(job: JobSpec, plan: EnvironmentPlan, record: Record) -> JobSpec:
-    """Return the job whose ranks reach the internet as their packages did; the user's own variables win."""
-    variables = dict(plan.environ)
+    """Return the job whose ranks reach the internet as their packages did, and get the variables of an
+    environment.yml; the user's own win."""
+    variables = {**plan.environ, **plan.variables}
     if plan.ca:
         bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"
         variables |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), bundle)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from awsddp.cluster import Cause, Job
 from awsddp.errors import AwsddpError
-from awsddp.plan.requirements import read_requirements, source_folders
+from awsddp.plan.requirements import CONDA_SUFFIXES, canonical, read_requirements, source_folders
 from awsddp.spec import overlaid_environment
 from awsddp.verbs.context import Context
 from awsddp.verbs.sync import found_here
@@ -28,7 +28,8 @@ _PACKAGES = {
 }
 """Packages of which the module has another name."""
 _MODULE = re.compile(r"\w[\w.]*")
-_NAMED = re.compile(r"^\s*-?\s*([A-Za-z0-9][\w.-]*)", re.MULTILINE)
+_INSTALLED = re.compile(r'^\s*File ".*/site-packages/(\w+)', re.MULTILINE)
+_NAMED = re.compile(r"^\s*-?\s*\"?(?:[^\s:\"]+::)?([A-Za-z0-9][\w.-]*)", re.MULTILINE)
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
 _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
@@ -62,6 +63,12 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
             return cause
         advice = _again(ctx, job, "--env-var", f"PYTHONPATH={folder}")
         return _told(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
+    if module != top:  # Python names the whole path only where the package itself was found
+        importers = _INSTALLED.findall("\n".join(cause.tail))
+        why = f"What imports it was written for another version of {top}"
+        return _told(
+            cause, why, f"set another version of {importers[-1] if importers else top} with --env FILE"
+        )
     return _of_package(ctx, job, cause, _PACKAGES.get(top, top))
 
 
@@ -69,18 +76,28 @@ def _of_package(ctx: Context, job: Job, cause: Cause, package: str) -> Cause:
     """Say which requirements file names a package, or exists without being requested."""
     record, project = ctx.folder.read(), Path(ctx.job.sync.workdir)
     asked = overlaid_environment(ctx.job, record.asked if record else {}).env.file
-    if asked and _canonical(package) in _names(Path(asked).expanduser()):
+    if asked and canonical(package) in _names(Path(asked).expanduser()):
         return cause
     there = {file: _names(project / file) for file in _FILES if (project / file).is_file()}
-    naming = [file for file, names in there.items() if _canonical(package) in names]
+    naming = [file for file, names in there.items() if canonical(package) in names]
     if not asked and there:
         file = (naming or list(there))[0]
         what = f"names {package}" if naming else "exists"
         here = (project / file).as_posix()
-        return _told(cause, f"{file} {what}, but --env does not name it", _again(ctx, job, "--env", here))
+        return _told(cause, f"{file} {what}, but --env does not name it", _again(ctx, job, *_naming(here)))
     file = asked or "requirements.txt"
     why = f"{asked} does not name {package}" if asked else "no requirements file is there"
-    return _told(cause, why, f"echo {package} >> {file}   # then: {_again(ctx, job, '--env', file)}")
+    again = _again(ctx, job, *_naming(file))
+    if Path(file).name == "uv.lock":
+        return _told(cause, why, f"uv add {package}   # then: {again}")
+    if Path(file).suffix in (".toml", *CONDA_SUFFIXES):
+        return _told(cause, why, f"add {package} to the dependencies of {file}, then: {again}")
+    return _told(cause, why, f"echo {package} >> {file}   # then: {again}")
+
+
+def _naming(file: str) -> list[str]:
+    """Return the options that request a file."""
+    return ["--env", file, *(["-o", "env.kind=conda"] if Path(file).suffix in CONDA_SUFFIXES else [])]
 
 
 def _of_file(ctx: Context, job: Job, cause: Cause) -> Cause:
@@ -151,9 +168,5 @@ def _names(file: Path) -> set[str]:
     """Return the packages that a requirements file names, as an index spells them; none where it has none."""
     with contextlib.suppress(AwsddpError):
         asked = read_requirements(file)
-        return {_canonical(name) for text in (*asked.lines, asked.conda) for name in _NAMED.findall(text)}
+        return {canonical(name) for text in (*asked.lines, asked.conda) for name in _NAMED.findall(text)}
     return set()
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -293,11 +293,13 @@ def _form(
         size = GPU_BYTES if is_real else CPU_BYTES
         formed.append(health.Group(ranks=ranks, at={one.rank: "" for one in ranks}, whys={}, bytes=size))
         port = cluster.ctx.job.job.master_port
-        slots = ask(cluster.fleet, {node: protocol.slots_request(port) for node in nodes})
+        first = nodes[0]
+        questions = {node: protocol.slots_request(port, is_first=node == first) for node in nodes}
+        slots = ask(cluster.fleet, questions)
         rendezvous = Rendezvous(
             job="doctor",
-            master_addr=_address(probes.nodes[nodes[0]]),
-            master_port=protocol.choose_port(slots, first=nodes[0], master_port=port),
+            master_addr=_address(probes.nodes[first]),
+            master_port=protocol.choose_port(slots, first=first, master_port=port),
         )
         for node in nodes:
             asked = {

@@ -54,7 +54,7 @@ def _plan_in(cluster: ClusterHandle, region: str, facts: Facts) -> LaunchPlan | 
         zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
         spec = replace(ctx.spec, capacity=replace(capacity, zones=zones))
         target = replace(cluster.target, region=region)
-        return make_plan(spec, facts_of(aws_of(ctx, target, login=cluster.aws), spec, target))
+        return make_plan(spec, facts_of(aws_of(ctx, target, login=cluster.aws), spec, target, cluster.known))
     except AwsddpError as error:
         return error
 

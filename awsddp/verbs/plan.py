@@ -10,6 +10,7 @@ from awsddp.plan import offers as offered
 from awsddp.spec import settings
 from awsddp.verbs.context import Context, aws_of, facts_of, target_for
 from awsddp.verbs.converging import changes, plan_of
+from awsddp.verbs.environment import check_environment
 from awsddp.verbs.launching import plan_everywhere
 from awsddp.verbs.up import as_before, read, to_reconcile
 
@@ -17,10 +18,12 @@ from awsddp.verbs.up import as_before, read, to_reconcile
 def plan(ctx: Context) -> LaunchPlan:
     """Return the plan that `up` would carry out now; for a cluster that exists, with the steps to it.
 
-    Raises ConfigError for an invalid spec, CloudError where AWS does not answer or refuses.
+    Raises ConfigError for an invalid spec or environment, CloudError where AWS does not answer or refuses.
     """
     with target_for(ctx) as target:
-        facts, cluster = read(as_before(ctx), target)
+        ctx = as_before(ctx)
+        facts, cluster = read(ctx, target)
+        check_environment(ctx, internet=facts.image.has_internet)
         if not to_reconcile(cluster):
             return plan_everywhere(cluster, facts)
         now = datetime.now(UTC).replace(microsecond=0)

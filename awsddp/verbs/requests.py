@@ -1,12 +1,13 @@
 """Requests to the programs on the nodes, over their connections, and the checked answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import take
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol
+from awsddp.jobs.supervisor.wire import MAGIC
 from awsddp.nodes.failures import split
 
 if TYPE_CHECKING:
@@ -36,15 +37,26 @@ def answers_of(
     fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float = ANSWER_S
 ) -> dict[int, Answer | AwsddpError]:
     """Send each node its request and return its answer, or the error that came instead."""
+    turns = {node: [request] for node, request in requests.items()}
+    return {node: one for node, (one,) in answers_in_turn(fleet, turns, timeout_s=timeout_s).items()}
+
+
+def answers_in_turn(
+    fleet: "Fleet", requests: Mapping[int, Sequence[Mapping[str, Any]]], *, timeout_s: float = ANSWER_S
+) -> dict[int, list[Answer | AwsddpError]]:
+    """Send each node its requests, which it serves one after the other, in one round trip.
+
+    A request that fails does not keep a node from serving the next one.
+    """
     output = {node: bytearray() for node in requests}
 
     def on_data(node: int, data: bytes) -> bool:
         take(output[node], data, node=node)
-        return protocol.is_whole(output[node])
+        return protocol.is_whole(output[node], count=len(requests[node]))
 
-    messages = {node: protocol.message(request) for node, request in requests.items()}
+    messages = {node: b"".join(map(protocol.message, several)) for node, several in requests.items()}
     ends = fleet.request(protocol.program(), messages, on_data, timeout_s=timeout_s)
-    return {node: _answer(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
+    return {node: _answers(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
 
 
 def answers_beside(
@@ -60,6 +72,16 @@ def answers_beside(
     commands = {node: (argv, program + protocol.message(request)) for node, request in requests.items()}
     ends = fleet.stream(commands, on_data, silent_after_s=None, timeout_s=timeout_s)
     return {node: _answer(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
+
+
+def _answers(
+    node: int, requests: Sequence[Mapping[str, Any]], output: bytes, end: "Result | NodeError"
+) -> list[Answer | AwsddpError]:
+    """Return the answers in what a node said, in the order of `requests`."""
+    _, *parts = output.split(MAGIC, len(requests))
+    rest = b"" if parts else output
+    parts = [MAGIC + part for part in parts] + [rest] * (len(requests) - len(parts))
+    return [_answer(node, one, part, end) for one, part in zip(requests, parts, strict=True)]
 
 
 def _answer(

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.environment import ensure_environment
 from awsddp.verbs.health import preflight
-from awsddp.verbs.requests import ANSWER_S, answering, ask
+from awsddp.verbs.requests import ANSWER_S, Answer, answering, answers_in_turn, ask, whole
 from awsddp.verbs.results import results_dir
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ def start(
                 with checkpoint.staged() as staged:
                     sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))
             ask(cluster.fleet, requests)
+        if (first := min(cluster.fleet.nodes)) not in requests:  # a launch there would have ended the claim
+            with contextlib.suppress(AwsddpError):
+                ask(cluster.fleet, {first: protocol.unclaim_request()})
     folder.note("train", job=name, world_size=len(ranks), home=str(results_dir(ctx, name).absolute()))
     job = Job(
         job=name,
@@ -103,15 +107,17 @@ def _requests(
 ) -> dict[int, dict[str, Any]]:
     """Return the launch requests by node, once the nodes have said that nothing is in the way.
 
-    The claim, on the cluster's first node, holds until that node launches or the connection ends.
+    The claim, on the cluster's first node, holds until that node launches, or is told that another one did.
     """
     ctx = cluster.ctx
     fleet, port = cluster.fleet, ctx.job.job.master_port
     commit = soon(commit_of, Path(ctx.job.sync.workdir), results=ctx.job.job.results)
-    claim(fleet, [min(fleet.nodes)], verb="train")
     used = sorted({rank.node for rank in ranks})
     gpus = gpus_of(ctx.job.job.on) if ctx.job.job.on else {}
-    answers = ask(fleet, {node: protocol.slots_request(port, gpus.get(node, ())) for node in used})
+    questions = {
+        node: protocol.slots_request(port, gpus.get(node, ()), is_first=node == used[0]) for node in used
+    }
+    answers = _claimed(fleet, questions)
     after, job = _after(ctx.job.job.after, answers), _free_name(cluster, answers)
     folder = work_folder(ctx.job.job, job)
     send_files = partial(sync.send, ctx, fleet, listing, folder=folder, nodes=set(used))
@@ -130,14 +136,36 @@ def _requests(
     return requests
 
 
+def _claimed(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict[int, Answer]:
+    """Return the answers to `requests`, given while no other client could launch. Raises InUse.
+
+    The claim and they share a round trip. Where another client has held the claim meanwhile, or a job runs,
+    of which some nodes may not know yet, the nodes are asked again.
+    """
+    first, began = min(fleet.nodes), time.monotonic()
+    turns: dict[int, list[Mapping[str, Any]]] = {node: [request] for node, request in requests.items()}
+    turns[first] = [_claim_request("train", wait_s=0), *turns.get(first, [])]
+    told = answers_in_turn(fleet, turns)
+    claimed, answers = told[first][0], {node: told[node][-1] for node in requests}
+    is_mine = isinstance(claimed, dict) and claimed["free_s"] >= time.monotonic() - began
+    if is_mine and not any(any(one["jobs"].values()) for one in answers.values() if isinstance(one, dict)):
+        return whole(answers)
+    claim(fleet, [first], verb="train")
+    return ask(fleet, requests)
+
+
 def claim(fleet: "Fleet", nodes: Iterable[int], *, verb: str) -> None:
     """Wait for the right to launch on nodes; each holds it until it launches or the connection ends.
 
     Launches of a client that is gone end first. Raises InUse.
     """
-    owner = f"`awsddp {verb}` on {socket.gethostname()}, process {os.getpid()}"
-    request = protocol.claim_request(owner, wait_s=CLAIM_S)
+    request = _claim_request(verb, wait_s=CLAIM_S)
     ask(fleet, dict.fromkeys(nodes, request), timeout_s=CLAIM_S + ANSWER_S)
+
+
+def _claim_request(verb: str, *, wait_s: float) -> dict[str, Any]:
+    owner = f"`awsddp {verb}` on {socket.gethostname()}, process {os.getpid()}"
+    return protocol.claim_request(owner, wait_s=wait_s)
 
 
 def _launch(

@@ -77,7 +77,7 @@ def read(ctx: Context, target: Target) -> tuple[Facts, ClusterHandle]:
         clusters = find_clusters(aws, ctx.spec.name, owner)
         return ClusterHandle.of(ctx, aws, replace(target, region=aws.region), record, clusters)
 
-    return both(lambda: facts_of(aws, ctx.spec, target), look)
+    return both(lambda: facts_of(aws, ctx.spec, target, record), look)
 
 
 def to_reconcile(cluster: ClusterHandle) -> bool:

@@ -18,12 +18,12 @@ Row = dict[str, Any]
 
 
 @contextlib.contextmanager
-def cluster(nodes: int, scripts: dict[str, str]) -> Iterator[Rehearsal]:
-    """Yield a local cluster of so many nodes, and a project that holds `scripts`."""
+def cluster(nodes: int, scripts: dict[str, str], *options: str) -> Iterator[Rehearsal]:
+    """Yield a local cluster of so many nodes, made with `options`, and a project that holds `scripts`."""
     with rehearsal() as lab:
         for name, text in scripts.items():
             (lab.project / name).write_text(text)
-        lab.run("up", "--local", "--nodes", str(nodes), "-y")
+        lab.run("up", "--local", "--nodes", str(nodes), "-y", *options)
         yield lab
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.campaigns.doctor [--nodes N] [--way WAY] [--seed N] [--runs N] [--state FILE]
 
-Needs root: N nodes of the local cloud. Each way has its turn, or only `--way`; the node is drawn.
+Needs root: N nodes of the local cloud, one rank each: they share the CPUs of this machine, and doctor starts
+a rank for each GPU. Each way has its turn, or only `--way`; the node is drawn.
 """
 
 import json
@@ -64,7 +65,7 @@ def main() -> int:
     parser.add_argument("--way", choices=possible())
     asked = parser.parse_args()
     ways = [asked.way] if asked.way else possible()
-    with cluster(asked.nodes, {}) as lab:
+    with cluster(asked.nodes, {}, "--instance-type", "g6.xlarge") as lab:
         return campaign(
             asked, lambda number, dice: run(lab, ways[number % len(ways)], dice.randrange(asked.nodes))
         )

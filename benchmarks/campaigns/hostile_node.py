@@ -481,6 +481,7 @@ def _faked(drawn: Drawn) -> Iterator[None]:
     with (
         mock.patch.object(rsync, "transfer", transfer),
         mock.patch("awsddp.aws.poweroff.release"),
+        mock.patch("awsddp.aws.poweroff.unfetched_of"),
         mock.patch("awsddp.aws.clusters.describe", return_value=[]),
         mock.patch("awsddp.verbs.watching.BEYOND_S", -5.0),
         mock.patch("awsddp.verbs.watching.time.sleep"),

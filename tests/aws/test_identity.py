@@ -43,6 +43,19 @@ def test_a_cluster_that_grows_under_another_login_keeps_its_owner(
     assert len(end(laptop)[0]["terminated"]) == 3
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_what_replaces_lost_nodes_under_another_login_has_the_owner_of_the_cluster(
+    on: On, aws: Aws, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    laptop = on("laptop")
+    before = laptop.first()
+    aws.call("TerminateInstances", {"InstanceIds": [node.instance_id for node in before.nodes[:lost]]})
+    log_in_otherwise(aws, monkeypatch)
+    assert len(laptop.up()["nodes"]) == 2
+    found = describe(aws, tagged("awsddp:id", before.id))
+    assert {tags_of(item)["awsddp:owner"] for item in found} == {before.owner}
+
+
 def test_another_account_is_named_and_nothing_is_forgotten(on: On, aws: Aws) -> None:
     laptop = on("laptop")
     laptop.first()

@@ -5,7 +5,7 @@ from moto_cloud import Cloud, Launcher, plan_for
 
 from awsddp.aws.clusters import find_cluster
 from awsddp.aws.power import stop
-from awsddp.aws.poweroff import keep_on_poweroff, release
+from awsddp.aws.poweroff import keep_on_poweroff, release, unfetched_of
 from awsddp.aws.session import Aws
 from awsddp.cluster import Node
 from awsddp.errors import CloudError
@@ -51,6 +51,24 @@ def test_nodes_that_aws_does_not_list_everywhere_yet_are_kept_and_tagged(
         cloud.fail(operation, "InvalidInstanceID.NotFound")
     keep_on_poweroff(aws, nodes, "train-1", clock=launcher.clock)
     assert state(aws) == {("stop", ("train-1",))}
+
+
+def test_tags_that_were_just_read_are_not_read_again_and_go_after_the_stop(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    nodes = launcher(plan_for(aws))
+    for job in ("train-1", "train-2"):
+        keep_on_poweroff(aws, nodes, job)
+    tagged = unfetched_of(aws, nodes)
+    assert list(tagged.values()) == [["train-1", "train-2"]] * len(nodes)
+    cloud.requests.clear()
+    release(aws, nodes, "train-1", tagged=tagged)
+    assert [name for name, _ in cloud.requests] == ["CreateTags"]
+    cloud.requests.clear()
+    release(aws, nodes, "train-2", tagged={key: ["train-2"] for key in tagged})
+    changes = ["ModifyInstanceAttribute"] * len(nodes)
+    assert [name for name, _ in cloud.requests] == [*changes, "DeleteTags"]
+    assert state(aws) == {("terminate", ())}
 
 
 def test_release_passes_over_nodes_that_are_gone(aws: Aws, launcher: Launcher) -> None:

@@ -11,15 +11,22 @@ from awsddp.cli.failures import run
 from awsddp.cli.main import cli
 
 
-@pytest.mark.parametrize("option", [None, "-y"])
+@pytest.mark.parametrize(
+    ("option", "env"),
+    [
+        (None, {"file": "needs.txt"}),
+        (None, {"kind": "conda", "file": "environment.yml"}),
+        ("-y", {"file": "needs.txt"}),
+    ],
+)
 def test_questions_are_asked_at_a_terminal_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str | None, env: dict[str, str]
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["awsddp", "init", *([option] if option else [])])
     master, slave = pty.openpty()
-    os.write(master, b"\n4\n\n25\n\nneeds.txt\n")
+    os.write(master, f"\n4\n\n25\n\n{env['file']}\n".encode())
     with os.fdopen(slave) as typed, os.fdopen(os.dup(slave), "w") as shown:
         monkeypatch.setattr("sys.stdin", typed)
         monkeypatch.setattr("sys.stderr", shown)
@@ -30,4 +37,4 @@ def test_questions_are_asked_at_a_terminal_only(
         assert not any(written.values())
         return
     assert written["cluster"] == {"nodes": 4, "instance_type": "g6.xlarge", "budget_usd": 25.0}
-    assert (written["job"], written["env"]) == ({"script": "train.py"}, {"file": "needs.txt"})
+    assert (written["job"], written["env"]) == ({"script": "train.py"}, env)

@@ -1,8 +1,10 @@
 """A project of somebody's own on two local nodes: from a clone to its model at home, with a secret."""
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from tests.cli.conftest import Lab
 from tests.jobs.conftest import all_processes, until
 from tests.jobs.test_secrets import holding
-from tests.nodes.wheels import wheel
+from tests.nodes.wheels import installed_wheel, wheel
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
@@ -18,7 +20,7 @@ PYPROJECT = '[build-system]\nrequires = ["setuptools"]\n\n[project]\nname = "myp
 TRAIN = """
 import json, os, sys, time
 import settings, shapes
-from progress import bar
+from tqdm import tqdm, __version__
 import torch
 import torch.distributed as dist
 from mypkg.model import make
@@ -29,7 +31,8 @@ rank = dist.get_rank()
 model = torch.nn.parallel.DistributedDataParallel(make(CONFIG["width"]))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 points = torch.tensor([float(text) for text in open("data/points.txt")]).reshape(-1, CONFIG["width"])
-for epoch in bar(range(CONFIG["epochs"])):
+for epoch in tqdm(range(CONFIG["epochs"])):
+    time.sleep(0.2)
     loss = model(points).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -37,27 +40,20 @@ for epoch in bar(range(CONFIG["epochs"])):
     if rank == 0:
         os.makedirs("checkpoints", exist_ok=True)
         torch.save(model.module.state_dict(), f"checkpoints/{epoch}.pt")
-versions = bar.VERSION, settings.VERSION, shapes.VERSION
+versions = __version__, settings.VERSION, shapes.VERSION
 print("trained with", *versions, "and a token of", len(os.environ.get("OWN_TOKEN", "")))
 while not os.path.exists(os.path.expanduser(f"~/searched-{sys.argv[1]}")):
     time.sleep(0.1)
 dist.destroy_process_group()
 """
-# As tqdm writes: to stderr, each state over the last one, a newline at the end only.
-BAR = """
-import sys, time
-def bar(steps):
-    def show(done):
-        print(f"\\r{done / len(steps):4.0%}|{'█' * done}", end="", file=sys.stderr, flush=True)
-    for done, step in enumerate(steps):
-        show(done)
-        yield step
-        time.sleep(0.2)
-    show(len(steps))
-    print(file=sys.stderr)
-bar.VERSION = VERSION
-"""
-TRAINED = "trained with 1.0 1.0 1.0 and a token of 36"
+# The bar of tqdm itself, as it writes where there is no terminal: each state over the last one.
+BAR = re.compile(
+    r"\r  0%\|          \| 0/3 \[[^\r]*"
+    r"\r 33%\|███▎      \| 1/3 \[[^\r]*"
+    r"\r 67%\|██████▋   \| 2/3 \[[^\r]*"
+    r"(\r100%\|██████████\| 3/3 \[[^\r\n]*)+\n"
+)
+TRAINED = f"trained with {metadata.version('tqdm')} 1.0 1.0 and a token of 36"
 # The text to search for comes on stdin: the search itself must not be found. Then the ranks may end.
 SEARCH = "sudo grep -rlsF -f - /home /root /etc /opt /run /srv /tmp /usr/local /var; touch ~/searched-{}"
 
@@ -67,11 +63,12 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made = Lab(tmp_path)
     made.environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
     made.environ |= {"PIP_FIND_LINKS": str(tmp_path / "index")}
-    for name, text in {"progress": BAR, "settings": "", "shapes": ""}.items():
-        wheel(tmp_path / "index", name, text=text)
+    installed_wheel(tmp_path / "index", "tqdm")
+    for name in ("settings", "shapes"):
+        wheel(tmp_path / "index", name)
     for path, text in {
         "pyproject.toml": PYPROJECT,
-        "requirements.txt": "progress\nsettings>=1\nshapes\n",
+        "requirements.txt": "tqdm>=4.66\nsettings>=1\nshapes\n",
         ".gitignore": "data/\ncheckpoints/\nruns/\n",
         "configs/small.json": '{"width": 8, "epochs": 3}',
         "src/mypkg/__init__.py": "",
@@ -107,8 +104,8 @@ def test_from_a_clone_to_the_model_at_home_without_a_stumble(lab: Lab) -> None:
         assert (running.returncode, found) == (0, []), err.decode()
         assert token.encode() not in out + err
         for rank in (0, 1):
-            assert f"[rank {rank} @ node{rank}] 100%|███\n" in out.decode()
-            assert "\r  0%|\r 33%|█\r 67%|██\r100%|███\n" in (logs / f"rank{rank}.log").read_bytes().decode()
+            assert f"[rank {rank} @ node{rank}] 100%|██████████| 3/3 [" in out.decode()
+            assert BAR.search((logs / f"rank{rank}.log").read_bytes().decode())
         assert b"\r" not in out
         # `up` has installed, and the second run has nothing to send.
         assert b"installing" not in err and (launcher == "ssh" or b"sending" not in err)

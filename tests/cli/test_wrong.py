@@ -71,6 +71,14 @@ def test_an_unknown_key_in_the_file_is_named_with_the_nearest(lab: Lab) -> None:
     assert "did you mean 'instance_type'?" in said
 
 
+def test_a_requirement_that_is_none_is_refused_by_plan_as_by_up(records: Lab) -> None:
+    (records.project / "requirements.txt").write_text("tqdm\nnumpy=1.26\n")
+    for words in (("plan",), ("up", "-y")):
+        said = refused(records, *words, "--local", "--env", "requirements.txt", code=3)
+        assert "requirements.txt, line 2: 'numpy=1.26' is not a requirement" in said
+    assert not any((records.home / "clusters").glob("*/key"))
+
+
 def test_an_endpoint_that_is_down_is_named(lab: Lab) -> None:
     lab.environ |= {
         "AWS_ACCESS_KEY_ID": "x",

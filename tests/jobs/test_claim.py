@@ -1,6 +1,7 @@
 """One job a node, one client at a time: what a node says to the second one."""
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,19 +42,41 @@ def test_second_client_waits_for_the_claim_and_is_told_who_holds_it(fleet: "Flee
     first = protocol.claim_request("ann on laptop", wait_s=0)
     holder = fleet.start(0, first, close=False)
     assert holder.stdout is not None
-    while not holder.stdout.readline().endswith(b'{"claimed": true}\n'):
+    while b'"claimed": true' not in holder.stdout.readline():
         pass
     with pytest.raises(InUse, match="another client is starting a job") as refused:
         fleet.ask(0, protocol.claim_request("bob", wait_s=0.2))
     assert refused.value.why == "held by ann on laptop"
     holder.kill()
     holder.communicate()
-    assert fleet.ask(0, protocol.claim_request("bob", wait_s=0)) == {"claimed": True}
+    assert fleet.ask(0, protocol.claim_request("bob", wait_s=0))["claimed"]
+
+
+def test_claim_tells_for_how_long_no_other_client_has_held_it(fleet: "Fleet") -> None:
+    request = protocol.claim_request("ann", wait_s=0)
+    assert fleet.ask(0, request)["free_s"] > 1e9
+    began = time.time()
+    holder = fleet.start(0, protocol.claim_request("bob", wait_s=0), close=False)
+    assert holder.stdout is not None
+    while b'"claimed": true' not in holder.stdout.readline():
+        pass
+    time.sleep(1.0)
+    holder.communicate(b"")
+    assert 0.0 <= fleet.ask(0, request)["free_s"] < time.time() - began - 1.0
+
+
+def test_claim_that_is_given_back_is_free_while_its_client_stays_connected(fleet: "Fleet") -> None:
+    requests = protocol.claim_request("ann", wait_s=0), protocol.unclaim_request()
+    holder = fleet.start(0, *requests, close=False)
+    assert fleet.ask(0, protocol.claim_request("bob", wait_s=5))["claimed"]
+    assert holder.poll() is None
+    holder.kill()
+    holder.communicate()
 
 
 def test_claim_of_a_client_that_vanished_ends_by_itself_and_a_launch_ends_its_own(fleet: "Fleet") -> None:
     holder = fleet.start(0, {**protocol.claim_request("ann", wait_s=0), "lease_s": 1}, close=False)
-    assert fleet.ask(0, protocol.claim_request("bob", wait_s=10)) == {"claimed": True}
+    assert fleet.ask(0, protocol.claim_request("bob", wait_s=10))["claimed"]
     assert holder.poll() is None
     holder.kill()
     holder.communicate()
@@ -62,7 +85,7 @@ def test_claim_of_a_client_that_vanished_ends_by_itself_and_a_launch_ends_its_ow
     fleet.jobs.append("job")
     holder = fleet.start(0, protocol.claim_request("ann", wait_s=0), requests[0], close=False)
     until((fleet.folder(0) / "state.json").exists)
-    assert fleet.ask(0, protocol.claim_request("bob", wait_s=5)) == {"claimed": True}
+    assert fleet.ask(0, protocol.claim_request("bob", wait_s=5))["claimed"]
     assert holder.poll() is None
     holder.kill()
     holder.communicate()

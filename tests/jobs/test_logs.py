@@ -282,7 +282,8 @@ def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
 
 
 def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> None:
-    fleet.launch("print('up', flush=True)\nimport time\ntime.sleep(600)\n")
+    """One that is killed with something unread resets its connection, which the network may have done."""
+    fleet.launch("print('up', flush=True)\nimport time\ntime.sleep(600)\n", heartbeat_timeout="5s")
     from tests.jobs.conftest import until
 
     until(fleet.up)

@@ -1,7 +1,9 @@
 """The endpoint as any EC2 client sees it; no host boots here."""
 
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
@@ -72,6 +74,26 @@ def test_only_the_credentials_open_it(records: Cloud) -> None:
     assert refusal(records.client("ec2", **unknown).describe_regions) == "AuthFailure"
     assert refusal(records.client("sts", **wrong).get_caller_identity) == "SignatureDoesNotMatch"
     assert refusal(records.client("sts", **unknown).get_caller_identity) == "InvalidClientTokenId"
+
+
+def test_a_connection_answers_one_request_after_the_other_until_the_client_closes_it(records: Cloud) -> None:
+    line = HTTPConnection(urlsplit(records.info.endpoint).netloc, timeout=20)
+    for path, body in (("/", "Action=DescribeVpcs"), ("/_awsddp/", "{}" * 50_000), ("/", ""), ("/x", "y")):
+        line.request("POST", path, body=body)
+        reply = line.getresponse()
+        assert reply.status == 403
+        assert reply.read()
+        assert line.sock is not None
+    line.request("POST", "/", body="Action=DescribeVpcs", headers={"Connection": "close"})
+    assert line.getresponse().read()
+    assert line.sock is None
+
+
+def test_a_request_whose_length_is_not_known_ends_its_connection(records: Cloud) -> None:
+    line = HTTPConnection(urlsplit(records.info.endpoint).netloc, timeout=20)
+    line.request("POST", "/", body=iter([b"Action=", b"DescribeVpcs"]), encode_chunked=True)
+    assert line.getresponse().read()
+    assert line.sock is None
 
 
 def test_another_user_is_another_owner(records: Cloud) -> None:

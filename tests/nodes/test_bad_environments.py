@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import NodeError
-from awsddp.plan.environment import EnvironmentPlan
+from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
+from awsddp.spec import EnvSection
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.test_environments import PLAN, imported, index, made, python
 from tests.nodes.wheels import torch_text, wheel
@@ -202,3 +203,16 @@ def test_a_venv_has_a_torch_of_its_own_and_the_projects_packages(
         ["pip", "install"],
     ]
     assert all("--no-index" in words for words in calls[1:]), "nothing is fetched by the node"
+
+
+def test_the_torch_of_a_venv_comes_from_the_wheels_or_the_index_of_the_settings(
+    lab: MakeLab, index: Path, python: str, uv: str
+) -> None:
+    here = lab(1)
+    host = here.hosts[0]
+    (host.home / "uv.toml").write_text("no-index = true\n")
+    host.script("uv", f'#!/bin/sh\nUV_CONFIG_FILE="$HOME/uv.toml" exec {uv} "$@"\n')
+    own = ".".join(map(str, sys.version_info[:2]))
+    env = EnvSection(kind="venv", python=own, find_links=(str(index),))
+    found = made(here, make_environment_plan(env, internet=True, driver=None), python)[0]
+    assert found.facts["torch"] == "2.13.0"

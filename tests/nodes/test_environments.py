@@ -18,7 +18,7 @@ from awsddp.nodes.environments import ensure
 from awsddp.plan.environment import EnvironmentPlan
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Lab
-from tests.nodes.wheels import image, wheel
+from tests.nodes.wheels import add, image, wheel
 
 PLAN = EnvironmentPlan(name="requirements.txt", lines=("small",), packages_from="client")
 
@@ -113,15 +113,30 @@ def test_the_images_packages_give_way_where_a_project_needs_others_and_its_torch
     lab: Callable[[int], Lab], index: Path, tmp_path: Path
 ) -> None:
     own = image(tmp_path / "own")
-    packages = next((tmp_path / "own").glob("lib/python3*/site-packages"))
-    (packages / "numbers2-2.0.dist-info").mkdir()
-    (packages / "numbers2-2.0.dist-info/METADATA").write_text(
-        "Metadata-Version: 2.1\nName: numbers2\nVersion: 2.0\n"
-    )
+    add(tmp_path / "own", "numbers2", "2.0")
     wheel(index, "numbers2", "1.5")
     wheel(index, "numbers2", "3.0")
     found = made(lab(1), dataclasses.replace(PLAN, lines=("small", "numbers2<2")), str(own))[0]
     assert imported(found.python, "import numbers2; print(numbers2.VERSION)") == "1.5"
+
+
+def test_what_an_extra_of_the_images_package_needs_is_sent_and_the_package_is_not(
+    lab: Callable[[int], Lab], index: Path, tmp_path: Path
+) -> None:
+    """As Lightning needs fsspec[http], and torch has brought fsspec."""
+    own = image(tmp_path / "own")
+    add(tmp_path / "own", "Files", "2.0", needs="Requires-Dist: web; extra == 'http'\nProvides-Extra: http\n")
+    wheel(index, "files", "2.0", requires=("web; extra == 'http'",), extras=("http",))
+    wheel(index, "files", "3.0")
+    wheel(index, "web")
+    wheel(index, "light", requires=("files[http,typo]", "torch[typo]"))
+    here = lab(1)
+    found = made(here, dataclasses.replace(PLAN, lines=("light",)), str(own))[0]
+    assert imported(found.python, "import light, web") == ""
+    assert [path.name for path in sorted(here.folder.glob("packages/*/*.whl"))] == [
+        "light-1.0-py3-none-any.whl",
+        "web-1.0-py3-none-any.whl",
+    ]
 
 
 @pytest.mark.prove(share=0.5)
@@ -152,6 +167,21 @@ def test_a_package_without_a_wheel_is_built_here_when_it_is_pure_and_named_when_
     with pytest.raises(NodeError, match="compiled has no wheel for the nodes") as refused:
         made(here, dataclasses.replace(PLAN, lines=("compiled",)), python)
     assert refused.value.exit_code == 6
+
+
+@pytest.mark.prove(share=0.5)
+def test_the_newest_release_is_built_here_where_only_an_old_one_has_a_wheel(
+    lab: Callable[[int], Lab], index: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of deepspeed, whose one wheel in the index is of 2020."""
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")
+    for name in ("Deep.Speed", "held"):
+        sdist(index, tmp_path, name.replace(".", "_").lower(), "")
+        wheel(index, name.replace(".", "_").lower(), "0.3")
+    wheel(index, "both", "0.9")
+    found = made(lab(1), dataclasses.replace(PLAN, lines=("Deep.Speed>=0.1", "held<1", "both")), python)[0]
+    versions = "import deep_speed, held, both; print(deep_speed.VERSION, held.VERSION, both.VERSION)"
+    assert imported(found.python, versions) == "1.0 0.3 0.9"
 
 
 @pytest.mark.prove(share=0.5)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from awsddp.errors import ConfigError, NodeError
@@ -56,6 +57,29 @@ def test_each_node_gets_its_own_words_and_stdin(lab: MakeLab) -> None:
     with lab(2).fleet() as fleet:
         results = fleet.run_each({0: (["cat"], b"zero"), 1: (["rev"], b"one")}, timeout_s=20)
     assert [results[0].stdout, results[1].stdout] == [b"zero", b"eno"]
+
+
+def test_a_command_finds_its_channel_open(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[paramiko.Channel] = []
+    run: list[paramiko.Channel] = []
+    open_session, exec_command = paramiko.Transport.open_session, paramiko.Channel.exec_command
+
+    def open_ahead(transport: paramiko.Transport) -> paramiko.Channel:
+        opened.append(open_session(transport))
+        return opened[-1]
+
+    def execute(channel: paramiko.Channel, line: str) -> None:
+        assert channel in opened
+        run.append(channel)
+        exec_command(channel, line)
+
+    monkeypatch.setattr(paramiko.Transport, "open_session", open_ahead)
+    monkeypatch.setattr(paramiko.Channel, "exec_command", execute)
+    with lab(1).fleet() as fleet:
+        for count in (1, 2, 3):
+            wait_until(lambda count=count: len(opened) == count, "a channel for the next command")  # type: ignore[misc]
+            assert fleet.run(["echo", "up"], timeout_s=20)[0].stdout == b"up\n"
+    assert run == opened[:3]
 
 
 def test_words_arrive_as_they_are(lab: MakeLab) -> None:

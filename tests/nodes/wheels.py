@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 
@@ -12,6 +13,7 @@ def wheel(
     version: str = "1.0",
     *,
     requires: tuple[str, ...] = (),
+    extras: tuple[str, ...] = (),
     tag: str = "any",
     text: str = "",
 ) -> None:
@@ -21,9 +23,22 @@ def wheel(
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-{tag}.whl", "w") as file:
         file.writestr(f"{name}.py", f"VERSION = {version!r}\n{text}")
         needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
+        needs += "".join(f"Provides-Extra: {one}\n" for one in extras)
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-{tag}\n")
         file.writestr(f"{info}/RECORD", "")
+
+
+def installed_wheel(folder: Path, name: str) -> None:
+    """Write the wheel of a package of pure Python that is installed here, with its own code."""
+    of = metadata.distribution(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-{of.version}-py3-none-any.whl", "w") as file:
+        for path in of.files or ():
+            made_here = path.name in ("INSTALLER", "REQUESTED", "RECORD") or path.suffix == ".pyc"
+            if not made_here and ".." not in path.parts:
+                file.write(path.locate(), path)
+        file.writestr(f"{name}-{of.version}.dist-info/RECORD", "")
 
 
 def image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
@@ -45,6 +60,13 @@ def image(folder: Path, *, torch: str = "2.13.0+cpu") -> Path:
         "[console_scripts]\ntorchrun = torch.distributed.run:main\n"
     )
     return folder / "bin/python"
+
+
+def add(image: Path, name: str, version: str, *, needs: str = "") -> None:
+    """Have an image say that it holds a package; `needs` is a part of its metadata."""
+    info = next(image.glob("lib/python3*/site-packages")) / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
 
 
 def torch_text(version: str) -> str:

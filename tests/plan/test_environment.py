@@ -17,7 +17,8 @@ def test_a_requirements_file_is_read_with_what_it_includes(tmp_path: Path) -> No
     (tmp_path / "pins.txt").write_text("numpy==2.1\n")
     file = tmp_path / "requirements.txt"
     file.write_text(
-        "-r base.txt\n-c pins.txt\n--extra-index-url https://x/simple\n-e .[dev]\n.\n\n# nothing\n"
+        "-r base.txt\n-c pins.txt\n--extra-index-url https://x/simple\n"
+        "-e .[dev]\n-e '.[dev]'\n-e ./\n.\n\n# nothing\n"
         "tqdm>=4 ;\\\npython_version > '3'\nplain==1 --hash=sha256:ab\nraw @ https://x/a#sub\n"
     )
     found = read_requirements(file)
@@ -157,7 +158,14 @@ def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("requirements.txt", "./wheels/x.whl\n", "line 1: './wheels/x.whl' does not work on a node"),
-        ("requirements.txt", "tqdm\n--trusted-host x\n", "line 2"),
+        (
+            "requirements.txt",
+            "tqdm\n--trusted-host x\n",
+            "line 2: '--trusted-host x' is an option that is not",
+        ),
+        ("requirements.txt", "-e ../lib\n", "line 1: '-e ../lib' does not work on a node"),
+        ("requirements.txt", "-e file:///x/lib\n", "does not work on a node"),
+        ("requirements.txt", "# platform: linux-64\n@EXPLICIT\n", "line 2: this is a list of conda's"),
         ("requirements.txt", "numpy @ file:///croot/numpy_1\n", "does not work on a node"),
         ("requirements.txt", "numpy=1.26\n", "line 1: 'numpy=1.26' is not a requirement"),
         ("setup.py", "from setuptools import setup\n", "line 1: 'from setuptools import setup' is no"),
@@ -168,14 +176,10 @@ def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
             "raw is locked to raw",
         ),
         ("requirements.txt", "-r none.txt\n", "none.txt cannot be read"),
+        ("requirements.txt", "x\n-c https://x/pins.txt\n", "line 2: '-c https://x/pins.txt' is not fetched"),
         ("pyproject.toml", "[project\n", "not valid TOML"),
         ("pyproject.toml", "[tool.poetry]\n", "no [project] dependencies"),
         ("uv.lock", "version = 1\n", "locks no project"),
-        ("environment.yml", "name: x\ndependancies:\n- python\n", "line 2: 'dependancies' is no key"),
-        ("environment.yml", "name: x\n", "has no dependencies"),
-        ("environment.yml", "dependencies:\n\t- python\n", "line 2: a tab"),
-        ("environment.yml", "dependencies:\n- pip:\n  - -e .\n", "line 3: '- -e .' does not work on a node"),
-        ("environment.yml", "dependencies:\n- pip:\n  - -r requirements.txt\n", "line 3"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -183,6 +187,70 @@ def test_a_file_that_cannot_be_meant_is_named(tmp_path: Path, name: str, text: s
     with pytest.raises(ConfigError) as refused:
         read_requirements(tmp_path / name)
     assert words in refused.value.message and str(tmp_path) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("-e .", ("tqdm>=4", "x ; os_name == 'posix'")),
+        (".", ("tqdm>=4", "x ; os_name == 'posix'")),
+        ('-e ".[all, nope]"', ("tqdm>=4", "x ; os_name == 'posix'", "y", "z==1")),
+        ("--editable=./[test]", ("tqdm>=4", "x ; os_name == 'posix'", "y")),
+    ],
+)
+def test_the_project_itself_stands_for_its_dependencies(
+    tmp_path: Path, line: str, lines: tuple[str, ...]
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        "[project]\nname = 'mine'\ndependencies = ['tqdm>=4', \"x ; os_name == 'posix'\"]\n"
+        "[project.optional-dependencies]\ntest = ['y']\nall = ['Mine[test, all]', 'z==1', 'y']\n"
+    )
+    (tmp_path / "requirements.txt").write_text(line + "\nlast\n")
+    assert read_requirements(tmp_path / "requirements.txt").lines == (*lines, "last")
+
+
+def test_a_project_that_names_no_dependencies_adds_none(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("-e .[dev]\nlast\n")
+    for text in ("[project]\nname = 'mine'\ndynamic = ['dependencies']\n", "[tool.ruff]\n"):
+        (tmp_path / "pyproject.toml").write_text(text)
+        assert read_requirements(tmp_path / "requirements.txt").lines == ("last",)
+
+
+def test_a_list_of_condas_packages_gets_a_hint_that_pip_understands(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("numpy=1.26.4=py311h64a7726_0\n")
+    with pytest.raises(ConfigError) as refused:
+        read_requirements(tmp_path / "requirements.txt")
+    assert refused.value.next == "did you mean 'numpy==1.26.4'?"
+
+
+def test_an_editable_url_is_installed(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("-e git+https://x/lib.git@v1#egg=lib\n--editable=git+ssh://git@x/other\n")
+    assert read_requirements(file).lines == ("git+https://x/lib.git@v1#egg=lib", "git+ssh://git@x/other")
+
+
+def test_a_folder_of_wheels_is_relative_to_the_file_that_names_it_and_needs_packages_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "req/wheels").mkdir(parents=True)
+    (tmp_path / "req/base.txt").write_text("-f ./wheels\n--find-links https://x/wheels\n-f /shared\nsmall\n")
+    (tmp_path / "requirements.txt").write_text("-r req/base.txt\n")
+    env = EnvSection(file="requirements.txt")
+    plan = make_environment_plan(env, internet=False, driver=None)
+    assert plan.options == ("-f", "req/wheels", "--find-links", "https://x/wheels", "-f", "/shared")
+    assert make_environment_plan(env, internet=None, driver=None).options == plan.options
+    for refused in (env, EnvSection(find_links=("wheels",))):
+        with pytest.raises(ConfigError, match="wheels' is a folder of this machine"):
+            make_environment_plan(refused, internet=True, driver=None)
+
+
+def test_uv_gets_no_option_that_it_does_not_have(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("--prefer-binary\n--pre\nsmall\n")
+    for kind, options in (("image", ("--prefer-binary", "--pre")), ("venv", ("--pre",))):
+        env = EnvSection(kind=kind, file=str(file))  # type: ignore[arg-type]
+        assert make_environment_plan(env, internet=True, driver=None).options == options
 
 
 @pytest.mark.parametrize(
@@ -270,6 +338,14 @@ def test_only_what_torch_is_made_of_is_pinned() -> None:
         ("error sending request for url (http://x/)\noperation timed out", "index does not answer"),
         ("curl: (28) Operation too slow", "index does not answer"),
         ("OSError: [Errno 28] No space left on device", "a disk is full"),
+        (
+            "The following packages are not available from current channels:\n\n  - nope=7\n",
+            "no channel has a nope that fits",
+        ),
+        ("Problem: nothing provides requested nope >=7", "no channel has a nope that fits"),
+        ("- nothing provides deep >=9 needed by greedy-1.0-0", "no channel has a deep that fits"),
+        ("└─ nope >=7 * does not exist (perhaps a typo)", "no channel has a nope that fits"),
+        ("The following packages are incompatible\n├─ a", "its packages exclude each other"),
         ("a compiler error", "could not be installed"),
     ],
 )

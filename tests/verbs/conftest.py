@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -28,6 +29,8 @@ from awsddp.verbs.context import Context
 from tests.jobs.conftest import Fleet as Homes
 from tests.jobs.conftest import free_ports
 
+_DO = re.compile(rb'"do": "(\w+)"')
+
 
 class Line:
     """Stands in for the connections to the nodes: each request is answered by the node's own program.
@@ -45,11 +48,16 @@ class Line:
         }
         self.cut: set[int] = set()
         self.mute: set[int] = set()
+        self.asked: list[dict[int, list[str]]] = []
+        """The requests of each round trip, by node."""
 
     def request(
         self, program: object, messages: Mapping[int, bytes], on_data: Callable[[int, bytes], bool], **_: Any
     ) -> dict[int, Result | NodeError]:
         """Answer as `Fleet.request` does."""
+        self.asked.append(
+            {node: [one.decode() for one in _DO.findall(data)] for node, data in messages.items()}
+        )
         outcomes: dict[int, Result | NodeError] = {}
         for node in messages.keys() & self.cut:
             outcomes[node] = self.failures[node] = NodeFailure(node, "lost", "the connection was lost")
@@ -189,7 +197,10 @@ class World:
         for node in nodes:
             self.tags.setdefault(node.instance_id, []).append(job)
 
-    def release(self, aws: object, nodes: list[Node], job: str) -> None:
+    def unfetched_of(self, aws: object, nodes: list[Node]) -> dict[str, list[str]]:
+        return {node.instance_id: list(self.tags.get(node.instance_id, ())) for node in nodes}
+
+    def release(self, aws: object, nodes: list[Node], job: str, **_: object) -> None:
         if self.away:
             raise CloudError("AWS cannot be reached", "", "try again")
         for node in nodes:
@@ -214,6 +225,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made.folder.key.touch()
     monkeypatch.setattr(poweroff, "keep_on_poweroff", made.keep)
     monkeypatch.setattr(poweroff, "release", made.release)
+    monkeypatch.setattr(poweroff, "unfetched_of", made.unfetched_of)
 
     def send(ctx: Context, fleet: object, listing: object, *, folder: str, **_: object) -> None:
         made.said.append("sent")

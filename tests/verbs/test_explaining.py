@@ -17,7 +17,15 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '{0}'. The no
 PACKAGE = {"pyproject.toml": '[project]\nname = "x"\n', "src/mypkg/__init__.py": ""}
 
 
-def cause_of(tmp_path: Path, files: dict[str, str], said: str, *, script: str, **keys: object) -> Cause:
+def cause_of(
+    tmp_path: Path,
+    files: dict[str, str],
+    said: str,
+    *,
+    script: str,
+    tail: tuple[str, ...] = (),
+    **keys: object,
+) -> Cause:
     """Return the cause of a job of the project `files`."""
     project = tmp_path / "project"
     for name, text in files.items():
@@ -25,12 +33,20 @@ def cause_of(tmp_path: Path, files: dict[str, str], said: str, *, script: str, *
         (project / name).write_text(text)
     kind = "import_error" if said.startswith("Module") else "file_not_found"
     values = {"module": said.split("'")[1]} if kind == "import_error" else {}
-    cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-")
+    cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-", tail=tail)
     spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
     ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
     told = explained(ctx, Job(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script))
     assert told.cause is not None
     return told.cause
+
+
+def test_a_module_that_an_installed_package_lacks_is_no_missing_package(tmp_path: Path) -> None:
+    said = MISSING.format("torch._six")
+    tail = ('  File "/env/lib/python3.11/site-packages/deepspeed/stage2.py", line 10', said)
+    cause = cause_of(tmp_path, {"requirements.txt": "deepspeed\n"}, said, script="t.py", tail=tail)
+    assert cause.explanation.endswith("What imports it was written for another version of torch.")
+    assert cause.next == "set another version of deepspeed with --env FILE"
 
 
 @pytest.mark.parametrize(
@@ -62,9 +78,9 @@ def cause_of(tmp_path: Path, files: dict[str, str], said: str, *, script: str, *
             "timm",
             "t.py",
             "environment.yml names timm",
-            "--env {}/environment.yml t.py",
+            "--env {}/environment.yml -o env.kind=conda t.py",
         ),
-        ({}, "timm.data", "t.py", "no requirements file is there", "echo timm >> requirements.txt"),
+        ({}, "timm", "t.py", "no requirements file is there", "echo timm >> requirements.txt"),
         (
             {"code/mypkg/__init__.py": ""},
             "mypkg.train",
@@ -119,6 +135,31 @@ def test_package_that_the_file_asked_for_does_not_name_is_to_be_added(tmp_path: 
     assert cause.next.startswith(f"echo timm >> {file}")
     file.write_text("timm\n")
     assert cause_of(tmp_path, {}, MISSING.format("timm"), **keys).next == "-"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "advice"),
+    [
+        (
+            "environment.yml",
+            "dependencies: [conda-forge::numpy]\n",
+            "add timm to the dependencies of {}, then:",
+        ),
+        (
+            "pyproject.toml",
+            "[project]\ndependencies = ['numpy']\n",
+            "add timm to the dependencies of {}, then:",
+        ),
+        ("uv.lock", "version = 1\n", "uv add timm   # then:"),
+    ],
+)
+def test_package_is_added_as_the_file_wants_it(tmp_path: Path, file: str, text: str, advice: str) -> None:
+    (tmp_path / file).write_text(text)
+    keys = {"script": "t.py", "env.file": str(tmp_path / file)}
+    missing = cause_of(tmp_path, {"t.py": ""}, MISSING.format("timm"), **keys)
+    assert missing.next.startswith(advice.format(tmp_path / file))
+    named = cause_of(tmp_path, {"t.py": ""}, MISSING.format("numpy"), **keys)
+    assert (named.next == "-") == (file != "uv.lock")
 
 
 @pytest.mark.parametrize(

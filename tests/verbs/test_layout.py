@@ -22,10 +22,21 @@ def with_gpus(world: World, gpus: int) -> None:
     )
 
 
-def start(world: World, name: str, on: str | None) -> None:
+def start(world: World, name: str, on: str | None) -> list[dict[int, list[str]]]:
+    """Start a job, and return the requests of each round trip."""
     (world.project / "w.py").write_text(SLEEPS)
     cluster = world.handle(world.ctx(script="w.py", name=name, on=on, master_port=free_ports()))
     starting.start(cluster, train_module._layout(cluster), None)  # type: ignore[arg-type]
+    return cluster.fleet.asked  # type: ignore[attr-defined, no-any-return]
+
+
+def test_job_that_does_not_use_the_first_node_gives_its_claim_on_it_back(world: World) -> None:
+    """Else another job could not start there until this one has ended, while its `train` follows it."""
+    asked = start(world, "a", "1")
+    assert asked[-2:] == [{1: ["launch"]}, {0: ["unclaim"]}]
+    assert start(world, "b", "0")[-1] == {0: ["launch"]}
+    for name in ("a", "b"):
+        world.handle().cancel(name, grace_s=0)
 
 
 @pytest.mark.prove(share=0.5)

@@ -1,13 +1,16 @@
 """A cluster of which a part is missing: what there is can be asked, and what is missing is named."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from awsddp.cluster import Job
+from awsddp.aws import poweroff
+from awsddp.cluster import Job, Node
 from awsddp.errors import CloudError, NodeError
+from awsddp.verbs import cluster
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.fetch import fetch, fetch_all
 from awsddp.verbs.jobs import jobs
@@ -47,6 +50,30 @@ def lines(world: World, **options: Any) -> bytes:
     shown: list[bytes] = []
     logs(world.ctx(), job="j", follow=False, on_lines=shown.append, **options)
     return b"".join(shown)
+
+
+def test_tags_are_read_with_the_results_and_again_if_another_client_had_them_since(
+    owed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[object] = []
+
+    def release(aws: object, nodes: list[Node], job: str, *, tagged: object = None) -> None:
+        given.append(tagged)
+
+    def unfetched_of(aws: object, nodes: list[Node]) -> dict[str, list[str]]:
+        if given:
+            with owed.folder.lock("up", part="tags"):
+                pass
+        return owed.unfetched_of(aws, nodes)
+
+    monkeypatch.setattr(poweroff, "release", release)
+    monkeypatch.setattr(poweroff, "unfetched_of", unfetched_of)
+    monkeypatch.setattr(cluster, "FRESH_S", 60.0)
+    os.utime(owed.folder.root / "locks" / "default.tags", (0, 0))
+    for _ in range(2):
+        handle = owed.handle()
+        handle.fetch(handle.job("j"))
+    assert given == [{"i-0": ["j"], "i-1": ["j"]}, None]
 
 
 def test_what_a_replaced_node_held_is_named_as_lost_and_the_rest_comes_home(owed: World) -> None:

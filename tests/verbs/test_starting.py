@@ -1,11 +1,16 @@
 """Starting a job: one a node, one client at a time, and a refused launch undoes only what it did itself."""
 
+import os
 import re
+import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from awsddp.errors import ConfigError, InUse, NodeError, UsageError
+from awsddp.jobs import protocol
 from awsddp.verbs import starting
 from tests.jobs.conftest import free_ports
 from tests.verbs.conftest import World, start
@@ -31,6 +36,58 @@ def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: 
     assert states(world) == {first.job: "running"}
     world.handle().cancel(first.job, grace_s=0)
     assert start(world, "").job != first.job
+
+
+def test_start_asks_the_nodes_four_times_one_after_the_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    start(world, "")
+    assert line.asked == [
+        {0: ["claim", "slots"], 1: ["slots"]},
+        *[{0: [what], 1: [what]} for what in ("probe", "dial", "launch")],
+    ]
+
+
+def test_nodes_are_asked_again_where_another_client_could_launch_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    holder = world.homes.start(0, protocol.claim_request("ann", wait_s=0), close=False)
+    assert holder.stdout is not None
+    while b"claimed" not in holder.stdout.readline():
+        pass
+    request = line.request
+
+    def launch_meanwhile(program: object, messages: Any, on_data: Any, **more: Any) -> Any:
+        outcomes = request(program, messages, on_data, **more)
+        if len(line.asked) == 1:
+            holder.communicate(b"")
+            for host in world.homes.hosts:
+                Path(host.workdir, "anns.py").write_text(SLEEPS)
+            world.homes.launch("anns.py", job="anns")
+        return outcomes
+
+    monkeypatch.setattr(line, "request", launch_meanwhile)
+    with pytest.raises(InUse, match="job anns runs on node0, node1"):
+        start(world, "")
+    assert line.asked[1:] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
+    assert (world.said, world.tags) == ([], {})
+
+
+def test_nodes_are_asked_again_where_another_client_held_the_claim_just_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    held = world.homes.homes[0] / ".awsddp" / "launch.lock"
+    held.parent.mkdir(exist_ok=True)
+    held.write_text("ann")
+    os.utime(held, (time.time() + 60, time.time() + 60))
+    start(world, "")
+    assert line.asked[1:3] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
 
 
 def test_name_of_a_job_that_is_not_fetched_yet_is_refused_and_its_tag_stays(world: World) -> None:

@@ -20,13 +20,14 @@ class Claim:
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
-    def take(self, owner: str, *, wait_s: float, lease_s: int = 0) -> None:
+    def take(self, owner: str, *, wait_s: float, lease_s: int = 0) -> float:
         """Wait for the lock and hold it; with `lease_s` no longer than that, as a client can vanish.
 
-        Does nothing where it is held already. Raises CommandError that names the owner after `wait_s`.
+        Return how long nobody has held it (s), 0.0 where it is held already. Raises CommandError that names
+        the owner after `wait_s`.
         """
         if self._descriptor is not None:
-            return
+            return 0.0
         path = Path.home() / ".awsddp" / "launch.lock"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(str(path), os.O_CREAT | os.O_RDWR, 0o600)
@@ -39,16 +40,20 @@ class Claim:
                     "another client is starting a job on this node", f"held by {held}", kind="busy"
                 )
             time.sleep(_POLL_SECONDS)
+        info = os.fstat(descriptor)
+        free_s = time.time() - (info.st_mtime if info.st_size else 0.0)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner.encode(), 0)
         self._descriptor = descriptor
         signal.signal(signal.SIGALRM, lambda *_: self.release())
         signal.alarm(lease_s)
+        return free_s
 
     def release(self) -> None:
         """Give the lock back. A child that has inherited it holds it no longer, either."""
         if self._descriptor is not None:
             signal.alarm(0)
+            os.utime(self._descriptor)
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
@@ -58,9 +63,12 @@ CLAIM = Claim()
 
 
 def claim(request: dict[str, Any]) -> dict[str, Any]:
-    """Take the lock for the client at the other end, until it launches or its connection ends."""
-    CLAIM.take(request["owner"], wait_s=request["wait_s"], lease_s=request["lease_s"])
-    return {"claimed": True}
+    """Take the lock for the client at the other end, until it launches or its connection ends.
+
+    `free_s` is how long no other client has held it.
+    """
+    free_s = CLAIM.take(request["owner"], wait_s=request["wait_s"], lease_s=request["lease_s"])
+    return {"claimed": True, "free_s": free_s}
 
 
 def _grab(descriptor: int) -> bool:

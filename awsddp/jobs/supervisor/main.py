@@ -12,7 +12,7 @@ import time
 import types
 from typing import Any, BinaryIO
 
-from awsddp.jobs.supervisor.claim import claim
+from awsddp.jobs.supervisor.claim import CLAIM, claim
 from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, read_json, write_json
 from awsddp.jobs.supervisor.follow import follow
 from awsddp.jobs.supervisor.job_causes import cause_of_node
@@ -42,6 +42,8 @@ def main(stdin: BinaryIO) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush says nothing
         return 1
+    finally:
+        CLAIM.release()
     return 0 if done else 1
 
 
@@ -80,6 +82,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     kind = request["do"]
     if kind == "claim":
         return claim(request)
+    if kind == "unclaim":
+        CLAIM.release()
+        return {"claimed": False, "free_s": 0.0}
     if kind == "launch":
         return launch(request)
     if kind == "state":

@@ -1,0 +1,107 @@
+"""How long `awsddp train` takes to the first line of all ranks and from the last rank's end, beside torchrun.
+
+    python benchmarks/gang.py [--pairs 15] [--ranks 16]
+
+Two nodes of the local cloud, each a real host (as root). By hand: torchrun on both nodes at once, over SSH
+connections that are open already, the script already there. `begins`: from the call to the first line of user
+code on all ranks. `ends`: from the end of the last rank to the end of the command. The three take turns; a
+ratio is the median of the pairs. The script imports nothing: what torch's import takes is not ours.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from _rehearsal import Rehearsal, rehearsal
+
+SCRIPT = """
+import time
+began = time.time()
+time.sleep(4)
+print(f"began {began} ended {time.time()}", flush=True)
+"""
+NODES = 2
+PORT = 29600
+_MARK = re.compile(r"began ([\d.]+) ended ([\d.]+)")
+Taken = tuple[float, float]
+
+
+def taken(ranks: int, start: Callable[[], Sequence["subprocess.Popen[str]"]]) -> Taken:
+    """Return the seconds from the call to the first line of all ranks, and from the last end to its end."""
+    called = time.time()
+    told = "".join(one.communicate(timeout=300)[0] for one in start())
+    over = time.time()
+    marks = _MARK.findall(told)
+    if len(marks) != ranks:
+        raise RuntimeError(f"{len(marks)} of {ranks} ranks told when they ran: {told}")
+    return max(float(began) for began, _ in marks) - called, over - max(float(ended) for _, ended in marks)
+
+
+def by_hand(lab: Rehearsal, ranks: int) -> Callable[[], list["subprocess.Popen[str]"]]:
+    """Return what starts torchrun on all nodes, over connections that are opened here."""
+    ssh = ["ssh", "-F", str(lab.root / "home/clusters/default/ssh_config"), "-o", "ControlMaster=auto"]
+    ssh += ["-o", f"ControlPath={lab.root}/%n", "-o", "ControlPersist=600"]
+    told = lab.run("exec", "--json", "python", "-c", "import sys; print(sys.executable, '{master_addr}')")
+    python, address = json.loads(told)["nodes"][0]["stdout"].split()
+    for node in range(NODES):
+        subprocess.run([*ssh, f"node{node}", "true"], check=True)
+    numbers = count()
+
+    def start() -> list["subprocess.Popen[str]"]:
+        run = next(numbers)
+        words = f"--nnodes {NODES} --nproc-per-node {ranks // NODES} --rdzv-backend c10d --rdzv-id run{run}"
+        words += f" --rdzv-endpoint {address}:{PORT + run} awsddp/work/first.py"
+        return [
+            subprocess.Popen(
+                [*ssh, f"node{node}", f"OMP_NUM_THREADS=1 {python} -m torch.distributed.run {words}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for node in range(NODES)
+        ]
+
+    return start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--ranks", type=int, default=16)
+    asked = parser.parse_args()
+    with rehearsal() as lab:
+        (lab.project / "first.py").write_text(SCRIPT)
+        lab.run("up", "--local", "--nodes", str(NODES), "-y", "-q")
+        lab.run("sync", "-q")
+
+        def train(launcher: str) -> Callable[[], list["subprocess.Popen[str]"]]:
+            words = ("train", "first.py", "--world-size", str(asked.ranks), "--launcher", launcher, "-q")
+            return lambda: [lab.started(*words)]
+
+        ways = {"by hand": by_hand(lab, asked.ranks), "ssh": train("ssh"), "torchrun": train("torchrun")}
+        rows: dict[str, list[Taken]] = {name: [] for name in ways}
+        for number in range(asked.pairs + 1):  # the first one warms up
+            for name, start in ways.items():
+                row = taken(asked.ranks, start)
+                if number:
+                    rows[name].append(row)
+                print(f"{number:>3} {name:<9} begins {row[0]:6.2f} s  ends {row[1]:6.2f} s", file=sys.stderr)
+    print(f"{asked.ranks} ranks, {asked.pairs} pairs, medians")
+    for name, times in rows.items():
+        begins, ends = (statistics.median(column) for column in zip(*times, strict=True))
+        pairs = list(zip(times, rows["by hand"], strict=True))
+        ratio = statistics.median(ours[0] / theirs[0] for ours, theirs in pairs)
+        more = statistics.median(ours[1] - theirs[1] for ours, theirs in pairs)
+        print(
+            f"{name:<9} begins {begins:6.2f} s, {ratio:4.2f} of by hand  ends {ends:5.2f} s, {more:+5.2f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()

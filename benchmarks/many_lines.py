@@ -1,0 +1,109 @@
+"""`awsddp logs` of 16 ranks that wrote 100,000 lines each, beside `ssh cat` of the same files.
+
+    python benchmarks/many_lines.py [--rounds 5] [--nodes 8] [--ranks 16] [--lines 100000]
+
+Nodes of the local cloud without root (--loopback: SSH hosts of this machine). The job has ended and nothing
+is home: `logs` reads every file from its node, over new connections, and so does `ssh`, one process a node,
+all at once, with the key exchange that awsddp's SSH library has. Both take turns. What is compared: seconds,
+the client's CPU seconds (also ssh's own), and the bytes: `logs` without its labels.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from _rehearsal import Rehearsal, rehearsal
+
+SCRIPT = """
+import os, sys
+rank = os.environ["RANK"]
+for step in range(int(sys.argv[1])):
+    print(f"rank {rank} step {step} loss {2.3 / (step + 1):.6f} lr 0.1")
+"""
+JOB = "lines"
+_LABEL = re.compile(rb"^\[rank (\d+) @ node\d+\] (.*\n)", re.MULTILINE)
+
+
+def measured(act: Callable[[], bytes]) -> tuple[float, float, bytes]:
+    """Return the seconds, the CPU seconds of the processes that were started, and what came."""
+    before, start = os.times(), time.perf_counter()
+    told = act()
+    took, after = time.perf_counter() - start, os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return took, cpu, told
+
+
+def digest(lines: bytes) -> list[str]:
+    """Return the hash of each rank's lines, in the order of ranks, without labels."""
+    ranks: dict[int, list[bytes]] = {}
+    for rank, line in _LABEL.findall(lines):
+        ranks.setdefault(int(rank), []).append(line)
+    return [hashlib.sha256(b"".join(ranks[rank])).hexdigest() for rank in sorted(ranks)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--ranks", type=int, default=16)
+    parser.add_argument("--lines", type=int, default=100_000)
+    asked = parser.parse_args()
+    with rehearsal("--loopback") as lab:
+        measure(lab, asked)
+
+
+def measure(lab: Rehearsal, asked: argparse.Namespace) -> None:
+    (lab.project / "lines.py").write_text(SCRIPT)
+    lab.run("up", "--local", "--nodes", str(asked.nodes), "-o", "cluster.max_price_usd=10000", "-y", "-q")
+    lab.run(
+        "train", "lines.py", "--name", JOB, "--world-size", str(asked.ranks), "-q", "--", str(asked.lines)
+    )
+    home = lab.project / "runs" / JOB
+    written = [(home / f"logs/rank{rank}.log").read_bytes() for rank in range(asked.ranks)]
+    expected = [hashlib.sha256(data).hexdigest() for data in written]
+    homes = json.loads(lab.run("exec", "--json", "--", "echo ~"))["nodes"]
+    ssh = ["ssh", "-F", str(lab.root / "home/clusters/default/ssh_config")]
+    ssh += ["-o", "KexAlgorithms=curve25519-sha256"]
+
+    def cat(node: int) -> bytes:
+        words = [
+            *ssh,
+            f"node{node}",
+            f"cat {homes[node]['stdout'].strip()}/.awsddp/jobs/{JOB}/logs/rank*.log",
+        ]
+        return subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
+
+    def cats() -> bytes:
+        with ThreadPoolExecutor(asked.nodes) as pool:
+            return b"".join(pool.map(cat, range(asked.nodes)))
+
+    def logs() -> bytes:
+        words = [sys.executable, "-m", "awsddp", "logs", JOB, "-q"]
+        done = subprocess.run(words, cwd=lab.project, env=lab.environ, check=True, stdout=subprocess.PIPE)
+        return done.stdout
+
+    rows = []
+    for _ in range(asked.rounds):
+        shutil.rmtree(home, ignore_errors=True)
+        ours, theirs = measured(logs), measured(cats)
+        equal = digest(ours[2]) == expected and sum(map(len, written)) == len(theirs[2])
+        rows.append((ours[0], ours[1], theirs[0], theirs[1], equal))
+    columns = list(zip(*rows, strict=True))
+    mine, mine_cpu, other, other_cpu = (statistics.median(column) for column in columns[:4])
+    size = sum(map(len, written)) / 1e6
+    print(f"{asked.ranks} ranks x {asked.lines} lines on {asked.nodes} nodes, {size:.0f} MB, medians")
+    print(f"  logs     {mine:6.2f} s  CPU {mine_cpu:5.2f} s  bytes equal: {all(columns[4])}")
+    print(f"  ssh cat  {other:6.2f} s  CPU {other_cpu:5.2f} s  ratio {mine / other:5.2f}")
+
+
+if __name__ == "__main__":
+    main()

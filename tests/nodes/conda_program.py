@@ -1,0 +1,86 @@
+"""A `conda` with the commands and options that awsddp uses; rattler parses, solves and installs.
+
+CONDA_MIRROR is the URL of a folder of channels, which are found there instead of at https://conda.anaconda.org;
+CONDA_CACHE a folder for rattler's caches. Like conda it runs pip for what is below `pip:`.
+"""
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+from rattler import Channel, Gateway, MatchSpec, Subdir, VirtualPackage, install, solve
+from rattler.networking import Client
+from rattler.networking.middleware import MirrorMiddleware
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    verbs = parser.add_subparsers(required=True)
+    create = verbs.add_parser("create")
+    create.add_argument("-c", "--channel", action="append", default=[])
+    create.add_argument("packages", nargs="*")
+    env = verbs.add_parser("env").add_subparsers(required=True)
+    by_file = env.add_parser("create"), env.add_parser("update")
+    for verb in by_file:
+        verb.add_argument("--file", type=Path, required=True)
+    for verb in (create, *by_file):
+        verb.add_argument("--prefix", type=Path, required=True)
+    for verb in (create, by_file[0]):
+        verb.add_argument("--yes", action="store_true")
+    args = parser.parse_args()
+    document = yaml.safe_load(args.file.read_text()) if "file" in args else {}
+    pip = [line for one in document.get("dependencies", ()) if isinstance(one, dict) for line in one["pip"]]
+    specs = [
+        one for one in document.get("dependencies", args.__dict__.get("packages")) if isinstance(one, str)
+    ]
+    channels = [*document.get("channels", args.__dict__.get("channel", ()))]
+    if "nodefaults" not in channels:
+        channels += filter(None, os.environ.get("CONDA_CHANNELS", "").split(","))
+    specs += ["pip"] if pip and "pip" not in specs else []
+    asyncio.run(make(args.prefix, [one for one in channels if one != "nodefaults"], specs))
+    if pip:
+        requirements = args.file.with_name("condaenv.requirements.txt")
+        requirements.write_text("\n".join(pip))
+        words = ["-m", "pip", "install", "-U", "-r", str(requirements), "--exists-action=b"]
+        end(subprocess.run([args.prefix / "bin/python", *words]).returncode)
+    end(0)
+
+
+def end(code: int) -> NoReturn:
+    """End at once: a thread of rattler that still ends would abort an interpreter that does, too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def make(prefix: Path, channels: list[str], specs: list[str]) -> None:
+    """Solve and install. A failure ends the program with what rattler says of it."""
+    cache = Path(os.environ["CONDA_CACHE"])
+    client = Client([MirrorMiddleware({"https://conda.anaconda.org/": [os.environ["CONDA_MIRROR"]]})])
+    try:
+        records = await solve(
+            sources=[Channel(name) for name in channels],
+            specs=[MatchSpec(spec) for spec in specs],
+            gateway=Gateway(cache_dir=cache / "repodata", client=client),
+            platforms=[Subdir.current(), "noarch"],
+            virtual_packages=VirtualPackage.detect(),
+        )
+        await install(
+            records,
+            target_prefix=prefix,
+            cache_dir=cache / "packages",
+            client=client,
+            show_progress=False,
+        )
+    except Exception as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        end(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""environment.yml as people have it: what conda gets of it, and what is refused before a launch."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from awsddp.errors import ConfigError
+from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
+from awsddp.plan.requirements import Requirements, read_requirements
+from awsddp.spec import EnvSection
+
+
+def read(folder: Path, text: str) -> Requirements:
+    (folder / "environment.yml").write_bytes(text.encode())
+    return read_requirements(folder / "environment.yml")
+
+
+def dependencies(folder: Path, text: str) -> list[object]:
+    found: list[object] = msgspec.yaml.decode(read(folder, text).conda)["dependencies"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dependencies:\n- python=3.10\n- numpy\n",
+        "dependencies:\r\n- python=3.10\r\n- numpy\r\n",
+        "\ufeffname: x\ndependencies:\n  - python=3.10\n  - numpy\n",
+        "# mine\n\n--- # here\nname: 3.10\nprefix: /home/me/env\ndependencies: [python=3.10, numpy]\n...\n",
+        "dependencies: [\n  python=3.10,\n  numpy\n]\n",
+        '{"dependencies": ["python=3.10", "numpy"]}',
+        '"dependencies" :\n- "python=3.10"\n- \'numpy\'\n',
+        "x-own: &own python=3.10\ndependencies:\n- *own # pinned\n- numpy\n",
+        "dependencies:\n- python=3.10\n- x # [osx or win64]\n- numpy  # [linux]\n- pywin32  # [win]\n",
+        "dependencies:\n- python=3.10\n- numpy\n- pip:\n",
+        "dependencies:\n- python=3.10\n- numpy\n- pip:\n  - .\n  - -e .[dev]\n",
+    ],
+)
+def test_what_conda_gets_is_the_same_however_it_was_written(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text).conda == 'dependencies:\n- "python=3.10"\n- "numpy"\n'
+
+
+def test_channels_and_platforms_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    text = "channels:\n- https://x/t/${TOKEN}/mine\n- nodefaults\nplatforms: [linux-64]\n"
+    assert msgspec.yaml.decode(read(tmp_path, text + "dependencies: [python]\n").conda) == {
+        "channels": ["https://x/t/secret/mine", "nodefaults"],
+        "platforms": ["linux-64"],
+        "dependencies": ["python"],
+    }
+
+
+def test_requirements_below_pip_are_read_as_those_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "req").mkdir()
+    (tmp_path / "req/base.txt").write_bytes(
+        b"tqdm>=4  # a bar\r\n--extra-index-url https://x/simple\r\n--pre\r\n"
+    )
+    text = "dependencies:\n- pip:\n  - -r req/base.txt\n  - -e git+https://x/lib.git#egg=lib\n  - -e .\n"
+    assert dependencies(tmp_path, text) == [
+        {
+            "pip": [
+                "--extra-index-url https://x/simple",
+                "--pre",
+                "tqdm>=4",
+                "git+https://x/lib.git#egg=lib",
+            ]
+        }
+    ]
+
+
+def test_the_project_itself_below_pip_stands_for_its_dependencies(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'\ndependencies = ['tqdm>=4']\n")
+    assert dependencies(tmp_path, "dependencies:\n- python\n- pip:\n  - -e .[dev]\n") == [
+        "python",
+        {"pip": ["tqdm>=4"]},
+    ]
+
+
+def test_its_variables_are_set_for_the_ranks_and_decide_no_installation(tmp_path: Path) -> None:
+    text = "dependencies: [python]\nvariables:\n  MODE: fast\n  RATIO: 0.5\n  HERE: ${HOME}/x\n"
+    plans = [
+        make_environment_plan(
+            EnvSection(kind="conda", file=str(tmp_path / "environment.yml")), internet=True, driver=None
+        )
+        for one in (text, "dependencies: [python]\n")
+        if read(tmp_path, one)
+    ]
+    assert plans[0].variables == {"MODE": "fast", "RATIO": "0.5", "HERE": "${HOME}/x"}
+    assert plans[0].stamp == plans[1].stamp and not plans[1].variables
+
+
+def test_its_stamp_holds_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "channels:\n- https://me:${TOKEN}@x/mine\ndependencies:\n- pip:\n  - -i https://${TOKEN}@x/simple\n"
+    )
+    stamps = set()
+    for token in ("one", "other"):
+        monkeypatch.setenv("TOKEN", token)
+        conda = read(tmp_path, text).conda
+        assert conda.count(token) == 2
+        stamps.add(EnvironmentPlan(kind="conda", conda=conda).stamp)
+    assert len(stamps) == 1
+
+
+@pytest.mark.parametrize("key", ["python", "torch"])
+def test_a_file_decides_its_own_python_and_torch(tmp_path: Path, key: str) -> None:
+    read(tmp_path, "dependencies: [python]\n")
+    env = EnvSection(kind="conda", file=str(tmp_path / "environment.yml"), **{key: "3.12"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"env.{key} is not for") as refused:
+        make_environment_plan(env, internet=True, driver=None)
+    assert "=3.12'" in refused.value.next
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: x\ndependancies:\n- python\n", "line 2: 'dependancies' is no key"),
+        ("dependencies:\n- python\npip:\n- x\n", "line 3: 'pip' is no key"),
+        ("name: x\n", "has no dependencies"),
+        ("name: x\ndependencies:\n", "has no dependencies"),
+        ("", "has no dependencies"),
+        ("- python\n", "has no dependencies"),
+        ("dependencies: [python]\ndependencies: [numpy]\n", "has 'dependencies' 2 times"),
+        ("dependencies:\n\t- python\n", "line 2: a tab"),
+        ("dependencies:\n- python\n numpy: [\n", "is not valid YAML"),
+        ("dependencies:\n- 2024-99-99\n", "is not valid YAML"),
+        pytest.param("dependencies: " + "[" * 5000, "is not valid YAML", id="nested"),
+        ("dependencies: python\n", "dependencies is not a list"),
+        ("dependencies:\n  python: 3.10\n", "dependencies is not a list"),
+        ("channels: conda-forge\ndependencies: [python]\n", "channels is not a list"),
+        ("channels: [1]\ndependencies: [python]\n", "channels: 1 is not text"),
+        ("dependencies:\n- numpy\n- python: 3.10\n", "line 3: 'python' is a key, not a package"),
+        ("dependencies:\n- 3.10\n", "'3.1' is not a package of conda"),
+        ("dependencies:\n- numpy\n-\n", "'None' is not a package of conda"),
+        ("dependencies: [numpy>=1.24,<2]\n", "line 1: '<2' is not a package of conda"),
+        ("dependencies:\n- numpy=>1.24\n", "line 2: 'numpy=>1.24' is not a package of conda"),
+        ("dependencies:\n- ./mine.conda\n", "line 2: './mine.conda' does not work on a node"),
+        ("dependencies:\n- file:///x/mine.conda\n", "does not work on a node"),
+        ("dependencies:\n- pip: small\n", "pip is not a list"),
+        ("dependencies:\n- pip:\n  - ../lib\n", "line 3: '../lib' does not work on a node"),
+        ("dependencies:\n- pip:\n  - numpy=1.26\n", "line 3: 'numpy=1.26' is not a requirement"),
+        ("dependencies:\n- pip:\n  - -r none.txt\n", "none.txt cannot be read"),
+        ("dependencies:\n- pip:\n  - -c pins.txt\n", "constraints below pip"),
+        ("dependencies: [python]\nvariables: [A]\n", "variables are not a table"),
+        ("dependencies: [python]\nvariables: {A: [1]}\n", "variables: A: [1] is not text"),
+        ("dependencies: [python]\nvariables: {A: on}\n", "variables: A: True is not text"),
+        ("dependencies: [python]\nvariables: {1A: x}\n", "'1A' is not the name of a variable"),
+        ("dependencies:\n- pip:\n  - -f ./wheels\n  - x\n", "'-f ./wheels' does not work on a node"),
+    ],
+)
+def test_a_file_that_conda_would_misread_is_refused_by_line(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "pins.txt").write_text("numpy==2.1\n")
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, text)
+    assert words in refused.value.message and str(tmp_path) in refused.value.message
+
+
+def test_a_version_that_is_a_key_is_shown_as_it_was_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, "dependencies:\n- python: 3.10\n")
+    assert refused.value.next == "write '- python=3.10'"
