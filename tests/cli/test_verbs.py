@@ -165,6 +165,8 @@ dist.init_process_group("gloo")
 total = torch.tensor(float(dist.get_rank()))
 dist.all_reduce(total)
 print("sum", int(total), "of", dist.get_world_size(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
 """
 SAVES = """
 import os, pathlib
