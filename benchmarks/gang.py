@@ -1,11 +1,12 @@
 """How long `awsddp train` takes to the first line of all ranks and from the last rank's end, beside torchrun.
 
-    python benchmarks/gang.py [--pairs 15] [--ranks 16]
+    python benchmarks/gang.py [--pairs 15] [--ranks 16] [--imports torch]
 
 Two nodes of the local cloud, each a real host (as root). By hand: torchrun on both nodes at once, over SSH
 connections that are open already, the script already there. `begins`: from the call to the first line of user
 code on all ranks. `ends`: from the end of the last rank to the end of the command. The three take turns; a
-ratio is the median of the pairs. The script imports nothing: what torch's import takes is not ours.
+ratio is the median of the pairs. The script imports nothing, as torch's import is not ours; with `--imports`
+its first line is timed after that, as it is in a real program.
 """
 
 import argparse
@@ -21,10 +22,10 @@ from itertools import count
 from _rehearsal import Rehearsal, rehearsal
 
 SCRIPT = """
-import time
+import {modules}
 began = time.time()
 time.sleep(4)
-print(f"began {began} ended {time.time()}", flush=True)
+print("began", began, "ended", time.time(), flush=True)
 """
 NODES = 2
 PORT = 29600
@@ -74,9 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--ranks", type=int, default=16)
+    parser.add_argument("--imports")
     asked = parser.parse_args()
     with rehearsal() as lab:
-        (lab.project / "first.py").write_text(SCRIPT)
+        modules = "time" if asked.imports is None else f"time, {asked.imports}"
+        (lab.project / "first.py").write_text(SCRIPT.format(modules=modules))
         lab.run("up", "--local", "--nodes", str(NODES), "-y", "-q")
         lab.run("sync", "-q")
 
