@@ -20,6 +20,8 @@ from awsddp.compat import ADDRESS_USD_PER_HOUR
 from awsddp.report import iso
 
 LEAST = timedelta(seconds=60)
+SETTLES = timedelta(minutes=10)
+"""After this EC2 lists every instance that it launched, until an hour after its end."""
 History = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
 """Spot prices, US dollars per hour of one machine from a moment on, by instance type and zone."""
 
@@ -93,6 +95,8 @@ class Bill:
     parts_usd: Mapping[str, float] = field(default_factory=dict)
     running: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
+    """Those of `running` and `stopped` that EC2 lists, if they exist."""
 
     def document(self) -> dict[str, Any]:
         """Return the account as `report --cost` shows it."""
@@ -182,6 +186,7 @@ def _bill(made: _Account, now: datetime, running: Collection[str]) -> Bill:
     meters = made.meters
     runs = frozenset(key for key, meter in meters.items() if meter.runs is not None)
     exists = frozenset(key for key, meter in meters.items() if meter.exists is not None)
+    settled = frozenset(key for key in exists if meters[key].rates[0][0] <= now - SETTLES)
     known = all(meter.rate(now) is not None for meter in meters.values())
     price = sum((m.rate(now) or 0.0) if m.runs else 0.0 for m in meters.values())
     price += sum(m.disk if m.exists else 0.0 for m in meters.values())
@@ -209,17 +214,25 @@ def _bill(made: _Account, now: datetime, running: Collection[str]) -> Bill:
         parts_usd={part: round(usd, 4) for part, usd in parts.items()} if known else {},
         running=runs,
         stopped=exists - runs,
+        settled=settled,
     )
 
 
 def unwritten(
-    bill: Bill | None, nodes: Iterable[Node], *, launched: Mapping[str, Any], now: datetime
+    bill: Bill | None, nodes: Sequence[Node] | None, *, launched: Mapping[str, Any], now: datetime
 ) -> list[dict[str, Any]]:
     """Return the rows that the ledger lacks, by what AWS lists: launches, starts, stops and ends unseen here.
 
-    `launched` are the facts of a launch that was cut off before its row was written.
+    `nodes` are all of the cluster (None: AWS was not asked). What is not among them any more ended over an
+    hour ago; when is not known, so that it is counted until now, or its expiry. `launched` are the facts of a
+    launch that was cut off before its row was written.
     """
+    if nodes is None:
+        return []
     rows: list[dict[str, Any]] = []
+    if bill is not None and (unlisted := bill.settled - {node.instance_id for node in nodes}):
+        until = min(now, _moment(launched.get("expires")) or now)
+        rows.append({"event": "resized", "instances": sorted(unlisted), "at": until.isoformat()})
     known = (bill.running | bill.stopped) if bill else frozenset()
     for node in nodes:
         gone = node.state in ENDED

@@ -165,6 +165,21 @@ def test_what_the_ledger_lacks_is_written_once() -> None:
     assert (ended["event"], ended["at"]) == ("resized", at(8.5).isoformat())
 
 
+def test_what_is_listed_no_more_costs_no_more() -> None:
+    """Terminated in the console, and so long ago that EC2 has forgotten them: `up` launches others."""
+    rows = [launched(8, "i-8", "i-9"), launched(19.9, "i-0", nodes=1)]
+    facts = {**RATES, "expires": at(18).isoformat()}
+    bill = account(rows, at(20))
+    assert bill is not None
+    assert unwritten(bill, None, launched=facts, now=at(20)) == []  # AWS was not asked
+    (gone,) = unwritten(bill, [], launched=facts, now=at(20))  # i-0 is too new to be listed everywhere
+    assert (gone["event"], gone["instances"], gone["at"]) == ("resized", ["i-8", "i-9"], at(18).isoformat())
+    after = account([*rows, row(20, **gone)], at(20))
+    assert after is not None
+    assert after.price_usd_per_hour == 1.02
+    assert after.cost_usd == round(2 * 10 * 1.02 + 0.1 * 1.02, 2)
+
+
 def spot(number: int, zone: str = "us-east-1a") -> Node:
     return replace(node(number, "running"), zone=zone, spot=True, public_ip="203.0.113.5")
 

@@ -50,6 +50,8 @@ own=$node/disk
 if mount -o loop "$node/disk.img" "$own" &&
     mount -t overlay overlay -o "lowerdir=/,upperdir=$own/upper,workdir=$own/work" "$node/root"; then
     "$@" & echo $! > "$node/pid"; wait $!
+else
+    false
 fi
 echo $? > "$node/exit.new"; mv "$node/exit.new" "$node/exit"
 """

@@ -30,8 +30,9 @@ def bill_of(
         return None
     now = datetime.now(UTC)
     rows = read_rows(ctx.folder.ledger)
-    nodes = cluster.nodes if cluster is not None and cluster.id == record.id else ()
-    lacking = billing.unwritten(billing.account(rows, now), nodes, launched=launched(record), now=now)
+    listed = cluster.nodes if cluster is not None and cluster.id == record.id else None
+    nodes = listed or ()
+    lacking = billing.unwritten(billing.account(rows, now), listed, launched=launched(record), now=now)
     for row in (*lacking, *_repriced(rows, nodes, aws)):
         event = str(row.pop("event"))
         with contextlib.suppress(ConfigError):  # a full disk here hides no price

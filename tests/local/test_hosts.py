@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp.local import cgroups, control, node_faults
+from awsddp.local import cgroups, control, node_faults, nspawn
 from awsddp.local.place import Place
 from tests.local.conftest import Cloud, left_over, needs_root, refusal, until
 
@@ -253,6 +253,15 @@ def test_packages_of_the_user_data_are_installed(pair: Pair) -> None:
 def test_user_data_that_no_node_carries_out_is_refused_by_name(cloud: Cloud, key: str) -> None:
     with pytest.raises(ClientError, match=f"does not carry out {key.split(':')[0]} of the user data"):
         cloud.client("ec2").run_instances(**cloud.request(UserData=f"#cloud-config\n{key}\n"))
+
+
+def test_a_host_whose_disk_cannot_be_mounted_has_failed(tmp_path: Path) -> None:
+    """Where a container has no loop devices, it was taken for a node that had shut itself down."""
+    argv = ["sh", "-c", nspawn.WRAPPER, "sh", "", str(tmp_path), "true"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, "mount" in done.stderr) == (0, True)
+    assert (tmp_path / "exit").read_text().strip() != "0"
+    assert not (tmp_path / "pid").exists()
 
 
 def test_a_node_shows_none_of_the_machines_files(pair: Pair, tmp_path: Path) -> None:
