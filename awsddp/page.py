@@ -42,9 +42,9 @@ def job_page(document: Mapping[str, Any], rows: Rows) -> str:
 def _usage(rows: Rows) -> dict[str, dict[int, tuple[float, bool]]]:
     """Return by key what each rank used, and whether that is far from what the others used."""
     found = {}
-    for key in ("cpu_percent", "gpu_percent", "gpu_memory_bytes", "network_bytes_per_second"):
+    for key in report.USAGE_NOISE:
         values = [row[key] for row in rows]
-        far = report.far_from_others(values)
+        far = report.far_from_others(key, values)
         if any(value is not None for value in values):
             found[key] = {
                 row["rank"]: (value, one)

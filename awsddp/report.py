@@ -95,13 +95,25 @@ def iso(moment: datetime | None) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
 
 
-def far_from_others(values: Sequence[float | None]) -> list[bool]:
-    """Tell of each value whether it differs from the median by more than half of it; of 3 values or more."""
+USAGE_NOISE = {
+    "cpu_percent": 10.0,
+    "gpu_percent": 10.0,
+    "gpu_memory_bytes": 256 << 20,
+    "network_bytes_per_second": 1e6,
+}
+"""What ranks use, by key: differences up to this say nothing."""
+
+
+def far_from_others(key: str, values: Sequence[float | None]) -> list[bool]:
+    """Tell of what each rank uses whether it is far from what most of them use.
+
+    That is more than half of the median away from it, and more than `USAGE_NOISE` of the key.
+    """
     known = sorted(value for value in values if value is not None)
-    if len(known) < 3:
-        return [False] * len(values)
-    middle = known[len(known) // 2]
-    return [value is not None and abs(value - middle) > middle / 2 for value in values]
+    middle = known[len(known) // 2] if known else 0.0
+    limit = max(middle / 2, USAGE_NOISE[key])
+    far = [value is not None and abs(value - middle) > limit for value in values]
+    return far if 2 * sum(far) < len(known) else [False] * len(values)
 
 
 def duration(seconds: float) -> str:

@@ -232,7 +232,7 @@ def ranks_table(job: dict[str, Any]) -> None:
             shown = [
                 size_text(int(value)) if "bytes" in key and value is not None else value for value in values
             ]
-            stars = [" *" * far for far in far_from_others(values)]
+            stars = [" *" * far for far in far_from_others(key, values)]
             headings.append(heading)
             columns.append([text + star for text, star in zip(_texts(shown, form), stars, strict=True)])
     table(headings, list(zip(*columns, strict=True)))

@@ -136,8 +136,12 @@ def test_usage_of_a_rank_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_value_far_from_the_others_is_marked() -> None:
-    assert far_from_others([90, 92, 20, None, 91]) == [False, False, True, False, False]
-    assert far_from_others([1, 100]) == [False, False]
+    assert far_from_others("cpu_percent", [90, 92, 20, None, 91]) == [False, False, True, False, False]
+    assert far_from_others("cpu_percent", [1, 100]) == [False, False]  # which of the two?
+    network = "network_bytes_per_second"
+    assert far_from_others(network, [1e7, 1e7, 9e7, 9e7]) == [False] * 4  # nor of two nodes
+    assert far_from_others(network, [1e3, 12e3, 12e3]) == [False] * 3  # nothing goes on
+    assert far_from_others("gpu_percent", [None, None]) == [False, False]
 
 
 def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:
