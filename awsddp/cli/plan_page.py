@@ -109,7 +109,7 @@ def _choice_row(choice: dict[str, Any], region: str) -> list[str]:
         choice["instance_type"],
         f"{choice['gpus_per_node']} x {choice['gpu']}",
         money(choice["price_usd_per_hour"]),
-        {True: "sufficient", False: "too small", None: "unreadable"}[choice["fits_quota"]],
+        {True: "sufficient", False: "too small", None: "unknown"}[choice["fits_quota"]],
         ", ".join(zone.removeprefix(region) for zone in choice["zones"]),
     ]
 
