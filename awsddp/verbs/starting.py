@@ -99,6 +99,8 @@ def start(
     folder.remember(job)
     if launch["after"]:
         ctx.say(f"job {name} starts when these have ended: {', '.join(launch['after'])}")
+    else:
+        ctx.say(f"job {name} runs, its world size is {len(ranks)}")
     return job
 
 
