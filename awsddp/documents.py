@@ -84,6 +84,7 @@ class JobDocument(Job):
     accuracy: float | None = None
     data: str | None = None
     fetched: bool = False
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

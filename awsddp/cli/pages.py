@@ -165,6 +165,9 @@ def job_lines(result: dict[str, Any]) -> list[str]:
         data = f", {result['data']}" if result.get("data") else ""
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")
     lines.append(f"  results: {_results(result)}")
+    if result.get("checkpoint"):
+        again = named(f"awsddp train ... --resume {result['job']}")
+        lines.append(f"  checkpoint: {result['checkpoint']}; continue from it: {again}")
     return lines
 
 

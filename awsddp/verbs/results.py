@@ -8,6 +8,7 @@ from awsddp import page, report
 from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
+from awsddp.jobs.checkpoints import newest
 from awsddp.verbs.context import Context
 
 METRICS_CHARACTERS = 64 << 20
@@ -50,7 +51,7 @@ def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[st
     """Return a job as the document of `train`, with the accuracy that its program wrote down.
 
     `fetched` tells whether all its results are at home since it has ended; else `missing` names the nodes
-    of those that are not, where some are.
+    of those that are not, where some are. `checkpoint` is that of a job that did not succeed.
     """
     kept = ended_at_home(ctx, job.job)
     rows = metrics(target if target is not None else results_dir(ctx, job.job))
@@ -58,9 +59,17 @@ def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[st
         "accuracy": report.last_value(rows, "accuracy"),
         "data": _data(rows),
         "fetched": kept is not None and not kept.missing,
+        "checkpoint": _checkpoint(ctx, job),
         "missing": list(kept.missing if kept is not None else job.missing),
     }
     return report.job_document(job) | found
+
+
+def _checkpoint(ctx: Context, job: Job) -> str | None:
+    if job.state not in ("failed", "cancelled"):
+        return None
+    home = results_dir(ctx, job.job).resolve()
+    return next((f"{job.home}/{path.relative_to(home)}" for path in newest(home)), None)
 
 
 def job_at_home(ctx: Context, name: str | None) -> Job | None:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.cluster import Job
+from awsddp.cli.pages import job_page
+from awsddp.cluster import Job, JobState
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
+from awsddp.verbs.results import job_result
 from awsddp.verbs.resuming import checkpoint_of
 
 BUNDLED = "/home/ubuntu/awsddp/train/main.py"
@@ -54,3 +56,19 @@ def test_last_job_is_the_one_that_started_last_and_not_the_one_fetched_last(
 def test_job_without_a_script_of_its_own_is_not_the_bundled_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no job of the bundled program has results here"):
         checkpoint_of(context(tmp_path, None))
+
+
+@pytest.mark.parametrize(("state", "found"), [("failed", True), ("cancelled", True), ("succeeded", False)])
+def test_job_that_did_not_succeed_names_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: JobState, found: bool
+) -> None:
+    run = tmp_path / "runs/unlucky/node1/run"
+    run.mkdir(parents=True)
+    (run / "step3.pt").touch()
+    job = Job(job="unlucky", state=state, cause=None, ranks=(), home="runs/unlucky", script="train.py")
+    result = job_result(context(tmp_path, "train.py"), job)
+    checkpoint = "runs/unlucky/node1/run/step3.pt" if found else None
+    assert result["checkpoint"] == checkpoint
+    job_page(result)
+    text = f"  checkpoint: {checkpoint}; continue from it: awsddp train ... --resume unlucky\n"
+    assert (text in capsys.readouterr().err) == found
