@@ -6,7 +6,6 @@ is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named 
 """
 
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -632,6 +631,8 @@ def _form(hint: Any) -> str:
 
 
 def _unknown(place: str, word: str, known: list[str]) -> ConfigError:
+    import difflib
+
     near = difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return ConfigError(f"{place}: unknown key {word!r}", "", hint)

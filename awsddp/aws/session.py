@@ -1,6 +1,5 @@
 """The one gateway to AWS: every call goes through `Aws.call`, with explicit time limits and retries."""
 
-import difflib
 import os
 import re
 import threading
@@ -186,6 +185,8 @@ class Aws:
         return error
 
     def _no_region(self, region: str, why: str = "") -> ConfigError:
+        import difflib
+
         near = difflib.get_close_matches(region, self._regions(), n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else "name one such as us-east-1 or eu-central-1"
         return ConfigError(f"cluster.region: unknown AWS region {region!r}", why, f"--region: {hint}")

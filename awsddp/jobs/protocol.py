@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import check
 from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
-from awsddp.jobs.launchers import launcher
-from awsddp.jobs.ranks import Host, Rank, Rendezvous, defaults
 from awsddp.jobs.supervisor.wire import MAGIC
 from awsddp.spec import JobSpec, seconds, with_secrets
+
+if TYPE_CHECKING:
+    from awsddp.jobs.ranks import Host, Rank
 
 FIRST_PORT = 29400
 SLOTS = 64
@@ -147,8 +148,8 @@ def launch_requests(
     spec: JobSpec,
     *,
     job: str,
-    ranks: Sequence[Rank],
-    hosts: Sequence[Host],
+    ranks: "Sequence[Rank]",
+    hosts: "Sequence[Host]",
     slot: int,
     facts: Mapping[str, Any] | None = None,
     after: Sequence[str] = (),
@@ -160,6 +161,9 @@ def launch_requests(
     The values of the job's secrets are in the environment of its processes, `secrets` names them. Raises
     UsageError for invalid placeholders and without a script, ConfigError for a secret that is not set here.
     """
+    from awsddp.jobs.launchers import launcher
+    from awsddp.jobs.ranks import Rendezvous, defaults
+
     if not spec.job.script:
         raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
     script, spec = _shown(spec.job.script), with_secrets(spec)
@@ -382,11 +386,11 @@ def _shown(text: str) -> str:
     return text[:_MOST_CHARACTERS].encode("utf-8", "replace").decode()
 
 
-def _of(ranks: Sequence[Rank], host: Host) -> list[Rank]:
+def _of(ranks: "Sequence[Rank]", host: "Host") -> "list[Rank]":
     return [rank for rank in ranks if rank.node == host.node.node]
 
 
-def _private(host: Host) -> str:
+def _private(host: "Host") -> str:
     if host.node.private_ip is None:
         raise NodeError(f"node{host.node.node} has no private address", f"it is {host.node.state}")
     return host.node.private_ip

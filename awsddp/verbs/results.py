@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from awsddp import page, report
+from awsddp import report
 from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
@@ -21,6 +21,8 @@ def results_dir(ctx: Context, job: str) -> Path:
 
 def draw_loss(target: Path) -> None:
     """Draw the loss that rank 0 wrote down, where it did."""
+    from awsddp import page
+
     rows = metrics(target)
     data = f", {name}" if (name := _data(rows)) else ""
     plot = page.loss_plot(rows, title=f"training loss, {target.name}{data}")
