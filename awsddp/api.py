@@ -305,7 +305,7 @@ def run(
     cluster = Cluster(name, local=local, on_event=on_event, **keys)
     if (state := cluster.status()["state"]) != "absent":
         raise ConfigError(
-            f"cluster {name} exists already", f"it is {state}", "use another name, or Cluster()"
+            f"cluster {name} already exists", f"it is {state}", "use another name, or Cluster()"
         )
     context = with_idle(cluster._context() if agreed is None else agreed.context)
     try:

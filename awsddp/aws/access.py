@@ -131,9 +131,9 @@ def _find_group(aws: Aws, ids: Mapping[str, str], *, clock: Clock) -> str:
     group = poll(look, deadline_s=VISIBLE_S, clock=clock)
     if group is None:
         raise CloudError(
-            f"the security group {ids['name']} is there, but not ours",
-            f"no group of that name carries awsddp:id={ids['cluster_id']}",
-            f"look at it: aws ec2 describe-security-groups --filters Name=group-name,Values={ids['name']}",
+            f"security group {ids['name']} already exists, but is not this cluster's",
+            f"no group of that name has the tag awsddp:id={ids['cluster_id']}",
+            f"inspect it: aws ec2 describe-security-groups --filters Name=group-name,Values={ids['name']}",
         )
     return group
 

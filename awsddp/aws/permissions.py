@@ -31,7 +31,7 @@ LATER = {
 }
 # The resource that a denial names: "... to perform: ec2:RunInstances on resource: arn:aws:ec2:...".
 _DEFAULT_GROUP = ":security-group/"
-_NO_GROUP = "not before there is a security group; into the VPC's default one it is denied"
+_NO_GROUP = "needs a security group; with the VPC's default one it is denied"
 
 
 @dataclass(frozen=True, kw_only=True)

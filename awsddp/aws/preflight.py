@@ -144,7 +144,7 @@ def _plan(plan: LaunchPlan, facts: Facts, too_small: Check | None) -> list[Check
             name="subnets",
             ok=True,
             value=", ".join(f"{subnet.id} ({subnet.free_addresses} free)" for subnet in subnets),
-            expected=f"{len(plan.numbers)} free addresses, and a way out",
+            expected=f"{len(plan.numbers)} free addresses, and a route out",
         ),
     ]
     if facts.group is not None:

@@ -149,8 +149,8 @@ class Aws:
         reply = self.call("GetCallerIdentity", {}, service="sts")
         if not is_stable(reply["UserId"]):
             raise ConfigError(
-                f"the role's session has no stable name: {reply['Arn']}",
-                "awsddp finds its machines by it, and the next login would have another",
+                f"the role's session name is not stable: {reply['Arn']}",
+                "awsddp finds its instances by this name, and the next login would have another",
                 "set role_session_name in the AWS profile, or AWS_ROLE_SESSION_NAME, and log in again",
             )
         return Identity(user_id=reply["UserId"], account=reply["Account"], arn=reply["Arn"])

@@ -97,7 +97,7 @@ def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent, clock: Cloc
     ]
     if left:
         raise LeftoverError(
-            "not every node that should end could be ended",
+            "some nodes could not be terminated",
             f"left: {', '.join(left)}",
             "awsddp up   # again; what is left may still cost money",
         )

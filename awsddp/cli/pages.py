@@ -348,7 +348,7 @@ def sync_page(result: dict[str, Any]) -> None:
     for kept in result.get("kept", ()):
         more = len(kept["paths"]) - _MOST_KEPT
         paths = ", ".join(kept["paths"][:_MOST_KEPT]) + (f" and {more:,} more" if more > 0 else "")
-        line(f"Kept here by {kept['by']}: {paths}")
+        line(f"Not sent, matched by {kept['by']}: {paths}")
 
 
 def down_page(result: dict[str, Any]) -> None:

@@ -579,7 +579,7 @@ def reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 def _no_nodes(name: str, nodes: Sequence[Node]) -> NoNodes:
     states = ", ".join(f"{node_name(node.node)} is {node.state}" for node in nodes)
-    error = NoNodes(f"no node of cluster {name} can be asked", states, "awsddp up   # start or finish it")
+    error = NoNodes(f"no node of cluster {name} can be reached", states, "awsddp up   # start or finish it")
     if all(node.state in ("stopping", "stopped") for node in nodes):
         error.stopped = tuple(unfetched_jobs(nodes))
     return error

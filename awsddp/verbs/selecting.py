@@ -97,7 +97,7 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
         ]
         if lost:
             raise Ephemeral(
-                f"a stop would lose results of {job.job}, which lie on instance store",
+                f"a stop would lose results of {job.job}, which are on instance store",
                 _named(lost),
                 f"awsddp fetch --job {job.job}   # once it has ended; then stop\n"
                 "awsddp down   # fetch the results, then terminate the nodes",
@@ -236,5 +236,5 @@ def _skipped(ctx: Context, manifests: Mapping[int, Manifest]) -> list[Owed]:
     for node, one in named[:NAMED]:
         ctx.on_event(Event(f"not fetched: {one.path}: {one.why}", node_name(node)))
     if len(named) > NAMED:
-        ctx.say(f"not fetched: {len(named) - NAMED} more of the kind")
+        ctx.say(f"not fetched: {len(named) - NAMED} more files")
     return [Owed(node, one.path, one.size, one.why) for node, one in skipped if one.owed]
