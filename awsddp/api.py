@@ -84,11 +84,12 @@ class Plan:
 
 
 class Cluster:
-    """A cluster by its name, as `awsddp -c NAME`: it may exist already or not yet. Creating one asks nobody.
+    """A cluster by its name, as `awsddp -c NAME`: it may exist already or not yet.
 
-    `local` is --local, `region` and `profile` as on the command line; every other keyword is a key of
-    awsddp.toml that holds for all methods (`workdir=...`, `results=...`). awsddp.toml is read from the
-    current folder. `on_event` gets progress, on the thread that called the method. Raises ConfigError.
+    The constructor sends no requests. `local` is --local, `region` and `profile` as on the command line;
+    every other keyword is a key of awsddp.toml that holds for all methods (`workdir=...`, `results=...`).
+    awsddp.toml is read from the current folder. `on_event` gets progress, on the thread that called the
+    method. Raises ConfigError.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "Inval
 
 
 def not_yet(refusal: Refused) -> bool:
-    """Whether AWS says that it does not know the group, which it may have made a moment ago."""
+    """Whether AWS does not find the group, which may have been created a moment ago."""
     return refusal.code in _NOT_YET
 
 

@@ -44,7 +44,7 @@ class Permission:
 
 
 def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Permission, ...]:
-    """Send the plan's requests with DryRun, and tell of each whether it is allowed.
+    """Send the plan's requests with DryRun, and return for each whether it is allowed.
 
     What does not exist yet is left out of the launch that is asked for: the key, the cluster's own group and
     placement group. Without a group EC2 takes the VPC's default one, so that where that is what is denied

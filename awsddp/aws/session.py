@@ -38,7 +38,7 @@ _SECRET = ("UserData", "PublicKeyMaterial")
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Who is calling, as STS says. `user_id` is what `${aws:userid}` is in a policy."""
+    """The caller, from STS. `user_id` is what `${aws:userid}` is in a policy."""
 
     user_id: str
     account: str

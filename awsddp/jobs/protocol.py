@@ -1,4 +1,4 @@
-"""What a node is told: requests to the supervisor's program, and the command that carries one there."""
+"""The protocol with a node: requests to the supervisor's program, and the command that sends one."""
 
 import base64
 import bz2
@@ -124,12 +124,12 @@ def _part(data: bytes) -> bytes:
 
 
 def is_whole(said: bytes | bytearray, *, count: int = 1) -> bool:
-    """Tell whether what a node has said so far holds its answers to `count` requests (but follow), whole."""
+    """Tell whether the output of a node so far holds complete answers to `count` requests (but follow)."""
     return said.endswith(b"\n") and not said.endswith(MAGIC) and said.count(MAGIC) >= count
 
 
 def answer(stdout: bytes, *, request: Mapping[str, Any], node: int, stderr: bytes = b"") -> dict[str, Any]:
-    """Return the answer to `request` in what `node` said, checked (answers.py).
+    """Return the answer to `request` in the output of `node`, validated (answers.py).
 
     Raises the error that it names; NodeError for no answer.
     """
@@ -254,7 +254,7 @@ def cancel_request(job: str, *, grace: float | None = None, launch: str | None =
 
 
 def claim_request(owner: str, *, wait_s: float) -> dict[str, Any]:
-    """Ask for the right to start a job, which a launch uses up; `owner` is what another client is told."""
+    """Ask for the right to start a job, which a launch uses up; `owner` is shown to another client."""
     return {"do": "claim", "owner": owner, "wait_s": wait_s, "lease_s": LEASE_SECONDS}
 
 

@@ -214,7 +214,7 @@ def image_constraints(packages: Mapping[str, str], *, every: bool = False) -> tu
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why packages could not be installed, as the user is told it."""
+    """Why packages could not be installed, as shown to the user."""
 
     message: str
     why: str
@@ -239,7 +239,7 @@ _CONFLICT = re.compile("following packages are incompatible|cannot be installed 
 
 
 def explain(said: str, *, name: str) -> Refusal:
-    """Return what the last words of pip, uv or conda mean; `name` is the file that asked."""
+    """Explain the last output of pip, uv or conda; `name` is the file that lists the packages."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     tail = "\n".join(lines[-10:])
     pinned = re.search(r"\(constraint\) (\S+?)==(\S+)", said)

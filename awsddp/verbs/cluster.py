@@ -185,7 +185,7 @@ class ClusterHandle:
 
     @property
     def unfetched(self) -> set[str]:
-        """The jobs whose results are not home, by the tags of the nodes."""
+        """The jobs whose results are not fetched, by the tags of the nodes."""
         return {job for node in (*self.nodes, *self.excluded) for job in node.unfetched}
 
     def prepared(self, node: int) -> Prepared:
@@ -349,7 +349,7 @@ class ClusterHandle:
         self.ctx.folder.publish(text)
 
     def say_missing(self) -> None:
-        """Say which nodes of the cluster were not asked, and why."""
+        """Report which nodes of the cluster were skipped, and why."""
         living = {node.instance_id for node in (*self.nodes, *self.excluded)}
         for one in self.record.prepared:
             if one.instance_id not in living:
@@ -430,7 +430,7 @@ class ClusterHandle:
         return choose_job(self.jobs(partial=True), job.job)
 
     def missing(self, job: Job) -> dict[int, str]:
-        """Return why a node's part of a job cannot be had now, by the number that the node had."""
+        """Return why a node's part of a job cannot be fetched now, by the number that the node had."""
         from awsddp.verbs.requests import holders
 
         reached = {self.fleet.endpoints[node].instance_id for node in holders(self.fleet, job)}
@@ -450,7 +450,7 @@ class ClusterHandle:
         return reasons
 
     def still_missing(self, job: Job, *, to: Path | None = None) -> dict[int, str]:
-        """Return why parts of a job cannot be had now, by node, unless they are fetched already."""
+        """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
         from awsddp.verbs.results import whole_at_home
 
         kept = whole_at_home(self.ctx, job.job) if to is None else None
@@ -459,7 +459,7 @@ class ClusterHandle:
     # Results.
 
     def fetch(self, job: Job, *, to: Path | None = None) -> "dict[int, Fetched]":
-        """Fetch a job's results from the nodes that can be asked now, verified, and only then release these.
+        """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
 
         The job that is written beside them says what is missing. One client at a time does so. Over
         job.results_limit `ctx.agree` decides. Raises Unfetched where something that the job made stays on the
@@ -532,7 +532,7 @@ class ClusterHandle:
         """Fetch the results of a job that was followed, and return it as the `train` document.
 
         The job's state is remembered first; an error that keeps results away carries the document as its
-        `result`. What is missing of a job that did not succeed is only said: it has a cause of its own.
+        `result`. Missing results of a job that did not succeed are only reported: it has a cause of its own.
         """
         from awsddp.verbs.results import job_result
 

@@ -66,7 +66,7 @@ def _jump(ctx: Context) -> list[Check]:
 
 
 def dry_run(ctx: Context) -> dict[str, Any]:
-    """Return the permissions that `up` needs, each asked of AWS by a call that changes nothing.
+    """Return the permissions that `up` needs, each checked by a dry-run call to AWS.
 
     Raises ConfigError or CloudError where no plan can be made.
     """

@@ -532,7 +532,7 @@ TABLE = (
         "abort",
         False,
         _crashed(signal.SIGABRT),
-        "A library gave up{place}: its message stands above.",
+        "A library aborted{place}: see its message above.",
         "awsddp logs",
     ),
     Row(
