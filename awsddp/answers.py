@@ -380,7 +380,7 @@ def check_positions(said: bytes, *, node: int, ranks: Collection[int]) -> dict[i
     try:
         found = msgspec.convert(_loaded(said), dict[int, _Size], strict=False)
         if not found.keys() <= set(ranks):
-            raise ValueError("positions of a rank that the job has not")
+            raise ValueError("positions of a rank that the job does not have")
     except _WRONG as error:
         raise malformed(node, str(error)) from error
     return found
@@ -459,7 +459,7 @@ def malformed(node: int, why: str) -> NodeError:
     return NodeError(
         f"node{node} gave a malformed answer",
         why[:2000],
-        "if it stays so, do not trust the node: awsddp down --discard, awsddp up",
+        "if this happens again, do not trust the node: awsddp down --discard, awsddp up",
     )
 
 
@@ -511,7 +511,7 @@ def _check_against(answer: dict[str, Any], request: Mapping[str, Any], node: int
     if kind == "dial" and sorted(one[:2] for one in answer["dials"]) != sorted(
         [node, port] for node, _, port in request["peers"]
     ):
-        raise ValueError("it dialed others than it was asked to")
+        raise ValueError("it dialed other addresses than requested")
     if kind == "hashes" and len(answer["hashes"]) != len(request["paths"]):
         raise ValueError(f"{len(answer['hashes'])} hashes of {len(request['paths'])} files")
 

@@ -84,11 +84,12 @@ class Plan:
 
 
 class Cluster:
-    """A cluster by its name, as `awsddp -c NAME`: it may exist already or not yet. Creating one asks nobody.
+    """A cluster by its name, as `awsddp -c NAME`: it may exist already or not yet.
 
-    `local` is --local, `region` and `profile` as on the command line; every other keyword is a key of
-    awsddp.toml that holds for all methods (`workdir=...`, `results=...`). awsddp.toml is read from the
-    current folder. `on_event` gets progress, on the thread that called the method. Raises ConfigError.
+    The constructor sends no requests. `local` is --local, `region` and `profile` as on the command line;
+    every other keyword is a key of awsddp.toml that holds for all methods (`workdir=...`, `results=...`).
+    awsddp.toml is read from the current folder. `on_event` gets progress, on the thread that called the
+    method. Raises ConfigError.
     """
 
     def __init__(
@@ -305,7 +306,7 @@ def run(
     cluster = Cluster(name, local=local, on_event=on_event, **keys)
     if (state := cluster.status()["state"]) != "absent":
         raise ConfigError(
-            f"cluster {name} exists already", f"it is {state}", "use another name, or Cluster()"
+            f"cluster {name} already exists", f"it is {state}", "use another name, or Cluster()"
         )
     context = with_idle(cluster._context() if agreed is None else agreed.context)
     try:

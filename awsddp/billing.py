@@ -16,7 +16,6 @@ from itertools import pairwise
 from typing import Any
 
 from awsddp.cluster import ENDED, Node
-from awsddp.compat import ADDRESS_USD_PER_HOUR
 from awsddp.report import iso
 
 LEAST = timedelta(seconds=60)
@@ -255,6 +254,8 @@ def repriced(
     rows: Iterable[Mapping[str, Any]], nodes: Iterable[Node], history: History
 ) -> Iterator[dict[str, Any]]:
     """Return the rows that a ledger lacks of the spot prices that held since each spot node was launched."""
+    from awsddp.compat import ADDRESS_USD_PER_HOUR
+
     written = {(key, row["at"]) for row in rows if row.get("event") == "repriced" for key in row["instances"]}
     for node in nodes:
         launched = node.launched

@@ -100,7 +100,7 @@ class Cluster:
 
     @property
     def unfetched(self) -> list[str]:
-        """The jobs whose results are not home, by the tags of the nodes that live."""
+        """The jobs whose results are not fetched, by the tags of the nodes that live."""
         return unfetched_jobs(self.live)
 
 
@@ -254,7 +254,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class HomeLink:
-    """A symbolic link to make at home; `target` is relative to the link's own folder and lies in runs/JOB."""
+    """A symbolic link to make on this machine; `target` is relative to the link's folder, in runs/JOB."""
 
     home: str
     target: str
@@ -273,7 +273,7 @@ class Check:
 
 
 def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
-    """Return the jobs whose results are not home, by the tags of these nodes."""
+    """Return the jobs whose results are not fetched, by the tags of these nodes."""
     return sorted({job for node in nodes for job in node.unfetched})
 
 

@@ -32,7 +32,7 @@ def node_name(node: int) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return bytes as a person says them: 12 kB."""
+    """Return a number of bytes for display: 12 kB."""
     unit, scale = next(
         (one for one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if size >= one[1]), ("bytes", 1)
     )
@@ -48,7 +48,7 @@ def amount(files: int, size: int) -> str:
 def cluster_state(
     cluster: Cluster | None, *, prepared: frozenset[str] | None, launching: bool, size: int | None = None
 ) -> ClusterState:
-    """Return the state of a cluster from what AWS says of its nodes.
+    """Return the state of a cluster from the states of its nodes.
 
     `prepared` holds the instance ids that this machine has seen ready (None: it knows nothing of them);
     `launching` tells that a launch was written down and has not answered; `size` is how many nodes were asked
@@ -117,7 +117,7 @@ def far_from_others(key: str, values: Sequence[float | None]) -> list[bool]:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as a person says it: 12.3 s, 4 min 5 s, 23 h 59 min."""
+    """Return a duration for display: 12.3 s, 4 min 5 s, 23 h 59 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -128,12 +128,12 @@ def duration(seconds: float) -> str:
 
 
 def money(usd: float | None) -> str:
-    """Return an amount as a person reads it; "unknown" where there is no price."""
+    """Return an amount for display; "unknown" without a price."""
     return "unknown" if usd is None else f"${usd:,.2f}"
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl or a ledger; a line that is no JSON object is left out."""
+    """Return the rows of a metrics.jsonl or a ledger; a line that is not a JSON object is skipped."""
     rows = []
     for line in text.splitlines():
         try:

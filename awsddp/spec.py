@@ -6,7 +6,6 @@ is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named 
 """
 
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -375,13 +374,13 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
 
 
 def remembered_environment(spec: JobSpec) -> dict[str, Any]:
-    """Return what somebody asked for of the nodes' environment, by key; variables belong to a job."""
+    """Return the explicit settings of the nodes' environment, by key; variables belong to a job."""
     keys = sorted(spec.explicit - {"env.variables", "env.secrets"})
     return {key: getattr(spec.env, key.removeprefix("env.")) for key in keys}
 
 
 def overlaid_environment(spec: JobSpec, asked: Mapping[str, Any]) -> JobSpec:
-    """Return the spec with the environment asked for before wherever nobody says anything else now."""
+    """Return the spec with the environment requested before, except for keys that are set now."""
     values: dict[str, Any] = {"env": {}}
     for key, value in asked.items():
         if key.startswith("env.") and key not in spec.explicit:
@@ -437,7 +436,7 @@ NOT_SHOWN = frozenset(
 
 
 def words_of(spec: JobSpec) -> tuple[str, ...]:
-    """Return the settings of a job that are not defaults, as words of a command line: -o job.timeout=1h.
+    """Return the settings of a job that are not defaults, as arguments of a command line: -o job.timeout=1h.
 
     Its script, arguments and name are left out, and what may hold a secret: the values of variables, commands
     and URLs.
@@ -453,7 +452,7 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
 
 
 def option_words(key: str, value: object) -> list[str]:
-    """Return the words of a command line that set a key of awsddp.toml."""
+    """Return the arguments of a command line that set a key of awsddp.toml."""
     return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
@@ -632,6 +631,8 @@ def _form(hint: Any) -> str:
 
 
 def _unknown(place: str, word: str, known: list[str]) -> ConfigError:
+    import difflib
+
     near = difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return ConfigError(f"{place}: unknown key {word!r}", "", hint)
@@ -678,7 +679,7 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
 
 
 def _check_secrets(env: EnvSection) -> None:
-    """Refuse what is no name of a variable, and a name that has a value in the file. Raises ConfigError."""
+    """Refuse an invalid variable name, and a name that has a value in the file. Raises ConfigError."""
     for name in env.secrets:
         if not VARIABLE.fullmatch(name):
             raise ConfigError(

@@ -175,7 +175,7 @@ def test_what_nobody_owes_is_named_and_what_is_excluded_is_counted(nodes: Nodes)
     nodes.bring_home(exclude=["data/"])
     assert nodes.told[0] == "4 files, 4.0 MB: matched by job.exclude, stays on the nodes"
     assert nodes.told[1] == "not fetched: /w/0: a pipe"
-    assert (len(nodes.told), nodes.told[-1]) == (12, "not fetched: 50 more of the kind")
+    assert (len(nodes.told), nodes.told[-1]) == (12, "not fetched: 50 more files")
     assert nodes.released == ["j"]
 
 
@@ -191,7 +191,7 @@ def test_a_stop_that_would_lose_results_is_refused(nodes: Nodes) -> None:
     spec, job = load(environ={})
     folder = Folder(nodes.root, "default")
     ctx = Context(spec=spec, job=job, folder=folder, on_event=lambda event: None)
-    with pytest.raises(Ephemeral, match="results of j, which lie on instance store") as caught:
+    with pytest.raises(Ephemeral, match="results of j, which are on instance store") as caught:
         selecting.refuse_ephemeral(ctx, FLEET, [JOB])
     assert caught.value.why == "node1: /w/node1/x (5 bytes): empty after a stop"
     nodes.files[1].clear()

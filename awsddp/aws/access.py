@@ -1,7 +1,6 @@
 """The cluster's key pair, security group and placement group: made once, found again, brought in line."""
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -11,48 +10,34 @@ from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
 from awsddp.errors import CloudError
 from awsddp.parallel import all_of, each
-from awsddp.plan import LaunchPlan, Request, resolve_request, ssh_permission
+from awsddp.plan import LaunchPlan, Request, Values, ssh_permission
 from awsddp.report import Event, OnEvent
 
 _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
 
 
 def not_yet(refusal: Refused) -> bool:
-    """Whether AWS says that it does not know the group, which it may have made a moment ago."""
+    """Whether AWS does not find the group, which may have been created a moment ago."""
     return refusal.code in _NOT_YET
 
 
 def ensure_access(
-    aws: Aws,
-    plan: LaunchPlan,
-    *,
-    ids: Mapping[str, str],
-    secrets: Mapping[str, str],
-    now: datetime,
-    on_event: OnEvent,
-    clock: Clock = CLOCK,
+    aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent, clock: Clock = CLOCK
 ) -> str:
     """Make what the plan's instances need, side by side, and return the id of their security group.
 
     Raises CloudError.
     """
-    given: dict[str, Any] = {"ids": ids, "now": now, "on_event": on_event}
     works: list[Callable[[], str | None]] = [
-        lambda: ensure_group(aws, plan, **given, clock=clock),
-        lambda: ensure_key(aws, plan, secrets=secrets, **given),
-        lambda: ensure_placement(aws, plan, **given, clock=clock),
+        lambda: ensure_group(aws, plan, values, on_event=on_event, clock=clock),
+        lambda: ensure_key(aws, plan, values, on_event=on_event),
+        lambda: ensure_placement(aws, plan, values, on_event=on_event, clock=clock),
     ]
     return str(all_of(works)[0])
 
 
 def ensure_placement(
-    aws: Aws,
-    plan: LaunchPlan,
-    *,
-    ids: Mapping[str, str],
-    now: datetime,
-    on_event: OnEvent,
-    clock: Clock = CLOCK,
+    aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent, clock: Clock = CLOCK
 ) -> None:
     """Make the plan's placement group, if it has one of its own, and wait until it can be used.
 
@@ -60,7 +45,7 @@ def ensure_placement(
     """
     if not plan.asks("CreatePlacementGroup"):
         return
-    request = resolve_request(plan.request("CreatePlacementGroup"), ids=ids, secrets={}, now=now)
+    request = values.resolve(plan.request("CreatePlacementGroup"))
     name = request.parameters["GroupName"]
     try:
         made = aws.call(request.operation, request.parameters).get("PlacementGroup", {})
@@ -79,36 +64,22 @@ def ensure_placement(
         patiently(usable, passes=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown", clock=clock)
 
 
-def ensure_key(
-    aws: Aws,
-    plan: LaunchPlan,
-    *,
-    ids: Mapping[str, str],
-    secrets: Mapping[str, str],
-    now: datetime,
-    on_event: OnEvent,
-) -> None:
+def ensure_key(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> None:
     """Import the cluster's public key, unless it is there (its name holds the id). Raises CloudError."""
     if not plan.asks("ImportKeyPair"):
         return
-    request = resolve_request(plan.request("ImportKeyPair"), ids=ids, secrets=secrets, now=now)
+    request = values.resolve(plan.request("ImportKeyPair"))
     try:
         aws.call(request.operation, request.parameters)
     except Refused as refusal:
         if refusal.code != "InvalidKeyPair.Duplicate":
             raise
         return
-    on_event(Event(f"key pair {ids['name']} imported"))
+    on_event(Event(f"key pair {values.ids['name']} imported"))
 
 
 def ensure_group(
-    aws: Aws,
-    plan: LaunchPlan,
-    *,
-    ids: Mapping[str, str],
-    now: datetime,
-    on_event: OnEvent,
-    clock: Clock = CLOCK,
+    aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent, clock: Clock = CLOCK
 ) -> str:
     """Make the cluster's security group with its rules, unless it is there, and return its id.
 
@@ -117,7 +88,7 @@ def ensure_group(
     """
     if not plan.asks("CreateSecurityGroup"):
         return str(plan.request("RunInstances").parameters["NetworkInterfaces"][0]["Groups"][0])
-    request = resolve_request(plan.request("CreateSecurityGroup"), ids=ids, secrets={}, now=now)
+    request = values.resolve(plan.request("CreateSecurityGroup"))
     try:
         group = str(aws.call(request.operation, request.parameters)["GroupId"])
         on_event(Event(f"security group {group} made"))
@@ -125,11 +96,10 @@ def ensure_group(
     except Refused as refusal:
         if refusal.code != "InvalidGroup.Duplicate":
             raise
-        group = _find_group(aws, ids, clock=clock)
+        group = _find_group(aws, values.ids, clock=clock)
         new = False
-    known = {**ids, "security_group": group}
     rules = [
-        resolve_request(plan.request(f"AuthorizeSecurityGroup{side}"), ids=known, secrets={}, now=now)
+        values.resolve(plan.request(f"AuthorizeSecurityGroup{side}"), security_group=group)
         for side in ("Ingress", "Egress")
     ]
     each(lambda rule: _authorize(aws, rule, clock=clock), rules)
@@ -161,9 +131,9 @@ def _find_group(aws: Aws, ids: Mapping[str, str], *, clock: Clock) -> str:
     group = poll(look, deadline_s=VISIBLE_S, clock=clock)
     if group is None:
         raise CloudError(
-            f"the security group {ids['name']} is there, but not ours",
-            f"no group of that name carries awsddp:id={ids['cluster_id']}",
-            f"look at it: aws ec2 describe-security-groups --filters Name=group-name,Values={ids['name']}",
+            f"security group {ids['name']} already exists, but is not this cluster's",
+            f"no group of that name has the tag awsddp:id={ids['cluster_id']}",
+            f"inspect it: aws ec2 describe-security-groups --filters Name=group-name,Values={ids['name']}",
         )
     return group
 

@@ -43,10 +43,10 @@ class Everywhere:
 def find_everywhere(
     gateway: Callable[[str], Aws], regions: Iterable[str], *, owner: str, now: datetime
 ) -> Everywhere:
-    """Return whatever carries our tags in these regions, asked side by side.
+    """Return every resource with awsddp's tags in these regions, searched in parallel.
 
-    `gateway` makes the gateway to a region; `owner` is the caller. A region that refuses is told, and does
-    not hide the others.
+    `gateway` makes the gateway to a region; `owner` is the caller. A region that refuses is reported,
+    and does not hide the others.
     """
     looked = tuple(regions)
 

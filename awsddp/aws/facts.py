@@ -144,7 +144,7 @@ def _offers(aws: Aws, known: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _describe_type(aws: Aws, asked: str) -> tuple[GpuType | None, str]:
-    """Return what EC2 says of a type that the table lacks, or how it refuses it."""
+    """Return EC2's description of a type that the table does not have, or its refusal."""
     try:
         found = aws.call("DescribeInstanceTypes", {"InstanceTypes": [asked]})["InstanceTypes"]
     except Refused as refusal:

@@ -13,7 +13,7 @@ from awsddp.aws.tags import unlisted
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
 from awsddp.cluster import ENDED, Node, read_numbers
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
-from awsddp.plan import LaunchPlan, resolve_request, utc
+from awsddp.plan import LaunchPlan, Values, utc
 from awsddp.report import Event, OnEvent, node_name
 
 # A token is honoured for at least an hour; a replay later could launch again.
@@ -26,32 +26,26 @@ NEXT_ZONE = frozenset({"Unsupported", "InsufficientFreeAddressesInSubnet"})
 def launch(
     aws: Aws,
     plan: LaunchPlan,
+    values: Values,
     *,
-    ids: Mapping[str, str],
-    secrets: Mapping[str, str],
-    now: datetime,
     write_intent: Callable[[dict[str, Any]], None],
     on_event: OnEvent,
     clock: Clock = CLOCK,
 ) -> tuple[Node, ...]:
     """Launch the plan's nodes, all in one zone, all or none, trying its zones in order.
 
-    `ids` holds name, cluster_id and security_group. Each attempt has a token of its own, and `write_intent`
-    gets the whole request before it is sent. Raises CapacityError, naming each attempt, where no zone has the
-    machines, CloudError where AWS refuses.
+    `values` has the ids name, cluster_id and security_group. Each attempt has a token of its own, and
+    `write_intent` gets the whole request before it is sent. Raises CapacityError, naming each attempt, where
+    no zone has the machines, CloudError where AWS refuses.
     """
     attempts: list[tuple[str, AwsddpError]] = []
     for zone in plan.subnets:
-        request = resolve_request(
-            plan.request("RunInstances"),
-            ids={**ids, "subnet": zone.subnet, "client_token": f"{ids['cluster_id']}-{uuid4().hex}"},
-            secrets=secrets,
-            now=now,
-        )
+        token = f"{values.ids['cluster_id']}-{uuid4().hex}"
+        request = values.resolve(plan.request("RunInstances"), subnet=zone.subnet, client_token=token)
         on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {zone.name}"))
         write_intent(
             {
-                "cluster_id": ids["cluster_id"],
+                "cluster_id": values.ids["cluster_id"],
                 "zone": zone.name,
                 "written": utc(clock.now()),
                 "parameters": request.parameters,

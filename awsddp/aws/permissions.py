@@ -4,15 +4,13 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html (Dr
 allowed is refused with DryRunOperation.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
 from awsddp.aws.refusals import DENIED, OutOfCapacity, Refused
 from awsddp.aws.session import Aws
 from awsddp.parallel import each
-from awsddp.plan import LaunchPlan, Request, resolve_request
+from awsddp.plan import LaunchPlan, Request, Values
 
 # What `up`, jobs, `stop` and `down` call later on, and what has to exist before AWS can say whether it may.
 LATER = {
@@ -33,7 +31,7 @@ LATER = {
 }
 # The resource that a denial names: "... to perform: ec2:RunInstances on resource: arn:aws:ec2:...".
 _DEFAULT_GROUP = ":security-group/"
-_NO_GROUP = "not before there is a security group; into the VPC's default one it is denied"
+_NO_GROUP = "needs a security group; with the VPC's default one it is denied"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,21 +43,19 @@ class Permission:
     why: str = ""
 
 
-def dry_run(
-    aws: Aws, plan: LaunchPlan, *, ids: Mapping[str, str], secrets: Mapping[str, str], now: datetime
-) -> tuple[Permission, ...]:
-    """Send the plan's requests with DryRun, and tell of each whether it is allowed.
+def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Permission, ...]:
+    """Send the plan's requests with DryRun, and return for each whether it is allowed.
 
     What does not exist yet is left out of the launch that is asked for: the key, the cluster's own group and
     placement group. Without a group EC2 takes the VPC's default one, so that where that is what is denied
     nothing is told of a launch into one's own. Raises CloudError where AWS cannot be asked at all.
     """
     asked = [request for request in plan.requests if request.operation not in LATER]
-    given = {**ids, "subnet": plan.subnets[0].subnet, "client_token": ids["cluster_id"]}
+    launch = {"subnet": plan.subnets[0].subnet, "client_token": values.ids["cluster_id"]}
 
     def ask(request: Request) -> Permission:
         known = _without_unmade(request)
-        told = _ask(aws, resolve_request(known, ids=given, secrets=secrets, now=now))
+        told = _ask(aws, values.resolve(known, **launch))
         if told.answer == "denied" and known != request and _DEFAULT_GROUP in told.why:
             return Permission(operation=told.operation, answer="not asked", why=_NO_GROUP)
         return told

@@ -64,5 +64,5 @@ def start(aws: Aws, nodes: Sequence[Node], *, clock: Clock = CLOCK) -> None:
 
 
 def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:
-    """Write a new expiry to the nodes' tag; the watchdogs are told by themselves. Raises CloudError."""
+    """Write a new expiry to the nodes' tag; the watchdogs get it separately. Raises CloudError."""
     tag(aws, [node.instance_id for node in nodes], "awsddp:expires", utc(expires))

@@ -1,4 +1,4 @@
-"""What a poweroff from inside does to a node: it ends it, or stops it while results are not home yet."""
+"""What a poweroff from inside does to a node: it ends it, or stops it while results are not fetched yet."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "Inco
 
 
 def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str, *, clock: Clock = CLOCK) -> None:
-    """Before a job: have a poweroff stop the on-demand nodes, and tag all with the job as not yet home.
+    """Before a job: have a poweroff stop the on-demand nodes, and tag all with the job as not yet fetched.
 
     A spot node cannot be stopped, so it is only tagged. Both are done at once: each is safe without the
     other, as there are no results yet. Raises CloudError; the job must not start then.

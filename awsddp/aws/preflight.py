@@ -1,6 +1,6 @@
 """What can be known before a launch: the caller, the clock, the region, the plan, the permissions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -12,7 +12,7 @@ from awsddp.aws.refusals import MOST_SKEW_S, Refused
 from awsddp.aws.session import Aws
 from awsddp.cluster import Check
 from awsddp.errors import AwsddpError
-from awsddp.plan import Facts, LaunchPlan, make_plan
+from awsddp.plan import Facts, LaunchPlan, Values, make_plan
 from awsddp.spec import ClusterSpec, seconds
 
 _OF_PLAN = ("offer", "quota", "image", "subnets", "permission")
@@ -22,21 +22,15 @@ OF_REGION = ("credentials", "clock", *_OF_PLAN)
 
 
 def before_launch(
-    aws: Aws,
-    spec: ClusterSpec,
-    *,
-    facts: Callable[[], Facts],
-    ids: Mapping[str, str],
-    secrets: Mapping[str, str],
-    now: datetime,
+    aws: Aws, spec: ClusterSpec, values: Values, *, facts: Callable[[], Facts]
 ) -> tuple[Check, ...]:
     """Return every check that can be made before anything exists; nothing is changed.
 
-    `facts` reads what a plan needs; `ids` and `secrets` stand for what a launch would make. A refusal becomes
+    `facts` reads what a plan needs; `values` stand for what a launch would make. A refusal becomes
     a check that failed; what depends on it is shown as not checked.
     """
     try:
-        checks = [*_caller(aws, spec, now), _region(aws)]
+        checks = [*_caller(aws, spec, values.now), _region(aws)]
     except AwsddpError as error:
         return (failed("credentials", error), *not_checked("credentials", "clock", "region", *_OF_PLAN))
     try:
@@ -46,7 +40,7 @@ def before_launch(
         return (*checks, failed("plan", error), *not_checked("plan", *_OF_PLAN))
     checks += _plan(plan, read, quota)
     try:
-        asked = dry_run(aws, plan, ids=ids, secrets=secrets, now=now)
+        asked = dry_run(aws, plan, values)
     except AwsddpError as error:
         return (*checks, failed("permission", error))
     return (*checks, *map(_permission, asked))
@@ -150,7 +144,7 @@ def _plan(plan: LaunchPlan, facts: Facts, too_small: Check | None) -> list[Check
             name="subnets",
             ok=True,
             value=", ".join(f"{subnet.id} ({subnet.free_addresses} free)" for subnet in subnets),
-            expected=f"{len(plan.numbers)} free addresses, and a way out",
+            expected=f"{len(plan.numbers)} free addresses, and a route out",
         ),
     ]
     if facts.group is not None:

@@ -51,7 +51,7 @@ def _hourly(product: dict[str, Any]) -> list[float]:
 
 
 def spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the spot price of one machine now, by type and zone; {} where it is not told."""
+    """Return the spot price of one machine now, by type and zone; {} if AWS does not return it."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for (name, zone), prices in spot_history(aws, names, since=datetime.now(UTC)).items():
         found[name][zone] = prices[-1][1]
@@ -61,7 +61,7 @@ def spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
 def spot_history(
     aws: Aws, names: Iterable[str], *, since: datetime
 ) -> dict[tuple[str, str], list[tuple[datetime, float]]]:
-    """Return the spot prices of one machine and when each began, by type and zone; {} where it is not told.
+    """Return the spot prices of one machine and when each began, by type and zone; {} if AWS has none.
 
     The first may have begun before `since`, when it was in force:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html

@@ -1,6 +1,5 @@
 """The one gateway to AWS: every call goes through `Aws.call`, with explicit time limits and retries."""
 
-import difflib
 import os
 import re
 import threading
@@ -39,7 +38,7 @@ _SECRET = ("UserData", "PublicKeyMaterial")
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Who is calling, as STS says. `user_id` is what `${aws:userid}` is in a policy."""
+    """The caller, from STS. `user_id` is what `${aws:userid}` is in a policy."""
 
     user_id: str
     account: str
@@ -150,8 +149,8 @@ class Aws:
         reply = self.call("GetCallerIdentity", {}, service="sts")
         if not is_stable(reply["UserId"]):
             raise ConfigError(
-                f"the role's session has no stable name: {reply['Arn']}",
-                "awsddp finds its machines by it, and the next login would have another",
+                f"the role's session name is not stable: {reply['Arn']}",
+                "awsddp finds its instances by this name, and the next login would have another",
                 "set role_session_name in the AWS profile, or AWS_ROLE_SESSION_NAME, and log in again",
             )
         return Identity(user_id=reply["UserId"], account=reply["Account"], arn=reply["Arn"])
@@ -186,6 +185,8 @@ class Aws:
         return error
 
     def _no_region(self, region: str, why: str = "") -> ConfigError:
+        import difflib
+
         near = difflib.get_close_matches(region, self._regions(), n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else "name one such as us-east-1 or eu-central-1"
         return ConfigError(f"cluster.region: unknown AWS region {region!r}", why, f"--region: {hint}")

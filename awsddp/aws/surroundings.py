@@ -11,7 +11,7 @@ from awsddp.plan import Group, Reservation, Subnet
 
 
 def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
-    """Return the asked subnet, else those of the default VPC, each with its way out.
+    """Return the requested subnet, else those of the default VPC, each with its route to the internet.
 
     Raises ConfigError, CloudError.
     """
@@ -122,7 +122,7 @@ def _lets_in(permissions: Iterable[dict[str, Any]], cidr: str) -> bool:
 
 
 def own_key(aws: Aws, asked: str | None) -> str:
-    """Return the public half of the user's own key pair, "" where EC2 does not tell it.
+    """Return the public half of the user's own key pair, "" if EC2 does not return it.
 
     Raises ConfigError where there is none, CloudError.
     """
@@ -187,7 +187,7 @@ def check_disk_key(aws: Aws, asked: str | None) -> None:
 
 
 def reservation(aws: Aws, asked: str | None) -> Reservation | None:
-    """Return the asked capacity reservation or block. Raises ConfigError, CloudError."""
+    """Return the requested capacity reservation or block. Raises ConfigError, CloudError."""
     if asked is None:
         return None
     try:

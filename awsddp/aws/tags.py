@@ -8,7 +8,7 @@ from awsddp.aws.waits import CLOCK, Clock, patiently
 
 
 def unlisted(refusal: Refused) -> bool:
-    """Whether AWS says that it does not know an instance, which it may have made a moment ago."""
+    """Whether AWS does not find an instance, which may have been launched a moment ago."""
     return refusal.code == "InvalidInstanceID.NotFound"
 
 

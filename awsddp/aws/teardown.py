@@ -97,7 +97,7 @@ def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent, clock: Cloc
     ]
     if left:
         raise LeftoverError(
-            "not every node that should end could be ended",
+            "some nodes could not be terminated",
             f"left: {', '.join(left)}",
             "awsddp up   # again; what is left may still cost money",
         )
@@ -216,7 +216,7 @@ class _Ending:
         return [{kind.id: key, kind.by: key} for key in sorted(self._used[kind.key] - known)]
 
     def leftovers(self) -> dict[str, str]:
-        """List again; return each thing that still exists, told with why it does."""
+        """List again; return each resource that still exists, with the reason."""
         told = {
             item["InstanceId"]: self._told(item["InstanceId"], item["State"]["Name"])
             for item in describe(self._aws, self._filters)

@@ -1,4 +1,4 @@
-"""What Tab offers beside verbs and options: read from this machine's files, AWS is not asked."""
+"""Completions besides verbs and options: read from this machine's files, AWS is not asked."""
 
 import click
 from click.shell_completion import CompletionItem

@@ -38,7 +38,7 @@ def run(command: click.Command) -> int:
 
 
 def show(error: AwsddpError) -> int:
-    """Tell an error, as a document with --json, and return its exit code. A closed terminal is no trouble."""
+    """Print an error, as a document with --json, and return its exit code. A closed terminal is ignored."""
     try:
         return _show(error)
     except OSError:

@@ -26,7 +26,7 @@ def show_home(options: Globals) -> None:
 
 
 def home_page(result: dict[str, Any]) -> None:
-    """Show the clusters of `home`, or how to begin."""
+    """Show the clusters of `home`, or how to start."""
     for cluster in result["clusters"]:
         for text in _lines(cluster):
             line(text)

@@ -10,7 +10,6 @@ from awsddp.cli import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
 from awsddp.cluster import ACTIVE
-from awsddp.compat import HOURS_PER_MONTH
 from awsddp.report import duration, far_from_others, money, node_name, size_text
 
 if TYPE_CHECKING:
@@ -116,6 +115,8 @@ def _warning(budget: float | None, cost: float | None) -> str:
 
 def _cost(result: dict[str, Any]) -> str:
     if result["state"] == "stopped":
+        from awsddp.compat import HOURS_PER_MONTH
+
         price = result["price_usd_per_hour"]
         disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"
         return named(
@@ -350,7 +351,7 @@ def sync_page(result: dict[str, Any]) -> None:
     for kept in result.get("kept", ()):
         more = len(kept["paths"]) - _MOST_KEPT
         paths = ", ".join(kept["paths"][:_MOST_KEPT]) + (f" and {more:,} more" if more > 0 else "")
-        line(f"Kept here by {kept['by']}: {paths}")
+        line(f"Not sent, matched by {kept['by']}: {paths}")
 
 
 def down_page(result: dict[str, Any]) -> None:

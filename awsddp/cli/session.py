@@ -103,7 +103,7 @@ JOB_OPTIONS = {
         help="Ranks per node; gpu: one per GPU, the default.",
     ),
     "job.nnodes": click.option(
-        "--nnodes", metavar="MIN:MAX", help="Go on with MIN of MAX nodes; implies --launcher torchrun."
+        "--nnodes", metavar="MIN:MAX", help="Continue with MIN of MAX nodes; implies --launcher torchrun."
     ),
     "job.resume": click.option(
         "--resume",

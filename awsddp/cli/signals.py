@@ -1,6 +1,6 @@
 """Ctrl-C, a closed terminal, a request to end: once in good order, a second time at once.
 
-In good order means: `train` ends its job and brings home what it made, `run` ends everything too, every other
+In good order means: `train` ends its job and fetches its results, `run` ends everything too, every other
 verb leaves within seconds. A closed terminal (SIGHUP) and SIGTERM leave the job of `train` as it is.
 """
 

@@ -3,7 +3,6 @@
 import click
 
 from awsddp.cli import session
-from awsddp.cli.everywhere_page import all_page
 from awsddp.cli.options import Globals, Verb
 from awsddp.cli.pages import cluster_page
 
@@ -14,11 +13,13 @@ from awsddp.cli.pages import cluster_page
 )
 def command(options: Globals, *, all_: bool) -> None:
     """Show nodes, addresses, jobs, price, cost and time left; with -v the idle time left on each node."""
-    from awsddp.verbs.everywhere import status_all
-    from awsddp.verbs.status import status
-
     with session.opened(options) as (ctx, show):
         if all_:
+            from awsddp.cli.everywhere_page import all_page
+            from awsddp.verbs.everywhere import status_all
+
             show.result(status_all(ctx), all_page)
         else:
+            from awsddp.verbs.status import status
+
             show.result(status(ctx, ask_nodes=options.verbose > 0), cluster_page)

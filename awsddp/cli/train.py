@@ -1,4 +1,4 @@
-"""`awsddp train`: sync, launch, stream, bring home."""
+"""`awsddp train`: sync, launch, stream, fetch."""
 
 import shlex
 from typing import Any

@@ -178,7 +178,7 @@ class Labeller:
 
 
 class Merger:
-    """The logs of a job: raw and whole in a folder at home, labelled and merged for whoever watches.
+    """The logs of a job: raw and whole in a local folder, labelled and merged for display.
 
     Feed it what each node's follow sends, over as many connections as it takes: each byte of a rank is
     written and shown once. `documents` holds the last document of each node.

@@ -1,4 +1,4 @@
-"""What a node is told: requests to the supervisor's program, and the command that carries one there."""
+"""The protocol with a node: requests to the supervisor's program, and the command that sends one."""
 
 import base64
 import bz2
@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import check
 from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
-from awsddp.jobs.launchers import launcher
-from awsddp.jobs.ranks import Host, Rank, Rendezvous, defaults
 from awsddp.jobs.supervisor.wire import MAGIC
 from awsddp.spec import JobSpec, seconds, with_secrets
+
+if TYPE_CHECKING:
+    from awsddp.jobs.ranks import Host, Rank
 
 FIRST_PORT = 29400
 SLOTS = 64
@@ -123,12 +124,12 @@ def _part(data: bytes) -> bytes:
 
 
 def is_whole(said: bytes | bytearray, *, count: int = 1) -> bool:
-    """Tell whether what a node has said so far holds its answers to `count` requests (but follow), whole."""
+    """Tell whether the output of a node so far holds complete answers to `count` requests (but follow)."""
     return said.endswith(b"\n") and not said.endswith(MAGIC) and said.count(MAGIC) >= count
 
 
 def answer(stdout: bytes, *, request: Mapping[str, Any], node: int, stderr: bytes = b"") -> dict[str, Any]:
-    """Return the answer to `request` in what `node` said, checked (answers.py).
+    """Return the answer to `request` in the output of `node`, validated (answers.py).
 
     Raises the error that it names; NodeError for no answer.
     """
@@ -147,8 +148,8 @@ def launch_requests(
     spec: JobSpec,
     *,
     job: str,
-    ranks: Sequence[Rank],
-    hosts: Sequence[Host],
+    ranks: "Sequence[Rank]",
+    hosts: "Sequence[Host]",
     slot: int,
     facts: Mapping[str, Any] | None = None,
     after: Sequence[str] = (),
@@ -160,6 +161,9 @@ def launch_requests(
     The values of the job's secrets are in the environment of its processes, `secrets` names them. Raises
     UsageError for invalid placeholders and without a script, ConfigError for a secret that is not set here.
     """
+    from awsddp.jobs.launchers import launcher
+    from awsddp.jobs.ranks import Rendezvous, defaults
+
     if not spec.job.script:
         raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
     script, spec = _shown(spec.job.script), with_secrets(spec)
@@ -250,7 +254,7 @@ def cancel_request(job: str, *, grace: float | None = None, launch: str | None =
 
 
 def claim_request(owner: str, *, wait_s: float) -> dict[str, Any]:
-    """Ask for the right to start a job, which a launch uses up; `owner` is what another client is told."""
+    """Ask for the right to start a job, which a launch uses up; `owner` is shown to another client."""
     return {"do": "claim", "owner": owner, "wait_s": wait_s, "lease_s": LEASE_SECONDS}
 
 
@@ -382,11 +386,11 @@ def _shown(text: str) -> str:
     return text[:_MOST_CHARACTERS].encode("utf-8", "replace").decode()
 
 
-def _of(ranks: Sequence[Rank], host: Host) -> list[Rank]:
+def _of(ranks: "Sequence[Rank]", host: "Host") -> "list[Rank]":
     return [rank for rank in ranks if rank.node == host.node.node]
 
 
-def _private(host: Host) -> str:
+def _private(host: "Host") -> str:
     if host.node.private_ip is None:
         raise NodeError(f"node{host.node.node} has no private address", f"it is {host.node.state}")
     return host.node.private_ip

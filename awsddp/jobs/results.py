@@ -1,4 +1,4 @@
-"""What a job came to: the documents of its nodes as one Job, and job.json at home."""
+"""A job's outcome: the documents of its nodes merged into one Job, and the local job.json."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ _BY_WEIGHT = ("running", "waiting", "failed", "cancelled", "interrupted", "succe
 
 
 def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "runs") -> Job:
-    """Return the job that its nodes' documents (by node) tell of.
+    """Return the job that its nodes' documents (by node) describe.
 
     One that speaks for the whole job is believed, a final one first; where the first node is lost, what the
     others saw counts. A rank is as its own node says. Raises NotFoundError where there is no document.
@@ -70,7 +70,7 @@ def slowest_rank(progress: Sequence[RankProgress]) -> int | None:
 
 
 def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str = "runs") -> tuple[Job, ...]:
-    """Return all jobs, oldest first, that the nodes tell of: "jobs" in the answers to `state_request()`."""
+    """Return all jobs, oldest first, that the nodes report: "jobs" in the answers to `state_request()`."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for node, several in documents.items():
         for document in several:

@@ -1,4 +1,4 @@
-"""Which results are fetched, and under which names: the nodes' lists, the limit, and what is at home."""
+"""Which results are fetched, and under which names: the nodes' lists, the limit, and earlier fetches."""
 
 import posixpath
 import unicodedata
@@ -15,7 +15,7 @@ _LONGEST = 255  # bytes of a name, on all file systems of today
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFile:
-    """A result of a node, and its name at home: relative to runs/JOB and unlike all others."""
+    """A result of a node, and its local name: relative to runs/JOB, and unique."""
 
     node: int
     file: ResultFile
@@ -39,7 +39,7 @@ def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:
 
 
 def name_at_home(manifests: Mapping[int, Manifest]) -> tuple[list[NodeFile], list[HomeLink]]:
-    """Return the files and links of all nodes under names that no file system at home takes for one.
+    """Return the files and links of all nodes under names that differ on every local file system.
 
     Names that differ in case or Unicode form only, or are equal, are told apart by a suffix: name~2.
     """
@@ -72,7 +72,7 @@ def over_limit(
 
 
 class _Names:
-    """Names within one folder at home. The first that asks for a name gets it."""
+    """Names within one local folder. The first that asks for a name gets it."""
 
     def __init__(self) -> None:
         self._taken: dict[str, set[str]] = {}

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -181,13 +179,18 @@ def fault_clear(info: LocalInfo, number: int | None = None) -> list[dict[str, An
 
 
 def _ask(info: LocalInfo, asked: dict[str, Any] | None = None) -> dict[str, Any]:
+    import urllib.error
+    import urllib.request
+
     request = urllib.request.Request(
         f"{info.endpoint}/_awsddp/",
         data=json.dumps(asked).encode() if asked else None,
         headers={"X-Awsddp-Secret": info.secret_access_key, "Content-Type": "application/json"},
     )
     try:
-        with _direct().open(request, timeout=10) as reply:
+        # Never through a proxy: the endpoint is on this machine.
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(request, timeout=10) as reply:
             said: dict[str, Any] = json.load(reply)
             return said
     except urllib.error.HTTPError as error:
@@ -384,8 +387,3 @@ def _end_daemon(place: Place) -> None:
                 next="awsddp local stop",
             )
         time.sleep(0.02)
-
-
-def _direct() -> urllib.request.OpenerDirector:
-    """Never through a proxy: the endpoint is on this machine."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -40,9 +40,10 @@ def run(*argv: str, text: str = "") -> str:
     return done.stdout
 
 
-def ip(lines: list[str]) -> None:
-    """Carries out lines of `ip -batch` in order."""
-    run("ip", "-batch", "-", text="\n".join(lines) + "\n")
+def ip(lines: list[str], *, namespace: str | None = None) -> None:
+    """Carries out lines of `ip -batch` in order, in a network namespace or on the machine."""
+    within = () if namespace is None else ("-n", namespace)
+    run("ip", *within, "-batch", "-", text="\n".join(lines) + "\n")
 
 
 def machine_address(block: ipaddress.IPv4Network) -> str:
@@ -145,14 +146,16 @@ def _make_switch(place: Place, block: ipaddress.IPv4Network) -> None:
             f"link set {interface} up",
         ]
     )
-    run(
-        "ip",
-        "-n",
-        name,
-        "-batch",
-        "-",
-        text="link set lo up\nlink add vpc type bridge\nlink set vpc up\nlink set machine master vpc up\n"
-        f"addr add {METADATA_ADDRESS}/32 dev vpc\nroute add {block} dev vpc\n",
+    ip(
+        [
+            "link set lo up",
+            "link add vpc type bridge",
+            "link set vpc up",
+            "link set machine master vpc up",
+            f"addr add {METADATA_ADDRESS}/32 dev vpc",
+            f"route add {block} dev vpc",
+        ],
+        namespace=name,
     )
     # Debian's kernel may lack the bridge family of nftables: then the missing default route still holds.
     with suppress(LocalCloudError):
@@ -175,23 +178,21 @@ def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> Non
     """Makes a node's namespace with `ens5` on the switch."""
     name, port = place.machine(instance_id), _port(instance_id)
     ip([f"netns add {name}"])
-    run(
-        "ip",
-        "-n",
-        place.switch,
-        "-batch",
-        "-",
-        text=f"link add {port} type veth peer name ens5 address {hardware_address(address)} netns {name}\n"
-        f"link set {port} master vpc up\n",
+    ip(
+        [
+            f"link add {port} type veth peer name ens5 address {hardware_address(address)} netns {name}",
+            f"link set {port} master vpc up",
+        ],
+        namespace=place.switch,
     )
-    run(
-        "ip",
-        "-n",
-        name,
-        "-batch",
-        "-",
-        text=f"link set lo up\naddr add {address}/{prefix} dev ens5\nlink set ens5 up\n"
-        f"route add {METADATA_ADDRESS}/32 dev ens5\n",
+    ip(
+        [
+            "link set lo up",
+            f"addr add {address}/{prefix} dev ens5",
+            "link set ens5 up",
+            f"route add {METADATA_ADDRESS}/32 dev ens5",
+        ],
+        namespace=name,
     )
 
 
@@ -207,7 +208,7 @@ def assign(place: Place, instance_id: str, addresses: frozenset[str]) -> None:
     lines = [f"addr add {address}/32 dev lo" for address in addresses - present]
     lines += [f"addr del {address}/32 dev lo" for address in present - addresses]
     if lines:
-        run("ip", "-n", name, "-batch", "-", text="\n".join(lines) + "\n")
+        ip(lines, namespace=name)
 
 
 def unplug(place: Place, instance_id: str) -> None:

@@ -94,12 +94,12 @@ def load_key(path: Path) -> paramiko.PKey:
         return paramiko.PKey.from_path(path)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"the login key {path} is not there",
+            f"login key not found: {path}",
             "only the machine that made the cluster has it",
             "awsddp down works without it",
         ) from error
     except (OSError, ValueError, TypeError, paramiko.SSHException) as error:
-        raise ConfigError(f"the login key {path} cannot be used", str(error)) from error
+        raise ConfigError(f"cannot use the login key {path}", str(error)) from error
 
 
 def check_own_key(path: Path, *, name: str, public: str) -> None:
@@ -127,7 +127,7 @@ def check_own_key(path: Path, *, name: str, public: str) -> None:
     if mode & 0o077:
         raise ConfigError(
             f"{place} can be read by others on this machine",
-            f"its mode is {stat.S_IMODE(mode):04o}: ssh takes no such key",
+            f"its mode is {stat.S_IMODE(mode):04o}: ssh refuses such a key",
             f"chmod 600 {file}",
         )
     if public and key.get_base64() != public.split()[1]:

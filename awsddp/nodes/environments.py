@@ -165,7 +165,7 @@ def _outcome(
     if isinstance(end, NodeError):
         return end
     if last is None:
-        return NodeFailure(node, "command", "its environment could not be made", end.tail())
+        return NodeFailure(node, "command", "its environment could not be created", end.tail())
     try:
         found = answers.environment(last, node=node)
     except NodeError as error:

@@ -82,9 +82,9 @@ class Jump:
         """Return the command line of ssh to it, with `more` options. Raises ConfigError."""
         if len(os.fsencode(self.socket)) > _LONGEST:
             raise ConfigError(
-                f"{self.folder} is too long a path for the connection to {self.name}",
-                "a socket's path holds about a hundred characters",
-                "name a shorter AWSDDP_HOME",
+                f"path too long for the connection to {self.name}: {self.folder}",
+                "a socket's path is limited to about 100 characters",
+                "set a shorter AWSDDP_HOME",
             )
         destination, port = jump_host(self.name)
         options = [*_OPTIONS, f"ControlPath={config_path(self.socket)}"]
@@ -112,7 +112,9 @@ class Jump:
         """
         if shutil.which("ssh") is None:
             raise ConfigError(
-                "ssh not found on this machine", f"it goes to {self.name}", "install openssh-client"
+                "ssh not found on this machine",
+                f"the jump host {self.name} needs it",
+                "install openssh-client",
             )
         end = time.monotonic() + deadline_s
         while not _answers(self):

@@ -81,14 +81,12 @@ def files_to_send(
 def _checked(workdir: Path) -> Path:
     root = workdir.resolve()
     if not root.is_dir():
-        raise ConfigError(
-            f"the folder to sync, {workdir}, is not there", "", "set sync.workdir, or --workdir"
-        )
+        raise ConfigError(f"folder to sync not found: {workdir}", "", "set sync.workdir, or --workdir")
     home = Path.home().resolve()
     if root == home or root in home.parents:
         raise ConfigError(
             f"the folder to sync is {root}",
-            "a whole home folder or system would go to every node",
+            "the whole home folder or system would be sent to every node",
             "go to your project's folder (cd), or set sync.workdir",
         )
     return root

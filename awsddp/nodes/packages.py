@@ -269,7 +269,7 @@ class _Work:
             raise NodeError(
                 f"{self.plan.name}: pip {verb} did not end within {_TIMEOUT_S / 60:.0f} minutes",
                 "\n".join(said),
-                "look at env.index_url and env.proxy, and repeat the command",
+                "check env.index_url and env.proxy, and repeat the command",
             ) from error
         return not done.returncode, done.stdout.decode(errors="replace") or "pip failed"
 
@@ -282,7 +282,7 @@ def _pip_program() -> list[str]:
     if other and not subprocess.run([other, "-m", "pip", "--version"], capture_output=True).returncode:
         return [other, "-m", "pip"]
     raise ConfigError(
-        "there is no pip on this machine",
+        "pip not found on this machine",
         "packages for nodes without internet are chosen and fetched here, by pip",
         f'{sys.executable} -m ensurepip   # or, where nodes have internet: env.packages_from = "node"',
     )

@@ -1,4 +1,4 @@
-"""Connections that are opened early, while AWS is still being asked."""
+"""Connections that are opened early, while AWS is still answering."""
 
 import contextlib
 import threading

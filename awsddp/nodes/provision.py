@@ -118,7 +118,7 @@ def _change_host_keys(
         pending = [n for n in pending if n not in failures and fleet.host_key(n) != final[n]]
         if pending and time.monotonic() > deadline:
             for node in pending:
-                failures[node] = NodeFailure(node, "command", "its sshd does not show its new host key")
+                failures[node] = NodeFailure(node, "command", "its sshd does not present its new host key")
             break
     settled = [node for node in final if node not in failures and fleet.host_key(node) == final[node]]
     hostkeys.settle(known_hosts, {names[node]: final[node] for node in settled})

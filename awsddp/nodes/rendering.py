@@ -22,7 +22,7 @@ def config_path(path: Path) -> str:
     text = os.fspath(path.absolute())
     if "\n" in text or "${" in text:
         raise ConfigError(
-            f"{text!r}: ssh cannot use a path with a newline or ${{", "", "name another AWSDDP_HOME"
+            f"{text!r}: ssh cannot use a path with a newline or ${{", "", "set another AWSDDP_HOME"
         )
     escaped = text.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

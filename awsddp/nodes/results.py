@@ -127,7 +127,7 @@ def _copy(source: Path, whole: Path, one: Wanted) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source, place, follow_symlinks=False)
     if not _is(place, one):
-        raise OSError(errno.EIO, f"{one.home} was not copied as it should be")
+        raise OSError(errno.EIO, f"{one.home} was copied incorrectly")
 
 
 def _check(
@@ -138,11 +138,11 @@ def _check(
     for name in homes:
         parts = name.split("/")
         if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-            raise ConfigError(f"invalid result path {name!r}", "a node named it; nothing was fetched")
+            raise ConfigError(f"invalid result path {name!r}", "a node sent it; nothing was fetched")
     places: set[PurePosixPath] = set()
     for name in homes:
         if PurePosixPath(name) in places:
-            raise ConfigError(f"two results would be {name!r}", "nothing was fetched")
+            raise ConfigError(f"two results have the name {name!r}", "nothing was fetched")
         places.add(PurePosixPath(name))
     for link in links:
         place = os.path.normpath(f"{os.path.dirname(link.home)}/{link.target}".lstrip("/"))  # noqa: PTH120

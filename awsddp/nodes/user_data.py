@@ -27,7 +27,7 @@ def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> st
         idle_s=idle_s,
     )
     if len(rendered.encode()) >= USER_DATA_LIMIT:
-        raise ConfigError("the user data is over 16 KB", "EC2 takes no more")
+        raise ConfigError("the user data is too large", "EC2 accepts 16 KB")
     return rendered
 
 

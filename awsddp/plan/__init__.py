@@ -2,7 +2,7 @@
 
 A plan can be printed, priced, tested and refused before anything costs a cent. Its requests are the very
 ones that are sent; ids, secrets and times that do not exist yet stand in them as {"$ref": ...},
-{"$secret": ...} and {"$now": seconds}, and `resolve` puts them in.
+{"$secret": ...} and {"$now": seconds}, and `Values` puts them in.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ from awsddp.plan.records import (
     names,
     utc,
 )
-from awsddp.plan.requests import requests, resolve, resolve_request, ssh_permission
+from awsddp.plan.requests import Values, requests, ssh_permission
 from awsddp.plan.selection import Candidate, candidates, choices, offers, on_demand, zones
 from awsddp.report import duration
 from awsddp.spec import ClusterSpec, seconds
@@ -50,6 +50,7 @@ __all__ = [
     "Standing",
     "Step",
     "Subnet",
+    "Values",
     "Zone",
     "converge",
     "document",
@@ -57,8 +58,6 @@ __all__ = [
     "names",
     "offers",
     "refuse_untried",
-    "resolve",
-    "resolve_request",
     "ssh_cidrs",
     "ssh_permission",
     "utc",

@@ -112,8 +112,8 @@ def _unknown_key(key: str, text: str, file: Path) -> ConfigError:
     if key == "pip":
         advice = "write '- pip:' as the last line of dependencies, and the packages below it"
     return ConfigError(
-        f"env.file: {line_of(key, text, file)}: {key!r} is no key of an environment.yml",
-        f"its keys: {', '.join(KEYS)}",
+        f"env.file: {line_of(key, text, file)}: unknown key {key!r}",
+        f"an environment.yml has the keys {', '.join(KEYS)}",
         advice,
     )
 
@@ -137,7 +137,7 @@ def _strings(table: dict[Any, Any], key: str, file: Path) -> tuple[str, ...]:
         if not isinstance(one, str):
             raise ConfigError(
                 f"env.file: {file}: {key}: {one!r} is not text",
-                "YAML takes it for something else",
+                "YAML reads it as another type",
                 "write it in quotes",
             )
     return tuple(found)
@@ -160,8 +160,8 @@ def _spec(one: Any, text: str, file: Path) -> str:
         raise not_on_a_node(words, line_of(words, text, file))
     if not isinstance(one, str) or not _SPEC.fullmatch(words):
         raise ConfigError(
-            f"env.file: {line_of(words, text, file)}: {words!r} is not a package of conda",
-            "it is a name, and after it nothing or a version: numpy, numpy=1.26, 'numpy>=1.24,<2', "
+            f"env.file: {line_of(words, text, file)}: {words!r} is not a conda package",
+            "expected a name, optionally with a version: numpy, numpy=1.26, 'numpy>=1.24,<2', "
             "conda-forge::numpy",
             "what only pip understands (extras, markers, git+https://...) belongs below '- pip:'",
         )
@@ -186,7 +186,7 @@ def _variables(found: Any, file: Path) -> tuple[tuple[str, str], ...]:
         if isinstance(value, bool) or not isinstance(value, str | int | float):  # on, yes, true
             raise ConfigError(
                 f"env.file: {file}: variables: {name}: {value!r} is not text",
-                "YAML takes it for something else",
+                "YAML reads it as another type",
                 "write it in quotes",
             )
     return tuple((str(name), str(value)) for name, value in found.items())

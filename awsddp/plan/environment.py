@@ -72,11 +72,11 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
     """
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     if env.python is not None and not PYTHON.fullmatch(env.python):
-        raise ConfigError(f"env.python: {env.python!r} is no Python", "", "write it as 3.12 or 3.12.4")
+        raise ConfigError(f"env.python: invalid Python version {env.python!r}", "", "use 3.12 or 3.12.4")
     if env.kind == "image":
         _refuse_for_image(env)
     if asked.conda and env.kind != "conda":
-        raise ConfigError(f"env.file: {env.file} is conda's", "", "-o env.kind=conda")
+        raise ConfigError(f"env.file: {env.file} is a conda environment", "", "-o env.kind=conda")
     if asked.conda:
         _refuse_for_conda_file(env)
     packages_from = env.packages_from or ("client" if internet is False else "node")
@@ -153,7 +153,7 @@ def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[st
     row = compat.release(env.torch or _TORCH)
     if row is None:
         newest = compat.RELEASES[0].torch
-        raise ConfigError(f"env.torch: {env.torch!r} is no torch release", f"the newest known is {newest}")
+        raise ConfigError(f"env.torch: unknown torch release {env.torch!r}", f"the newest known is {newest}")
     if env.python and ".".join(env.python.split(".")[:2]) not in row.pythons:
         raise ConfigError(
             f"env.python: torch {row.torch} has no wheel for Python {env.python}",
@@ -214,7 +214,7 @@ def image_constraints(packages: Mapping[str, str], *, every: bool = False) -> tu
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why packages could not be installed, as the user is told it."""
+    """Why packages could not be installed, as shown to the user."""
 
     message: str
     why: str
@@ -239,7 +239,7 @@ _CONFLICT = re.compile("following packages are incompatible|cannot be installed 
 
 
 def explain(said: str, *, name: str) -> Refusal:
-    """Return what the last words of pip, uv or conda mean; `name` is the file that asked."""
+    """Explain the last output of pip, uv or conda; `name` is the file that lists the packages."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     tail = "\n".join(lines[-10:])
     pinned = re.search(r"\(constraint\) (\S+?)==(\S+)", said)
@@ -253,7 +253,7 @@ def explain(said: str, *, name: str) -> Refusal:
         return Refusal(
             message=f"{name} needs another {pinned[1]} than the image's {pinned[2]}",
             why="; ".join(dict.fromkeys(others)) or tail,
-            next=f"ask for what works with {pinned[1]} {pinned[2]}, or for a Python of its own: "
+            next=f"require versions that work with {pinned[1]} {pinned[2]}, or use a separate Python: "
             "-o env.kind=venv",
         )
     if "No space left on device" in said:
@@ -263,12 +263,12 @@ def explain(said: str, *, name: str) -> Refusal:
         return Refusal(
             message="the package index does not answer",
             why=tail,
-            next="look at env.index_url, env.proxy and env.ca_bundle; where nodes have no internet: "
+            next="check env.index_url, env.proxy and env.ca_bundle; where nodes have no internet: "
             "-o env.packages_from=client",
         )
     if "No interpreter found" in said or "No download found for request" in said:
-        advice = "choose an env.python that exists; the image's own needs no other"
-        return Refusal(message="there is no such Python", why=tail, next=advice)
+        advice = "choose another env.python, or omit it to use the image's own"
+        return Refusal(message="Python version not found", why=tail, next=advice)
     if absent := _NOT_IN_CHANNEL.search(said):
         package = next(filter(None, absent.groups()))
         return Refusal(
@@ -278,13 +278,13 @@ def explain(said: str, *, name: str) -> Refusal:
         )
     if _CONFLICT.search(said):
         return Refusal(
-            message=f"{name}: its packages exclude each other",
+            message=f"{name}: its packages have conflicting versions",
             why=tail,
             next=f"loosen their versions in {name}, and repeat the command",
         )
     if missing:
         return Refusal(
-            message=f"{name}: there is no {missing[1]} for this Python",
+            message=f"{name}: no {missing[1]} for this Python",
             why=f"the index has {known[-300:]}" if known else "the index has no such package that fits",
             next=f"correct it in {name}, and repeat the command",
         )
@@ -304,7 +304,7 @@ def refuse_unlike(facts: Mapping[int, Mapping[str, Any]]) -> None:
     ]
     if unlike:
         raise NodeError(
-            "the nodes differ, and a job needs them alike",
+            "the nodes differ; a job needs identical ones",
             "\n".join(unlike),
             "use one image and one instance type: awsddp down, awsddp up",
         )

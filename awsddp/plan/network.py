@@ -81,7 +81,7 @@ def check_profiles(spec: ClusterSpec, nodes: Iterable[Node], *, region: str) -> 
 
 
 def _from_where(spec: ClusterSpec) -> ConfigError:
-    """Return the error for a cluster of which nobody says from where SSH will come."""
+    """Return the error for a cluster whose SSH source address is unknown."""
     why, example = "no source answered with this machine's public address", "203.0.113.7/32"
     if spec.network.jump:
         why = f"network.jump is set: it comes from {spec.network.jump}, not from this machine"

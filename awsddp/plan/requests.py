@@ -1,6 +1,7 @@
 """The calls that a plan makes: as data with placeholders, and resolved to what is sent."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,33 +10,36 @@ from awsddp.plan.records import Facts, LaunchPlan, Request, utc
 from awsddp.spec import ClusterSpec
 
 
-def resolve(
-    plan: LaunchPlan, *, ids: Mapping[str, str], secrets: Mapping[str, str], now: datetime
-) -> tuple[Request, ...]:
-    """Return the plan's requests as they are sent. Raises KeyError for an id or secret that is not given."""
-    return tuple(resolve_request(item, ids=ids, secrets=secrets, now=now) for item in plan.requests)
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """What a launch puts into the requests of its plan: ids and secrets, each by name, and when it began."""
 
+    ids: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
+    now: datetime
 
-def resolve_request(
-    request: Request, *, ids: Mapping[str, str], secrets: Mapping[str, str], now: datetime
-) -> Request:
-    """Return one request with ids, secrets and times put in (times in UTC, as "2026-11-21T08:45:00Z")."""
+    def resolve(self, request: Request, **ids: str) -> Request:
+        """Return the request as it is sent (times in UTC, as "2026-11-21T08:45:00Z"); `ids` come on top.
 
-    def put(value: Any) -> Any:
-        match value:
-            case {"$ref": name}:
-                return ids[name]
-            case {"$secret": name}:
-                return secrets[name]
-            case {"$now": later}:
-                return utc(now + timedelta(seconds=later))
-            case dict():
-                return {key: put(item) for key, item in value.items()}
-            case list():
-                return [put(item) for item in value]
-        return value
+        Raises KeyError for an id or secret that has no value.
+        """
+        known = {**self.ids, **ids}
 
-    return Request(request.operation, put(request.parameters))
+        def put(value: Any) -> Any:
+            match value:
+                case {"$ref": name}:
+                    return known[name]
+                case {"$secret": name}:
+                    return self.secrets[name]
+                case {"$now": later}:
+                    return utc(self.now + timedelta(seconds=later))
+                case dict():
+                    return {key: put(item) for key, item in value.items()}
+                case list():
+                    return [put(item) for item in value]
+            return value
+
+        return Request(request.operation, put(request.parameters))
 
 
 def requests(

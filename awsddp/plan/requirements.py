@@ -85,7 +85,7 @@ def _conda(text: str, file: Path) -> Requirements:
     if pip.constraints:
         raise ConfigError(
             f"env.file: {file}: constraints below pip",
-            "conda gets this file alone",
+            "only this file is passed to conda",
             'write the versions into the file, or use a requirements.txt and env.kind = "venv"',
         )
     options = [one for one in re.split(r" (?=-)", " ".join(pip.options)) if one]
@@ -209,8 +209,8 @@ def _checked(line: str, place: str) -> str:
         raise not_on_a_node(line, place)
     if line == "@EXPLICIT":
         raise ConfigError(
-            f"env.file: {place}: this is a list of conda's, not a requirements file",
-            "conda list --explicit names packages of conda by URL",
+            f"env.file: {place}: this is a conda package list, not a requirements file",
+            "conda list --explicit lists conda packages by URL",
             "conda env export > environment.yml, then --env environment.yml -o env.kind=conda",
         )
     if not _REQUIREMENT.match(line):
@@ -218,7 +218,7 @@ def _checked(line: str, place: str) -> str:
         version = version.partition("=")[0]  # conda list --export writes NAME=VERSION=BUILD
         raise ConfigError(
             f"env.file: {place}: {line!r} is not a requirement",
-            "it is a name, and after it nothing, a version as in ==1.2, or @ and a URL",
+            "expected a name, optionally with a version (==1.2), or with @ and a URL",
             f"did you mean '{name.strip()}=={version.strip()}'?" if equals else "",
         )
     return line
@@ -229,7 +229,7 @@ def _dependencies(document: dict[str, Any], file: Path) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise ConfigError(
             f"env.file: {file} has no [project] dependencies",
-            "these are what is installed; tools that keep them elsewhere can export them",
+            "only these are installed; a tool that keeps them elsewhere can export them",
             "write a requirements.txt, and name it: --env requirements.txt",
         )
     return tuple(_checked(one, str(file)) for one in found)

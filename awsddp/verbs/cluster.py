@@ -1,4 +1,7 @@
-"""The cluster that a command works on: find it, connect to it, its jobs, their results, its end."""
+"""The cluster that a command works on: find it, connect to it, its jobs, their results, its end.
+
+What only requests to nodes need is imported where they are sent: `status` needs AWS alone.
+"""
 
 import contextlib
 import os
@@ -12,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import ACTIVE, Cluster, Job, Node, Prepared, Target, unfetched_jobs
 from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
-from awsddp.jobs import protocol, results
 from awsddp.nodes.failures import NodesFailed
 from awsddp.parallel import each, soon
 from awsddp.report import node_name
@@ -21,9 +23,6 @@ from awsddp.state import Record, write_private
 from awsddp.verbs import local
 from awsddp.verbs.context import Context, aws_of, check_account, jump_of
 from awsddp.verbs.ledger import note_fetched
-from awsddp.verbs.requests import ANSWER_S, answering, answers_of, ask, holders, whole
-from awsddp.verbs.results import draw_loss, job_result, results_dir, whole_at_home
-from awsddp.verbs.selecting import Unfetched, select, unfetched
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -186,7 +185,7 @@ class ClusterHandle:
 
     @property
     def unfetched(self) -> set[str]:
-        """The jobs whose results are not home, by the tags of the nodes."""
+        """The jobs whose results are not fetched, by the tags of the nodes."""
         return {job for node in (*self.nodes, *self.excluded) for job in node.unfetched}
 
     def prepared(self, node: int) -> Prepared:
@@ -350,7 +349,7 @@ class ClusterHandle:
         self.ctx.folder.publish(text)
 
     def say_missing(self) -> None:
-        """Say which nodes of the cluster were not asked, and why."""
+        """Report which nodes of the cluster were skipped, and why."""
         living = {node.instance_id for node in (*self.nodes, *self.excluded)}
         for one in self.record.prepared:
             if one.instance_id not in living:
@@ -364,6 +363,8 @@ class ClusterHandle:
 
     def ask_all(self, request: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """Send every connected node that answers the same request, and return the answers."""
+        from awsddp.verbs.requests import answering, ask
+
         return ask(self.fleet, dict.fromkeys(answering(self.fleet), request))
 
     def jobs(self, *, partial: bool = False) -> tuple[Job, ...]:
@@ -373,6 +374,10 @@ class ClusterHandle:
         this machine does not remember is none of this cluster's where its name is taken in the results
         folder: no node may choose a folder of the user's.
         """
+        from awsddp.jobs import protocol, results
+        from awsddp.verbs.requests import answering, answers_of, whole
+        from awsddp.verbs.results import results_dir
+
         request = protocol.state_request()
         answers = answers_of(self.fleet, dict.fromkeys(answering(self.fleet), request))
         failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
@@ -406,6 +411,9 @@ class ClusterHandle:
 
         With `launch` only where the job is of that launch.
         """
+        from awsddp.jobs import protocol
+        from awsddp.verbs.requests import ANSWER_S, ask
+
         grace = seconds(self.ctx.job.job.grace) if grace_s is None else grace_s
         states = self.ask_all(protocol.state_request())
         knows = {node for node, state in states.items() if any(one["job"] == job for one in state["jobs"])}
@@ -422,7 +430,9 @@ class ClusterHandle:
         return choose_job(self.jobs(partial=True), job.job)
 
     def missing(self, job: Job) -> dict[int, str]:
-        """Return why a node's part of a job cannot be had now, by the number that the node had."""
+        """Return why a node's part of a job cannot be fetched now, by the number that the node had."""
+        from awsddp.verbs.requests import holders
+
         reached = {self.fleet.endpoints[node].instance_id for node in holders(self.fleet, job)}
         living = {node.instance_id: node for node in (*self.nodes, *self.excluded)}
         reasons = {}
@@ -440,19 +450,24 @@ class ClusterHandle:
         return reasons
 
     def still_missing(self, job: Job, *, to: Path | None = None) -> dict[int, str]:
-        """Return why parts of a job cannot be had now, by node, unless they are fetched already."""
+        """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
+        from awsddp.verbs.results import whole_at_home
+
         kept = whole_at_home(self.ctx, job.job) if to is None else None
         return {} if kept is not None and kept.nodes == job.nodes else self.missing(job)
 
     # Results.
 
     def fetch(self, job: Job, *, to: Path | None = None) -> "dict[int, Fetched]":
-        """Fetch a job's results from the nodes that can be asked now, verified, and only then release these.
+        """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
 
         The job that is written beside them says what is missing. One client at a time does so. Over
         job.results_limit `ctx.agree` decides. Raises Unfetched where something that the job made stays on the
         nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full.
         """
+        from awsddp.verbs.results import results_dir
+        from awsddp.verbs.selecting import Unfetched
+
         lost = self.still_missing(job, to=to)
         job = replace(job, missing=tuple(lost))
         with self.ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
@@ -465,7 +480,11 @@ class ClusterHandle:
 
     def _fetch(self, job: Job, folder: Path) -> "dict[int, Fetched]":
         from awsddp.aws.poweroff import release, unfetched_of
+        from awsddp.jobs.results import encode
         from awsddp.nodes.sync import pull
+        from awsddp.verbs.requests import holders
+        from awsddp.verbs.results import draw_loss
+        from awsddp.verbs.selecting import select, unfetched
 
         nodes, began = holders(self.fleet, job), time.monotonic()
         held = [node for node in self.nodes if node.node in nodes]
@@ -477,7 +496,7 @@ class ClusterHandle:
             folder,
             ssh_config=self.ctx.folder.ssh_config,
             links=selected.links,
-            also={"job.json": results.encode(job)},
+            also={"job.json": encode(job)},
             on_event=self.ctx.on_event,
         )
         note_fetched(self.ctx, self.record, job.job, sum(one.bytes for one in fetched.values()))
@@ -513,8 +532,10 @@ class ClusterHandle:
         """Fetch the results of a job that was followed, and return it as the `train` document.
 
         The job's state is remembered first; an error that keeps results away carries the document as its
-        `result`. What is missing of a job that did not succeed is only said: it has a cause of its own.
+        `result`. Missing results of a job that did not succeed are only reported: it has a cause of its own.
         """
+        from awsddp.verbs.results import job_result
+
         try:
             self.ctx.folder.remember(job)
             self.fetch(job)
@@ -558,7 +579,7 @@ def reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 def _no_nodes(name: str, nodes: Sequence[Node]) -> NoNodes:
     states = ", ".join(f"{node_name(node.node)} is {node.state}" for node in nodes)
-    error = NoNodes(f"no node of cluster {name} can be asked", states, "awsddp up   # start or finish it")
+    error = NoNodes(f"no node of cluster {name} can be reached", states, "awsddp up   # start or finish it")
     if all(node.state in ("stopping", "stopped") for node in nodes):
         error.stopped = tuple(unfetched_jobs(nodes))
     return error

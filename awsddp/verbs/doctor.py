@@ -10,7 +10,7 @@ from awsddp import compat
 from awsddp.cluster import Check
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.nodes import rsync
-from awsddp.plan import names
+from awsddp.plan import Values, names
 from awsddp.plan.policy import least_policy
 from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, reach_jump, target_for
 
@@ -27,15 +27,14 @@ def doctor(ctx: Context) -> dict[str, Any]:
             aws = aws_of(ctx, target)
         except ConfigError as error:
             return _document(ctx, (failed("region", error), *not_checked("region", *OF_REGION)))
-        checks = before_launch(
-            aws,
-            ctx.spec,
-            facts=lambda: facts_of(aws, ctx.spec, target),
-            ids=names(ctx.spec.name, random.token_hex(4)),
-            secrets=stand_ins(),
-            now=datetime.now(UTC),
-        )
+        checks = before_launch(aws, ctx.spec, _stand_ins(ctx), facts=lambda: facts_of(aws, ctx.spec, target))
     return _document(ctx, checks)
+
+
+def _stand_ins(ctx: Context) -> Values:
+    """Return values for what a launch would make."""
+    ids = names(ctx.spec.name, random.token_hex(4))
+    return Values(ids=ids, secrets=stand_ins(), now=datetime.now(UTC))
 
 
 def _document(ctx: Context, checks: Sequence[Check]) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def _jump(ctx: Context) -> list[Check]:
 
 
 def dry_run(ctx: Context) -> dict[str, Any]:
-    """Return the permissions that `up` needs, each asked of AWS by a call that changes nothing.
+    """Return the permissions that `up` needs, each checked by a dry-run call to AWS.
 
     Raises ConfigError or CloudError where no plan can be made.
     """
@@ -77,13 +76,7 @@ def dry_run(ctx: Context) -> dict[str, Any]:
     with target_for(ctx) as target:
         aws = aws_of(ctx, target)
         plan = make_plan(ctx.spec, facts_of(aws, ctx.spec, target))
-        told = ask(
-            aws,
-            plan,
-            ids=names(ctx.spec.name, random.token_hex(4)),
-            secrets=stand_ins(),
-            now=datetime.now(UTC),
-        )
+        told = ask(aws, plan, _stand_ins(ctx))
     return {"cluster": ctx.spec.name, "region": aws.region, "permissions": [asdict(one) for one in told]}
 
 

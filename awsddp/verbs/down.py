@@ -24,7 +24,7 @@ def down(
     confirm: Callable[[str], None],
     lose: Callable[[NodeError], bool] = lambda error: False,
 ) -> dict[str, Any]:
-    """Terminate the cluster and return the `down` document. A cluster that does not exist is no error.
+    """Terminate the cluster and return the `down` document. A cluster that does not exist is not an error.
 
     Unfetched results are fetched first, unless `discard`. With `known_only` a cluster that this machine has
     no record of is refused (UsageError). `confirm` is called before anything is terminated and raises to

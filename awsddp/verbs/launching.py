@@ -9,7 +9,7 @@ from typing import Any
 from awsddp.cluster import Node
 from awsddp.errors import AwsddpError, CapacityError
 from awsddp.parallel import each
-from awsddp.plan import Facts, LaunchPlan, make_plan, names
+from awsddp.plan import Facts, LaunchPlan, Values, make_plan, names
 from awsddp.spec import idle_seconds, remembered
 from awsddp.state import Record, write_private
 from awsddp.verbs.cluster import ClusterHandle
@@ -148,15 +148,14 @@ def _attempt(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple
     ctx, aws = cluster.ctx, cluster.aws
     record = _record(cluster, plan, shared)
     ctx.folder.write(record)
-    common: dict[str, Any] = {"secrets": shared.secrets, "now": shared.now, "on_event": ctx.on_event}
-    ids = names(plan.cluster, record.id)
-    group = ensure_access(aws, plan, ids=ids, **common)
+    values = Values(ids=names(plan.cluster, record.id), secrets=shared.secrets, now=shared.now)
+    group = ensure_access(aws, plan, values, on_event=ctx.on_event)
 
     def write_intent(intent: dict[str, Any]) -> None:
         ctx.folder.write(replace(record, intent={**intent, "host_key": shared.host_key}))
 
-    ids = {**ids, "security_group": group}
-    nodes = instances.launch(aws, plan, ids=ids, write_intent=write_intent, **common)
+    values = replace(values, ids={**values.ids, "security_group": group})
+    nodes = instances.launch(aws, plan, values, write_intent=write_intent, on_event=ctx.on_event)
     ctx.folder.note(
         "launched", id=record.id, instances=[node.instance_id for node in nodes], **launched(record)
     )

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp import billing, compat
+from awsddp import billing
 from awsddp.cluster import Cluster, Node
 from awsddp.errors import ConfigError
 from awsddp.report import json_lines
@@ -57,7 +57,9 @@ def _repriced(
 def note_fetched(ctx: Context, record: Record, job: str, size: int) -> None:
     """Write down what it costs that so many bytes of a job left AWS, by the list price."""
     if size:
-        usd = size / 1e9 * compat.EGRESS_USD_PER_GB
+        from awsddp.compat import EGRESS_USD_PER_GB
+
+        usd = size / 1e9 * EGRESS_USD_PER_GB
         with contextlib.suppress(ConfigError):  # no result waits for its price
             ctx.folder.note("fetched", id=record.id, job=job, bytes=size, usd=round(usd, 6))
 

@@ -139,7 +139,7 @@ def moment(text: str, *, now: datetime) -> datetime:
 def merger_of(
     ctx: Context, job: Job, shown: Collection[int] | None = None, *, since: float | None = None
 ) -> Merger:
-    """Return what merges a job's logs: those of all ranks are kept at home, those of `shown` are shown."""
+    """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown."""
     folder = results_dir(ctx, job.job) / "logs"
     return Merger(_nodes(job), folder=folder, job=job.job, shown=shown, since=since)
 

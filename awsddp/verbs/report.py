@@ -1,4 +1,4 @@
-"""report: a job as a page, from what is at home; all jobs of all clusters as a table of pages."""
+"""report: a job as a page, from the files of this machine; all jobs of all clusters as a table of pages."""
 
 import contextlib
 import os

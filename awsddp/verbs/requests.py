@@ -77,7 +77,7 @@ def answers_beside(
 def _answers(
     node: int, requests: Sequence[Mapping[str, Any]], output: bytes, end: "Result | NodeError"
 ) -> list[Answer | AwsddpError]:
-    """Return the answers in what a node said, in the order of `requests`."""
+    """Return the answers in a node's output, in the order of `requests`."""
     _, *parts = output.split(MAGIC, len(requests))
     rest = b"" if parts else output
     parts = [MAGIC + part for part in parts] + [rest] * (len(requests) - len(parts))

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from awsddp import page, report
+from awsddp import report
 from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
@@ -16,12 +16,14 @@ METRICS_CHARACTERS = 64 << 20
 
 
 def results_dir(ctx: Context, job: str) -> Path:
-    """Return the folder at home that receives a job's results."""
+    """Return the local folder that receives a job's results."""
     return Path(ctx.job.sync.workdir) / ctx.job.job.results / job
 
 
 def draw_loss(target: Path) -> None:
     """Draw the loss that rank 0 wrote down, where it did."""
+    from awsddp import page
+
     rows = metrics(target)
     data = f", {name}" if (name := _data(rows)) else ""
     plot = page.loss_plot(rows, title=f"training loss, {target.name}{data}")
@@ -50,8 +52,8 @@ def _data(rows: list[dict[str, Any]]) -> str | None:
 def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
     """Return a job as the document of `train`, with the accuracy that its program wrote down.
 
-    `fetched` tells whether all its results are at home since it has ended; else `missing` names the nodes
-    of those that are not, where some are. `checkpoint` is that of a job that did not succeed.
+    `fetched`: all its results were fetched after it had ended; else `missing` names the nodes whose results
+    are missing. `checkpoint` is that of a job that did not succeed.
     """
     kept = ended_at_home(ctx, job.job)
     rows = metrics(target if target is not None else results_dir(ctx, job.job))
@@ -73,18 +75,18 @@ def _checkpoint(ctx: Context, job: Job) -> str | None:
 
 
 def job_at_home(ctx: Context, name: str | None) -> Job | None:
-    """Return a job whose results are at home: of this name, or the newest."""
+    """Return a job whose results are on this machine: of this name, or the newest."""
     named = [path for path in records_at_home(ctx) if name in (None, path.parent.name)]
     return results.decode(named[-1].read_bytes()) if named else None
 
 
 def records_at_home(ctx: Context) -> list[Path]:
-    """Return the job.json of each job whose results are at home, the oldest first."""
+    """Return the job.json of each job whose results are on this machine, the oldest first."""
     return sorted(results_dir(ctx, "x").parent.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
 
 
 def ended_at_home(ctx: Context, name: str) -> Job | None:
-    """Return the job of this name if its results came home after it had ended."""
+    """Return the job of this name if its results were fetched after it had ended."""
     with contextlib.suppress(ConfigError):  # what cannot be read is fetched again
         job = job_at_home(ctx, name)
         return job if job is not None and job.state not in ACTIVE else None
@@ -92,6 +94,6 @@ def ended_at_home(ctx: Context, name: str) -> Job | None:
 
 
 def whole_at_home(ctx: Context, name: str) -> Job | None:
-    """Return the job of this name if nothing of it is missing at home."""
+    """Return the job of this name if all its results were fetched."""
     job = ended_at_home(ctx, name)
     return job if job is not None and not job.missing else None

@@ -1,4 +1,4 @@
-"""What of a job's results is fetched now, and what stays on its nodes, with the reason."""
+"""Which of a job's results are fetched now, and which stay on its nodes, with the reason."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class Owed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
-    """What is to be fetched by node, the links, and what the nodes still owe then."""
+    """The files to fetch by node, the links, and what the nodes still owe afterwards."""
 
     wanted: dict[int, list[Wanted]]
     links: list[HomeLink]
@@ -56,7 +56,7 @@ class Selected:
 
 
 class Unfetched(NodeError):
-    """A part of a job's results is still on the nodes; the rest is at home."""
+    """A part of a job's results is still on the nodes; the rest was fetched."""
 
 
 def select(ctx: Context, fleet: "Fleet", job: Job, nodes: Sequence[int], target: Path) -> Selected:
@@ -85,7 +85,7 @@ class Ephemeral(NodeError):
 
 
 def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
-    """Raise Ephemeral where results of these jobs, which are not home, lie on instance store."""
+    """Raise Ephemeral if results of these jobs that are not fetched are on instance store."""
     for job in jobs:
         manifests, failures = _manifests(ctx, fleet, job, holders(fleet, job))
         split({**manifests, **failures})
@@ -97,7 +97,7 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
         ]
         if lost:
             raise Ephemeral(
-                f"a stop would lose results of {job.job}, which lie on instance store",
+                f"a stop would lose results of {job.job}, which are on instance store",
                 _named(lost),
                 f"awsddp fetch --job {job.job}   # once it has ended; then stop\n"
                 "awsddp down   # fetch the results, then terminate the nodes",
@@ -105,7 +105,7 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
 
 
 def unfetched(job: Job, selected: Selected) -> Unfetched:
-    """Return the error that names what the nodes still owe, and how to get it or leave it."""
+    """Return the error that lists what the nodes still owe, and how to fetch or discard it."""
     excess, unreadable, owed = selected.excess, selected.unreadable, selected.owed
     fetch = f"awsddp fetch --job {job.job}"
     ways = ["awsddp exec 'sudo chown -R $USER ~/awsddp/work'   # then fetch again"] if unreadable else []
@@ -226,7 +226,7 @@ def _hashed(
 
 
 def _skipped(ctx: Context, manifests: Mapping[int, Manifest]) -> list[Owed]:
-    """Name what stays on the nodes, count what job.exclude matches, and return what is still owed."""
+    """Report the files that stay on the nodes (those of job.exclude as a count); return what is owed."""
     files = sum(one.excluded.files for one in manifests.values())
     if files:
         size = sum(one.excluded.size for one in manifests.values())
@@ -236,5 +236,5 @@ def _skipped(ctx: Context, manifests: Mapping[int, Manifest]) -> list[Owed]:
     for node, one in named[:NAMED]:
         ctx.on_event(Event(f"not fetched: {one.path}: {one.why}", node_name(node)))
     if len(named) > NAMED:
-        ctx.say(f"not fetched: {len(named) - NAMED} more of the kind")
+        ctx.say(f"not fetched: {len(named) - NAMED} more files")
     return [Owed(node, one.path, one.size, one.why) for node, one in skipped if one.owed]

@@ -264,7 +264,9 @@ def _free_name(cluster: ClusterHandle, answers: Mapping[int, Mapping[str, Any]])
     for name in _names(ctx.job):
         if name not in known | cluster.unfetched and not results_dir(ctx, name).exists():
             return name
-    raise UsageError(f"job {ctx.job.job.name} already exists", "its nodes have it", "choose another --name")
+    raise UsageError(
+        f"job {ctx.job.job.name} already exists", "its nodes hold a job of that name", "choose another --name"
+    )
 
 
 def _names(spec: JobSpec) -> Iterator[str]:

@@ -111,7 +111,7 @@ def cluster_document(handle: ClusterHandle) -> dict[str, Any]:
 
 
 def _jobs(ctx: Context, record: Record, cluster: Cluster | None) -> list[dict[str, Any]]:
-    """Return the jobs as they were when a node was last asked about them."""
+    """Return the jobs as their nodes last reported them."""
     owed, seen = cluster.unfetched if cluster else [], ctx.folder.seen()
     return [
         report.job_document(job)

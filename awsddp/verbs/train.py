@@ -79,7 +79,9 @@ def check(ctx: Context) -> None:
         )
     if asked.name in _WORDS:
         raise UsageError(
-            f"job name {asked.name!r} is reserved", "--after and --resume know it", "choose another --name"
+            f"job name {asked.name!r} is reserved",
+            "--after and --resume use it as a keyword",
+            "choose another --name",
         )
     if asked.name is not None and results_dir(ctx, asked.name).exists():
         raise UsageError(

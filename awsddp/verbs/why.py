@@ -56,7 +56,7 @@ def _written(ctx: Context, job: Job) -> dict[str, Any]:
 
 def _nothing(job: Job, advice: str) -> NotFoundError:
     cause = job.cause.explanation if job.cause else ""
-    return NotFoundError(f"job {job.job} {job.state}: it runs no more", cause, advice)
+    return NotFoundError(f"job {job.job} {job.state}: it is no longer running", cause, advice)
 
 
 def _document(job: Job, answers: dict[int, dict[str, Any]], *, ended: bool = True) -> dict[str, Any]:

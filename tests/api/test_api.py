@@ -46,7 +46,7 @@ def test_a_cluster_is_planned_made_found_again_and_ended_without_a_word(
     again = awsddp.Cluster("demo")
     assert [node["node"] for node in again.status()["nodes"]] == [0, 1, 2]
     assert again.up(nodes=2)["state"] == "ready"
-    with pytest.raises(awsddp.ConfigError, match="cluster demo exists already"), awsddp.run("demo"):
+    with pytest.raises(awsddp.ConfigError, match="cluster demo already exists"), awsddp.run("demo"):
         pass
     assert cluster.down()["state"] == "absent"
     assert {event.who for event in events} >= {None, "node0"}

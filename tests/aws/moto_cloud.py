@@ -22,7 +22,7 @@ from awsddp.aws.waits import Clock
 from awsddp.cluster import Node, Target
 from awsddp.local import placement
 from awsddp.local.requests import Refusal, read
-from awsddp.plan import LaunchPlan, make_plan, names
+from awsddp.plan import LaunchPlan, Values, make_plan, names
 from awsddp.report import Event
 from awsddp.spec import ClusterSection, ClusterSpec
 
@@ -184,6 +184,10 @@ def _answer(fault: Fault, start: Callable[..., Any]) -> Iterable[bytes]:
     return [f"<Response><Errors>{error}</Errors><RequestID>r-1</RequestID></Response>".encode()]
 
 
+def values(ids: dict[str, str] = IDS) -> Values:
+    return Values(ids=ids, secrets=SECRETS, now=NOW)
+
+
 def spec(**cluster: Any) -> ClusterSpec:
     return ClusterSpec(name="demo", cluster=ClusterSection(**cluster))
 
@@ -209,17 +213,14 @@ class Launcher:
         return launch(
             self.aws,
             plan,
-            ids={**ids, "security_group": group},
-            secrets=SECRETS,
-            now=NOW,
+            values({**ids, "security_group": group}),
             write_intent=self._write,
             on_event=self.events.append,
             clock=self.clock,
         )
 
     def access(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> str:
-        known: dict[str, Any] = {"ids": ids, "secrets": SECRETS, "now": NOW, "clock": self.clock}
-        return ensure_access(self.aws, plan, **known, on_event=self.events.append)
+        return ensure_access(self.aws, plan, values(ids), on_event=self.events.append, clock=self.clock)
 
     def _write(self, intent: dict[str, Any]) -> None:
         self.intents.append(intent)

@@ -26,7 +26,7 @@ def test_a_group_of_our_name_that_does_not_carry_our_id_is_refused(aws: Aws, lau
     plan = plan_for(aws)
     vpc = plan.request("CreateSecurityGroup").parameters["VpcId"]
     aws.call("CreateSecurityGroup", {"GroupName": IDS["name"], "Description": "theirs", "VpcId": vpc})
-    with pytest.raises(AwsddpError, match="not ours"):
+    with pytest.raises(AwsddpError, match="not this cluster"):
         launcher(plan)
 
 

@@ -171,7 +171,7 @@ def test_a_login_name_that_was_wrong_can_be_mended(on: On) -> None:
 def test_ssh_moves_to_a_jump_host_which_is_remembered(
     on: On, aws: Aws, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    laptop = on(str(tmp_path_factory.mktemp("short")))  # a socket's path holds about a hundred characters
+    laptop = on(str(tmp_path_factory.mktemp("short")))  # a socket's path is limited to about 100 characters
     laptop.first()
     with pytest.raises(ConfigError, match=r"network\.ssh_cidr"):
         laptop.up(network__jump="bastion", network__ssh_cidr="sg-0123456789abcdef0")

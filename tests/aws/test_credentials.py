@@ -139,7 +139,7 @@ def test_a_name_that_the_next_command_would_not_have_is_refused(
     reply = {"UserId": "AROA:botocore-session-1795343", "Account": "123456789012", "Arn": "arn"}
     aws = Aws(Target(region="us-east-1", access_key_id="AKIA", secret_access_key="secret"))
     monkeypatch.setattr(aws, "call", lambda *_, **__: reply)
-    with pytest.raises(ConfigError, match="no stable name"):
+    with pytest.raises(ConfigError, match="name is not stable"):
         aws.identity()
 
 

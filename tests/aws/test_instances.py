@@ -8,7 +8,7 @@ import boto3
 import pytest
 from botocore.handlers import base64_encode_user_data
 from botocore.serialize import create_serializer
-from moto_cloud import IDS, NOW, SECRETS, Cloud, Launcher, plan_for, without_zones
+from moto_cloud import IDS, NOW, Cloud, Launcher, plan_for, values, without_zones
 
 from awsddp.aws import instances
 from awsddp.aws.clusters import describe, end_of, find_cluster, find_clusters, tags_of
@@ -17,7 +17,7 @@ from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError, CapacityError, NodeError
-from awsddp.plan import Request, resolve
+from awsddp.plan import Request
 
 
 def on_the_wire(request: Request) -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_what_is_sent_is_what_the_plan_resolves_to(aws: Aws, cloud: Cloud, launc
         "subnet": plan.subnets[0].subnet,
         "client_token": run["ClientToken"],
     }
-    expected = resolve(plan, ids=ids, secrets=SECRETS, now=NOW)
+    expected = map(values(ids).resolve, plan.requests)
     sent = [request for request in cloud.requests[before:] if request[0] not in SIDE_BY_SIDE]
     assert sent == [
         (item.operation, on_the_wire(item)) for item in expected if item.operation not in SIDE_BY_SIDE

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto_cloud import IDS, NOW, SECRETS, Cloud, plan_for, spec
+from moto_cloud import NOW, Cloud, plan_for, spec, values
 
 from awsddp.aws.clusters import find_cluster
 from awsddp.aws.facts import gather
@@ -26,10 +26,8 @@ def checks(aws: Aws, asked: ClusterSpec | None = None) -> dict[str, Check]:
     found = before_launch(
         aws,
         asked,
+        values(),
         facts=lambda: gather(aws, asked, caller_address="10.77.0.1", target="local"),
-        ids=IDS,
-        secrets=SECRETS,
-        now=NOW,
     )
     return {check.name: check for check in found}
 
@@ -45,7 +43,7 @@ def test_nothing_stands_in_the_way_and_nothing_is_made(aws: Aws, cloud: Cloud) -
 
 def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud: Cloud) -> None:
     plan = plan_for(aws)
-    told = {one.operation: one for one in dry_run(aws, plan, ids=IDS, secrets=SECRETS, now=NOW)}
+    told = {one.operation: one for one in dry_run(aws, plan, values())}
     asked = {"ImportKeyPair", "CreateSecurityGroup", "CreatePlacementGroup", "RunInstances"}
     assert {name for name, one in told.items() if one.answer == "allowed"} == asked
     assert told["TerminateInstances"].answer == "not asked"
@@ -64,7 +62,7 @@ def test_a_dry_run_asks_for_what_is_the_users_own_and_never_to_change_it(aws: Aw
     asked = {"network.security_group": group, "access.key": "mine", "access.key_file": "x"}
     own, _ = load("demo", environ={}, overrides={**asked, "capacity.placement": "none"})
     plan = make_plan(own, gather(aws, own, caller_address="10.77.0.1", target="local"))
-    told = {one.operation for one in dry_run(aws, plan, ids=IDS, secrets=SECRETS, now=NOW)}
+    told = {one.operation for one in dry_run(aws, plan, values())}
     changed = {"SecurityGroup", "KeyPair", "PlacementGroup"}
     assert [name for name in told if any(word in name for word in changed)] == []
     [run] = cloud.sent("RunInstances")

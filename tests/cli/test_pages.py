@@ -64,7 +64,7 @@ def test_sync_dry_run_shows_the_largest_and_what_stays_here(capsys: pytest.Captu
     )
     said = capsys.readouterr().out
     assert "Largest: data/ 1.2 MB\n" in said
-    assert "Kept here by .gitignore: 0.pt, 1.pt," in said and said.endswith("9.pt and 2 more\n")
+    assert "Not sent, matched by .gitignore: 0.pt, 1.pt," in said and said.endswith("9.pt and 2 more\n")
 
 
 def test_results_are_told_where_they_are() -> None:

@@ -120,7 +120,7 @@ RAISED = [
         1,
         "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one.",
         "unused_parameters",
-        "no part in the loss",
+        "did not contribute to the loss",
     ),
     (
         1,
@@ -131,7 +131,7 @@ RAISED = [
     ),
     (1, "RuntimeError: DataLoader worker (pid(s) 25606) exited unexpectedly", "loader_died", "loader worker"),
     (1, "RuntimeError: Too many open files. Communication with the workers is no", "too_many_files", "open"),
-    (1, "RuntimeError: can't start new thread", "too_many_processes", "no more processes"),
+    (1, "RuntimeError: can't start new thread", "too_many_processes", "limit of processes"),
     (1, "PermissionError: [Errno 13] Permission denied: '/data'", "permission", "may not do this"),
     (1, "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure>", "no_internet", "internet"),
     (
@@ -146,7 +146,7 @@ RAISED = [
         "library_missing",
         "the library libGL.so.1.",
     ),
-    (1, "SyntaxError: invalid syntax", "syntax_error", "no valid program"),
+    (1, "SyntaxError: invalid syntax", "syntax_error", "The file is not valid"),
     (1, "RuntimeError: Error(s) in loading state_dict for Linear:", "checkpoint_differs", "another model"),
     (
         1,

@@ -160,7 +160,7 @@ def test_a_python_that_does_not_exist(lab: MakeLab, index: Path, python: str, uv
     here.hosts[0].script("uv", f'#!/bin/sh\nUV_PYTHON_DOWNLOADS=never exec {uv} "$@"\n')
     for place in ("client", "node"):
         plan = dataclasses.replace(VENV, python="3.99", packages_from=place)
-        refused(here, plan, python, "there is no such Python")
+        refused(here, plan, python, "Python version not found")
 
 
 @contextmanager

@@ -146,8 +146,8 @@ def test_a_projects_own_environment_yml_is_solved_and_installed(
         ("- nope>=7", "environment.yml: no channel has a nope that fits"),
         (f"- python={MINOR}\n- numpy>=7", "environment.yml: no channel has a numpy that fits"),
         ("- greedy", "environment.yml: no channel has a numpy that fits"),
-        (f"- numpy=1.26.4={BUILD}\n- numpy>=2", "environment.yml: its packages exclude each other"),
-        ("- other::numpy", "environment.yml: its packages exclude each other"),
+        (f"- numpy=1.26.4={BUILD}\n- numpy>=2", "environment.yml: its packages have conflicting versions"),
+        ("- other::numpy", "environment.yml: its packages have conflicting versions"),
         ("- library", "No python: environment.yml names no package with one"),
         (f"- python={MINOR}\n- pip:\n  - small>7", "environment.yml: there is no small>7 for this Python"),
     ],
@@ -227,7 +227,7 @@ def test_a_spec_is_refused_here_where_a_solver_would_refuse_it(spec: str, tmp_pa
         return
     with pytest.raises(importlib.import_module("rattler.exceptions").InvalidMatchSpecError):
         rattler.MatchSpec(spec)
-    with pytest.raises(ConfigError, match=r"line 2: .* is not a package of conda"):
+    with pytest.raises(ConfigError, match=r"line 2: .* is not a conda package"):
         read_requirements(file)
 
 

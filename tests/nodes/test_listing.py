@@ -169,7 +169,7 @@ def test_a_home_or_a_system_is_never_sent(isolated: Path, place: str) -> None:
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="not found"):
         files_to_send(tmp_path / "nope")
 
 

@@ -19,10 +19,10 @@ from awsddp.plan import (
     LaunchPlan,
     Reservation,
     Subnet,
+    Values,
     document,
     make_plan,
     names,
-    resolve,
 )
 from awsddp.spec import load
 
@@ -525,7 +525,8 @@ def test_the_requests(case: Case) -> None:
         "client_token": "token",
     }
     secrets = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
-    sent = resolve(planned(case), ids=ids, secrets=secrets, now=datetime(2026, 11, 21, 8, 45, tzinfo=UTC))
+    values = Values(ids=ids, secrets=secrets, now=datetime(2026, 11, 21, 8, 45, tzinfo=UTC))
+    sent = map(values.resolve, planned(case).requests)
     made = before(case)
     assert [(request.operation, request.parameters) for request in sent] == [
         *((operation, made[operation]) for operation in case.makes),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_make_plan import plan
 
 from awsddp.cluster import read_numbers, write_numbers
-from awsddp.plan import document, names, resolve
+from awsddp.plan import Values, document, names
 
 IDS = {**names("demo", "0a1b2c3d"), "security_group": "sg-1", "subnet": "subnet-b", "client_token": "token"}
 SECRETS = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
@@ -26,7 +26,8 @@ INSIDE = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
 
 
 def test_the_requests_that_are_sent() -> None:
-    sent = resolve(plan(tags={"team": "vision"}), ids=IDS, secrets=SECRETS, now=NOW)
+    values = Values(ids=IDS, secrets=SECRETS, now=NOW)
+    sent = map(values.resolve, plan(tags={"team": "vision"}).requests)
     assert [(item.operation, item.parameters) for item in sent] == [
         (
             "ImportKeyPair",
@@ -137,8 +138,9 @@ def test_the_document_is_json_and_holds_nothing_secret() -> None:
 
 
 def test_an_id_that_is_not_given_is_no_request() -> None:
+    values = Values(ids=names("demo", "0a1b2c3d"), secrets=SECRETS, now=NOW)
     with pytest.raises(KeyError):
-        resolve(plan(), ids=names("demo", "0a1b2c3d"), secrets=SECRETS, now=NOW)
+        list(map(values.resolve, plan().requests))
 
 
 @pytest.mark.parametrize(

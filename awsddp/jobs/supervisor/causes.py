@@ -315,7 +315,7 @@ TABLE = (
         "unused_parameters",
         False,
         _said("Expected to have finished reduction in the prior iteration"),
-        "Some parameters took no part in the loss.",
+        "Some parameters did not contribute to the loss.",
         "DistributedDataParallel(model, find_unused_parameters=True), or remove them",
     ),
     Row(
@@ -371,14 +371,14 @@ TABLE = (
         "too_many_files",
         False,
         _said("Too many open files"),
-        "The rank has as many files open as it may.",
+        "The rank has too many open files.",
         "use fewer loader workers, or: torch.multiprocessing.set_sharing_strategy('file_system')",
     ),
     Row(
         "too_many_processes",
         False,
         _said("can't start new thread|Resource temporarily unavailable"),
-        "The node allows no more processes or threads.",
+        "The node's limit of processes and threads is reached.",
         "use fewer loader workers and threads (OMP_NUM_THREADS)",
     ),
     Row(
@@ -392,7 +392,7 @@ TABLE = (
         "no_internet",
         True,
         _said("name resolution|Name or service not known|urlopen error|Max retries exceeded"),
-        "The node did not reach a host on the internet.",
+        "The node could not reach a host on the internet.",
         "awsddp exec -- curl -sSI https://pypi.org   # from each node; or sync the data with the folder",
     ),
     Row(
@@ -416,7 +416,7 @@ TABLE = (
         "syntax_error",
         False,
         _said("^(?:Syntax|Indentation|Tab)Error"),
-        "The file is no valid program for the node's Python.",
+        "The file is not valid for the node's Python.",
         "awsddp exec -- python3 --version   # the node's; it may be older than yours",
     ),
     Row(
@@ -468,7 +468,7 @@ TABLE = (
         "checkpoint_refused",
         False,
         _said("Weights only load failed"),
-        "torch.load refused objects in the file that are no tensors.",
+        "torch.load refused objects in the file that are not tensors.",
         "torch.load(path, weights_only=False)   # for files that you trust",
     ),
     Row(
@@ -532,7 +532,7 @@ TABLE = (
         "abort",
         False,
         _crashed(signal.SIGABRT),
-        "A library gave up{place}: its message stands above.",
+        "A library aborted{place}: see its message above.",
         "awsddp logs",
     ),
     Row(
