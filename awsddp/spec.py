@@ -533,7 +533,7 @@ def jump_host(text: str) -> tuple[str, int | None]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"), parse_float=_Float)
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=_Float)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"cannot read {file}", str(error), "fix the file, or move it away") from error
 

@@ -243,7 +243,7 @@ class Folder:
         deadline = time.monotonic() + wait_s
         with _written(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            stream = path.open("a+")
+            stream = path.open("a+b", buffering=0)  # what a full disk refuses is not written again at the end
         with stream:
             while not _grab(stream.fileno()):
                 late_s = time.monotonic() - deadline
@@ -259,8 +259,8 @@ class Folder:
             stream.seek(0)
             stream.truncate()
             me = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": _now_text()}
-            stream.write(msgspec.json.encode(me).decode())
-            stream.flush()
+            with contextlib.suppress(OSError):  # the lock holds on a full disk, too: `down` must end the bill
+                stream.write(msgspec.json.encode(me))
             try:
                 yield free_s
             finally:

@@ -94,6 +94,12 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load(file=file, environ={})
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "awsddp.toml"
+    file.write_bytes(b"\xef\xbb\xbf[cluster]\r\nnodes = 3\r\n")
+    assert load(file=file, environ={})[0].cluster.nodes == 3
+
+
 @pytest.mark.parametrize("name", ["", "A", "1a", "a" * 32, "a b", "$(touch canary)", "a\n", "../x", "-a"])
 def test_a_name_that_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="invalid cluster name"):

@@ -32,7 +32,7 @@ def run(command: click.Command) -> int:
         return _reader_gone()
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return show(ConfigError("cannot write the output", error.strerror or "no space left"))
+            return show(ConfigError(f"cannot write {error.filename or 'the output'}", error.strerror or ""))
         return _unexpected(error)
     return result if isinstance(result, int) else 0
 

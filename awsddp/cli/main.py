@@ -106,10 +106,14 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Open what we were started without (`>&-`), so that no file of ours is taken for it."""
+    """Open what we were started without (`>&-`), so that no file of ours is taken for it.
+
+    A character that the locale or PYTHONIOENCODING cannot write is printed as its escape.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # as stderr is
 
 
 def _start_light() -> None:

@@ -1,6 +1,8 @@
 """`awsddp ssh`: a shell on one node, by the system's own ssh."""
 
 import os
+import re
+import shlex
 import shutil
 import sys
 
@@ -8,7 +10,9 @@ import click
 
 from awsddp.cli import session
 from awsddp.cli.options import Globals, Words
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, UsageError
+
+_NODE = re.compile(r"(?:node)?(\d+)")
 
 
 @click.command("ssh", cls=Words)
@@ -36,6 +40,12 @@ def command(
     """
     from awsddp.verbs.ssh import ssh
 
+    if words and (named := _NODE.fullmatch(words[0])):
+        raise UsageError(
+            f"{words[0]}: the words are a command for node{node}",
+            "--node names the node",
+            shlex.join(["awsddp", "ssh", "--node", named[1], *words[1:]]),
+        )
     with session.opened(options) as (ctx, show):
         ports = (("-L", to_node), ("-R", to_here), ("-D", dynamic))
         forwards = [word for kind, specs in ports for spec in specs for word in (kind, spec)]

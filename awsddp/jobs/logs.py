@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.answers import check_document, check_positions
-from awsddp.errors import NodeError
+from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs.supervisor.times import positions
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 
@@ -247,9 +247,18 @@ class Merger:
     def feed(self, node: int, data: bytes) -> bytes:
         """Take bytes of `node`'s stream in and return the labelled lines they complete.
 
-        Raises StreamError where the stream is no supervisor's, or leaves bytes out.
+        Raises StreamError where the stream is no supervisor's, or leaves bytes out, and ConfigError where the
+        folder cannot be written.
         """
-        return b"".join(self._take(node, frame) for frame in self._streams[node].feed(data))
+        try:
+            return b"".join(self._take(node, frame) for frame in self._streams[node].feed(data))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {self._folder}",
+                f"{error.strerror or error}\nthe job does not need this machine, and goes on",
+                f"awsddp logs -f {self._job}   # once it can be written\n"
+                f"awsddp logs -f {self._job} -o job.results=DIR   # or into another folder",
+            ) from error
 
     def idle(self) -> bytes:
         """Return unfinished lines that have waited for a second. Call it a few times a second."""

@@ -159,7 +159,7 @@ class _Walk:
 
     def _ignore_file(self, path: str) -> GitIgnoreSpec:
         try:
-            text = Path(self._root, path).read_bytes().decode("utf-8", "surrogateescape")
+            text = Path(self._root, path).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
             raise ConfigError(f"cannot read {path}", error.strerror or str(error)) from error
         return _spec(text.splitlines(), path)

@@ -20,7 +20,7 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure, split
 from awsddp.nodes.parallel import ignore, run_on_nodes
-from awsddp.report import Event, OnEvent, amount, node_name
+from awsddp.report import Event, OnEvent, amount, node_name, size_text
 
 _CHUNK = 2**20
 
@@ -161,7 +161,7 @@ def _check_room(target: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise ConfigError(
-            f"the results need {size / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free",
+            f"the results need {size_text(size)}, {folder} has {size_text(free)} free",
             "nothing was fetched",
             "free disk space, or choose another folder: awsddp fetch --to DIR",
         )

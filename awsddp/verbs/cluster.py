@@ -41,6 +41,8 @@ FRESH_S = 2.0
 # Terminated instances are listed for about as long: until then one that is not listed is not listed yet.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 LISTED = timedelta(hours=1)
+_NEWEST = 5
+"""How many jobs are named where one is not found."""
 
 
 class NoNodes(NodeError):
@@ -557,9 +559,12 @@ def choose_job(jobs: Sequence[Job], name: str | None) -> Job:
     """Return the job of this name, or the last one. Raises NotFoundError."""
     chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:
-        names = ", ".join(job.job for job in jobs)
-        known = f"known: {names}" if jobs else "no jobs on this cluster yet"
-        raise NotFoundError(f"no job {name}" if name else "no job", known, "awsddp train")
+        if not jobs:
+            raise NotFoundError(
+                f"no job {name}" if name else "no job", "no jobs on this cluster yet", "awsddp train"
+            )
+        names = ", ".join(job.job for job in jobs[-_NEWEST:])
+        raise NotFoundError(f"no job {name}", f"the newest jobs: {names}", "awsddp jobs   # all of them")
     return chosen
 
 

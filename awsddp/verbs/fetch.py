@@ -108,7 +108,8 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
         for job in reversed([cluster.end_job(job) for job in reversed(owed)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
-            ctx.say(f"fetching the results of {job.job} from {', '.join(map(node_name, fleet.nodes))}")
+            nodes = ", ".join(map(node_name, fleet.nodes))
+            ctx.say(f"fetching the results of {job.job} from {nodes} to {results_dir(ctx, job.job)}/")
             cluster.fetch(job)
             ctx.folder.remember(job)
             for text in cluster.still_missing(job).values():

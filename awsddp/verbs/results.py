@@ -1,6 +1,7 @@
 """A job's results in its folder on this machine: what was fetched, and its metrics."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,19 @@ METRICS_CHARACTERS = 64 << 20
 def results_dir(ctx: Context, job: str) -> Path:
     """Return the local folder that receives a job's results."""
     return Path(ctx.job.sync.workdir) / ctx.job.job.results / job
+
+
+def check_results_dir(ctx: Context) -> None:
+    """Raise ConfigError where no job's results can be written: before the job starts, not at its end."""
+    folder = results_dir(ctx, "x").parent.absolute()
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        why = f"{nearest} is not a folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        why = f"{nearest} is read-only"
+    else:
+        return
+    raise ConfigError(f"cannot write results to {folder}", why, "choose another folder: -o job.results=DIR")
 
 
 def draw_loss(target: Path) -> None:

@@ -9,7 +9,7 @@ from awsddp.errors import AwsddpError, ConfigError, Interrupted, InUse, LetGo, N
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.down import down
-from awsddp.verbs.results import whole_at_home
+from awsddp.verbs.results import check_results_dir, whole_at_home
 from awsddp.verbs.stop import stop
 from awsddp.verbs.train import check, train
 from awsddp.verbs.up import up
@@ -48,6 +48,8 @@ def run(
     failure is the result's `error`.
     """
     check(ctx)
+    if not detach:
+        check_results_dir(ctx)
     ctx = with_idle(ctx)
     result = RunResult()
     try:

@@ -15,7 +15,7 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.environment import check_environment
 from awsddp.verbs.logs import merger_of
-from awsddp.verbs.results import job_result, results_dir
+from awsddp.verbs.results import check_results_dir, job_result, results_dir
 from awsddp.verbs.resuming import checkpoint_of
 from awsddp.verbs.starting import requests_for, start
 from awsddp.verbs.watching import Watch
@@ -33,6 +33,8 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
     job runs, NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
     check(ctx)
+    if not detach:
+        check_results_dir(ctx)
     checkpoint = checkpoint_of(ctx)
     listing = sync.listed(ctx)
     with ClusterHandle.ready(ctx) as cluster:

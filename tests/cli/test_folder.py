@@ -66,6 +66,25 @@ def test_a_folder_that_is_read_only(records: Lab) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a mount of its own")
+def test_a_disk_that_is_full_keeps_no_bill_alive(records: Lab, tmp_path: Path) -> None:
+    line = (
+        'mount -t tmpfs -o size=600k tmpfs "$AWSDDP_HOME" && "$@" up --nodes 2 -y >&2 &&\n'
+        '{ cat /dev/zero > "$AWSDDP_HOME/zeros"; "$@" down -y --json; }'
+    )
+    shown = subprocess.run(
+        ["unshare", "-m", "sh", "-c", line, "sh", sys.executable, "-m", "awsddp", "--local", "-c", "full"],
+        cwd=records.project,
+        env=records.environ | {"AWSDDP_HOME": str(tmp_path), "AWSDDP_LOCAL": str(records.home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert shown.returncode == 0, shown.stderr
+    ended = json.loads(shown.stdout)
+    assert (len(ended["terminated"]), ended["leftovers"]) == (2, [])
+
+
 @pytest.mark.prove
 def test_a_record_cut_off_at_any_byte(records: Lab) -> None:
     path = made(records) / "cluster.json"

@@ -3,9 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from awsddp.cluster import Job
+from awsddp.errors import NotFoundError
+from awsddp.verbs.cluster import choose_job
 from tests.cli.conftest import Lab
 
 
@@ -40,6 +45,8 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["train", "--name", "../x"], 2, "invalid job name"),
         (["train", "--name", "last"], 2, "job name 'last' is reserved"),
         (["train", "a.py", "b.py"], 2, "follow --"),
+        (["ssh", "node1"], 2, "awsddp ssh --node 1"),
+        (["ssh", "1", "nvidia-smi", "-L"], 2, "awsddp ssh --node 1 nvidia-smi -L"),
         (["run", "nowhere.py", "--local", "-y"], 2, "script not found: nowhere.py"),
         (["run", "--local", "-y", "--", "{rnak}"], 2, "invalid placeholder {rnak} in '{rnak}'"),
         (["train", "--workdir", "nowhere"], 3, "nowhere"),
@@ -52,6 +59,20 @@ def refused(lab: Lab, *words: str, code: int) -> str:
 def test_wrong_words(lab: Lab, words: list[str], code: int, said: str) -> None:
     assert said in refused(lab, *words, code=code)
     assert not list(lab.root.rglob("canary"))
+
+
+@pytest.mark.parametrize("verb", ["train", "run"])
+@pytest.mark.parametrize("runs", ["file", "dangling link"])
+def test_a_results_folder_that_cannot_be_written_is_refused_before_any_cost(
+    lab: Lab, verb: str, runs: str
+) -> None:
+    lab.script("x.py", "print(1)")
+    path = lab.project / "runs"
+    path.touch() if runs == "file" else path.symlink_to("nowhere")
+    said = refused(lab, verb, "x.py", "--local", "-y", code=3)
+    assert f"cannot write results to {path}" in said
+    assert f"{path} is not a folder" in said
+    assert "-o job.results=DIR" in said
 
 
 def test_without_credentials_aws_is_not_asked_and_the_ways_to_get_them_are_named(lab: Lab) -> None:
@@ -122,6 +143,14 @@ def test_a_job_that_nobody_knows(cluster: Lab) -> None:
     assert "no job nope" in refused(cluster, "logs", "nope", code=7)
 
 
+def test_a_job_that_nobody_knows_names_the_newest_alone() -> None:
+    jobs = [cast(Job, SimpleNamespace(job=f"job{number}")) for number in range(50)]
+    with pytest.raises(NotFoundError) as raised:
+        choose_job(jobs, "nope")
+    assert raised.value.why == "the newest jobs: job45, job46, job47, job48, job49"
+    assert raised.value.next.startswith("awsddp jobs")
+
+
 @pytest.mark.prove(share=0.5)
 def test_a_home_folder_is_not_sent(cluster: Lab) -> None:
     shown = cluster.run("train", "--world-size", "1", cwd=cluster.root)
@@ -133,6 +162,18 @@ def test_a_home_folder_is_not_sent(cluster: Lab) -> None:
 def test_a_second_cluster_of_the_name_elsewhere_is_refused(cluster: Lab) -> None:
     said = refused(cluster, "--region", "eu-west-1", "up", "-y", code=3)
     assert "is in the local cloud" in said
+
+
+@pytest.mark.prove(share=0.5)
+def test_a_character_that_the_output_cannot_hold_is_escaped(cluster: Lab) -> None:
+    cluster.script("trän.py", "print(1)")
+    cluster.environ["PYTHONIOENCODING"] = "ascii"
+    try:
+        shown = cluster.run("train", "trän.py", "--world-size", "1", "--dry-run")
+    finally:
+        del cluster.environ["PYTHONIOENCODING"]
+    assert shown.returncode == 0, shown.stderr
+    assert r"'tr\xe4n.py'" in shown.stdout
 
 
 def test_without_a_cluster_the_way_to_one_is_named(lab: Lab) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.errors import NodeError
+from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.logs import Labeller, Merger, Stream, StreamError
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
@@ -118,6 +118,16 @@ def test_bytes_come_home_once_over_broken_connections(tmp_path: Path) -> None:
     assert shown == b"".join(LABEL + line + b"\n" for line in data.splitlines())
 
 
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_back(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    merger = Merger({3: 1}, folder=tmp_path / "runs" / "j" / "logs", job="j")
+    merger.attach(1)
+    with pytest.raises(ConfigError, match=r"cannot write .*/runs/j/logs") as raised:
+        merger.feed(1, MAGIC + frame(b"L", 3, 0, b"one\n"))
+    assert raised.value.why == "Not a directory\nthe job does not need this machine, and goes on"
+    assert "awsddp logs -f j -o job.results=DIR" in raised.value.next
+
+
 def test_gap_in_a_stream_is_an_error(tmp_path: Path) -> None:
     merger = Merger({3: 1}, folder=tmp_path)
     merger.attach(1)
@@ -212,7 +222,7 @@ def test_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "rank3.log").symlink_to(tmp_path / "elsewhere")
     merger = Merger({3: 1}, folder=tmp_path)
     merger.attach(1)
-    with pytest.raises(OSError):
+    with pytest.raises(ConfigError, match="cannot write"):
         merger.feed(1, MAGIC + frame(b"L", 3, 0, b"text"))
     assert not (tmp_path / "elsewhere").exists()
 

@@ -84,6 +84,12 @@ def test_awsddpignore_takes_the_place_of_gitignore(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a", "sub/a"]
 
 
+def test_an_ignore_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    make(tmp_path, "a", "b")
+    (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbfa\r\n")
+    assert names(tmp_path) == [".gitignore", "b"]
+
+
 def test_patterns_of_the_configuration_win_over_the_files(tmp_path: Path) -> None:
     make(tmp_path, "a", "b", "sub/c")
     (tmp_path / ".gitignore").write_text("a\n.gitignore\n")

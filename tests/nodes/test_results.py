@@ -3,6 +3,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -185,10 +186,13 @@ def test_two_files_for_one_place_are_refused(lab: MakeLab, target: Path) -> None
     assert not target.exists()
 
 
-def test_a_disk_without_the_room_is_said_before_anything_comes(lab: MakeLab, target: Path) -> None:
-    huge = Wanted(remote="/x", home="x", size=2**60, sha256="0")
-    with pytest.raises(ConfigError, match="GB free"):
-        pull(lab(1), {0: [huge]}, target)
+def test_a_disk_without_the_room_is_said_before_anything_comes(
+    lab: MakeLab, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=8_400_000))
+    large = Wanted(remote="/x", home="x", size=20_000_000, sha256="0")
+    with pytest.raises(ConfigError, match=r"need 20\.0 MB, .* has 8\.4 MB free"):
+        pull(lab(1), {0: [large]}, target)
     assert not target.parent.exists()
 
 
