@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -260,7 +261,19 @@ def opened(options: Globals, explicit: dict[str, object] | None = None) -> Itera
         WATCH.context = ctx
         for note in click.get_current_context().meta.get("awsddp.notes", ()):
             ctx.say(note)
+        if unread := _unread():
+            ctx.say(f"{unread} is not read: a command reads the {FILE} of the folder where it is called")
         yield ctx, screen
+
+
+def _unread() -> str | None:
+    """Return the awsddp.toml of a folder above this one, where this one has none."""
+    try:
+        folders = [Path.cwd(), *Path.cwd().parents]
+    except FileNotFoundError:  # the folder is gone
+        return None
+    found = next((str(folder / FILE) for folder in folders if os.path.isfile(folder / FILE)), None)
+    return None if found in (None, str(folders[0] / FILE)) else found
 
 
 def _pair(text: str, *, sign: str = "--env-var ") -> tuple[str, str]:

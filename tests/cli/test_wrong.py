@@ -219,3 +219,14 @@ def test_a_disk_without_room_for_the_output_is_said(lab: Lab) -> None:
         )
     assert shown.returncode == 3, shown.stderr
     assert "error: cannot write the output" in shown.stderr
+
+
+def test_settings_of_the_folder_above_are_not_read_and_that_is_said(lab: Lab) -> None:
+    settings = lab.project / "awsddp.toml"
+    settings.write_text("[cluster]\nregion = 'eu-west-1'\n")
+    inside = lab.project / "src"
+    inside.mkdir()
+    assert f"{settings} is not read" in lab.run("jobs", cwd=inside).stderr
+    assert "is not read" not in lab.run("jobs").stderr
+    (inside / "awsddp.toml").touch()
+    assert "is not read" not in lab.run("jobs", cwd=inside).stderr
