@@ -16,7 +16,6 @@ from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner
 from awsddp.verbs.converging import Confirm, own_or_empty, reconcile
 from awsddp.verbs.environment import check_environment, environment_of
 from awsddp.verbs.launching import launch, plan_everywhere
-from awsddp.verbs.rejoining import rejoin
 from awsddp.verbs.status import cluster_document
 
 
@@ -46,6 +45,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
             cluster.gateway = aws_of(ctx, cluster.record.target)  # another region, that the spec lists
         _prepare(cluster, hosts=hosts)
         if hosts:
+            from awsddp.verbs.rejoining import rejoin  # not above: `plan` imports this module
+
             environment_of(cluster)
             rejoin(cluster)
         cluster.listed = _only(cluster)

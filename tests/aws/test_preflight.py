@@ -87,7 +87,7 @@ def test_a_launch_that_is_denied_for_the_default_group_alone_is_not_told_to_be_d
     cloud.fail("RunInstances", "UnauthorizedOperation", message=text)
     check = checks(aws)["permission RunInstances"]
     assert check.ok is None
-    assert check.value.startswith("not asked: not before there is a security group")
+    assert check.value.startswith("not asked: needs a security group")
 
 
 def test_a_plan_that_cannot_be_is_a_check_that_failed(aws: Aws) -> None:
