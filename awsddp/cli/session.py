@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -266,14 +265,13 @@ def opened(options: Globals, explicit: dict[str, object] | None = None) -> Itera
         yield ctx, screen
 
 
-def _unread() -> str | None:
+def _unread() -> Path | None:
     """Return the awsddp.toml of a folder above this one, where this one has none."""
-    try:
-        folders = [Path.cwd(), *Path.cwd().parents]
-    except FileNotFoundError:  # the folder is gone
-        return None
-    found = next((str(folder / FILE) for folder in folders if os.path.isfile(folder / FILE)), None)
-    return None if found in (None, str(folders[0] / FILE)) else found
+    with contextlib.suppress(OSError):  # a folder that is gone, or that cannot be read
+        here = Path.cwd()
+        if not (here / FILE).exists():
+            return next((folder / FILE for folder in here.parents if (folder / FILE).is_file()), None)
+    return None
 
 
 def _pair(text: str, *, sign: str = "--env-var ") -> tuple[str, str]:
