@@ -122,10 +122,11 @@ def stop(home: Path) -> bool:
     from awsddp.local import sweep
 
     place = Place(home)
-    if not place.folder.exists():
+    runs = sweep.runs(place)  # also where its files were removed
+    if not (runs or place.folder.exists()):
         return False
     with client_lock(place):
-        existed = place.settings.exists()
+        existed = runs or place.settings.exists()
         _end_daemon(place)
         sweep.sweep(place)
     return existed

@@ -138,7 +138,7 @@ def serve(place: Place) -> None:
     def lives() -> bool:
         return place.living.exists() or time.monotonic() - front.asked_at < QUIET_S
 
-    vigil.start(place, lives=lives, end=lambda: _leave(place, server))
+    vigil.start(place, lives=lives, end=lambda: _leave(place, server), lost=lambda: _become_stop(place))
     server.serve_forever(poll_interval=0.1)
 
 
@@ -152,6 +152,13 @@ def _leave(place: Place, server: Any) -> None:
     except AwsddpError:
         traceback.print_exc()
     server.shutdown()
+
+
+def _become_stop(place: Place) -> None:
+    """Becomes `awsddp local stop`: no thread of this process may boot a host meanwhile."""
+    cgroups.leave(place)
+    os.environ["AWSDDP_HOME"] = str(place.home)
+    os.execv(sys.executable, [sys.executable, "-m", "awsddp", "local", "stop"])
 
 
 def status(emulator: Any) -> dict[str, Any]:

@@ -10,6 +10,11 @@ from awsddp.local import cgroups, ending, network, nspawn
 from awsddp.local.place import Place
 
 
+def runs(place: Place) -> bool:
+    """Whether a process of its hosts lives."""
+    return bool(cgroups.processes(place) or ending.marked(f"{place.tag}-"))
+
+
 def sweep(place: Place) -> None:
     """Ends every process of its hosts and removes namespaces, interfaces, cgroups and files.
 
@@ -30,4 +35,5 @@ def sweep(place: Place) -> None:
     for name in ("locks", "propagate", ""):
         with suppress(OSError):
             (nspawn.RUNTIME / name).rmdir()
-    shutil.rmtree(place.folder)
+    if place.folder.exists():
+        shutil.rmtree(place.folder)

@@ -1,6 +1,7 @@
 """The daemon's life: started, forsaken, killed, met while it starts."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,15 @@ def test_a_daemon_that_nobody_waits_for_ends_itself_and_leaves_nothing(tmp_path:
     until(lambda: not (tmp_path / "local").exists())
     (tmp_path / "local.lock").unlink()
     until(lambda: left_over(tmp_path) == {})
+
+
+@pytest.mark.parametrize("mode", ["records", "loopback"])
+def test_a_daemon_whose_files_were_removed_ends_itself(tmp_path: Path, mode: str) -> None:
+    cloud = Cloud(tmp_path, control.start(tmp_path, mode=mode))
+    made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+    cloud.wait("running", made)
+    shutil.rmtree(tmp_path / "local")
+    until(lambda: "processes" not in left_over(tmp_path))
 
 
 @pytest.mark.prove
