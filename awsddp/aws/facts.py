@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
+from http.client import HTTPException
 from typing import Any
 
 from awsddp import compat
@@ -211,5 +212,5 @@ def _ask_address(source: str) -> str | None:
     try:
         with urllib.request.urlopen(source, timeout=5) as reply:
             return str(ipaddress.IPv4Address(reply.read(64).decode("ascii").strip()))
-    except (OSError, ValueError):
+    except (OSError, HTTPException, ValueError):
         return None

@@ -182,6 +182,7 @@ def fault_clear(info: LocalInfo, number: int | None = None) -> list[dict[str, An
 def _ask(info: LocalInfo, asked: dict[str, Any] | None = None) -> dict[str, Any]:
     import urllib.error
     import urllib.request
+    from http.client import HTTPException
 
     request = urllib.request.Request(
         f"{info.endpoint}/_awsddp/",
@@ -191,18 +192,19 @@ def _ask(info: LocalInfo, asked: dict[str, Any] | None = None) -> dict[str, Any]
     try:
         # Never through a proxy: the endpoint is on this machine.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(request, timeout=10) as reply:
-            said: dict[str, Any] = json.load(reply)
-            return said
-    except urllib.error.HTTPError as error:
-        if error.code != 400:
-            raise
-        refused = json.load(error)["error"]
-        raise UsageError(refused["message"], refused["why"], refused["next"]) from None
-    except OSError as error:
+        try:
+            with direct.open(request, timeout=10) as reply:
+                said: dict[str, Any] = json.load(reply)
+                return said
+        except urllib.error.HTTPError as error:
+            if error.code != 400:
+                raise
+            refused = json.load(error)["error"]
+    except (OSError, HTTPException, ValueError) as error:  # a daemon that ends may cut its answer
         raise LocalCloudError(
             f"the local cloud at {info.endpoint} does not answer", why=str(error), next="awsddp local start"
         ) from error
+    raise UsageError(refused["message"], refused["why"], refused["next"])
 
 
 def write_json(path: Path, document: dict[str, Any] | list[dict[str, Any]]) -> None:

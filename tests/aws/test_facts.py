@@ -17,6 +17,7 @@ from awsddp.aws.session import Aws, Call
 from awsddp.cluster import Target
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.spec import ClusterSpec, NetworkSection
+from tests.http_answers import BAD_ANSWERS, CUT, answering
 
 
 def test_a_plan_can_be_made_from_what_is_read(aws: Aws, cloud: Cloud) -> None:
@@ -105,6 +106,14 @@ def test_the_address_is_not_asked_for_where_it_is_given(aws: Aws, monkeypatch: p
     assert asked == []
     assert gather(aws, spec(), caller_address=None).callers == ("203.0.113.7/32",)
     assert sorted(asked) == sorted(facts_module.ADDRESS_SOURCES)
+
+
+@pytest.mark.parametrize("raw", [*BAD_ANSWERS, CUT.replace(b"99", b"6") + b"<html>"])
+def test_an_answer_that_is_cut_or_no_address_is_no_address(raw: bytes) -> None:
+    with answering(raw) as source:
+        assert facts_module._ask_address(source) is None
+    with answering(CUT.replace(b"99", b"12") + b"203.0.113.7\n") as source:
+        assert facts_module._ask_address(source) == "203.0.113.7"
 
 
 def test_the_enabled_regions_are_listed(aws: Aws) -> None:

@@ -17,6 +17,7 @@ from awsddp.local import control
 from awsddp.local.place import Place
 from awsddp.report import Event
 from awsddp.verbs import local
+from tests.http_answers import BAD_ANSWERS, answering
 from tests.local.conftest import Cloud, left_over, until
 
 
@@ -96,6 +97,26 @@ def test_status_revives_a_daemon_that_was_killed(tmp_path: Path) -> None:
         assert [one["instance_id"] for one in document["instances"]] == [made]
     finally:
         control.stop(tmp_path)
+
+
+@pytest.mark.parametrize("raw", [*BAD_ANSWERS, b"HTTP/1.1 500 Failed\r\n\r\n", b"HTTP/1.1 400 No\r\n\r\n{"])
+def test_an_answer_that_the_daemon_cut_as_it_ended_counts_as_none(raw: bytes) -> None:
+    key = {"access_key_id": "local", "secret_access_key": "local"}
+    with answering(raw) as endpoint:
+        info = control.LocalInfo(
+            endpoint,
+            control.REGION,
+            **key,
+            mode="records",
+            why="",
+            ssh_port=22,
+            caller_address="127.0.0.1",
+            auto=True,
+            pid=None,
+        )
+        with pytest.raises(LocalCloudError) as caught:
+            control.status(info)
+    assert caught.value.message == f"the local cloud at {endpoint} does not answer"
 
 
 def test_clients_that_start_it_at_once_get_the_same_daemon(tmp_path: Path) -> None:

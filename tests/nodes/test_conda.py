@@ -149,7 +149,7 @@ def test_a_projects_own_environment_yml_is_solved_and_installed(
         (f"- numpy=1.26.4={BUILD}\n- numpy>=2", "environment.yml: its packages have conflicting versions"),
         ("- other::numpy", "environment.yml: its packages have conflicting versions"),
         ("- library", "No python: environment.yml names no package with one"),
-        (f"- python={MINOR}\n- pip:\n  - small>7", "environment.yml: there is no small>7 for this Python"),
+        (f"- python={MINOR}\n- pip:\n  - small>7", "environment.yml: no small>7 for this Python"),
     ],
 )
 @pytest.mark.prove(share=0.5)
