@@ -304,7 +304,7 @@ def load(
             "a name is a lower-case letter, then up to 30 lower-case letters, digits and dashes",
             "try: awsddp -c my-cluster ...",
         )
-    document = _read(file) if file is not None and file.exists() else {}
+    document = _read(file) if file is not None and os.path.lexists(file) else {}
     values: dict[str, Any] = {section: {} for section in SECTIONS}
     tags: dict[str, str] = {}
     sources: dict[str, str] = {}

@@ -92,6 +92,10 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read"):
         load(file=file, environ={})
+    file.unlink()
+    file.symlink_to(tmp_path / "moved.toml")  # no defaults that nobody chose
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(file=file, environ={})
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

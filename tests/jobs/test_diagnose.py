@@ -1,5 +1,7 @@
 """The end of a log, and full disks."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,23 @@ def test_tail_of_a_log_that_is_not_there_says_so(tmp_path: Path) -> None:
 
 def test_disk_with_room_is_not_named(tmp_path: Path) -> None:
     assert full_disk(tmp_path, tmp_path / "nowhere") == ""
+
+
+def test_what_an_exception_group_holds_is_the_cause() -> None:
+    script = """
+import asyncio
+async def fails():
+    raise KeyError("batch")
+async def main():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fails())
+asyncio.run(main())
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stderr
+    assert exceptions(said) == ["KeyError: 'batch'"]
+    assert exceptions("before | all is well\n" + said)[0] == "KeyError: 'batch'"
+    ranked = "".join(f"[rank2]: {line}" for line in said.splitlines(keepends=True))
+    assert exceptions(ranked) == ["KeyError: 'batch'"]
+    bare = [sys.executable, "-c", "raise ExceptionGroup('two', [ValueError(1), OSError(2)])"]
+    said = subprocess.run(bare, capture_output=True, text=True, check=False).stderr
+    assert exceptions(said) == ["ExceptionGroup: two (2 sub-exceptions)"]

@@ -17,6 +17,8 @@ _STAMP = re.compile(r"^\[ *(\d+\.\d+)\] (.*)$", re.MULTILINE)
 _SYNTAX = re.compile("(Syntax|Indentation|Tab)Error: ")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _FOLLOWS = re.compile("The above exception was the direct cause of|During handling of the above exception")
+_GROUP = "Exception Group Traceback"
+_MARGIN = re.compile(r"^ *(?:\| |\+ (?=Exception Group))", re.MULTILINE)
 _FRAME = (" ", "\t", "│", "╭", "╰")
 """How a line of a traceback begins; rich draws boxes, also for typer."""
 _WIDTH = 2000  # of a line of the tail, in characters
@@ -57,9 +59,11 @@ def exceptions(text: str) -> list[str]:
     """Return the line that names the last exception with a traceback in `text`, and those that it follows.
 
     The newest is first. An exception that Python ignored is left out; one of a thread counts if there is no
-    other. Within a process group torch puts "[rank2]: " before each line.
+    other. Within a process group torch puts "[rank2]: " before each line. What an ExceptionGroup holds comes
+    after it, within a margin.
     """
-    before, *blocks = _TRACEBACK.split(_TORCH_PREFIX.sub("", text))
+    text = _TORCH_PREFIX.sub("", text)
+    before, *blocks = _TRACEBACK.split(_MARGIN.sub("", text) if _GROUP in text else text)
     chains: list[tuple[bool, list[str]]] = []  # whether it is a thread's, its exceptions
     for block in blocks:
         heading = before.rpartition("\n")[0].rstrip().rpartition("\n")[2]
