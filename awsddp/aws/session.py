@@ -96,14 +96,15 @@ class Aws:
     def call(self, operation: str, parameters: dict[str, Any], *, service: str = "ec2") -> dict[str, Any]:
         """Make one call and return its answer. Raises CloudError, CapacityError or ConfigError.
 
-        RunInstances is sent once, as botocore takes a lack of capacity for a failure to be repeated
-        (it is an HTTP 500); every other call is repeated as botocore's standard mode does.
+        A launch is sent once, as botocore takes a lack of capacity for a failure to be repeated (it is an
+        HTTP 500); every other call, one with DryRun too, is repeated as botocore's standard mode does.
         """
         at, started = datetime.now(UTC), time.monotonic()
         reply: dict[str, Any] = {}
         code: str | None = None
         try:
-            client = self._client(service, 1 if operation == "RunInstances" else ATTEMPTS)
+            launches = operation == "RunInstances" and not parameters.get("DryRun")
+            client = self._client(service, 1 if launches else ATTEMPTS)
             reply = getattr(client, xform_name(operation))(**parameters)
         except ClientError as error:
             reply = dict(error.response)

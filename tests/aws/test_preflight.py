@@ -54,6 +54,13 @@ def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud
     assert not any("SecurityGroup" in key for key in run)
 
 
+def test_a_dry_run_that_is_throttled_is_asked_again_as_it_launches_nothing(aws: Aws, cloud: Cloud) -> None:
+    cloud.fail("RunInstances", "RequestLimitExceeded", "InternalError")
+    told = {one.operation: one for one in dry_run(aws, plan_for(aws), values())}
+    assert told["RunInstances"].answer == "allowed"
+    assert len(cloud.sent("RunInstances")) == 3
+
+
 def test_a_dry_run_asks_for_what_is_the_users_own_and_never_to_change_it(aws: Aws, cloud: Cloud) -> None:
     [vpc] = aws.call("DescribeVpcs", {})["Vpcs"]
     made = {"GroupName": "own", "Description": "own", "VpcId": vpc["VpcId"]}
