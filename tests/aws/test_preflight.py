@@ -55,7 +55,8 @@ def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud
 
 
 def test_a_dry_run_that_is_throttled_is_asked_again_as_it_launches_nothing(aws: Aws, cloud: Cloud) -> None:
-    cloud.fail("RunInstances", "RequestLimitExceeded", "InternalError")
+    cloud.fail("RunInstances", "RequestLimitExceeded")
+    cloud.fail("RunInstances", "InternalError", status=500)
     told = {one.operation: one for one in dry_run(aws, plan_for(aws), values())}
     assert told["RunInstances"].answer == "allowed"
     assert len(cloud.sent("RunInstances")) == 3
