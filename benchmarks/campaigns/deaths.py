@@ -44,9 +44,12 @@ def die():
             signal.signal(int(value), signal.SIG_DFL)
         os.kill(os.getpid(), int(value))
         time.sleep(600)
+    # With its group open torch's gloo may abort an orderly exit.
     if way == 'exit':
-        # With its group open torch's gloo may abort an orderly exit.
         (os._exit if moment == 'middle' else sys.exit)(int(value))
+    if moment == 'middle':
+        show = sys.excepthook
+        sys.excepthook = lambda *error: (show(*error), os._exit(1))
     if way == 'thread':
         threading.Thread(target=os._exit, args=(int(value),)).start()
         time.sleep(600)
