@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n"
-"""Answers as a server that dies, or one of another protocol, gives them."""
 BAD_ANSWERS = (
     b"",
     b"SSH-2.0-OpenSSH_9.2\r\n",
@@ -14,6 +13,7 @@ BAD_ANSWERS = (
     CUT + b'{"instances": [',
     CUT.replace(b"99", b"2") + b"{]",
 )
+"""Answers as a server that dies, or one of another protocol, gives them."""
 
 
 @contextmanager

@@ -261,7 +261,7 @@ def opened(options: Globals, explicit: dict[str, object] | None = None) -> Itera
         for note in click.get_current_context().meta.get("awsddp.notes", ()):
             ctx.say(note)
         if unread := _unread():
-            ctx.say(f"{unread} is not read: a command reads the {FILE} of the folder where it is called")
+            ctx.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
         yield ctx, screen
 
 

@@ -200,11 +200,13 @@ def _ask(info: LocalInfo, asked: dict[str, Any] | None = None) -> dict[str, Any]
             if error.code != 400:
                 raise
             refused = json.load(error)["error"]
-    except (OSError, HTTPException, ValueError) as error:  # a daemon that ends may cut its answer
+            refusal = UsageError(refused["message"], refused["why"], refused["next"])
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        # A daemon that ends may cut its answer; another program may have its port by then.
         raise LocalCloudError(
             f"the local cloud at {info.endpoint} does not answer", why=str(error), next="awsddp local start"
         ) from error
-    raise UsageError(refused["message"], refused["why"], refused["next"])
+    raise refusal
 
 
 def write_json(path: Path, document: dict[str, Any] | list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""A rank dies, in many ways and moments, under both launchers: it is the cause, and all are gone within 2 s.
+"""A rank dies in many ways, under both launchers: it is the cause, and all are gone 2 s after that is seen.
 
     python -m benchmarks.campaigns.deaths [--seed N] [--runs N] [--ranks N] [--state FILE]
 

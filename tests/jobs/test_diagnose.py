@@ -82,3 +82,31 @@ asyncio.run(main())
     bare = [sys.executable, "-c", "raise ExceptionGroup('two', [ValueError(1), OSError(2)])"]
     said = subprocess.run(bare, capture_output=True, text=True, check=False).stderr
     assert exceptions(said) == ["ExceptionGroup: two (2 sub-exceptions)"]
+
+
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "x", line 1
+  | ExceptionGroup: held (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "x", line 2
+    | KeyError: 'held'
+    +------------------------------------
+"""
+CHAIN = (
+    TRACEBACK
+    + "KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    + TRACEBACK
+    + "OSError: 2\n"
+)
+
+
+@pytest.mark.parametrize("whose", [IGNORED, THREAD])
+@pytest.mark.parametrize("said", [GROUP, CHAIN])
+def test_what_follows_an_exception_of_a_thread_or_an_ignored_one_is_no_more_than_that(
+    whose: str, said: str
+) -> None:
+    assert exceptions(TRACEBACK + "ValueError: no\n" + whose + said) == ["ValueError: no"]
+    assert exceptions(said + whose + said) == exceptions(said)
+    assert (exceptions(whose + said) == []) is (whose == IGNORED)

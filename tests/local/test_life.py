@@ -99,7 +99,14 @@ def test_status_revives_a_daemon_that_was_killed(tmp_path: Path) -> None:
         control.stop(tmp_path)
 
 
-@pytest.mark.parametrize("raw", [*BAD_ANSWERS, b"HTTP/1.1 500 Failed\r\n\r\n", b"HTTP/1.1 400 No\r\n\r\n{"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *BAD_ANSWERS,
+        b"HTTP/1.1 500 Failed\r\n\r\n",
+        *(b"HTTP/1.1 400 No\r\n\r\n" + one for one in (b"{", b"{}", b"[]")),
+    ],
+)
 def test_an_answer_that_the_daemon_cut_as_it_ended_counts_as_none(raw: bytes) -> None:
     key = {"access_key_id": "local", "secret_access_key": "local"}
     with answering(raw) as endpoint:

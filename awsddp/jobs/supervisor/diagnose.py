@@ -19,6 +19,7 @@ _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _FOLLOWS = re.compile("The above exception was the direct cause of|During handling of the above exception")
 _GROUP = "Exception Group Traceback"
 _MARGIN = re.compile(r"^ *(?:\| |\+ (?=Exception Group))", re.MULTILINE)
+_MEMBER = re.compile(r" *(\+-)?\+-+ (\d+|\.\.\.) -+")
 _FRAME = (" ", "\t", "│", "╭", "╰")
 """How a line of a traceback begins; rich draws boxes, also for typer."""
 _WIDTH = 2000  # of a line of the tail, in characters
@@ -59,20 +60,22 @@ def exceptions(text: str) -> list[str]:
     """Return the line that names the last exception with a traceback in `text`, and those that it follows.
 
     The newest is first. An exception that Python ignored is left out; one of a thread counts if there is no
-    other. Within a process group torch puts "[rank2]: " before each line. What an ExceptionGroup holds comes
-    after it, within a margin.
+    other; so do those that follow it, or that an ExceptionGroup holds, which Python prints after it within a
+    margin. Within a process group torch puts "[rank2]: " before each line.
     """
     text = _TORCH_PREFIX.sub("", text)
     before, *blocks = _TRACEBACK.split(_MARGIN.sub("", text) if _GROUP in text else text)
     chains: list[tuple[bool, list[str]]] = []  # whether it is a thread's, its exceptions
+    origin = ""
     for block in blocks:
         heading = before.rpartition("\n")[0].rstrip().rpartition("\n")[2]
-        before = block
-        name = _raised(block)
-        if name is None or heading.startswith("Exception ignored"):
+        before, name, follows = block, _raised(block), _FOLLOWS.match(heading)
+        if not (follows or _MEMBER.match(heading)):
+            origin = heading
+        if name is None or origin.startswith("Exception ignored"):
             continue
-        earlier = chains.pop()[1] if chains and _FOLLOWS.match(heading) else []
-        chains.append((heading.startswith("Exception in thread"), [name, *earlier]))
+        earlier = chains.pop()[1] if chains and follows else []
+        chains.append((origin.startswith("Exception in thread"), [name, *earlier]))
     if not chains:  # Python writes no traceback before an error in the script's own syntax
         last = text.rstrip().rpartition("\n")[2].strip()
         return [last[:_WIDTH]] if not blocks and _SYNTAX.match(last) else []
