@@ -10,12 +10,11 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from awsddp import report
+from awsddp import harmless, report
 from awsddp.resources import template
 
 _MOST_POINTS = 300
 _SPOKEN = re.compile(r"\x1b\[[0-9;:]*m")
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _COLORS = tuple(
     f"var(--line{number}, {color})"
     for number, color in enumerate(
@@ -90,7 +89,7 @@ def _harmless(value: Any) -> Any:
     """Return a text without colours, its other control characters visible: no node hides text on a page."""
     if type(value) is not str:
         return value
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", _SPOKEN.sub("", value))
+    return harmless.lines(_SPOKEN.sub("", value))
 
 
 def _moment(text: str | None) -> str:

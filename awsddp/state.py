@@ -22,6 +22,7 @@ import msgspec
 
 from awsddp.cluster import Job, Prepared, Target
 from awsddp.errors import ConfigError
+from awsddp.private import make_folder, open_to_append
 
 _VERSION = 1
 _UNNAMED_S = 2.0
@@ -40,7 +41,7 @@ def write_private(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
@@ -56,13 +57,6 @@ def write_private(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise _refused(path, error) from error
-
-
-def _append(path: Path, data: bytes) -> None:
-    """Append to a file that its owner alone can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "ab") as stream:
-        stream.write(data)
 
 
 @contextlib.contextmanager
@@ -172,7 +166,7 @@ class Folder:
                 raise ConfigError(
                     f"{self.path / 'cluster.json'} was written by a newer awsddp",
                     "",
-                    "upgrade: pip install -U awsddp",
+                    "upgrade awsddp on this machine",
                 )
             return msgspec.convert(document, Record)
         except (OSError, ValueError, AttributeError, TypeError, RecursionError):
@@ -210,8 +204,9 @@ class Folder:
         """Append a line to the ledger. Raises ConfigError where the disk refuses."""
         line = msgspec.json.encode({"time": datetime.now(UTC), "event": event, **facts})
         with _written(self.ledger):
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _append(self.ledger, line + b"\n")
+            make_folder(self.path)
+            with open_to_append(self.ledger) as stream:
+                stream.write(line + b"\n")
 
     def retire(self, cluster_id: str) -> None:
         """After `down`: keep the ledger and the calls under history/NAME-ID/, drop the rest.
@@ -223,8 +218,9 @@ class Folder:
             with _written(history):
                 for kept in (self.ledger, self.path / "calls.jsonl"):
                     if kept.exists():
-                        history.mkdir(parents=True, exist_ok=True, mode=0o700)
-                        _append(history / kept.name, kept.read_bytes())
+                        make_folder(history)
+                        with open_to_append(history / kept.name) as stream:
+                            stream.write(kept.read_bytes())
         finally:
             shutil.rmtree(self.path, ignore_errors=True)
             _join_hosts(self.root)
@@ -242,8 +238,9 @@ class Folder:
         path = self.root / "locks" / f"{self.name}{part and '.'}{part}"
         deadline = time.monotonic() + wait_s
         with _written(path):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            stream = path.open("a+b", buffering=0)  # what a full disk refuses is not written again at the end
+            make_folder(path.parent)
+            # Not buffered: what a full disk refuses is not written again at the end.
+            stream = open_to_append(path, buffering=0)
         with stream:
             while not _grab(stream.fileno()):
                 late_s = time.monotonic() - deadline
@@ -282,8 +279,8 @@ def _join_hosts(root: Path) -> None:
         return
     with _written(path):
         lock = root / "locks" / ".ssh_config"
-        lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with lock.open("a") as stream:  # another cluster's command may write it now
+        make_folder(lock.parent)
+        with open_to_append(lock) as stream:  # another cluster's command may write it now
             fcntl.flock(stream, fcntl.LOCK_EX)
             write_private(path, joined().encode())
 

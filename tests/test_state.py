@@ -79,11 +79,19 @@ def test_private_files_are_the_owners_alone(folder: Folder) -> None:
     try:
         folder.write(RECORD)
         write_private(folder.key, b"secret")
+        folder.note("launched")
+        folder.publish("Host x\n")
+        with folder.lock("up"):
+            pass
+        folder.retire("1")
+        write_private(folder.key, b"secret")
     finally:
         os.umask(previous)
-    assert stat.S_IMODE(folder.key.stat().st_mode) == 0o600
-    assert stat.S_IMODE((folder.path / "cluster.json").stat().st_mode) == 0o600
-    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    made = [folder.root, *folder.root.rglob("*")]
+    assert {"clusters", "history", "locks", "key", "ledger.jsonl", "ssh_config"} <= {
+        path.name for path in made
+    }
+    assert {path for path in made if path.stat().st_mode & 0o077} == set()
 
 
 def test_a_folder_that_cannot_be_written_is_a_clear_error_and_leaves_nothing(

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from awsddp.cli import harmless
+from awsddp import harmless
 from awsddp.cli.signals import WATCH
 from awsddp.errors import AwsddpError, CloudError, ConfigError, UsageError
 

@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from awsddp.cli import harmless
+from awsddp import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table_lines, width, wrapped
 from awsddp.cluster import write_numbers

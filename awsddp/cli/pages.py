@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cli import harmless
+from awsddp import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
 from awsddp.cluster import ACTIVE

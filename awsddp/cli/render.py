@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from awsddp.cli import harmless
+from awsddp import harmless
 from awsddp.errors import SCHEMA
 from awsddp.report import Event, duration, size_text
 

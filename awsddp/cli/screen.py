@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from awsddp.cli import harmless, render
+from awsddp import harmless
+from awsddp.cli import render
 from awsddp.cli.options import Globals
 from awsddp.errors import SCHEMA, AwsddpError, Interrupted, UsageError
 from awsddp.report import Event, iso

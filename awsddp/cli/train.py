@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from awsddp.cli import harmless, render, session
+from awsddp import harmless
+from awsddp.cli import render, session
 from awsddp.cli.completion import files
 from awsddp.cli.options import Globals, Verb, dashed
 from awsddp.cli.pages import job_page

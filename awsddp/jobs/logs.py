@@ -291,7 +291,8 @@ class Merger:
         entry = (frame.offset, int(frame.payload))
         if entry not in said:
             said.append(entry)
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
+            (self._folder / _NUMBERS).touch(mode=0o600)
             (self._folder / _NUMBERS).write_text(json.dumps(self._numbers), encoding="ascii")
 
     def _log(self, node: int, frame: Frame) -> bytes:
@@ -326,9 +327,13 @@ class Merger:
 
     def _file(self, rank: int) -> int:
         if rank not in self._files:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             self._files[rank] = os.open(self._path(rank), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
         return self._files[rank]
+
+    def _make_folder(self) -> None:
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.log"

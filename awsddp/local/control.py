@@ -18,6 +18,7 @@ from typing import Any
 
 from awsddp.errors import LocalCloudError, UsageError
 from awsddp.local.place import Place
+from awsddp.private import make_folder
 
 REGION = "us-east-1"
 START_S = 60.0
@@ -285,7 +286,7 @@ def client_lock(place: Place, *, wait: bool = True) -> Iterator[None]:
     :raises BlockingIOError: another has it, and `wait` is false.
     """
     while True:
-        place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(place.folder)
         try:
             lock = place.client_lock.open("w")
         except FileNotFoundError:

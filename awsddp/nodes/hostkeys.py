@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from awsddp.errors import ConfigError
+from awsddp.private import make_folder
 
 _KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}")
 
@@ -89,7 +90,7 @@ def _write(known_hosts: Path, keys: Mapping[str, tuple[str, ...]]) -> None:
         return
     temporary = known_hosts.with_name(f".{known_hosts.name}.{secrets.token_hex(4)}")
     try:
-        known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(known_hosts.parent)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)

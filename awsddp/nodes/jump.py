@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.rendering import config_path
+from awsddp.private import make_folder
 from awsddp.spec import jump_host
 
 # Nothing is asked, as nobody may be there to answer, and no host key is ever added.
@@ -165,7 +166,7 @@ def _answers(jump: Jump) -> bool:
 
 
 def _connect(jump: Jump) -> None:
-    jump.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(jump.folder)
     jump.log.unlink(missing_ok=True)
     process = _start(jump, "-N")  # goes on in the background once it is logged in
     end = time.monotonic() + _OPEN_S

@@ -16,6 +16,7 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.parallel import each
 from awsddp.plan.environment import CREDENTIALS, EnvironmentPlan, explain, image_constraints
 from awsddp.plan.requirements import IMAGE_PACKAGES, canonical
+from awsddp.private import make_folder
 from awsddp.report import Event, OnEvent
 
 _BUILDS = 20
@@ -50,7 +51,7 @@ def collect(plan: EnvironmentPlan, platform: Platform, *, folder: Path, on_event
     if (place / LINES).exists():
         return place
     on_event(Event(f"fetching packages for {plan.name}"))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         work = _Work(plan, platform, Path(scratch))
         work.fetch(on_event)

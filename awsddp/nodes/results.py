@@ -86,6 +86,7 @@ def pull(
         for path, data in (also or {}).items():
             (whole / path).parent.mkdir(parents=True, exist_ok=True)
             (whole / path).write_bytes(data)
+        _close(whole, also or {})
         _show(whole, target, links)
         for one in (one for files in wanted.values() for one in files if one.modified):
             os.utime(target / one.home, (one.modified, one.modified))
@@ -219,6 +220,15 @@ def _fetch(
         path.replace(place)
     on_event(Event(f"fetched: {amount(len(files), size)}", who=who, fraction=1.0))
     return Fetched(files=len(files), bytes=size)
+
+
+def _close(whole: Path, also: Mapping[str, bytes]) -> None:
+    """Let the owner alone read what is no result: what awsddp wrote itself, and the logs. Raises OSError."""
+    logs = whole / "logs"
+    for path in (*map(whole.joinpath, also), *logs.glob("*")):
+        path.chmod(0o600)
+    if logs.is_dir():
+        logs.chmod(0o700)
 
 
 def is_at(target: Path, one: Wanted) -> bool:

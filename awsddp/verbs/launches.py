@@ -29,7 +29,6 @@ class Launch:
 def keep(folder: Folder, job: str, launch: Launch) -> None:
     """Keep the launch of a job. Raises ConfigError where the disk refuses."""
     path = _path(folder, job)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
     write_private(path, msgspec.json.encode(launch))
 
 

@@ -10,6 +10,7 @@ from awsddp.cluster import Node
 from awsddp.errors import AwsddpError, CapacityError
 from awsddp.parallel import each
 from awsddp.plan import Facts, LaunchPlan, Values, make_plan, names
+from awsddp.private import make_folder
 from awsddp.spec import idle_seconds, remembered
 from awsddp.state import Record, write_private
 from awsddp.verbs.cluster import ClusterHandle
@@ -233,6 +234,6 @@ def _login_key(ctx: Context) -> str:
 
 
 def _point_to(link: Path, own: Path) -> None:
-    link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(link.parent)
     link.unlink(missing_ok=True)
     link.symlink_to(own)

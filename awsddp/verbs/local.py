@@ -10,6 +10,7 @@ from typing import Any
 from awsddp.cluster import Target
 from awsddp.errors import LocalCloudError, NotFoundError, UsageError
 from awsddp.local import control
+from awsddp.private import make_folder, open_to_append
 from awsddp.report import Event, OnEvent
 from awsddp.state import Folder
 
@@ -152,8 +153,8 @@ def _lives(info: control.LocalInfo) -> bool:
 @contextlib.contextmanager
 def _presence(place: Path) -> Iterator[Any]:
     """Say that a client is there, as a shared lock; what is yielded tells whether it is the last one."""
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (place / "local.lock").open("a") as lock:
+    make_folder(place)
+    with open_to_append(place / "local.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
         def alone() -> bool:

@@ -1,12 +1,13 @@
 """The audit trail: every call to AWS that was made for a cluster, a line each, in calls.jsonl."""
 
 import contextlib
-import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from awsddp.private import make_folder, open_to_append
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Call
@@ -29,11 +30,9 @@ class Trail:
         with self._lock, contextlib.suppress(OSError):  # a folder that cannot be written holds no call up
             self._waiting.append(msgspec.json.encode(call, enc_hook=str) + b"\n")
             if call.changes:
-                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_folder(self._folder)
             elif not self._folder.is_dir():
                 return
-            path = self._folder / "calls.jsonl"
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(descriptor, "ab") as stream:
+            with open_to_append(self._folder / "calls.jsonl") as stream:
                 stream.write(b"".join(self._waiting))
             self._waiting.clear()

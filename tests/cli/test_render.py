@@ -14,7 +14,7 @@ from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import NodeError
 from awsddp.report import Event, amount
-from tests.cli.test_harmless import on_terminal
+from tests.test_harmless import on_terminal
 
 CELLS = st.lists(st.text("ab-/.4", min_size=1, max_size=20), min_size=1, max_size=6).map(" ".join)
 

@@ -75,6 +75,19 @@ def test_ranks_exec_and_ssh_find_the_same_programs(cluster: Lab) -> None:
         assert cluster.run(*words).stdout.removeprefix("[node0] ").encode() == place
 
 
+def test_the_home_and_what_awsddp_writes_about_a_job_are_the_owners_alone(cluster: Lab) -> None:
+    cluster.script("private.py", "print('done')")
+    shown = cluster.run("train", "--name", "private", "private.py")
+    assert shown.returncode == 0, shown.stderr
+    job = cluster.project / "runs/private"
+    own = [cluster.home, *(path for path in cluster.home.rglob("*") if "local" not in path.parts)]
+    own += [job / "job.json", job / "logs", *(job / "logs").iterdir(), cluster.home / "local"]
+    assert {"rank0.log", "supervisor0.log", "times1.jsonl", "known_hosts", "default"} <= {
+        one.name for one in own
+    }
+    assert {path: oct(path.stat().st_mode) for path in own if path.stat().st_mode & 0o077} == {}
+
+
 def test_ssh_is_a_terminal_where_there_is_one_and_gives_the_exit_code_back(cluster: Lab) -> None:
     plain = cluster.run("ssh", "--node", "1", "--", "cat; test -t 0; exit 5", stdin="through")
     assert (plain.returncode, plain.stdout) == (5, "through")

@@ -167,7 +167,7 @@ def test_what_a_node_wrote_is_text_on_the_page_and_nothing_comes_from_elsewhere(
     for forbidden in ("\x1b", "\x07", "\u202e", "https://", "url(", "<script"):
         assert forbidden not in text
     assert "&lt;script&gt;" in text
-    assert "red \\x1b]0;title\\x07 \\x202ebackwards" in text
+    assert "red \\x1b]0;title\\x07 \\u202ebackwards" in text
 
 
 def test_timeline_tells_calls_that_change_something_and_each_node_from_launch_to_end(home: Home) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from awsddp.cli import failures, harmless, render
+from awsddp import harmless
+from awsddp.cli import failures, render
 from awsddp.cli.options import Globals
 from awsddp.cli.screen import Screen
 from awsddp.errors import NodeError
@@ -28,7 +29,13 @@ def test_control_characters_are_made_visible() -> None:
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        (b"\x1b[1;31mred\x1b[0m \x1b[38:5:2mx\n", b"\x1b[1;31mred\x1b[0m \x1b[38:5:2mx\n"),
+        (b"\x1b[1;31mred\x1b[0m \x1b[38:5:2mx\n", b"\x1b[1;31mred\x1b[0m \x1b[38:5:2mx\x1b[0m\n"),
+        (b"\x1b[30;40mhidden\nnext\r\n", b"\x1b[30;40mhidden\x1b[0m\nnext\r\n"),
+        (b"\x1b[32mdone\r\n", b"\x1b[32mdone\x1b[0m\r\n"),
+        (b"\x1b[8mpassword", rb"\x1b[8mpassword"),
+        (b"\x1b[1;08m\x1b[138;5;8m\x1b[38;5;1;8mx", rb"\x1b[1;08m\x1b[138;5;8m\x1b[38;5;1;8mx"),
+        (b"\x1b[38;5;8;48;2;8;8;8mgrey", b"\x1b[38;5;8;48;2;8;8;8mgrey\x1b[0m"),
+        ("a\u202eb\u2066c\u2069d\u200fe\u061cf".encode(), rb"a\u202eb\u2066c\u2069d\u200fe\u061cf"),
         (b"a\x1b]0;title\x07b\x1b]8;;http://x\x1b\\c\x1b]52;c;Zm9v\n", b"abc\n"),
         (b"a\x1b[2Jb\x1b[10;10Hc\x1b[?1049hd\x1b[6ne\x1b[Kf\x1b[A", b"abcdef"),
         (b"a\x1bPdevice\x1b\\b\x1bcc\x1b", rb"ab\x1bcc\x1b"),
@@ -80,7 +87,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bytes]:
 def test_a_terminal_gets_no_sequences_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     Screen(Globals()).lines(b"[rank 0 @ node0] \x1b[31ma\x1b[0m\x1b]0;owned\x07b\n")
-    assert terminal() == b"[rank 0 @ node0] \x1b[31ma\x1b[0mb\r\n"
+    assert terminal() == b"[rank 0 @ node0] \x1b[31ma\x1b[0mb\x1b[0m\r\n"
 
 
 def test_live_lines_take_no_markup_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,19 @@ _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2
 _IN_LINES = re.compile(f"[{_CONTROL}]")
 _IN_LINE = re.compile(f"[\n{_CONTROL}]")
 
-# A colour stays; other sequences go, whole; what is left of control bytes is shown.
+# A colour stays; other sequences go, whole; what is left of control bytes is shown, as is what _CONTROL has.
 _BYTES = re.compile(
-    rb"(\x1b\[[0-9;:]*m)"
+    rb"\x1b\[([0-9;:]*)m"
     rb"|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
     rb"|([\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)|\xc2[\x80-\x9f])"
+    rb"|(\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9])"
 )
+_COLOURED = re.compile(rb"\x1b\[[0-9;:]*m[^\r\n]*")
+_END = b"\x1b[0m"
+# "8" conceals, but not as a part of a colour: 38;5;8 and 48;2;8;8;8.
+# https://www.ecma-international.org/publications-and-standards/standards/ecma-48/ (8.3.117)
+_OF_A_COLOUR = re.compile(rb"(?:^|;)0*(?:38|48|58);(?:5;\d*|2;\d*;\d*;\d*)")
+_CONCEAL = re.compile(rb"(?:^|;)0*8(?:$|[;:])")
 
 
 def line(text: str) -> str:
@@ -27,16 +34,21 @@ def lines(text: str) -> str:
 
 
 def colours_only(data: bytes, *, none: bool = False) -> bytes:
-    """Return the output of ranks or commands for a terminal: control sequences are removed, colours stay.
+    """Return the output of ranks or commands for a terminal: colours stay, and end with their line.
 
-    With `none` colours are removed too.
+    Other sequences are removed, what hides or turns text is shown. With `none` colours are removed too.
     """
 
     def safe(match: re.Match[bytes]) -> bytes:
-        colour = b"" if none else match[1]
-        return colour or b"".join(b"\\x%02x" % byte for byte in match[2] or b"")
+        if match[1] is None:
+            turned = line(match[3].decode()).encode() if match[3] else b""
+            return turned or b"".join(b"\\x%02x" % byte for byte in match[2] or b"")
+        if _CONCEAL.search(_OF_A_COLOUR.sub(b"", match[1])):
+            return rb"\x1b" + match[0][1:]
+        return b"" if none else match[0]
 
-    return _BYTES.sub(safe, data)
+    shown = _BYTES.sub(safe, data)
+    return _COLOURED.sub(rb"\g<0>" + _END, shown) if b"\x1b" in shown else shown
 
 
 def _visible(found: re.Match[str]) -> str:
