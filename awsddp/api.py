@@ -177,7 +177,7 @@ class Cluster:
     def fabric(self) -> Any:
         """Return a fabric.Group of the nodes, in order: the cluster's key, pinned host keys, jump host.
 
-        Needs `awsddp[fabric]`. `close` ends its connections. Raises ConfigError, NotFoundError, NodeError.
+        Needs the extra `fabric`. `close` ends its connections. Raises ConfigError, NotFoundError, NodeError.
         """
         from awsddp.nodes.fabric_group import fabric_group
 

@@ -2,11 +2,13 @@
 
 import re
 
-# C0 but tab, DEL and C1; marks that change the direction of text; separators that look like a new line;
-# bytes of a file's name that are no UTF-8.
-_CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_IN_LINES = re.compile(f"[{_CONTROL}]")
-_IN_LINE = re.compile(f"[\n{_CONTROL}]")
+# C0 but tab and new line, DEL and C1; marks that change the direction of text; separators like a new line.
+_CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_NOT_UTF8 = "\ud800-\udfff"
+"""Bytes of a file's name as os.fsdecode() returns them."""
+_IN_LINES = re.compile(f"[{_CONTROL}{_NOT_UTF8}]")
+_IN_LINE = re.compile(f"[\n{_CONTROL}{_NOT_UTF8}]")
+_IN_NAME = re.compile(f"[\t\n{_CONTROL}]")
 
 # A colour stays; other sequences go, whole; what is left of control bytes is shown, as is what _CONTROL has.
 _BYTES = re.compile(
@@ -26,6 +28,11 @@ _CONCEAL = re.compile(rb"(?:^|;)0*8(?:$|[;:])")
 def line(text: str) -> str:
     """Return a text as one line, with its control characters made visible."""
     return _IN_LINE.sub(_visible, text)
+
+
+def name(text: str) -> str:
+    """Return the name of a file with its control characters made visible; bytes that are no UTF-8 stay."""
+    return _IN_NAME.sub(_visible, text)
 
 
 def lines(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os import fsdecode, fsencode
 
+from awsddp import harmless
 from awsddp.answers import Manifest, ResultFile
 from awsddp.cluster import HomeLink
 from awsddp.errors import ConfigError
@@ -41,7 +42,8 @@ def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:
 def name_at_home(manifests: Mapping[int, Manifest]) -> tuple[list[NodeFile], list[HomeLink]]:
     """Return the files and links of all nodes under names that differ on every local file system.
 
-    Names that differ in case or Unicode form only, or are equal, are told apart by a suffix: name~2.
+    Names that differ in case or Unicode form only, or are equal, are told apart by a suffix: name~2. Control
+    characters are written out, as in "a\\x1b": `ls` and a prompt show a name as it is.
     """
     names = _Names()
     files = []
@@ -89,7 +91,7 @@ class _Names:
     def target(self, home: str, path: str, target: str) -> str:
         """Return the target of the link `home` that would be `path`."""
         place = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-        given = self._files.get(place) or self._folders.get(place) or place
+        given = self._files.get(place) or self._folders.get(place) or harmless.name(place)
         return posixpath.relpath(f"/{given}", f"/{posixpath.dirname(home)}")
 
     def _folder(self, path: str) -> str:
@@ -100,6 +102,7 @@ class _Names:
 
     def _free(self, folder: str, name: str) -> str:
         taken = self._taken.setdefault(folder, set())
+        name = fsdecode(fsencode(harmless.name(name))[:_LONGEST])
         stem = f"{name}~" if _key(name) == ".git" else name  # git runs what the settings in a .git say
         name, count = stem, 1
         while _key(name) in taken:

@@ -43,7 +43,7 @@ def choose(mode: str | None, home: Path) -> tuple[str, str]:
         raise LocalCloudError(
             "the packages of the local cloud are not installed",
             why=f"missing: {', '.join(absent)}; they come with the extra `local`",
-            next="pipx install --force 'awsddp[local]'   # or: pip install 'awsddp[local]'",
+            next="pipx install --force '.[local]'   # in a clone of awsddp; or: pip install '.[local]'",
         )
     if mode == "records":
         return "records", "requested: instances change state and nothing boots"

@@ -14,7 +14,9 @@ from awsddp.nodes.jump import Jump
 try:
     import fabric
 except ImportError as error:
-    raise ConfigError("fabric is not installed", str(error), "pip install 'awsddp[fabric]'") from error
+    raise ConfigError(
+        "fabric is not installed", str(error), "pip install '.[fabric]'   # in a clone of awsddp"
+    ) from error
 
 
 def fabric_group(

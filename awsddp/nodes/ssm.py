@@ -20,6 +20,9 @@ from awsddp.nodes.jump import Jump, JumpFailure, Line, first_word
 
 PLUGIN = "session-manager-plugin"
 _PACKAGES = "https://s3.amazonaws.com/session-manager-downloads/plugin/latest"
+_KEY = (
+    "https://docs.aws.amazon.com/systems-manager/latest/userguide/install-plugin-linux-verify-signature.html"
+)
 # What no repetition helps against; a node that boots is TargetNotConnected until its agent has reported.
 _FINAL = (
     "AccessDenied",
@@ -102,14 +105,16 @@ class _Session(subprocess.Popen[bytes]):
 
 
 def _install() -> str:
-    """Return the line that installs the plug-in on this machine.
-
-    https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html
-    """
+    """Return the line that installs the plug-in on this machine, once gpg has found AWS's signature right."""
     if platform.system() == "Darwin":
         return "brew install --cask session-manager-plugin"
     kind = "arm64" if platform.machine() in ("aarch64", "arm64") else "64bit"
+    system, suffix, install = "linux", "rpm", "yum install -y ./"
     if shutil.which("dpkg"):
-        deb = f"{_PACKAGES}/ubuntu_{kind}/{PLUGIN}.deb"
-        return f"curl -fsSLo /tmp/{PLUGIN}.deb {deb} && sudo dpkg -i /tmp/{PLUGIN}.deb"
-    return f"sudo yum install -y {_PACKAGES}/linux_{kind}/{PLUGIN}.rpm"
+        system, suffix, install = "ubuntu", "deb", "dpkg -i "
+    file, url = f"{PLUGIN}.{suffix}", f"{_PACKAGES}/{system}_{kind}/{PLUGIN}.{suffix}"
+    return (
+        f'(cd "$(mktemp -d)" && curl -fsSL --remote-name-all {url} {url}.sig && '
+        f"gpg --verify {file}.sig {file} && sudo {install}{file})\n"
+        f"gpg needs AWS's public key for it first: {_KEY}"
+    )

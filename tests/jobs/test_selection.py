@@ -67,6 +67,15 @@ def test_settings_of_git_are_no_settings_of_git_at_home() -> None:
     assert names == {"n/.git/config": "n/.git~/config", "n/repo/.GIT": "n/repo/.GIT~"}
 
 
+def test_names_have_no_control_characters_at_home() -> None:
+    nasty, long = "node0/a\x1b[2J/b\u202egnp.\t\n\x9b\udcff", f"node0/{'x' * 253}\x1b"
+    links = (("node0/l\x07", "a\x1b[2J/b\u202egnp.\t\n\x9b\udcff"), ("node0/m", "none\x1b"))
+    files, targets = named(nasty, long, links=links)
+    shown = r"a\x1b[2J/b\u202egnp.\x09\n\x9b" + "\udcff"
+    assert files == {nasty: f"node0/{shown}", long: f"node0/{'x' * 253}\\x"}
+    assert targets == {r"node0/l\x07": shown, "node0/m": r"none\x1b"}
+
+
 def test_link_points_to_what_its_target_is_called_at_home() -> None:
     _, links = named(
         "n/A",

@@ -1,6 +1,8 @@
 """`network.jump = "ssm"`: a stand-in takes the words of `aws ssm start-session` and carries real SSH."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,3 +82,31 @@ def test_a_missing_program_is_named_with_the_line_that_installs_it(
     with pytest.raises(ConfigError, match=f"{program} not found") as caught:
         Ssm(name="ssm", folder=tmp_path).reach()
     assert (caught.value.exit_code, line in caught.value.next) == (3, True)
+
+
+@pytest.mark.parametrize("manager", ["dpkg", "yum"])
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_plugin_is_installed_from_a_private_folder_and_only_with_its_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manager: str, signed: bool
+) -> None:
+    programs = {
+        "aws": "",
+        manager: "",
+        "curl": 'for one; do case $one in http*) touch "$(basename "$one")";; esac; done',
+        "gpg": f'[ -f "$2" ] && [ -f "$3" ] && [ "$1 $2" = "--verify $3.sig" ] && {str(signed).lower()}',
+        "sudo": 'stat -c %a . > "$HERE"/mode; for one; do [ ! -f "$one" ] || echo > "$HERE"/installed; done',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for name in ("sh", "mktemp", "basename", "touch", "stat", "env"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HERE", str(tmp_path))
+    with pytest.raises(ConfigError, match="session-manager-plugin not found") as caught:
+        Ssm(name="ssm", folder=tmp_path).reach()
+    line, _, note = caught.value.next.partition("\n")
+    subprocess.run(["sh", "-c", line], cwd=tmp_path)
+    assert (tmp_path / "installed").exists() is signed
+    assert not signed or (tmp_path / "mode").read_text() == "700\n"
+    assert "install-plugin-linux-verify-signature" in note
