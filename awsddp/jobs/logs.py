@@ -18,9 +18,9 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs.supervisor.times import positions
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 
-PARTIAL_SECONDS = 1.0
-"""How long a line without its end is kept back."""
-_PARTIAL_BYTES = 32 << 20
+_PROGRESS_SECONDS = 1.0
+"""How often a line that overwrites itself is shown."""
+_LONGEST_LINE = 32 << 20
 _MAGIC_WITHIN = 1 << 20
 _FRAME_BYTES = 16 << 20  # a document of 10,000 ranks has 2 MB
 _NUMBERS = "ranks.json"
@@ -58,7 +58,7 @@ class Stream:
         frames, at = [], 0
         while len(self._data) - at >= HEADER.size:
             kind, rank, offset, length = HEADER.unpack_from(self._data, at)
-            if kind not in (b"T", b"L", b"S", b"H", b"E", b"N"):
+            if kind not in (b"T", b"L", b"P", b"S", b"H", b"E", b"N"):
                 raise self._unexpected(bytes(self._data[at : at + 4000]))
             if length > _FRAME_BYTES:
                 raise self._unexpected(b"a frame of %d bytes" % length)
@@ -113,15 +113,15 @@ def split_lines(labelled: bytes) -> list[LogLine]:
 class Labeller:
     """Puts the label of one rank before each of its lines.
 
-    A line is given out when it is complete; one without an end when nothing has come for a second, so that a
-    prompt or a progress bar does not stall. Of a line that overwrites itself with \\r the last state shows.
+    A line is given out when it is complete; one without an end when the node says that its rank paused in it,
+    so that a prompt does not stall, or when it has 32 MB. Of a line that overwrites itself with \\r the last
+    state shows, while it grows about once a second.
     """
 
     def __init__(self, label: bytes) -> None:
         self._label = label
         self._chunks: list[bytes] = []  # of a line that has not ended; joined once
         self._since = 0.0  # when it began, or when a part of it was given out
-        self._heard = 0.0
         self._broken = False  # the beginning of the line that comes next was given out already
 
     def rename(self, label: bytes) -> bytes:
@@ -132,7 +132,6 @@ class Labeller:
 
     def feed(self, data: bytes, *, now: float) -> bytes:
         """Add bytes of the rank and return the lines that they complete, labelled."""
-        self._heard = now
         if not self._chunks:
             self._since = now
         end = data.rfind(b"\n") + 1
@@ -144,23 +143,31 @@ class Labeller:
         if body and self._broken:
             self._broken = False
             body = body[1:] if body.startswith(b"\n") else body
-        return self._lines(body)
+        return self._lines(body) + self._progress(now)
 
-    def idle(self, *, now: float) -> bytes:
-        """Return an unfinished line that has waited long enough, labelled."""
-        overwrites = any(b"\r" in chunk for chunk in self._chunks)
-        waited = now - (self._since if overwrites else self._heard)
-        if not self._chunks or (waited < PARTIAL_SECONDS and sum(map(len, self._chunks)) < _PARTIAL_BYTES):
-            return b""
+    def pause(self, *, now: float) -> bytes:
+        """Return the line in which the rank paused, labelled."""
         body = b"".join(self._chunks)
-        cut = len(body) - _unfinished(body)
-        self._chunks, self._since = ([body[cut:]] if cut < len(body) else []), now
-        return self._partial(body[:cut])
+        return self._give_out(body, len(body) - _unfinished(body), now)
 
     def finish(self) -> bytes:
         """Return the rest at the end, labelled and with a newline."""
         body, self._chunks = b"".join(self._chunks), []
         return self._partial(body)
+
+    def _progress(self, now: float) -> bytes:
+        """Return the last whole state of a line that overwrites itself, if it is due, or a line too long."""
+        if sum(map(len, self._chunks)) >= _LONGEST_LINE:
+            return self.pause(now=now)
+        if now - self._since < _PROGRESS_SECONDS or not any(b"\r" in chunk for chunk in self._chunks):
+            return b""
+        body = b"".join(self._chunks)
+        return self._give_out(body, body.rfind(b"\r") + 1, now)
+
+    def _give_out(self, body: bytes, cut: int, now: float) -> bytes:
+        """Return an unfinished line up to `cut`, labelled, and keep the rest."""
+        self._chunks, self._since = ([body[cut:]] if cut < len(body) else []), now
+        return self._partial(body[:cut])
 
     def _lines(self, body: bytes) -> bytes:
         if b"\r" in body:
@@ -260,11 +267,6 @@ class Merger:
                 f"awsddp logs -f {self._job} -o job.results=DIR   # or into another folder",
             ) from error
 
-    def idle(self) -> bytes:
-        """Return unfinished lines that have waited for a second. Call it a few times a second."""
-        now = self._clock()
-        return b"".join(labeller.idle(now=now) for labeller in self._labellers.values())
-
     def finish(self) -> bytes:
         """Return the last unfinished lines, and close the files."""
         for descriptor in self._files.values():
@@ -281,7 +283,14 @@ class Merger:
             self._ended.add(node)
         if frame.kind == b"N":
             self._number(node, frame)
+        if frame.kind == b"P":
+            self._check_rank(node, frame)
+            return self._labellers[frame.rank].pause(now=self._clock())
         return self._log(node, frame) if frame.kind == b"L" else b""
+
+    def _check_rank(self, node: int, frame: Frame) -> None:
+        if self._nodes.get(frame.rank) != node:
+            raise StreamError(f"node{node} sent a log of rank {frame.rank}, which does not run there")
 
     def _number(self, node: int, frame: Frame) -> None:
         """Take in which rank the worker behind a log has, and keep that beside the log."""
@@ -297,8 +306,7 @@ class Merger:
 
     def _log(self, node: int, frame: Frame) -> bytes:
         """Write and show what is new in a piece of a rank's log."""
-        if self._nodes.get(frame.rank) != node:
-            raise StreamError(f"node{node} sent a log of rank {frame.rank}, which does not run there")
+        self._check_rank(node, frame)
         known = self._offsets[frame.rank] - frame.offset
         if known < 0:
             raise StreamError(f"node{node} left {-known} bytes of rank {frame.rank} out")

@@ -102,7 +102,7 @@ class Watch:
             nonlocal check_at
             del self._fruitless[node]
             now = time.monotonic()
-            if lines := self._merger.feed(node, data) + self._merger.idle():
+            if lines := self._merger.feed(node, data):
                 self._on_lines(lines)
                 self._heard_at = max(now, self._heard_at)
             self._tell_restarts()

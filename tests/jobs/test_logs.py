@@ -50,40 +50,52 @@ def test_each_line_gets_its_label(pieces: list[bytes], shown: bytes) -> None:
     assert b"".join(labeller.feed(piece, now=0) for piece in pieces) + labeller.finish() == shown
 
 
-def test_line_without_an_end_is_shown_after_a_second_and_not_twice() -> None:
+def test_line_in_which_its_rank_paused_is_shown_and_not_twice() -> None:
     labeller = Labeller(b"[L] ")
     assert labeller.feed(b"Name: ", now=10) == b""
-    assert labeller.idle(now=10.5) == b""
-    assert labeller.idle(now=11) == b"[L] Name: \n"
-    assert labeller.idle(now=13) == b""
+    assert labeller.pause(now=11) == b"[L] Name: \n"
+    assert labeller.pause(now=13) == b""
     assert labeller.feed(b"\nnext\n", now=14) == b"[L] next\n"
+
+
+def test_line_is_not_torn_however_late_its_rest_comes(tmp_path: Path) -> None:
+    clock = Clock()
+    merger = Merger({3: 1}, folder=tmp_path, clock=clock)
+    merger.attach(1)
+    text = b"step 1 loss 2.3\nstep 32 lr 0.1\n"
+    shown = merger.feed(1, MAGIC + frame(b"L", 3, 0, text[:20]))
+    for _ in range(3):
+        clock.now += 5
+        shown += merger.feed(1, frame(b"H"))
+    shown += merger.feed(1, frame(b"L", 3, 20, text[20:]))
+    assert shown == b"".join(LABEL + line for line in text.splitlines(keepends=True))
 
 
 def test_long_line_that_keeps_coming_is_not_torn() -> None:
     labeller = Labeller(b"[L] ")
-    shown = b""
-    for step in range(40):
-        shown += labeller.feed(b"x" * 250_000, now=step / 2) + labeller.idle(now=step / 2 + 0.4)
-    shown += labeller.feed(b"\n", now=20)
-    assert shown == b"[L] " + b"x" * 10_000_000 + b"\n"
+    shown = b"".join(labeller.feed(b"x" * 250_000, now=step * 2) for step in range(40))
+    assert shown + labeller.feed(b"\n", now=80) == b"[L] " + b"x" * 10_000_000 + b"\n"
+
+
+def test_line_of_32_mb_is_shown_in_parts() -> None:
+    labeller = Labeller(b"[L] ")
+    shown = [labeller.feed(b"x" * (1 << 20), now=0) for _ in range(33)]
+    assert [len(part) for part in shown if part] == [len(b"[L] \n") + (32 << 20)]
 
 
 def test_progress_bar_that_never_ends_its_line_is_shown_once_a_second() -> None:
     labeller = Labeller(b"[L] ")
-    shown = []
-    for tenth in range(35):
-        now = tenth / 10
-        labeller.feed(b"\r%d%%" % tenth, now=now)
-        shown += [labeller.idle(now=now)]
-    assert [line for line in shown if line] == [b"[L] 10%\n", b"[L] 21%\n", b"[L] 32%\n"]
-    assert labeller.feed(b"\r100%\n", now=4) == b"[L] 100%\n"
+    shown = [labeller.feed(b"\r%d%%" % tenth, now=tenth / 10) for tenth in range(35)]
+    assert [line for line in shown if line] == [b"[L] 9%\n", b"[L] 19%\n", b"[L] 29%\n"]
+    assert labeller.pause(now=4.5) == b"[L] 34%\n"
+    assert labeller.feed(b"\r100%\n", now=5) == b"[L] 100%\n"
 
 
 def test_character_is_not_cut_in_two() -> None:
     labeller = Labeller(b"[L] ")
     whole = "naïve 😀".encode()
     labeller.feed(whole[:-2], now=0)
-    assert labeller.idle(now=2) == "[L] naïve \n".encode()
+    assert labeller.pause(now=2) == "[L] naïve \n".encode()
     assert labeller.feed(whole[-2:] + b"\n", now=3) == "[L] 😀\n".encode()
 
 
@@ -260,6 +272,33 @@ def test_several_followers_get_every_byte(fleet: "Fleet", tmp_path: Path) -> Non
         assert label + b"x" * 100 not in shown.replace(b"x" * 10_000_000, b"")
         assert shown.count(label + b"line ") == 20_000
         assert label + b"no newline at the end\n" in shown
+
+
+PAUSES = r"""
+import sys, time
+for number in range(60_000): print('line', number)
+sys.stdout.write('Name: '); sys.stdout.flush()
+time.sleep(600)
+"""
+
+
+def test_only_a_pause_of_the_rank_itself_tears_its_line(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.launch(PAUSES)
+    clock = Clock()
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path, clock=clock)
+    process = fleet.start(1, protocol.follow_request("job", offsets=merger.attach(1)))
+    assert process.stdout is not None
+    shown = b""
+    while shown.count(b"Name: ") < 2:
+        clock.now += 5  # a network or a machine that stalls at every piece
+        shown += merger.feed(1, os.read(process.stdout.fileno(), 100_000))
+    process.kill()
+    process.communicate()
+    for rank in (2, 3):
+        label = b"[rank %d @ node1] " % rank
+        lines = [line for line in shown.splitlines(keepends=True) if line.startswith(label)]
+        expected = [b"line %d\n" % number for number in range(60_000)]
+        assert lines == [label + line for line in [*expected, b"Name: \n"]]
 
 
 @pytest.mark.prove(share=0.5)

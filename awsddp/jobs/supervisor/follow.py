@@ -6,6 +6,7 @@ Following reads files only: any number may follow, at any time, and none can hol
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from typing import Any, BinaryIO
@@ -18,6 +19,7 @@ from awsddp.jobs.supervisor.wire import HEADER
 _CHUNK = 1 << 18
 _POLL_SECONDS = 0.03
 _BEAT_SECONDS = 2.0
+_PAUSE_SECONDS = 1.0
 
 
 def follow(folder: JobFolder, request: dict[str, Any], out: BinaryIO) -> None:
@@ -50,6 +52,8 @@ class _Stream:
         self._files: dict[int, int] = {}
         self._journal = Journal(folder.workers)
         self._numbers: dict[int, int] = {}
+        # Ranks whose last line may have no end, and since when nothing has come after it.
+        self._unfinished = {rank: time.monotonic() for rank, offset in self._offsets.items() if offset}
         self._sent_at = 0.0
         self._seen: tuple[int, int, bool] | None = None
         self._document: dict[str, Any] = {}
@@ -91,6 +95,12 @@ class _Stream:
         if data:
             self.frame(b"L", rank=rank, offset=offset, payload=data)
             self._offsets[rank] += len(data)
+            self._unfinished.pop(rank, None)
+            if not data.endswith(b"\n"):
+                self._unfinished[rank] = time.monotonic()
+        elif time.monotonic() - self._unfinished.get(rank, math.inf) >= _PAUSE_SECONDS:
+            del self._unfinished[rank]
+            self.frame(b"P", rank=rank)
         return bool(data)
 
     def beat(self) -> None:
