@@ -182,7 +182,7 @@ class Cluster:
         from awsddp.nodes.fabric_group import fabric_group
 
         with ClusterHandle.ready(self._context()) as cluster:
-            group = fabric_group(cluster.write_ssh_config(), **cluster.login())
+            group = fabric_group(cluster.endpoints(), **cluster.login())
         self._open.callback(group.close)
         return group
 

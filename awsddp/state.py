@@ -12,7 +12,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -137,16 +137,44 @@ class Folder:
         """This cluster's part of `$AWSDDP_HOME/ssh_config`; missing where no node runs."""
         return self.path / "hosts"
 
-    def publish(self, hosts: str) -> None:
-        """Make `hosts`, entries of an ssh_config, this cluster's part of the common one ("": none).
+    def publish(self, entries: Callable[[str], str]) -> None:
+        """Write the cluster's ssh_config and its part of the common one; nothing else writes them.
 
-        Raises ConfigError where the disk refuses.
+        `entries(prefix)` returns the entries of an ssh_config, each name with the prefix ("": none). It is
+        called again while no other command writes: the last one to write has looked last. Raises ConfigError
+        where the disk refuses.
         """
-        if not hosts:
-            self.hosts.unlink(missing_ok=True)
-        elif _text(self.hosts) != hosts:
-            write_private(self.hosts, hosts.encode())
-        _join_hosts(self.root)
+        if self._is_published(entries):
+            return
+        with self._writing():
+            if self.read(newer=True) is None:  # `down` has retired the cluster meanwhile
+                return
+            for path, prefix in self._published():
+                text = entries(prefix)
+                if not text:
+                    path.unlink(missing_ok=True)
+                elif _text(path) != text:
+                    write_private(path, text.encode())
+            _join_hosts(self.root)
+
+    def _published(self) -> tuple[tuple[Path, str], ...]:
+        """Return the files that `publish` writes, and the prefix of the names in each."""
+        return (self.ssh_config, ""), (self.hosts, f"{self.name}-")
+
+    def _is_published(self, entries: Callable[[str], str]) -> bool:
+        own = all(_text(path) == entries(prefix) for path, prefix in self._published())
+        return own and _text(self.root / "ssh_config") == _joined_hosts(self.root)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Read, change and write small files while no other command on this machine does."""
+        path = self.root / "locks" / ".writing"
+        with _written(path):
+            make_folder(path.parent)
+            stream = open_to_append(path)
+        with stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
 
     @property
     def ledger(self) -> Path:
@@ -173,20 +201,33 @@ class Folder:
             return None
 
     def write(self, record: Record) -> None:
-        """Write the record down, synced to disk. Raises ConfigError where the disk refuses."""
+        """Write a new record down, synced to disk; `update` changes one. Raises ConfigError where the disk
+        refuses."""
         write_private(
             self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
         )
 
+    def update(self, change: Callable[[Record], Record]) -> Record | None:
+        """Change the record while no other command does, and return it; None if there is none any more.
+
+        Raises ConfigError where the disk refuses.
+        """
+        with self._writing():
+            record = self.read()
+            changed = record and change(record)
+            if changed is not None and changed != record:
+                self.write(changed)
+            return changed
+
     def remember(self, *jobs: Job) -> None:
         """Keep jobs as last seen, for `status`, and when those that run were seen. Raises ConfigError."""
-        record = self.read()
-        if record is None:
-            return
         names = {job.job for job in jobs}
-        known = (*(one for one in record.jobs if one.job not in names), *jobs)
-        if known != record.jobs:
-            self.write(replace(record, jobs=known))
+
+        def change(record: Record) -> Record:
+            return replace(record, jobs=(*(one for one in record.jobs if one.job not in names), *jobs))
+
+        if self.update(change) is None:
+            return
         before, now = self.seen(), datetime.now(UTC)
         seen = {name: moment for name, moment in before.items() if name not in names}
         seen |= {job.job: now for job in jobs if job.state == "running"}
@@ -222,8 +263,9 @@ class Folder:
                         with open_to_append(history / kept.name) as stream:
                             stream.write(kept.read_bytes())
         finally:
-            shutil.rmtree(self.path, ignore_errors=True)
-            _join_hosts(self.root)
+            with self._writing():
+                shutil.rmtree(self.path, ignore_errors=True)
+                _join_hosts(self.root)
         if self.path.exists():
             raise ConfigError(f"cannot remove {self.path}", "", "remove it: it holds the key of what is gone")
 
@@ -267,22 +309,15 @@ class Folder:
 
 def _join_hosts(root: Path) -> None:
     """Write `ROOT/ssh_config` of the clusters' parts, if it differs. Raises ConfigError."""
-    path = root / "ssh_config"
+    joined = _joined_hosts(root)
+    if _text(root / "ssh_config") != joined:
+        write_private(root / "ssh_config", joined.encode())
 
-    def joined() -> str:
-        parts = [_text(part) for part in sorted(root.glob("clusters/*/hosts"))]
-        return "".join(
-            (f"# Written by awsddp. In ~/.ssh/config, as its first line: Include {path}\n", *parts)
-        )
 
-    if _text(path) == joined():
-        return
-    with _written(path):
-        lock = root / "locks" / ".ssh_config"
-        make_folder(lock.parent)
-        with open_to_append(lock) as stream:  # another cluster's command may write it now
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            write_private(path, joined().encode())
+def _joined_hosts(root: Path) -> str:
+    parts = [_text(part) for part in sorted(root.glob("clusters/*/hosts"))]
+    first = f"# Written by awsddp. In ~/.ssh/config, as its first line: Include {root / 'ssh_config'}\n"
+    return "".join((first, *parts))
 
 
 def _text(path: Path) -> str:

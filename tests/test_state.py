@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import os
 import stat
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -144,12 +145,47 @@ def test_the_common_ssh_config_holds_the_clusters_that_live(folder: Folder, tmp_
     common = tmp_path / "ssh_config"
     for one in (folder, other):
         one.write(RECORD)
-        one.publish(f"Host {one.name}-node0\n")
+        one.publish("Host {}node0\n".format)
+        assert one.ssh_config.read_text() == "Host node0\n"
     assert common.read_text().splitlines()[1:] == ["Host default-node0", "Host other-node0"]
     assert stat.S_IMODE(common.stat().st_mode) == 0o600
-    other.publish("")
-    folder.publish("Host default-node1\n")
+    other.publish(lambda prefix: "")
+    folder.publish("Host {}node1\n".format)
     assert common.read_text().splitlines()[1:] == ["Host default-node1"]
     folder.retire(RECORD.id)
     (line,) = common.read_text().splitlines()
     assert line.startswith("# ") and f"Include {common}" in line
+
+
+def test_a_cluster_that_was_retired_meanwhile_comes_back_neither_as_a_record_nor_as_an_entry(
+    folder: Folder, tmp_path: Path
+) -> None:
+    folder.write(RECORD)
+    folder.retire(RECORD.id)
+    folder.publish("Host {}node0\n".format)
+    folder.remember(*RECORD.jobs)
+    assert folder.update(lambda record: record) is None
+    assert not folder.path.exists()
+    assert "Host" not in (tmp_path / "ssh_config").read_text()
+
+
+def _remember(root: Path, number: int) -> None:
+    for one in range(10):
+        Folder(root, "default").remember(replace(RECORD.jobs[0], job=f"{number}-{one}"))
+
+
+def test_commands_at_once_lose_nothing_that_another_wrote_to_the_record(
+    folder: Folder, tmp_path: Path
+) -> None:
+    folder.write(RECORD)
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_remember, args=(tmp_path, number)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for _ in range(10):
+        folder.update(lambda record: replace(record, nodes=record.nodes + 1))
+    for writer in writers:
+        writer.join(60)
+    found = folder.read()
+    assert found is not None
+    assert (found.nodes, len(found.jobs)) == (RECORD.nodes + 10, 41)

@@ -6,7 +6,7 @@ What only requests to nodes need is imported where they are sent: `status` needs
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,7 +19,7 @@ from awsddp.nodes.failures import NodesFailed
 from awsddp.parallel import each, soon
 from awsddp.report import node_name
 from awsddp.spec import seconds
-from awsddp.state import Record, write_private
+from awsddp.state import Record
 from awsddp.verbs import local
 from awsddp.verbs.context import Context, aws_of, check_account, jump_of
 from awsddp.verbs.ledger import note_fetched
@@ -206,8 +206,11 @@ class ClusterHandle:
 
     def remember(self, **changes: Any) -> None:
         """Change fields of the record, here and in the folder. Raises ConfigError where the disk refuses."""
-        self.known = replace(self.ctx.folder.read() or self.record, **changes)
-        self.ctx.folder.write(self.known)
+        self.change(lambda record: replace(record, **changes))
+
+    def change(self, change: Callable[[Record], Record]) -> None:
+        """Change the record by what it is now, here and in the folder. Raises ConfigError."""
+        self.known = self.ctx.folder.update(change) or change(self.record)
 
     # What exists.
 
@@ -296,7 +299,7 @@ class ClusterHandle:
         from awsddp.nodes.transport import Fleet
 
         with Fleet(
-            self.write_ssh_config(nodes),
+            self.endpoints(nodes),
             **self.login(),
             deadline_s=deadline_s,
             partial=partial,
@@ -320,35 +323,40 @@ class ClusterHandle:
         jump = jump_of(self.ctx, self.record)
         return {"key": folder.key, "known_hosts": folder.known_hosts, "jump": jump}
 
-    def write_ssh_config(self, nodes: Sequence[Node] | None = None) -> "tuple[Endpoint, ...]":
-        """Write where the nodes are to the record and the ssh_config, if that changed, and return it."""
-        from awsddp.nodes.sync import ssh_config
+    def endpoints(self, nodes: Sequence[Node] | None = None) -> "tuple[Endpoint, ...]":
+        """Return how nodes (all that the command works with) are reached; write where all nodes are.
 
-        folder, chosen = self.ctx.folder, self.nodes if nodes is None else nodes
+        Raises NodeError for one without an address, ConfigError where the disk refuses.
+        """
+        chosen = self.nodes if nodes is None else nodes
         lost = [node_name(node.node) for node in chosen if node.address is None]
         if lost:
             raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
+        self.publish()
         addresses = {node.instance_id: str(node.address) for node in chosen}
-        login = self.login()
-        endpoints = _endpoints(self.record, chosen, addresses, jump=login["jump"])
-        text = ssh_config(endpoints, **login).encode()
-        if not folder.ssh_config.exists() or folder.ssh_config.read_bytes() != text:
-            write_private(folder.ssh_config, text)
-        if not addresses.items() <= self.record.addresses.items():
-            self.remember(addresses={**self.record.addresses, **addresses})
-        self.publish_hosts()
-        return endpoints
+        return _endpoints(self.record, chosen, addresses, jump=jump_of(self.ctx, self.record))
 
-    def publish_hosts(self) -> None:
-        """Write the nodes that run to `$AWSDDP_HOME/ssh_config`, as NAME-node0... Raises ConfigError."""
+    def publish(self) -> None:
+        """Write where all nodes are, to the record and the ssh_config. Raises ConfigError."""
         from awsddp.nodes.sync import ssh_config
 
-        nodes = reachable(self.own.live if self.own else self.nodes)
-        addresses = {node.instance_id: str(node.address) for node in nodes}
-        login = self.login()
-        endpoints = _endpoints(self.record, nodes, addresses, jump=login["jump"])
-        text = ssh_config(endpoints, **login, prefix=f"{self.ctx.spec.name}-") if endpoints else ""
-        self.ctx.folder.publish(text)
+        listed = self.own.nodes if self.own else self.nodes
+        running = {node.instance_id: str(node.address) for node in reachable(listed)}
+        if not running.items() <= self.record.addresses.items():
+            self.change(lambda record: replace(record, addresses={**record.addresses, **running}))
+        login, seen = self.login(), {node.instance_id for node in listed}
+
+        def entries(prefix: str) -> str:
+            record = self.ctx.folder.read() or self.record
+            # What AWS did not list when this command looked, another one has launched and prepared since.
+            newer = [one for one in record.prepared if one.instance_id not in seen]
+            both: tuple[Node | Prepared, ...] = (*newer, *reachable(listed))
+            nodes = {one.node: one for one in both}
+            chosen = [nodes[number] for number in sorted(nodes)]
+            endpoints = _endpoints(record, chosen, {**record.addresses, **running}, jump=login["jump"])
+            return ssh_config(endpoints, **login, prefix=prefix) if endpoints else ""
+
+        self.ctx.folder.publish(entries)
 
     def say_missing(self) -> None:
         """Report which nodes of the cluster were skipped, and why."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from awsddp.cluster import ACTIVE, Cluster, Node, unfetched_jobs
 from awsddp.errors import ConfigError, NodeError
@@ -78,23 +79,20 @@ def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[N
     ending = _ending(cluster, change)
     # A launch writes its own size down, once AWS is asked for it: one that is refused changes nothing.
     size = change.spec.cluster.nodes if plan is None else min(record.nodes, change.spec.cluster.nodes)
-    after = replace(
-        record,
-        nodes=size,
-        expires=change.expires,
-        price_usd_per_hour=_price(record, size),
-        ssh_user=ctx.spec.access.user or record.ssh_user,
-        asked=record.asked | {key: value for key, value in remembered(ctx.spec).items() if key in _REACH},
-    )
+    changed: dict[str, Any] = {
+        "nodes": size,
+        "expires": change.expires,
+        "price_usd_per_hour": _price(record, size),
+        "ssh_user": ctx.spec.access.user or record.ssh_user,
+        "asked": record.asked | {key: value for key, value in remembered(ctx.spec).items() if key in _REACH},
+    }
     if change.needs_consent:
         _refuse_running(cluster, ending)
         _refuse_others(cluster, change)
-        confirm(plan or _question(cluster, after, change))
-    if after != record:
-        ctx.folder.write(after)
-    if after.expires != record.expires:
-        ctx.folder.note("extended", id=record.id, expires=after.expires)
-    cluster.known = after
+        confirm(plan or _question(cluster, replace(record, **changed), change))
+    cluster.remember(**changed)
+    if change.expires != record.expires:
+        ctx.folder.note("extended", id=record.id, expires=change.expires)
     for step in change.steps:
         if step.do in ("end", "start"):
             ctx.say(str(step))

@@ -12,7 +12,7 @@ from awsddp.parallel import each
 from awsddp.plan import Facts, LaunchPlan, Values, make_plan, names
 from awsddp.private import make_folder
 from awsddp.spec import idle_seconds, remembered
-from awsddp.state import Record, write_private
+from awsddp.state import Folder, Record, write_private
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, aws_of, facts_of, own_key_file
 from awsddp.verbs.ledger import launched
@@ -148,12 +148,12 @@ def _attempt(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple
 
     ctx, aws = cluster.ctx, cluster.aws
     record = _record(cluster, plan, shared)
-    ctx.folder.write(record)
+    _write(ctx.folder, record)
     values = Values(ids=names(plan.cluster, record.id), secrets=shared.secrets, now=shared.now)
     group = ensure_access(aws, plan, values, on_event=ctx.on_event)
 
     def write_intent(intent: dict[str, Any]) -> None:
-        ctx.folder.write(replace(record, intent={**intent, "host_key": shared.host_key}))
+        _write(ctx.folder, replace(record, intent={**intent, "host_key": shared.host_key}))
 
     values = replace(values, ids={**values.ids, "security_group": group})
     nodes = instances.launch(aws, plan, values, write_intent=write_intent, on_event=ctx.on_event)
@@ -162,6 +162,16 @@ def _attempt(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple
     )
     cluster.known = ctx.folder.read() or record
     return nodes
+
+
+def _write(folder: Folder, record: Record) -> None:
+    """Write the record of a launch, with the jobs that other commands have started meanwhile."""
+
+    def change(now: Record) -> Record:
+        return replace(record, jobs=now.jobs if now.id == record.id else record.jobs)
+
+    if folder.update(change) is None:
+        folder.write(record)
 
 
 def _clean_up(cluster: ClusterHandle, shared: _Launch) -> None:
@@ -174,7 +184,7 @@ def _clean_up(cluster: ClusterHandle, shared: _Launch) -> None:
     ctx, aws = cluster.ctx, cluster.aws
     record = ctx.folder.read()
     if record is not None:
-        ctx.folder.write(shared.before or replace(record, intent=None, asked={}))
+        _write(ctx.folder, shared.before or replace(record, intent=None, asked={}))
     for one in find_clusters(aws, ctx.spec.name, record.owner if record else aws.identity().user_id):
         if one.id == shared.cluster_id and not one.live:
             for left in cluster.end(one).leftovers:

@@ -32,7 +32,7 @@ def ssh(
             raise NodeError(
                 f"{node_name(node)} is not running", f"it is {chosen.state}", "awsddp up   # start it"
             )
-        cluster.write_ssh_config([one for one in nodes if one.address])
+        cluster.publish()
         words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]
         ports = ["-o", "ExitOnForwardFailure=yes", *forwards] if forwards else []
         return ["ssh", "-F", str(ctx.folder.ssh_config), *ports, *words]

@@ -38,7 +38,7 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
             )
             if cluster.known is not None:
                 ctx.folder.note("stopped", id=listed.id, instances=sorted(node.instance_id for node in going))
-                ctx.folder.publish("")
+                ctx.folder.publish(lambda prefix: "")
         cluster.listed = find_cluster(cluster.aws, ctx.spec.name, listed.owner)
         return cluster_document(cluster)
 

@@ -51,7 +51,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
             rejoin(cluster)
         cluster.listed = _only(cluster)
         if hosts:
-            cluster.publish_hosts()
+            cluster.publish()
         return cluster_document(cluster)
 
 
@@ -170,9 +170,10 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
         aws, record.id, len(keys), instance_ids=keys, deadline_s=term_s, on_event=ctx.on_event
     )
     late = [node for node in nodes if node.expires != record.expires]
+    cluster.listed = replace(own_or_empty(cluster), nodes=nodes)
     known = {one.instance_id for one in record.prepared} == {node.instance_id for node in nodes}
     if known and not late and record.idle == ctx.spec.cluster.idle:
-        cluster.write_ssh_config()
+        cluster.publish()
         return
     accept_host_keys(ctx, record, nodes)
     if hosts:

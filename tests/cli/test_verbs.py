@@ -111,6 +111,30 @@ def test_the_ssh_config_reaches_the_nodes_by_name(cluster: Lab) -> None:
         assert subprocess.run(program, capture_output=True, env=cluster.environ, timeout=60).returncode == 0
 
 
+LISTENS = """
+import os, socket
+
+server = socket.create_server(("", 4444))
+print("listening", flush=True)
+server.accept()
+open("result.bin", "wb").write(os.urandom(2 << 20))
+"""
+
+
+def test_a_command_on_one_node_changes_nothing_for_a_job_beside_it(cluster: Lab) -> None:
+    cluster.script("listens.py", LISTENS)
+    job = cluster.start("train", "listens.py", "--on", "0", "--world-size", "1", "--name", "beside")
+    assert job.stdout is not None
+    assert job.stdout.readline() == b"[rank 0 @ node0] listening\n"
+    shown = cluster.run("exec", "--node", "1", "echo > /dev/tcp/{master_addr}/4444")
+    said = job.communicate(timeout=60)[1].decode()
+    assert (shown.returncode, job.returncode) == (0, 0), shown.stderr + said
+    (result,) = (cluster.project / "runs" / "beside").rglob("result.bin")  # by rsync, as it is large
+    assert result.stat().st_size == 2 << 20
+    for config in ("ssh_config", "hosts"):
+        assert "node0" in (cluster.home / "clusters/default" / config).read_text()
+
+
 def test_a_detached_job_is_followed_to_its_own_end(cluster: Lab) -> None:
     cluster.script("counts.py", COUNTS)
     begun = cluster.json("train", "counts.py", "--world-size", "2", "--name", "left", "--detach")
