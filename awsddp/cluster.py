@@ -23,7 +23,7 @@ class Target:
     Its name decides where a cluster is looked for and how its cost is told; what differs in a node is read
     from the tags of its image. `endpoint` is None for AWS's own endpoints. `access_key_id` and
     `secret_access_key` are None where boto3 finds credentials by itself. `caller_address` is this machine as
-    the nodes see it (None: ask, when public addresses are used).
+    the nodes see it (None: ask, when public addresses are used). `daemon_home` is the home of a local cloud.
     """
 
     name: TargetName = "aws"
@@ -34,6 +34,7 @@ class Target:
     secret_access_key: str | None = field(default=None, repr=False)
     ssh_port: int = 22
     caller_address: str | None = None
+    daemon_home: str | None = None
 
     @property
     def place(self) -> str:

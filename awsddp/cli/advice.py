@@ -1,5 +1,6 @@
 """The commands that a message recommends, with the global options that they need to mean this cluster."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import shlex
 from awsddp.cli.options import Globals
 from awsddp.cli.signals import WATCH
 from awsddp.cli.verbs import VERBS
+from awsddp.cluster import Target
 from awsddp.errors import ConfigError
 from awsddp.state import Folder, home
 
@@ -29,16 +31,18 @@ def _needed(options: Globals) -> list[str]:
     needed = []
     if options.name != (os.environ.get("AWSDDP_CLUSTER") or "default"):
         needed += ["-c", shlex.quote(options.name)]
-    if _is_remembered(options):
-        return needed
+    target = _remembered(options.name)
+    if target is not None:  # no option moves a cluster
+        other = target.name == "aws" and options.profile not in (None, target.profile)
+        return [*needed, "--profile", shlex.quote(str(options.profile))] if other else needed
     for name, value in (("--profile", options.profile), ("--region", options.region)):
         needed += [name, shlex.quote(value)] if value else []
     return [*needed, "--local"] if options.local else needed
 
 
-def _is_remembered(options: Globals) -> bool:
-    try:
-        record = Folder(home(), options.name).read()
-    except ConfigError:
-        return False
-    return record is not None and options.profile in (None, record.target.profile)
+def _remembered(name: str) -> Target | None:
+    """Return where a cluster is, by its record."""
+    with contextlib.suppress(ConfigError):
+        record = Folder(home(), name).read()
+        return record.target if record is not None else None
+    return None

@@ -21,7 +21,7 @@ from awsddp.report import node_name
 from awsddp.spec import seconds
 from awsddp.state import Record
 from awsddp.verbs import local
-from awsddp.verbs.context import Context, aws_of, check_account, jump_of
+from awsddp.verbs.context import Context, aws_of, check_account, jump_of, target_of
 from awsddp.verbs.ledger import note_fetched
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ class NoNodes(NodeError):
 class ClusterHandle:
     """One cluster: what AWS lists of it, what the folder remembers, and the connections to its nodes.
 
-    `gateway` is None where the local cloud is meant and none runs. `listed` is None where AWS lists nothing,
-    `others` are clusters of the same name and owner with another id, as two machines may make at once.
-    `known` is None where the folder is lost or is about another place. `nodes` are those that the command
-    works with, `excluded` exist and are of no use now. `searched` names the places, for messages.
+    `gateway` is None where the local cloud is meant and there is none. `listed` is None where AWS lists
+    nothing, `others` are clusters of the same name and owner with another id, as two machines may make at
+    once. `known` is None where the folder is lost. `nodes` are those that the command works with, `excluded`
+    exist and are of no use now. `searched` names the places, for messages.
     """
 
     ctx: Context
@@ -103,34 +103,20 @@ class ClusterHandle:
     def find(
         cls, ctx: Context, *, newer: bool = False, whole: bool = False, everywhere: bool = True
     ) -> "Iterator[ClusterHandle]":
-        """Search where the cluster is remembered; without a record in the running local cloud, in the given
-        or configured region, then, if `everywhere`, in every enabled region.
+        """Search where the cluster is remembered, whatever is set now; without a record in the running local
+        cloud, in the given or configured region, then, if `everywhere`, in every enabled region.
 
         One call lists the nodes of a cluster that is remembered; with `whole` also what exists beside them.
         With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS does not
-        answer; no account at all counts as nothing there, unless the folder remembers a cluster.
+        answer; no account at all counts as nothing there, unless the folder remembers a cluster. Raises
+        ConfigError where the command line names another place than the record.
         """
         record = ctx.folder.read(newer=newer)
-        if record is not None and not _is_meant(record, ctx):
-            record = None
         with contextlib.ExitStack() as stack:
-            nearest: ClusterHandle | None = None
-            searched: tuple[str, ...] = ()
-            for target in _targets(ctx, record, stack, ending=whole):
-                searched = (*searched, target.place)
-                try:
-                    nearest = _search(ctx, record, target, searched, whole=whole)
-                except (CloudError, ConfigError) as error:
-                    if record is not None or not _no_account(error) or not (nearest or _ended_here(ctx)):
-                        raise
-                    break
-                if nearest.listed is not None:
-                    break
-            if nearest is None:
-                nearest = cls(ctx=ctx, target=Target(name="local"))
-            elif nearest.listed is None and record is None and everywhere:
-                nearest = _search_regions(nearest)
-            yield nearest
+            if record is not None:
+                yield _search_recorded(ctx, record, stack, whole=whole)
+            else:
+                yield _search_unrecorded(ctx, stack, whole=whole, everywhere=everywhere)
 
     @classmethod
     @contextlib.contextmanager
@@ -247,7 +233,7 @@ class ClusterHandle:
 
     def require_live(self) -> Cluster:
         """Return what AWS lists of a cluster that has nodes. Raises NotFoundError, CloudError."""
-        if self.known is not None and (self.own is not None or self.listed is None):
+        if self.gateway and self.known and (self.own is not None or self.listed is None):
             self.listed = self.wait_until_listed()
         if self.listed is None or not self.listed.live:
             name, searched = self.ctx.spec.name, ", ".join(self.searched)
@@ -641,27 +627,57 @@ def _preconnected(ctx: Context) -> "Iterator[Preconnect | None]":
 # The search.
 
 
-def _is_meant(record: Record, ctx: Context) -> bool:
-    """Tell whether the record is about the place that the global options name."""
-    requested = ctx.spec.cluster
-    if record.target.name == "local":
-        return not (requested.region or requested.profile)
-    return not ctx.local and requested.region in (None, record.target.region)
+def _search_recorded(
+    ctx: Context, record: Record, stack: contextlib.ExitStack, *, whole: bool
+) -> ClusterHandle:
+    """Search the place that the record names, and no other."""
+    target = target_of(ctx, record)
+    if target.name == "local":
+        opened = local.opened(
+            ctx.home, ctx.on_event, start=False, ending=whole, remembered=target.daemon_home
+        )
+        running = stack.enter_context(opened)
+        if running is None:
+            return ClusterHandle(ctx=ctx, target=target, known=record)
+        target = running
+    try:
+        return _search(ctx, record, target, (target.place,), whole=whole)
+    except CloudError as error:
+        profile = ctx.spec.cluster.profile
+        if _no_account(error) and profile not in (None, target.profile):
+            error.next = f"awsddp --profile {profile} status   # it was made with other credentials"
+        raise
 
 
-def _targets(
-    ctx: Context, record: Record | None, stack: contextlib.ExitStack, *, ending: bool
-) -> Iterator[Target]:
-    """Yield the places to search, nearest first."""
+def _search_unrecorded(
+    ctx: Context, stack: contextlib.ExitStack, *, whole: bool, everywhere: bool
+) -> ClusterHandle:
+    """Search the running local cloud, the given or configured region, then every other region."""
+    nearest: ClusterHandle | None = None
+    searched: tuple[str, ...] = ()
+    for target in _targets(ctx, stack, ending=whole):
+        searched = (*searched, target.place)
+        try:
+            nearest = _search(ctx, None, target, searched, whole=whole)
+        except (CloudError, ConfigError) as error:
+            if not _no_account(error) or not (nearest or _ended_here(ctx)):
+                raise
+            break
+        if nearest.listed is not None:
+            return nearest
+    if nearest is None:
+        return ClusterHandle(ctx=ctx, target=Target(name="local"))
+    return _search_regions(nearest) if everywhere else nearest
+
+
+def _targets(ctx: Context, stack: contextlib.ExitStack, *, ending: bool) -> Iterator[Target]:
+    """Yield the places to search where nothing is remembered, nearest first."""
     requested = ctx.spec.cluster
-    if record is not None and record.target.name != "local":
-        yield replace(record.target, profile=requested.profile or record.target.profile)
-        return
-    if record is not None or not (requested.region or requested.profile):
+    if not (requested.region or requested.profile):
         running = stack.enter_context(local.opened(ctx.home, ctx.on_event, start=False, ending=ending))
         if running is not None:
             yield running
-    if record is None and not ctx.local:
+    if not ctx.local:
         yield Target(region=requested.region, profile=requested.profile)
 
 

@@ -98,37 +98,70 @@ def own_key_file(spec: ClusterSpec) -> Path:
     return Path(str(spec.access.key_file)).expanduser().absolute()
 
 
+def target_of(ctx: Context, record: Record) -> Target:
+    """Return the place that a record names; no setting moves it, and only --profile changes who logs in.
+
+    Raises ConfigError where the command line names another place.
+    """
+    target, requested, typed = record.target, ctx.spec.cluster, ctx.spec.from_cli
+    region = requested.region if "cluster.region" in typed else None
+    profile = requested.profile if "cluster.profile" in typed else None
+    if target.name == "local":
+        other = "" if ctx.local else region or (profile and f"AWS as profile {profile}")
+    else:
+        other = "the local cloud" if ctx.local else region if region != target.region else ""
+    if other:
+        raise _elsewhere(ctx, record, other)
+    return replace(target, profile=profile or target.profile)
+
+
+def _elsewhere(ctx: Context, record: Record, other: str) -> ConfigError:
+    """Return the error for a cluster that is not where it is requested."""
+    name, place = ctx.spec.name, record.target.place
+    return ConfigError(
+        f"cluster {name} is in {place}, not in {other}",
+        "cluster names are unique; nothing was changed or forgotten",
+        f"awsddp status   # without another region, profile or --local: the cluster in {place}\n"
+        "awsddp down   # end it there\n"
+        f"awsddp -c {name}-2 up ...   # another name",
+    )
+
+
 @contextlib.contextmanager
 def target_for(ctx: Context) -> Iterator[Target]:
-    """Yield the target of `up` and `plan`: --local, else --region and --profile, else the remembered one.
+    """Yield the target of `up` and `plan`: that of the cluster, else --local, else --region and --profile.
 
     Raises ConfigError if the cluster of this name exists elsewhere.
     """
-    record = ctx.folder.read()
+    with _target(ctx, ctx.folder.read()) as target:
+        yield target
+
+
+@contextlib.contextmanager
+def target_of_all(ctx: Context) -> Iterator[Target]:
+    """Yield the target of what is about all clusters: the one that is set now, else that of the cluster."""
     asked = ctx.spec.cluster
-    wants_local = ctx.local or (
-        record is not None and record.target.name == "local" and not asked.region and not asked.profile
-    )
-    with contextlib.ExitStack() as stack:
-        target: Target | None = None
-        if wants_local:
-            target = stack.enter_context(local.opened(ctx.home, ctx.on_event))
-            if target is not None and "cluster.region" in ctx.spec.from_cli and asked.region != target.region:
-                raise ConfigError(
-                    f"cluster.region: the local cloud is {target.region}, not {asked.region}",
-                    "",
-                    f"omit --region, or --region {target.region}; without --local it is on AWS",
-                )
-        if target is None:
-            remembered = record.target if record else Target()
-            target = Target(
-                region=asked.region or remembered.region, profile=asked.profile or remembered.profile
-            )
-        if record is not None and record.target.place != target.place:
+    with _target(ctx, None if ctx.local or asked.region or asked.profile else ctx.folder.read()) as target:
+        yield target
+
+
+@contextlib.contextmanager
+def _target(ctx: Context, record: Record | None) -> Iterator[Target]:
+    asked = ctx.spec.cluster
+    chosen = Target(name="local") if ctx.local else Target(region=asked.region, profile=asked.profile)
+    chosen = chosen if record is None else target_of(ctx, record)
+    if chosen.name != "local":
+        if record is not None and asked.region not in (None, chosen.region):
+            raise _elsewhere(ctx, record, str(asked.region))
+        yield chosen
+        return
+    with local.opened(ctx.home, ctx.on_event, remembered=chosen.daemon_home) as target:
+        assert target is not None, "it was started"
+        if "cluster.region" in ctx.spec.from_cli and asked.region != target.region:
             raise ConfigError(
-                f"cluster {ctx.spec.name} is in {record.target.place}, not in {target.place}",
-                "cluster names are unique",
-                f"awsddp -c {ctx.spec.name}-2 up ...   # another name\nawsddp down   # end the first one",
+                f"cluster.region: the local cloud is {target.region}, not {asked.region}",
+                "",
+                f"omit --region, or --region {target.region}; without --local it is on AWS",
             )
         yield target
 
@@ -145,14 +178,13 @@ def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
     if name == SSM:
         from awsddp.nodes.ssm import Ssm
 
-        target = record.target if record is not None else Target()
         asked_now = ctx.spec.cluster
-        return Ssm(
-            name=name,
-            folder=ctx.home,
-            region=target.region or asked_now.region,
-            profile=asked_now.profile or target.profile,
+        target = (
+            target_of(ctx, record)
+            if record is not None
+            else Target(region=asked_now.region, profile=asked_now.profile)
         )
+        return Ssm(name=name, folder=ctx.home, region=target.region, profile=target.profile)
     from awsddp.nodes.jump import Jump
 
     return Jump(name=name, folder=ctx.home)

@@ -33,7 +33,7 @@ def down(
     """
     with ctx.folder.lock("down"), ClusterHandle.find(ctx, newer=True, whole=True) as cluster:
         if cluster.gateway is None:
-            _forget(ctx, ctx.folder.read(newer=True))
+            _forget(ctx, cluster.known)
             return _document(cluster)
         record, clusters = cluster.known, _existing(cluster)
         if not clusters:

@@ -10,7 +10,7 @@ from awsddp import report
 from awsddp.cluster import Target
 from awsddp.errors import LeftoverError
 from awsddp.report import money
-from awsddp.verbs.context import Context, aws_of, target_for
+from awsddp.verbs.context import Context, aws_of, target_of_all
 
 if TYPE_CHECKING:
     from awsddp.aws.everywhere import Everywhere, Holding
@@ -81,7 +81,7 @@ def _searched(ctx: Context) -> Iterator[_Search]:
     from awsddp.aws.everywhere import find_everywhere
     from awsddp.aws.facts import enabled_regions
 
-    with target_for(ctx) as target:
+    with target_of_all(ctx) as target:
         aws = aws_of(ctx, target)
         alone = ctx.spec.cluster.region is not None or target.name == "local"
         regions = (aws.region,) if alone else enabled_regions(aws)

@@ -15,22 +15,34 @@ from awsddp.report import Event, OnEvent
 from awsddp.state import Folder
 
 
-def home(awsddp_home: Path) -> Path:
-    """Return the home whose daemon `--local` means: $AWSDDP_LOCAL, else our own."""
+def home(awsddp_home: Path, remembered: str | None = None) -> Path:
+    """Return the home whose daemon `--local` means: $AWSDDP_LOCAL, else our own.
+
+    A cluster's is the one that its record remembers, for as long as there is a local cloud.
+    """
+    if remembered is not None and control.find(Path(remembered)) is not None:
+        return Path(remembered)
     return Path(os.environ.get("AWSDDP_LOCAL") or awsddp_home).absolute()
 
 
 @contextlib.contextmanager
 def opened(
-    awsddp_home: Path, on_event: OnEvent, *, start: bool = True, ending: bool = True
+    awsddp_home: Path,
+    on_event: OnEvent,
+    *,
+    start: bool = True,
+    ending: bool = True,
+    remembered: str | None = None,
 ) -> Iterator[Target | None]:
     """Yield the local cloud as a target, started where it is not running (`start`), else None.
+
+    `remembered` is the home that a cluster's record names.
 
     A daemon that was started only because a command needed it ends with the last command, once no instance
     lives in it; a command that cannot have ended one (not `ending`) need not look. Raises LocalCloudError
     where this machine cannot carry it.
     """
-    place = home(awsddp_home)
+    place = home(awsddp_home, remembered)
     with _presence(place) as alone:
         info = control.find(place)
         if info is None and not start:
@@ -54,6 +66,7 @@ def opened(
                 secret_access_key=info.secret_access_key,
                 ssh_port=info.ssh_port,
                 caller_address=info.caller_address,
+                daemon_home=str(place),
             )
         finally:
             if ending and info.auto and alone() and not _lives(info):

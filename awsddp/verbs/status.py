@@ -82,7 +82,7 @@ def cluster_document(handle: ClusterHandle) -> dict[str, Any]:
     state = report.cluster_state(
         cluster,
         prepared=frozenset(prepared) if record else None,
-        launching=_launching(record, cluster),
+        launching=handle.gateway is not None and _launching(record, cluster),
         size=record.nodes if record else None,
     )
     expires = (cluster.expires if cluster else None) or (record.expires if record and nodes else None)

@@ -74,7 +74,7 @@ def test_a_command_carries_the_options_that_it_needs(
 
 def test_what_a_cluster_remembers_is_not_said_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.write(RECORD)
-    for profile, said in (("work", ""), ("other", " --profile other --region eu-west-1")):
+    for profile, said in (("work", ""), ("other", " --profile other")):
         options = Globals(cluster="second", region="eu-west-1", profile=profile)
         monkeypatch.setattr(WATCH, "options", options)
         assert named("awsddp down") == f"awsddp -c second{said} down"
