@@ -81,7 +81,7 @@ def test_private_files_are_the_owners_alone(folder: Folder) -> None:
         folder.write(RECORD)
         write_private(folder.key, b"secret")
         folder.note("launched")
-        folder.publish("Host x\n")
+        folder.publish("Host {}x\n".format)
         with folder.lock("up"):
             pass
         folder.retire("1")
