@@ -14,6 +14,8 @@ ACTIVE = ("waiting", "running")
 
 ENDED = ("shutting-down", "terminated")
 """EC2's states of an instance that is gone, or on its way there."""
+MORE = "..."
+"""Among a node's unfetched jobs: older ones than those named, for which its tag has no room. Never a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,8 +276,8 @@ class Check:
 
 
 def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
-    """Return the jobs whose results are not fetched, by the tags of these nodes."""
-    return sorted({job for node in nodes for job in node.unfetched})
+    """Return the jobs whose results are not fetched, by the tags of these nodes; `MORE` comes last."""
+    return sorted({job for node in nodes for job in node.unfetched}, key=lambda job: (job == MORE, job))
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

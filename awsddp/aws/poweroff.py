@@ -8,8 +8,9 @@ from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag, unlisted
 from awsddp.aws.waits import CLOCK, Clock, patiently
-from awsddp.cluster import Node
+from awsddp.cluster import MORE, Node
 from awsddp.parallel import all_of
+from awsddp.plan.limits import TAG_VALUE
 
 TAG = "awsddp:unfetched"
 _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
@@ -37,16 +38,22 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str, *, clock: Clock 
 
 
 def release(
-    aws: Aws, nodes: Sequence[Node], job: str, *, tagged: Mapping[str, Sequence[str]] | None = None
+    aws: Aws,
+    nodes: Sequence[Node],
+    job: str,
+    *,
+    tagged: Mapping[str, Sequence[str]] | None = None,
+    older: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """After a job's results are home: untag the nodes; the last job lets a poweroff end them again.
 
-    `tagged` is what `unfetched_of` has returned just now. Nodes that are gone need nothing. A poweroff ends
-    them before the tag goes: a node that is interrupted between the two is still known by it. Raises
-    CloudError.
+    `tagged` is what `unfetched_of` has returned just now, `older` what MORE stands for on a node, by its id;
+    without it MORE stays. Nodes that are gone need nothing. A poweroff ends them before the tag goes: a node
+    that is interrupted between the two is still known by it. Raises CloudError.
     """
     known = unfetched_of(aws, nodes) if tagged is None else tagged
-    unfetched = {key: [other for other in jobs if other != job] for key, jobs in known.items()}
+    named = {key: _resolved(jobs, (older or {}).get(key, (MORE,))) for key, jobs in known.items()}
+    unfetched = {key: [other for other in jobs if other != job] for key, jobs in named.items()}
     spot = {node.instance_id for node in nodes if node.spot}
     freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
     all_of([partial(_forgiving, partial(_on_poweroff, aws, key, "terminate")) for key in freed])
@@ -60,7 +67,10 @@ def poweroff(aws: Aws, nodes: Sequence[Node], behaviour: str) -> None:
 
 
 def unfetched_of(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Return the jobs that each living node is tagged with now, which may be more than were read before."""
+    """Return the jobs that each living node is tagged with now, which may be more than were read before.
+
+    MORE among them stands for older ones.
+    """
     filters = [{"Name": "instance-id", "Values": [node.instance_id for node in nodes]}]
     return {
         item["InstanceId"]: tags_of(item).get(TAG, "").split()
@@ -82,9 +92,25 @@ def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
 
 def _write(aws: Aws, unfetched: dict[str, list[str]]) -> None:
     """Write each list of jobs to the tag of its nodes, one call for those that share it."""
-    for text in sorted({" ".join(jobs) for jobs in unfetched.values()}):
-        keys = [key for key, jobs in unfetched.items() if " ".join(jobs) == text]
-        tag(aws, keys, TAG, text)
+    texts = {key: _text(jobs) for key, jobs in unfetched.items()}
+    for text in sorted(set(texts.values())):
+        tag(aws, [key for key in texts if texts[key] == text], TAG, text)
+
+
+def _text(jobs: Sequence[str]) -> str:
+    """Return jobs, the oldest first, as the tag holds them: MORE and the newest where not all fit."""
+    named, more = [job for job in jobs if job != MORE], MORE in jobs
+    while len(text := " ".join([MORE, *named] if more else named)) > TAG_VALUE:
+        named, more = named[1:], True
+    return text
+
+
+def _resolved(jobs: Sequence[str], older: Sequence[str]) -> list[str]:
+    """Return jobs with `older` in place of MORE."""
+    if MORE not in jobs:
+        return list(jobs)
+    named = [job for job in jobs if job != MORE]
+    return [*(job for job in older if job not in named), *named]
 
 
 def _forgiving(act: Callable[[], None]) -> None:

@@ -479,7 +479,7 @@ class ClusterHandle:
         from awsddp.jobs.results import encode
         from awsddp.nodes.sync import pull
         from awsddp.verbs.requests import holders
-        from awsddp.verbs.results import draw_loss
+        from awsddp.verbs.results import draw_loss, older_jobs
         from awsddp.verbs.selecting import select, unfetched
 
         nodes, began = holders(self.fleet, job), time.monotonic()
@@ -503,7 +503,8 @@ class ClusterHandle:
             with self._tags() as free_s:
                 # A file's time is up to 10 ms late.
                 fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
-                release(self.aws, held, job.job, tagged=tagged.result() if fresh else None)
+                older = older_jobs(self.ctx, self.fleet, tagged.result())
+                release(self.aws, held, job.job, tagged=tagged.result() if fresh else None, older=older)
         return fetched
 
     def keep(self, nodes: Sequence[Node], job: str) -> None:

@@ -15,6 +15,7 @@ from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import JUMP, facts_of, reach_jump
 from awsddp.verbs.launching import launch
 from awsddp.verbs.ledger import bill_of
+from awsddp.verbs.results import is_owed
 
 Confirm = Callable[[LaunchPlan | str], None]
 
@@ -158,7 +159,9 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
         )
     with cluster.connect(reachable(cluster.own.live), partial=True) as fleet:
         lost = [node_name(node.node) for node in ending if node.unfetched and node.node in fleet.failures]
-        running = [job.job for job in cluster.jobs() if job.state in ACTIVE and job.job in owed]
+        running = [
+            job.job for job in cluster.jobs() if job.state in ACTIVE and is_owed(cluster.ctx, owed, job)
+        ]
     if running:
         raise ConfigError(
             f"{names} cannot be ended: job {', '.join(running)} runs there",
@@ -194,7 +197,7 @@ def _end(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
         cluster.use(reachable(cluster.own.live), of=cluster.own.live)
         with cluster.connect():
             for job in cluster.jobs():
-                if job.job in owed:
+                if is_owed(ctx, owed, job):
                     ctx.say(f"fetching the results of {job.job}")
                     cluster.fetch(job)
                     folder.remember(job)

@@ -14,6 +14,7 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.fetch import fetch_all
 from awsddp.verbs.ledger import bill_of
+from awsddp.verbs.results import is_owed
 
 
 def down(
@@ -117,7 +118,7 @@ def _existing(cluster: ClusterHandle) -> tuple[Cluster, ...]:
 def _what_ends(cluster: ClusterHandle, listed: Cluster, *, discard: bool) -> str:
     question = [f"Cluster {listed.name}: {cluster.machines(listed)}{_made(listed)} will be terminated."]
     for job in cluster.known.jobs if cluster.known else ():
-        if job.state in ACTIVE and job.job in listed.unfetched:
+        if job.state in ACTIVE and is_owed(cluster.ctx, listed.unfetched, job):
             grace = (
                 "" if discard or job.state == "waiting" else f" and has {cluster.ctx.job.job.grace} to save"
             )

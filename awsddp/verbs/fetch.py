@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from awsddp.cluster import ACTIVE, Cluster, Job, Node, unfetched_jobs
+from awsddp.cluster import ACTIVE, MORE, Cluster, Job, Node, unfetched_jobs
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.report import money, node_name
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, NoNodes, reachable
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
-from awsddp.verbs.results import results_dir, whole_at_home
+from awsddp.verbs.results import is_owed, results_dir, whole_at_home
 from awsddp.verbs.sync import document
 from awsddp.verbs.up import up
 
@@ -36,7 +36,7 @@ def fetch(
     try:
         return _fetch(ctx, job, to, anew)
     except NoNodes as error:
-        if not error.stopped or job not in (None, *error.stopped):
+        if not error.stopped or not {job, MORE} & {None, *error.stopped}:
             raise
     up(ctx, confirm=confirm)
     return {**_fetch(ctx, job, to, anew), "started": True}
@@ -103,7 +103,7 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
     """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why."""
     ctx = cluster.ctx
     with cluster.connect(deadline_s=REACH_S, partial=True) as fleet:
-        owed = [job for job in cluster.jobs(partial=True) if job.job in cluster.unfetched]
+        owed = [job for job in cluster.jobs(partial=True) if is_owed(ctx, cluster.unfetched, job)]
         # The newest first: the end of a job starts one that waits for it.
         for job in reversed([cluster.end_job(job) for job in reversed(owed)]):
             if job.state in ACTIVE:

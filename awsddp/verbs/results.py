@@ -2,15 +2,19 @@
 
 import contextlib
 import os
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp import report
-from awsddp.cluster import ACTIVE, Job
-from awsddp.errors import ConfigError
+from awsddp.cluster import ACTIVE, MORE, Job
+from awsddp.errors import AwsddpError, ConfigError
 from awsddp.jobs import results
 from awsddp.jobs.checkpoints import newest
 from awsddp.verbs.context import Context
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
 
 METRICS_CHARACTERS = 64 << 20
 """How much of a job's metrics is read."""
@@ -105,6 +109,42 @@ def ended_at_home(ctx: Context, name: str) -> Job | None:
         job = job_at_home(ctx, name)
         return job if job is not None and job.state not in ACTIVE else None
     return None
+
+
+def is_owed(ctx: Context, unfetched: Collection[str], job: Job) -> bool:
+    """Tell whether the nodes hold results of a job that are not fetched, by their tags (`unfetched`).
+
+    A job that the tags may only count, and not name, is owed unless all of it is here.
+    """
+    if job.job in unfetched or MORE not in unfetched:
+        return job.job in unfetched
+    kept = whole_at_home(ctx, job.job)
+    return kept is None or kept.nodes != job.nodes
+
+
+def older_jobs(ctx: Context, fleet: "Fleet", tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return what MORE stands for on each connected node that is tagged with it, by instance id.
+
+    These are all jobs that the node lists and that are not whole here: also those that another machine has
+    fetched, as nothing says so.
+    """
+    from awsddp.jobs import protocol
+    from awsddp.verbs.requests import answers_of
+
+    keys = {node: one.instance_id for node, one in fleet.endpoints.items() if node in fleet.nodes}
+    asked = [node for node, key in keys.items() if MORE in tagged.get(key, ())]
+    answers = answers_of(fleet, dict.fromkeys(asked, protocol.state_request())) if asked else {}
+    return {
+        keys[node]: [str(one["job"]) for one in answer["jobs"] if not _is_home(ctx, one["job"], keys[node])]
+        for node, answer in answers.items()
+        if not isinstance(answer, AwsddpError)
+    }
+
+
+def _is_home(ctx: Context, name: str, instance_id: str) -> bool:
+    """Tell whether a job of this instance is whole here; another instance's may have its name."""
+    kept = whole_at_home(ctx, name)
+    return kept is not None and instance_id in {one.instance_id for one in kept.nodes}
 
 
 def whole_at_home(ctx: Context, name: str) -> Job | None:

@@ -112,10 +112,14 @@ def cluster_document(handle: ClusterHandle) -> dict[str, Any]:
 
 def _jobs(ctx: Context, record: Record, cluster: Cluster | None) -> list[dict[str, Any]]:
     """Return the jobs as their nodes last reported them."""
+    if not record.jobs:
+        return []
+    from awsddp.verbs.results import is_owed
+
     owed, seen = cluster.unfetched if cluster else [], ctx.folder.seen()
     return [
         report.job_document(job)
-        | {"last_seen": report.iso(seen.get(job.job)), "fetched": job.job not in owed}
+        | {"last_seen": report.iso(seen.get(job.job)), "fetched": not is_owed(ctx, owed, job)}
         for job in record.jobs
     ]
 

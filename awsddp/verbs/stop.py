@@ -8,6 +8,7 @@ from awsddp.errors import AwsddpError, ConfigError
 from awsddp.report import node_name
 from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import Context
+from awsddp.verbs.results import is_owed
 from awsddp.verbs.selecting import Ephemeral, refuse_ephemeral
 from awsddp.verbs.status import cluster_document
 
@@ -69,7 +70,7 @@ def _end_jobs(cluster: ClusterHandle, listed: Cluster) -> None:
     try:
         with cluster.connect(reachable(listed.live), deadline_s=REACH_S, partial=True) as fleet:
             jobs = cluster.jobs(partial=True)
-            refuse_ephemeral(ctx, fleet, [job for job in jobs if job.job in listed.unfetched])
+            refuse_ephemeral(ctx, fleet, [job for job in jobs if is_owed(ctx, listed.unfetched, job)])
             # The newest first: the end of a job starts one that waits for it.
             ctx.folder.remember(*[cluster.end_job(job) for job in reversed(jobs)])
     except Ephemeral:

@@ -7,7 +7,7 @@ from awsddp.aws.clusters import find_cluster
 from awsddp.aws.power import stop
 from awsddp.aws.poweroff import keep_on_poweroff, release, unfetched_of
 from awsddp.aws.session import Aws
-from awsddp.cluster import Node
+from awsddp.cluster import MORE, Node
 from awsddp.errors import CloudError
 
 
@@ -69,6 +69,57 @@ def test_tags_that_were_just_read_are_not_read_again_and_go_after_the_stop(
     changes = ["ModifyInstanceAttribute"] * len(nodes)
     assert [name for name, _ in cloud.requests] == [*changes, "DeleteTags"]
     assert state(aws) == {("terminate", ())}
+
+
+LONG = [f"sweep-{number:02}-{'x' * 55}" for number in range(60)]
+
+
+def behaviour(aws: Aws) -> set[str]:
+    return {one for one, _ in state(aws)}
+
+
+def test_sixty_jobs_with_long_names_fit_one_tag_and_the_last_one_home_frees_the_nodes(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    nodes = launcher(plan_for(aws))
+    keep_on_poweroff(aws, nodes, LONG[0])
+    for job in LONG[1:]:
+        keep_on_poweroff(aws, nodes, job)
+        [(_, unfetched)] = state(aws)
+        assert unfetched[-1] == job
+    assert unfetched == (MORE, *LONG[-3:])
+    assert all(len(form["Tag.1.Value"]) <= 256 for form in cloud.sent("CreateTags"))
+    for done, job in enumerate(reversed(LONG), 1):
+        assert behaviour(aws) == {"stop"}
+        left = dict.fromkeys((node.instance_id for node in nodes), LONG[: 60 - done])
+        release(aws, nodes, job, older=left)
+    assert state(aws) == {("terminate", ())}
+
+
+def test_jobs_without_names_in_the_tag_keep_the_nodes_until_their_nodes_name_them(
+    aws: Aws, launcher: Launcher
+) -> None:
+    nodes = launcher(plan_for(aws))
+    for job in LONG[:5]:
+        keep_on_poweroff(aws, nodes, job)
+    for job in LONG[:5]:
+        release(aws, nodes, job)
+    assert state(aws) == {("stop", (MORE,))}
+    release(aws, nodes, LONG[4], older={node.instance_id: [] for node in nodes})
+    assert state(aws) == {("terminate", ())}
+
+
+def test_one_value_with_every_name_as_older_versions_wrote_it_is_read_and_goes_on(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    nodes = launcher(plan_for(aws))
+    tags = {"awsddp:unfetched": " ".join(LONG[:5])}
+    cloud.backend.create_tags([node.instance_id for node in nodes], tags)
+    assert state(aws) == {("terminate", tuple(LONG[:5]))}
+    release(aws, nodes, LONG[4])
+    assert state(aws) == {("terminate", (MORE, *LONG[1:4]))}
+    release(aws, nodes, LONG[3], older={node.instance_id: LONG[:1] for node in nodes})
+    assert state(aws) == {("terminate", tuple(LONG[:3]))}
 
 
 def test_release_passes_over_nodes_that_are_gone(aws: Aws, launcher: Launcher) -> None:

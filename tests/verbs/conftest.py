@@ -200,12 +200,11 @@ class World:
     def unfetched_of(self, aws: object, nodes: list[Node]) -> dict[str, list[str]]:
         return {node.instance_id: list(self.tags.get(node.instance_id, ())) for node in nodes}
 
-    def release(self, aws: object, nodes: list[Node], job: str, **_: object) -> None:
+    def tag(self, aws: object, instance_ids: list[str], name: str, value: str) -> None:
         if self.away:
             raise CloudError("AWS cannot be reached", "", "try again")
-        for node in nodes:
-            tags = self.tags.get(node.instance_id, [])
-            self.tags[node.instance_id] = [other for other in tags if other != job]
+        assert name == poweroff.TAG
+        self.tags |= {key: value.split() for key in instance_ids}
 
 
 def staged(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]]:
@@ -224,7 +223,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(tmp_path, homes)
     made.folder.key.touch()
     monkeypatch.setattr(poweroff, "keep_on_poweroff", made.keep)
-    monkeypatch.setattr(poweroff, "release", made.release)
+    monkeypatch.setattr(poweroff, "tag", made.tag)
+    monkeypatch.setattr(poweroff, "_on_poweroff", lambda *_: None)
     monkeypatch.setattr(poweroff, "unfetched_of", made.unfetched_of)
 
     def send(ctx: Context, fleet: object, listing: object, *, folder: str, **_: object) -> None:

@@ -57,7 +57,7 @@ def test_tags_are_read_with_the_results_and_again_if_another_client_had_them_sin
 ) -> None:
     given: list[object] = []
 
-    def release(aws: object, nodes: list[Node], job: str, *, tagged: object = None) -> None:
+    def release(aws: object, nodes: list[Node], job: str, *, tagged: object = None, **_: object) -> None:
         given.append(tagged)
 
     def unfetched_of(aws: object, nodes: list[Node]) -> dict[str, list[str]]:
@@ -74,6 +74,27 @@ def test_tags_are_read_with_the_results_and_again_if_another_client_had_them_sin
         handle = owed.handle()
         handle.fetch(handle.job("j"))
     assert given == [{"i-0": ["j"], "i-1": ["j"]}, None]
+
+
+def known(world: World) -> dict[str, bool]:
+    """Return whether `status` calls each job fetched."""
+    return {one["job"]: one["fetched"] for one in cluster_document(world.handle())["jobs"]}
+
+
+def test_jobs_that_the_tag_has_no_room_for_are_fetched_before_the_end_and_free_the_nodes(
+    owed: World,
+) -> None:
+    start(owed, SAVES, name="k")
+    owed.homes.wait("k")
+    owed.tags = {"i-0": ["..."], "i-1": ["..."]}
+    assert known(owed) == {"j": False, "k": False}
+    fetch(owed.ctx(), job="j", confirm=print)
+    assert owed.tags == {"i-0": ["k"], "i-1": ["k"]}
+    owed.tags = {"i-0": ["..."], "i-1": ["..."]}
+    assert known(owed) == {"j": True, "k": False}
+    end(owed)
+    assert owed.tags == {"i-0": [], "i-1": []}
+    assert sorted(path.name for path in (owed.project / "runs").glob("*")) == ["j", "k"]
 
 
 def test_what_a_replaced_node_held_is_named_as_lost_and_the_rest_comes_home(owed: World) -> None:
