@@ -26,6 +26,7 @@ from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBacken
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress, ElasticAddressBackend
 from moto.ec2.models.elastic_network_interfaces import Attachment, NetworkInterface
 from moto.ec2.models.instances import Instance, StateReason
+from moto.ec2.models.security_groups import SecurityGroupBackend
 from moto.ec2.models.spot_requests import SpotInstanceRequest
 from moto.ec2.models.subnets import Subnet
 from moto.ec2.models.vpcs import VPCBackend
@@ -181,6 +182,8 @@ def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
         (SimpleSystemManagerBackend, "__init__", _ssm_init),
         (ParameterDict, "__reduce__", _reduce_parameters),
         (VPCBackend, "create_default_vpc", lambda self: _default_vpc(self, block)),
+        # moto counts IPv4 and IPv6 together, and adds the first rules of a request that it refuses.
+        (SecurityGroupBackend, "_verify_group_will_respect_rule_count_limit", lambda *_, **__: None),
         (SpotInstanceRequest, "launch_instance", _launched_for_spot),
         (ElasticAddressBackend, "allocate_address", partialmethod(_allocate, block)),
         (ElasticAddressBackend, "associate_address", _associate),

@@ -25,6 +25,7 @@ from awsddp.local import (
     attributes,
     faults,
     launches,
+    limits,
     market,
     node_faults,
     placement,
@@ -262,6 +263,7 @@ class Front:
             return self._forward(request)
         backend = self._backend(request)
         refusals.check_ids(request)
+        limits.check(request, backend)
         if request.action in launches.ACTIONS:
             return self._launcher.answer(request, backend)
         if request.action == "GetConsoleOutput":

@@ -16,8 +16,8 @@ from moto.iam.models import iam_backends
 from awsddp.local import quotas, reservations
 from awsddp.local.requests import Refusal, Request
 from awsddp.local.reservations import Reservation
+from awsddp.plan.limits import USER_DATA_BYTES
 
-USER_DATA_BYTES = 16384
 PRIVATE_ADDRESS = re.compile(r"(NetworkInterface\.\d+\.)?PrivateIpAddress(es\.\d+\.PrivateIpAddress)?")
 
 

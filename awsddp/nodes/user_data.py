@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from awsddp.errors import ConfigError
 from awsddp.nodes.hostkeys import KeyPair
 from awsddp.nodes.rendering import render
-
-USER_DATA_LIMIT = 16 * 1024  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
+from awsddp.plan.limits import USER_DATA_BYTES
 
 
 def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:
@@ -26,7 +25,7 @@ def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> st
         expires=text,
         idle_s=idle_s,
     )
-    if len(rendered.encode()) >= USER_DATA_LIMIT:
+    if len(rendered.encode()) > USER_DATA_BYTES:
         raise ConfigError("the user data is too large", "EC2 accepts 16 KB")
     return rendered
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from awsddp import compat
 from awsddp.compat import GpuType
 from awsddp.errors import AwsddpError, ConfigError
-from awsddp.plan import network
+from awsddp.plan import limits, network
 from awsddp.plan.converge import LEAST_TERM_S, Convergence, Standing, budget_lasts_s, converge
 from awsddp.plan.document import document
 from awsddp.plan.network import ssh_cidrs
@@ -77,6 +77,7 @@ def make_plan(
     Raises ConfigError for an invalid spec, CloudError where AWS does not offer or allow it.
     """
     _check_key(spec)
+    _check_limits(spec)
     if zone is not None:
         spec = replace(spec, capacity=replace(spec.capacity, zones=(zone,)))
     fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
@@ -162,7 +163,9 @@ def _plan(spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int
         *routes,
         *network.check_group(spec, facts),
     )
-    return replace(plan, requests=requests(plan, spec, facts, tags=_user_tags(spec)), warnings=warnings)
+    made = requests(plan, spec, facts, tags=dict(sorted(spec.tags.items())))
+    limits.check_tag_specifications((one.operation, one.parameters) for one in made)
+    return replace(plan, requests=made, warnings=warnings)
 
 
 def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[str], disk_gb: int) -> Price:
@@ -261,6 +264,12 @@ def _check_key(spec: ClusterSpec) -> None:
         )
 
 
+def _check_limits(spec: ClusterSpec) -> None:
+    limits.check_user_tags(spec.tags)
+    limits.check_name(spec.access.key, place="access.key", most=limits.KEY_NAME)
+    limits.check_name(spec.capacity.placement, place="capacity.placement", most=limits.PLACEMENT_NAME)
+
+
 def _check_reservation(facts: Facts, nodes: int) -> None:
     held = facts.reservation
     if held is None:
@@ -340,20 +349,3 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
             f"never launched on AWS: {' and '.join(plan.untried)}; `up` needs -o capacity.experimental=true"
         )
     return warnings
-
-
-def _user_tags(spec: ClusterSpec) -> dict[str, str]:
-    for key, value in spec.tags.items():
-        if (
-            key.startswith(("awsddp:", "aws:"))
-            or key == "Name"
-            or not 1 <= len(key) <= 128
-            or len(value) > 256
-        ):
-            raise ConfigError(
-                f"tags.{key}: {value!r} cannot be put on a resource",
-                "keys that begin with awsddp: or aws:, and Name, are taken; "
-                "a key holds 128 characters, a value 256",
-                "choose another key or a shorter value",
-            )
-    return dict(sorted(spec.tags.items()))

@@ -4,6 +4,10 @@ Lengths are characters unless they say bytes. Pure.
 """
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from awsddp.errors import ConfigError
 
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 TAG_KEY = 128
@@ -27,6 +31,8 @@ RULES = 60
 USER_DATA_BYTES = 16 * 1024
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 CLIENT_TOKEN = 64
+OWN_TAGS = 9
+"""Tags of an instance that awsddp writes, the one for unfetched jobs among them (docs/design.md)."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -43,3 +49,62 @@ def tag_fault(key: str, value: str) -> str:
     if _CONTROL.search(key + value):
         return "it contains a control character"
     return ""
+
+
+def check_user_tags(tags: Mapping[str, str]) -> None:
+    """Raise ConfigError for tags of the user's that cannot be put on every resource of a cluster."""
+    for key, value in tags.items():
+        fault = tag_fault(key, value)
+        if key.startswith("awsddp:") or key == "Name":
+            fault = "awsddp writes this tag itself"
+        if fault:
+            raise ConfigError(
+                f"tags.{key}: {value!r} cannot be put on a resource",
+                fault,
+                "choose another key or a shorter value",
+            )
+    if len(tags) > TAGS - OWN_TAGS:
+        raise ConfigError(
+            f"tags: {len(tags)} tags are too many",
+            f"a resource has at most {TAGS} tags, and awsddp needs {OWN_TAGS} of them",
+            f"leave out {len(tags) - TAGS + OWN_TAGS}",
+        )
+
+
+def check_tag_specifications(requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise ConfigError where a tag that awsddp itself writes is over a limit; placeholders are not."""
+    for operation, parameters in requests:
+        for one in parameters.get("TagSpecifications", ()):
+            for tag in one["Tags"]:
+                value = tag["Value"] if isinstance(tag["Value"], str) else ""
+                if fault := tag_fault(tag["Key"], value):
+                    raise ConfigError(
+                        f"{operation}: EC2 would refuse the tag {tag['Key']} of the {one['ResourceType']}",
+                        fault,
+                        "launch fewer nodes at once, or report this with the command that you typed",
+                    )
+
+
+def check_name(name: str | None, *, place: str, most: int) -> None:
+    """Raise ConfigError for a name that nothing in EC2 can have; `place` is its key of awsddp.toml."""
+    if name is not None and not (len(name) <= most and name.isascii()):
+        raise ConfigError(
+            f"{place}: invalid name {name[:40]!r}",
+            f"EC2 accepts {most} ASCII characters",
+            "use the name that EC2 lists",
+        )
+
+
+def check_rules(cidrs: Sequence[str]) -> None:
+    """Raise ConfigError for more SSH sources than a group has rules, beside the one for the group itself."""
+    groups = [one for one in cidrs if one.startswith("sg-")]
+    for version, found in (
+        ("IPv4", [one for one in cidrs if "." in one]),
+        ("IPv6", [one for one in cidrs if ":" in one]),
+    ):
+        if (count := len(found) + len(groups)) > RULES - 1:
+            raise ConfigError(
+                f"network.ssh_cidr: {count} {version} address blocks and groups are too many",
+                f"a security group has at most {RULES} rules, and one lets the nodes talk to each other",
+                "name fewer and larger blocks, or your own group: -o network.security_group=sg-...",
+            )

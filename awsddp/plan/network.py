@@ -8,6 +8,7 @@ from awsddp import compat
 from awsddp.cluster import Node
 from awsddp.compat import GpuType
 from awsddp.errors import ConfigError
+from awsddp.plan import limits
 from awsddp.plan.records import Efa, Facts, Subnet
 from awsddp.report import node_name
 from awsddp.spec import SSM, ClusterSpec
@@ -46,6 +47,7 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
                 "name your own network, such as 203.0.113.0/24, or leave the key out",
             )
         found.append(str(network))
+    limits.check_rules(found)
     return tuple(found)
 
 

@@ -140,7 +140,7 @@ def _making(made: dict[str, str]) -> list[dict[str, Any]]:
 
 def _owning(spec: ClusterSpec) -> list[dict[str, Any]]:
     own = {f"aws:ResourceTag/{OWNER_TAG}": OWNER}
-    stops = [] if only_spot(spec) else ["ModifyInstanceAttribute", "StartInstances", "StopInstances"]
+    stops = [] if only_spot(spec) else ["StartInstances", "StopInstances"]
     ends = {
         "instance": [*stops, "TerminateInstances"],
         "network-interface": ["DeleteNetworkInterface"],
@@ -164,6 +164,7 @@ def _owning(spec: ClusterSpec) -> list[dict[str, Any]]:
             [_arn(kind) for kind in sorted(ends)],
             StringEquals=own,
         ),
+        *(_poweroff(own) if stops else ()),
         _statement(
             "KeepTagsTrue",
             ["ec2:CreateTags", "ec2:DeleteTags"],
@@ -173,6 +174,24 @@ def _owning(spec: ClusterSpec) -> list[dict[str, Any]]:
             **{"ForAllValues:StringEquals": {"aws:TagKeys": list(CHANGED_TAGS)}},
             Null={"aws:TagKeys": "false"},
         ),
+    ]
+
+
+def _poweroff(own: dict[str, str]) -> list[dict[str, Any]]:
+    """Return what allows to change what a poweroff does to one's own instances, and no other attribute.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/iam-policy-structure.html#attribute-key
+    "IfExists": it was never tried on AWS that the key comes with every form of the call.
+    """
+    named = {"ec2:Attribute": "instanceInitiatedShutdownBehavior"}
+    return [
+        _statement(
+            "KeepDisksAtPoweroff",
+            ["ec2:ModifyInstanceAttribute"],
+            [_arn("instance")],
+            StringEquals=own,
+            StringEqualsIgnoreCaseIfExists=named,
+        )
     ]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.user_data import USER_DATA_LIMIT, user_data
+from awsddp.nodes.user_data import user_data
+from awsddp.plan.limits import USER_DATA_BYTES
 from tests.nodes.ssh_hosts import wait_until
 
 yaml = pytest.importorskip("yaml")
@@ -20,7 +21,7 @@ EXPIRES = datetime(2026, 11, 22, 8, 0, tzinfo=UTC)
 def test_user_data_is_what_cloud_init_takes_and_ec2_has_room_for(tmp_path: Path) -> None:
     text = user_data(host_key=make_key("seed"), expires_at=EXPIRES)
     assert text.startswith("#cloud-config\n")
-    assert len(text.encode()) < USER_DATA_LIMIT
+    assert len(text.encode()) <= USER_DATA_BYTES
     if shutil.which("cloud-init") is None:
         pytest.skip("cloud-init is not installed")
     (tmp_path / "user-data").write_text(text)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from awsddp import compat
+from awsddp.aws.poweroff import TAG
 from awsddp.compat import GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.plan import (
@@ -16,6 +17,7 @@ from awsddp.plan import (
     Reservation,
     Subnet,
     document,
+    limits,
     make_plan,
     offers,
     refuse_untried,
@@ -73,6 +75,13 @@ def plan(
         tags=tags or {},
     )
     return make_plan(spec, facts)
+
+
+def test_most_tags_of_a_users_own_leave_room_for_those_that_awsddp_writes() -> None:
+    own = {f"k{number}": "v" for number in range(limits.TAGS - limits.OWN_TAGS)}
+    launch = plan(replace(FACTS, host="laptop"), tags=own).request("RunInstances").parameters
+    [instance] = [one for one in launch["TagSpecifications"] if one["ResourceType"] == "instance"]
+    assert len(instance["Tags"]) + len([TAG]) == limits.TAGS
 
 
 def test_without_a_type_the_cheapest_virtualised_one_with_eight_gpus_is_taken() -> None:
@@ -217,6 +226,14 @@ REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6
         (FACTS, {"cidr": ("2000::/3",)}, ConfigError, ("network.ssh_cidr", "the world")),
         (FACTS, {"cidr": ("10.0.0.0/33",)}, ConfigError, ("network.ssh_cidr", "203.0.113.0/24")),
         (FACTS, {"tags": {"awsddp:id": "x"}}, ConfigError, ("tags.awsddp:id",)),
+        (FACTS, {"tags": {"AWS:id": "x"}}, ConfigError, ("tags.AWS:id", "reserved for AWS")),
+        (FACTS, {"tags": {"k" * 129: "x"}}, ConfigError, ("129 characters", "128")),
+        (FACTS, {"tags": {"k": "v" * 257}}, ConfigError, ("257 characters", "256")),
+        (FACTS, {"tags": {"k": "a\nb"}}, ConfigError, ("tags.k", "control character")),
+        (FACTS, {"tags": {f"k{n}": "" for n in range(42)}}, ConfigError, ("42 tags", "50", "leave out 1")),
+        (FACTS, {"cidr": tuple(f"10.0.{n}.0/24" for n in range(60))}, ConfigError, ("60 IPv4", "at most 60")),
+        (FACTS, {"cidr": ("2a00::/32",) * 59 + ("sg-12345678",)}, ConfigError, ("60 IPv6", "at most 60")),
+        (FACTS, {"capacity": {"placement": "p" * 256}}, ConfigError, ("capacity.placement", "255 ASCII")),
         (replace(FACTS, callers=()), {}, ConfigError, ("network.ssh_cidr",)),
         (FACTS, {"gpus": "A100:3"}, CloudError, ("3 x A100", "--offers")),
         (FACTS, {"gpus": "K80:8"}, CloudError, ("8 x K80", "2025-03-30")),

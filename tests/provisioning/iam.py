@@ -124,6 +124,8 @@ def _holds(operator: str, expected: list[str], key: str, context: Mapping[str, A
             return all(text in values for text in have or ())
         case "ForAnyValue:StringEquals":
             return any(text in values for text in have or ())
+        case "StringEqualsIgnoreCaseIfExists":
+            return have is None or have.lower() in {text.lower() for text in values}
         case "StringEquals" | "Bool":
             return have in values
         case "StringLike" | "ArnLike":
@@ -159,7 +161,8 @@ def _needs(request: Request, backend: Any) -> Iterator[tuple[str, str, dict[str,
     else:
         tags = {form[f"{name}Key"]: form.get(f"{name}Value", "") for name in _numbered(form, "Tag")}
         for kind, key in _targets(form):
-            yield action, _arn(kind, key), _requested(tags) | _tagged(kind, key, backend)
+            changed = {"ec2:Attribute": form["Attribute"]} if "Attribute" in form else {}
+            yield action, _arn(kind, key), _requested(tags) | _tagged(kind, key, backend) | changed
     for kind, tags in made.items():
         yield "ec2:CreateTags", _arn(kind, "new"), {**_requested(tags), "ec2:CreateAction": operation}
 
