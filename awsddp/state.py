@@ -269,6 +269,15 @@ class Folder:
         if self.path.exists():
             raise ConfigError(f"cannot remove {self.path}", "", "remove it: it holds the key of what is gone")
 
+    def holder(self) -> str | None:
+        """Return which command of this machine holds the cluster, in words; None where none does."""
+        with contextlib.suppress(OSError), (self.root / "locks" / self.name).open("rb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _holder(stream)
+        return None
+
     @contextlib.contextmanager
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[float]:
         """Hold the cluster against a second client on this machine; the kernel ends the lock with us.

@@ -120,10 +120,13 @@ class ClusterHandle:
 
     @classmethod
     @contextlib.contextmanager
-    def ready(cls, ctx: Context) -> "Iterator[ClusterHandle]":
-        """Find the cluster, all nodes prepared and running. Raises NotFoundError, NodeError, CloudError."""
-        with _preconnected(ctx) as preconnect, cls.find(ctx) as cluster:
-            cluster.preconnect, cluster.nodes = preconnect, cluster.ready_nodes()
+    def ready(cls, ctx: Context, *, node: int | None = None) -> "Iterator[ClusterHandle]":
+        """Find the cluster, all nodes (or `node`) prepared and running.
+
+        Raises NotFoundError, NodeError, CloudError.
+        """
+        with naming_holder(ctx), _preconnected(ctx) as preconnect, cls.find(ctx) as cluster:
+            cluster.preconnect, cluster.nodes = preconnect, cluster.ready_nodes(node)
             yield cluster
 
     @classmethod
@@ -133,13 +136,12 @@ class ClusterHandle:
 
         Raises NotFoundError, CloudError, NoNodes where there are none.
         """
-        with _preconnected(ctx) as preconnect, cls.find(ctx) as cluster:
+        with naming_holder(ctx), _preconnected(ctx) as preconnect, cls.find(ctx) as cluster:
             living = cluster.login_nodes()
-            prepared = {one.instance_id for one in cluster.record.prepared}
             cluster.preconnect = preconnect
-            cluster.use([node for node in reachable(living) if node.instance_id in prepared], of=living)
+            cluster.use([node for node in reachable(living) if cluster.is_prepared(node)], of=living)
             if not cluster.nodes:
-                raise _no_nodes(ctx.spec.name, living)
+                raise cluster.no_nodes(living)
             yield cluster
 
     @property
@@ -175,6 +177,15 @@ class ClusterHandle:
     def unfetched(self) -> set[str]:
         """The jobs whose results are not fetched, by the tags of the nodes."""
         return {job for node in (*self.nodes, *self.excluded) for job in node.unfetched}
+
+    def is_prepared(self, node: Node) -> bool:
+        """Return whether `up` has made this instance ready, so that its host key is known."""
+        return any(one.instance_id == node.instance_id for one in self.record.prepared)
+
+    def state_of(self, node: Node) -> str:
+        """Return what a node is, in words: EC2's state, or "being prepared" on its way to ready."""
+        starts = node.state in ("pending", "running") and not self.is_prepared(node)
+        return f"{node_name(node.node)} is {'being prepared' if starts else node.state}"
 
     def prepared(self, node: int) -> Prepared:
         """Return what was found on a node."""
@@ -251,20 +262,33 @@ class ClusterHandle:
             )
         return cluster.live
 
-    def ready_nodes(self) -> tuple[Node, ...]:
-        """Return the nodes, all prepared and running. Raises NotFoundError or NodeError, CloudError."""
+    def ready_nodes(self, number: int | None = None) -> tuple[Node, ...]:
+        """Return the nodes, all (or the one of this number) prepared and running.
+
+        Raises NotFoundError or NodeError, CloudError.
+        """
         name, nodes = self.ctx.spec.name, self.login_nodes()
-        prepared = {one.instance_id for one in self.record.prepared}
-        running = {node.instance_id for node in nodes if node.state == "running"}
-        if not running and all(node.state in ("stopped", "stopping") for node in nodes):
+        if all(node.state in ("stopped", "stopping") for node in nodes):
             raise NodeError(f"cluster {name} is stopped", "", "awsddp up   # start it")
-        if not prepared or prepared != running:
-            raise NodeError(
-                f"cluster {name} is not ready",
-                f"{len(running)} of its {len(nodes)} nodes run, {len(prepared)} were prepared",
-                "awsddp up   # finish it",
-            )
+        chosen, living = choose_nodes(nodes, number), {node.instance_id for node in nodes}
+        why = [
+            self.state_of(node) for node in chosen if node.state != "running" or not self.is_prepared(node)
+        ]
+        if number is None:
+            lost = (one for one in self.record.prepared if one.instance_id not in living)
+            why += [f"{node_name(one.node)} ({one.instance_id}) is gone" for one in lost]
+        if why:
+            raise NodeError(f"cluster {name} is not ready", ", ".join(why), "awsddp up   # finish it")
         return nodes
+
+    def no_nodes(self, nodes: Sequence[Node]) -> NoNodes:
+        """Return the error that none of these nodes can be reached now."""
+        why = ", ".join(map(self.state_of, nodes))
+        name, advice = self.ctx.spec.name, "awsddp up   # start or finish it"
+        error = NoNodes(f"no node of cluster {name} can be reached", why, advice)
+        if all(node.state in ("stopping", "stopped") for node in nodes):
+            error.stopped = tuple(unfetched_jobs(nodes))
+        return error
 
     def end(self, cluster: Cluster) -> "Teardown":
         """End everything of a listed cluster. Raises CloudError."""
@@ -351,7 +375,7 @@ class ClusterHandle:
             if one.instance_id not in living:
                 self.ctx.say(f"{node_name(one.node)} ({one.instance_id}) is gone")
         for node in self.excluded:
-            self.ctx.say(f"{node_name(node.node)} ({node.instance_id}) is {node.state}, and was skipped")
+            self.ctx.say(f"{self.state_of(node)}, and was skipped ({node.instance_id})")
         for number, failure in sorted(self.fleet.failures.items()):
             self.ctx.say(f"{node_name(number)} was skipped: {failure.message}")
 
@@ -441,7 +465,7 @@ class ClusterHandle:
             elif node.state != "running":
                 reasons[one.node] = f"{who} is {node.state}; it holds its part of job {job.job}"
             else:
-                failure = self.fleet.failures.get(node.node) or "it is not prepared"
+                failure = self.fleet.failures.get(node.node) or "it is being prepared"
                 reasons[one.node] = f"{who} holds its part of job {job.job}: {failure}"
         return reasons
 
@@ -577,12 +601,16 @@ def reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.state == "running" and node.address and node.node >= 0)
 
 
-def _no_nodes(name: str, nodes: Sequence[Node]) -> NoNodes:
-    states = ", ".join(f"{node_name(node.node)} is {node.state}" for node in nodes)
-    error = NoNodes(f"no node of cluster {name} can be reached", states, "awsddp up   # start or finish it")
-    if all(node.state in ("stopping", "stopped") for node in nodes):
-        error.stopped = tuple(unfetched_jobs(nodes))
-    return error
+@contextlib.contextmanager
+def naming_holder(ctx: Context) -> Iterator[None]:
+    """Name the command that changes the cluster now, if one does, as a cause of what fails meanwhile."""
+    try:
+        yield
+    except (NodeError, NotFoundError) as error:
+        holder = ctx.folder.holder()
+        if holder is not None:
+            error.why = "\n".join(filter(None, (error.why, f"{holder} is changing the cluster")))
+        raise
 
 
 def _endpoints(

@@ -44,7 +44,7 @@ def exec(
         said.setdefault((number, error), bytearray()).extend(data)
         on_output(number, data, error)
 
-    with ClusterHandle.ready(ctx) as cluster:
+    with ClusterHandle.ready(ctx, node=node) as cluster:
         nodes = choose_nodes(cluster.nodes, node)
         with cluster.connect(nodes) as fleet:
             lines = _lines(cluster, {one.node for one in nodes}, argv)

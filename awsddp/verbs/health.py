@@ -111,6 +111,9 @@ def _unreached(cluster: ClusterHandle) -> list[Check]:
             hint=health.replacement(nodes[number]),
         )
         for number, failure in sorted(cluster.fleet.failures.items())
+    ] + [
+        Check(name="login", node=one.node, ok=None, value=cluster.state_of(one).partition(" is ")[2])
+        for one in cluster.excluded
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from awsddp.errors import NodeError
 from awsddp.report import node_name
 from awsddp.state import Record
-from awsddp.verbs.cluster import ClusterHandle, choose_nodes
+from awsddp.verbs.cluster import ClusterHandle, choose_nodes, naming_holder
 from awsddp.verbs.context import Context
 
 
@@ -22,15 +22,23 @@ def ssh(
     """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
 
     `forwards` are ssh's port options ("-L", "6006:localhost:6006"). With `tty` a command gets a terminal.
-    The node need not be prepared, nor the others reachable. Raises NotFoundError, and NodeError for a node
-    that does not run.
+    The node need not be ready, nor the others reachable. Raises NotFoundError, and NodeError for a node that
+    does not run, or whose host key is not known yet.
     """
-    with ClusterHandle.find(ctx) as cluster:
+    from awsddp.nodes import hostkeys
+
+    with naming_holder(ctx), ClusterHandle.find(ctx) as cluster:
         nodes = cluster.login_nodes()
         (chosen,) = choose_nodes(nodes, node)
         if chosen.state != "running" or chosen.address is None:
             raise NodeError(
                 f"{node_name(node)} is not running", f"it is {chosen.state}", "awsddp up   # start it"
+            )
+        if chosen.instance_id not in hostkeys.read(ctx.folder.known_hosts):
+            raise NodeError(
+                f"{node_name(node)} is being prepared",
+                "its host key is not known yet",
+                "awsddp up   # finish it",
             )
         cluster.publish()
         words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]

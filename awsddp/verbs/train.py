@@ -11,7 +11,7 @@ from awsddp.jobs.launchers import launcher
 from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered, shown
 from awsddp.spec import gpus_of, with_secrets
 from awsddp.verbs import sync
-from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.cluster import ClusterHandle, naming_holder
 from awsddp.verbs.context import Context
 from awsddp.verbs.environment import check_environment
 from awsddp.verbs.logs import merger_of
@@ -54,7 +54,7 @@ def preview(ctx: Context) -> dict[str, Any]:
     """
     check(ctx)
     checkpoint = checkpoint_of(ctx)
-    with ClusterHandle.find(ctx) as cluster:
+    with naming_holder(ctx), ClusterHandle.find(ctx) as cluster:
         cluster.nodes = cluster.ready_nodes()
         ranks = _layout(cluster)
         _check_words(ctx, ranks[0])

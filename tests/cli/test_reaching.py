@@ -57,11 +57,29 @@ def test_a_port_of_a_node_is_a_port_here(cluster: Lab) -> None:
         os.close(master)
 
 
+# What a user may have set for all hosts; the first value that ssh reads counts.
+OWN = """\
+Host *
+    ProxyJump bastion.invalid
+    ProxyUseFdpass yes
+    RemoteCommand tmux attach
+    RequestTTY force
+    ControlMaster auto
+    ControlPath /nonexistent/%C
+    PermitLocalCommand yes
+    LocalCommand echo connected
+    PubkeyAuthentication no
+    PubkeyAcceptedAlgorithms rsa-sha2-512
+    HostKeyAlgorithms rsa-sha2-512
+    AddressFamily inet6
+"""
+
+
 def test_the_users_own_programs_reach_the_nodes_by_the_common_ssh_config(
     cluster: Lab, tmp_path: Path
 ) -> None:
     config = tmp_path / "config"
-    config.write_text(f"Include {cluster.home}/ssh_config\nHost elsewhere\n    User somebody\n")
+    config.write_text(f"Include {cluster.home}/ssh_config\nHost elsewhere\n    User somebody\n{OWN}")
     (tmp_path / "train.py").write_text("print('here')\n")
     commands = [*examples("ssh"), *examples("scp"), *examples("rsync")]
     assert len(commands) == 3
@@ -70,9 +88,10 @@ def test_the_users_own_programs_reach_the_nodes_by_the_common_ssh_config(
         shown = subprocess.run(
             [program, *own, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
         )
-        assert shown.returncode == 0, shown.stderr
+        assert (shown.returncode, "connected" in shown.stdout) == (0, False), shown.stderr
     asked = ["ssh", "-F", str(config), "-G"]
     for name, user in (("default-node1", "ubuntu"), ("elsewhere", "somebody")):
         shown = subprocess.run([*asked, name], capture_output=True, text=True, check=True)
         assert f"user {user}\n" in shown.stdout
         assert ("identitiesonly yes\n" in shown.stdout) == (name == "default-node1")
+        assert ("proxyjump bastion.invalid\n" in shown.stdout) == (name == "elsewhere")
