@@ -30,13 +30,17 @@ from awsddp.verbs.jobs import known_jobs
 from awsddp.verbs.logs import logs
 from awsddp.verbs.plan import plan
 from awsddp.verbs.results import ended_at_home, job_at_home, metrics, results_dir
-from awsddp.verbs.run import down_or_stop, with_idle
+from awsddp.verbs.run import down_or_stop, with_gpus, with_idle
 from awsddp.verbs.status import status
 from awsddp.verbs.stop import stop
 from awsddp.verbs.train import train
 from awsddp.verbs.up import up
 
-_KEYS = {one.name: f"{name}.{one.name}" for name, section in spec.SECTIONS.items() for one in fields(section)}
+_KEYS = {
+    f"local_{one.name}" if name == "local" else one.name: f"{name}.{one.name}"
+    for name, section in spec.SECTIONS.items()
+    for one in fields(section)
+}
 
 
 class JobFailed(JobError):
@@ -132,9 +136,7 @@ class Cluster:
         hour, all nodes together) among the keys or in awsddp.toml. Raises UsageError without it, and what
         `awsddp up` raises.
         """
-        context = self._context(keys) if agreed is None else agreed.context
-        limit = context.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
-        return up(context, confirm=_consent(context, limit, agreed))
+        return _up(self._context(keys) if agreed is None else agreed.context, agreed)
 
     def status(self) -> dict[str, Any]:
         """Return the `status` document. Raises CloudError."""
@@ -308,11 +310,9 @@ def run(
         raise ConfigError(
             f"cluster {name} already exists", f"it is {state}", "use another name, or Cluster()"
         )
-    context = with_idle(cluster._context() if agreed is None else agreed.context)
+    context = with_idle(with_gpus(cluster._context()) if agreed is None else agreed.context)
     try:
-        cluster.up(
-            Plan(agreed.launch, context) if agreed is not None else None, idle=context.spec.cluster.idle
-        )
+        _up(context, agreed)
         yield cluster
     except BaseException as error:
         if not isinstance(error, ConfigError | UsageError) or context.folder.read() is not None:
@@ -333,6 +333,11 @@ def _end(cluster: Cluster, error: BaseException | None) -> None:
 
 class _Left(Exception):
     """Nobody reads the lines any more."""
+
+
+def _up(context: Context, agreed: Plan | None) -> dict[str, Any]:
+    limit = context.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
+    return up(context, confirm=_consent(context, limit, agreed))
 
 
 def _consent(

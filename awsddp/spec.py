@@ -7,6 +7,7 @@ is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named 
 
 import dataclasses
 import json
+import math
 import os
 import re
 import tomllib
@@ -51,9 +52,8 @@ class ClusterSection:
     """[cluster]: the instances. `expires` is a duration such as "24h", counted from the launch; nodes unused
     for `idle` ("off": never) shut down earlier. `up` replaces the instances whose ids `replace` lists.
 
-    `gpus` are the GPUs per node, such as "A100:8"; with `rehearse_gpu` CUDA calls run on the CPU. A plan
-    that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
-    both are for all nodes together.
+    `gpus` are the GPUs per node, such as "A100:8". A plan that costs more than `max_price_usd` per hour is
+    refused, the nodes end when they have cost `budget_usd`; both are for all nodes together.
     """
 
     region: str | None = None
@@ -64,7 +64,6 @@ class ClusterSection:
     image: str | None = None
     disk_gb: int | None = None
     spot: bool = False
-    rehearse_gpu: bool = False
     expires: str = "24h"
     idle: str = "60m"
     max_price_usd: float | None = None
@@ -125,6 +124,15 @@ class CapacitySection:
     efa: bool = False
     retry_until_up: bool = False
     experimental: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSection:
+    """[local]: the local cloud; without effect on AWS. `gpus` "on" rehearses the GPUs of the instance type on
+    the CPU, with a rank for each; "off" leaves them out: jobs run gloo on the CPU.
+    """
+
+    gpus: Literal["on", "off"] = "on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +252,7 @@ class JobSection:
 class ClusterSpec:
     """The requested cluster. `tags` are the user's own, put on every resource.
 
+    `gpus_needed` is how many GPUs a node needs for the ranks of the job; None where it says nothing of them.
     `explicit` are the keys that have a value from anywhere, such as "cluster.nodes"; `from_cli` those that
     the command line set. `sources` says where the value of a key that is not a default comes from: a file,
     a variable, "option", or "cluster" where it holds since the launch.
@@ -254,6 +263,8 @@ class ClusterSpec:
     network: NetworkSection = NetworkSection()
     access: AccessSection = AccessSection()
     capacity: CapacitySection = CapacitySection()
+    local: LocalSection = LocalSection()
+    gpus_needed: int | None = None
     tags: dict[str, str] = field(default_factory=dict)
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     from_cli: frozenset[str] = field(default=frozenset(), compare=False)
@@ -278,11 +289,12 @@ SECTIONS: dict[str, type] = {
     "network": NetworkSection,
     "access": AccessSection,
     "capacity": CapacitySection,
+    "local": LocalSection,
     "env": EnvSection,
     "sync": SyncSection,
     "job": JobSection,
 }
-_OF_CLUSTER = ("cluster", "network", "access", "capacity")
+_OF_CLUSTER = ("cluster", "network", "access", "capacity", "local")
 
 
 def load(
@@ -329,6 +341,7 @@ def load(
         ClusterSpec(
             name=name,
             **{section: sections[section] for section in _OF_CLUSTER},
+            gpus_needed=_gpus_needed(sections["cluster"].nodes, sections["job"]),
             tags=tags,
             explicit=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
             from_cli=frozenset(overrides or ()),
@@ -342,6 +355,16 @@ def load(
             sources=sources,
         ),
     )
+
+
+def _gpus_needed(nodes: int, job: JobSection) -> int | None:
+    """Return how many GPUs the ranks of one node drive; None where their number is not requested."""
+    used = len(gpus_of(job.on)) if job.on is not None else min(nodes, job.max_nodes or nodes)
+    if job.nproc_per_node is not None:
+        return job.nproc_per_node * job.gpus_per_process
+    if job.world_size is not None:
+        return math.ceil(job.world_size / used) * job.gpus_per_process
+    return None
 
 
 def remembered(spec: ClusterSpec) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def main() -> None:
     with rehearsal() as lab:
         modules = "time" if asked.imports is None else f"time, {asked.imports}"
         (lab.project / "first.py").write_text(SCRIPT.format(modules=modules))
-        lab.run("up", "--local", "--nodes", str(NODES), "-y", "-q")
+        lab.run("up", "--local", "--nodes", str(NODES), "-o", "local.gpus=off", "-y", "-q")
         lab.run("sync", "-q")
 
         def train(launcher: str) -> Callable[[], list["subprocess.Popen[str]"]]:

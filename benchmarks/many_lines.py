@@ -65,7 +65,7 @@ def main() -> int:
 def measure(lab: Rehearsal, asked: argparse.Namespace) -> bool:
     """Print the figures, and return whether the bytes were equal in each round."""
     (lab.project / "lines.py").write_text(SCRIPT)
-    lab.run("up", "--local", "--nodes", str(asked.nodes), "-o", "cluster.max_price_usd=10000", "-y", "-q")
+    lab.run("up", "--local", "--nodes", str(asked.nodes), "-o", "local.gpus=off", "-y", "-q")
     lab.run(
         "train", "lines.py", "--name", JOB, "--world-size", str(asked.ranks), "-q", "--", str(asked.lines)
     )

@@ -343,6 +343,15 @@ def conda(place, asked, env):
     return python
 
 
+def rehearse(place, asked):
+    """In the local cloud: rehearse the GPUs in an environment of its own as the image's torch does."""
+    for folder in ask(asked["image"], PLATFORM)["site"] if asked["image"] else ():
+        hook = Path(folder, "rehearse_gpu.pth")
+        for packages in place.glob("lib/python3*/site-packages") if hook.exists() else ():
+            shutil.copytree(hook.with_suffix(""), packages / "rehearse_gpu", dirs_exist_ok=True)
+            shutil.copy(hook, packages)
+
+
 def setup(asked, python, env):
     """Run the commands that were not run yet, in their order, in the synced folder."""
     done = PLACE / ("setup-" + asked["setup_stamp"])
@@ -378,6 +387,8 @@ def build(asked):
         kept = read(ready)
         make = {"image": overlay, "venv": venv, "conda": conda}[asked["kind"]]
         python = kept["python"] if kept else make(place, asked, env)
+        if not kept and asked["kind"] != "image":
+            rehearse(place, asked)
     setup(asked, python, env)
     if not kept:
         kept = {"python": str(python), "facts": ask(python, FACTS)}

@@ -45,7 +45,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     AWS cannot be read, ConfigError where something that `spec` names does not exist.
     """
     # The longest chain first, and who is asking: that fails fast, and then nothing else is waited for.
-    image = soon(find_image, aws, spec.cluster.image, rehearsed=spec.cluster.rehearse_gpu)
+    image = soon(find_image, aws, spec.cluster.image)
     caller = soon(aws.identity)
     places = soon(subnets, aws, spec.network.subnet)
     callers = soon(_callers, spec, caller_address)
@@ -87,7 +87,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         target=target,
         owner=owner,
         offers=offers.result(),
-        image=image.result(),
+        image=image.result().as_requested(rehearse=spec.local.gpus == "on"),
         subnets=places.result(),
         quotas={code: future.result() for code, future in quotas.items()},
         callers=callers.result(),

@@ -14,15 +14,14 @@ _GONE = frozenset(
 )
 
 
-def find_image(aws: Aws, asked: str | None, *, rehearsed: bool = False) -> Image:
+def find_image(aws: Aws, asked: str | None) -> Image:
     """Return the image to launch.
 
     `asked` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` stands for
-    anything; None means the newest Deep Learning AMI with PyTorch. With `rehearsed` only one whose GPUs are
-    (the tag `awsddp:gpus`) will do. Raises ConfigError where there is none.
+    anything; None means the newest Deep Learning AMI with PyTorch. Raises ConfigError where there is none.
     """
     if asked is None:
-        found = _by_name(aws, "*", rehearsed=True) if rehearsed else _default(aws)
+        found = _default(aws)
         place, tried = "the region's newest Deep Learning AMI", compat.DLAMI_NAMES
     else:
         place, tried = "cluster.image", asked
@@ -32,13 +31,7 @@ def find_image(aws: Aws, asked: str | None, *, rehearsed: bool = False) -> Image
         elif parameter.startswith("/"):
             found = _by_parameter(aws, (parameter,))
         else:
-            found = _by_name(aws, asked, rehearsed=rehearsed)
-    if rehearsed and (found is None or not found.rehearses):
-        raise ConfigError(
-            f"cluster.rehearse_gpu: no image {asked or ''} in {aws.region} rehearses GPUs".replace("  ", " "),
-            "none is tagged awsddp:gpus=rehearsed: that is for the local cloud, AWS has real GPUs",
-            "awsddp up --local --rehearse-gpu   # rehearse here\nawsddp up   # without --rehearse-gpu",
-        )
+            found = _by_name(aws, asked)
     if found is None:
         raise ConfigError(
             f"{place}: no image {tried!r} in {aws.region}",
@@ -76,16 +69,14 @@ def _by_id(aws: Aws, image_id: str) -> Image | None:
     return _newest([_image(image) for image in found if image.get("State") == "available"])
 
 
-def _by_name(aws: Aws, pattern: str, *, rehearsed: bool = False) -> Image | None:
+def _by_name(aws: Aws, pattern: str) -> Image | None:
     """Return the newest image of this name; only where there is none, a deprecated one."""
     filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
-    if rehearsed:
-        filters.append({"Name": "tag:awsddp:gpus", "Values": ["rehearsed"]})
     asked = {"Owners": ["amazon", "self"], "Filters": filters}
     found = aws.pages("DescribeImages", asked, "Images") or aws.pages(
         "DescribeImages", {**asked, "IncludeDeprecated": True}, "Images"
     )
-    return _newest([image for image in map(_image, found) if image.rehearses == rehearsed])
+    return _newest(list(map(_image, found)))
 
 
 def _newest(images: list[Image]) -> Image | None:

@@ -67,7 +67,7 @@ def _node_line(facts: dict[str, Any]) -> str:
     elif facts["rehearsed"]:
         gpus += " (rehearsed: CUDA on the CPU, nccl as gloo)"
     elif facts["pretended"]:
-        gpus += " (simulated: gloo on CPU)"
+        gpus += " (off: gloo on the CPU)"
     network = f", {facts['network_gbit']} Gbit/s" if facts["network_gbit"] else ""
     return f"{gpus}, {facts['vcpus']} vCPUs, {facts['memory_gb']:g} GiB{network}, {facts['disk_gb']} GB disk"
 

@@ -45,7 +45,7 @@ PLAN_OPTIONS = {
         "--instance-type",
         shell_complete=instance_types,
         metavar="TYPE",
-        help="EC2 instance type.  [default: the cheapest with 8 GPUs]",
+        help="EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]",
     ),
     "cluster.gpus": click.option("--gpus", metavar="GPU:N", help="GPUs per node: A100:8, A100-80GB:8, L4."),
     "cluster.image": click.option(
@@ -58,12 +58,6 @@ PLAN_OPTIONS = {
     ),
     "cluster.spot": click.option(
         "--spot", is_flag=True, default=None, help="Spot instances: cheaper, but AWS may reclaim them."
-    ),
-    "cluster.rehearse_gpu": click.option(
-        "--rehearse-gpu",
-        is_flag=True,
-        default=None,
-        help="With --local: run CUDA calls on the CPU and nccl as gloo.",
     ),
     "capacity.zones": click.option(
         "--zone", "zones", multiple=True, metavar="ZONE", help="Try these zones, in order (repeatable)."

@@ -63,13 +63,18 @@ def make(place: Place, instance_id: str) -> list[Path]:
 
 def _room_bytes(place: Place) -> int:
     """What this local cloud may have: most of what is free on the machine, and what it has already."""
-    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    room = int(int(found[1]) * 1024 * MEMORY_SHARE) if found else 0
+    room = spare_bytes()
     for tree in hierarchies():
         with suppress(OSError):
             told = (tree / place.cgroup / "memory.stat").read_text()
             room += sum(int(own) for own in re.findall(r"^(?:anon|total_rss) (\d+)$", told, re.MULTILINE))
     return room
+
+
+def spare_bytes() -> int:
+    """Most of the memory that is free on this machine."""
+    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(int(found[1]) * 1024 * MEMORY_SHARE) if found else 0
 
 
 def _folders(place: Place, name: str) -> list[Path]:

@@ -1,16 +1,15 @@
 """The images that the local cloud offers: Deep Learning AMIs, by their public names and SSM parameters.
 
 Names and parameters as https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html has them. All
-are tagged `awsddp:gpus=pretended`, which is how a client knows that no CUDA device will be found, or
-`rehearsed`, where the CPU answers in its place (rehearsal.py), and `awsddp:internet=none`; where nothing
-boots also `awsddp:hosts=none`, without root `awsddp:ssh-user` (daemon.py).
+are tagged `awsddp:gpus=rehearsed`, which is how a client knows that the CPU answers in the place of CUDA
+devices (rehearsal.py; not on an instance tagged `awsddp:gpus=pretended`), and `awsddp:internet=none`; where
+nothing boots also `awsddp:hosts=none`, without root `awsddp:ssh-user` (daemon.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 OWNER = "898082745236"
 ROOT_DEVICE = "/dev/sda1"
@@ -20,16 +19,12 @@ FAMILIES = "G4dn, G5, G6, Gr6, G6e, P4, P4de, P5, P5e, P5en, P6-B200"
 
 @dataclass(frozen=True)
 class Image:
-    """One image; `parameter` is the part of its SSM name after the architecture, "" if it has none.
-
-    `gpus` tells what its GPUs are.
-    """
+    """One image; `parameter` is the part of its SSM name after the architecture, "" if it has none."""
 
     name: str
     created: str
     parameter: str = ""
     architecture: str = "x86_64"
-    gpus: Literal["pretended", "rehearsed"] = "pretended"
 
     @property
     def has_torch(self) -> bool:
@@ -55,10 +50,8 @@ def _pytorch(version: str, ubuntu: str, day: str, *, newest: bool = True, arm: b
     )
 
 
-_NEWEST = _pytorch("2.12", "24.04", "20260822")
 IMAGES = (
-    _NEWEST,
-    replace(_NEWEST, name=f"Rehearsed GPUs - {_NEWEST.name}", parameter="", gpus="rehearsed"),
+    _pytorch("2.12", "24.04", "20260822"),
     _pytorch("2.12", "24.04", "20260705", newest=False),
     _pytorch("2.11", "24.04", "20260517"),
     _pytorch("2.10", "24.04", "20260301"),

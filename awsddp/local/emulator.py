@@ -390,7 +390,7 @@ def _load_images(self: Any, tags: dict[str, str]) -> None:
             self,
             image.id(self.region_name),
             name=image.name,
-            description=f"Supported EC2 instances: {dlami.FAMILIES}. Local: its GPUs are {image.gpus}.",
+            description=f"Supported EC2 instances: {dlami.FAMILIES}. Local: its GPUs are rehearsed.",
             owner_id=dlami.OWNER,
             owner_alias="amazon",
             public=True,
@@ -401,7 +401,7 @@ def _load_images(self: Any, tags: dict[str, str]) -> None:
             hypervisor="xen",
             root_device_type="ebs",
             root_device_name=dlami.ROOT_DEVICE,
-            tags={"awsddp:gpus": image.gpus, "awsddp:internet": "none", **tags},
+            tags={"awsddp:gpus": "rehearsed", "awsddp:internet": "none", **tags},
         )
         ami.ebs_snapshot.volume.size = dlami.ROOT_GIB
         ami.ena_support = True

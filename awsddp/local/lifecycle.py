@@ -280,13 +280,13 @@ def _spec(instance: Any, prefix: int) -> HostSpec:
         public_keys=(pair.material_public.decode().strip(),) if pair else (),
         has_torch=image is None or "PyTorch" in image.name,
         disk_gib=max(dlami.ROOT_GIB, _root_gib(instance)),
-        rehearsal=instance.instance_type if _rehearses(image) else None,
+        rehearsal=instance.instance_type if _rehearses(instance) else None,
     )
 
 
-def _rehearses(image: Any) -> bool:
-    tags = image.get_tags() if image is not None else []
-    return any((tag["key"], tag["value"]) == ("awsddp:gpus", "rehearsed") for tag in tags)
+def _rehearses(instance: Any) -> bool:
+    tags = [(tag["key"], tag["value"]) for tag in instance.get_tags()]
+    return ("awsddp:gpus", "pretended") not in tags
 
 
 def _root_gib(instance: Any) -> int:

@@ -324,7 +324,7 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
             f"a rank for each, {kind.gpus * plan.nodes} in total, unless --world-size is smaller"
         )
     elif image.pretends:
-        warnings.append(f"GPUs are simulated ({kind.gpus} x {kind.gpu} per node); jobs run gloo on the CPU")
+        warnings.append(f"GPUs are off ({kind.gpus} x {kind.gpu} per node): jobs run gloo on the CPU")
     elif compat.unlisted(kind, image.name):
         warnings.append(f"the release notes of {image.name} do not list {kind.family}")
     if image.deprecated:

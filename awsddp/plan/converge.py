@@ -26,9 +26,9 @@ LEAST_TERM_S = 300.0
 class Standing:
     """What exists: the cluster by its tags, and what was last requested from this machine.
 
-    `image` is the image as requested. `spent_usd` is what it has cost, `price_usd_per_hour` what all
-    `nodes` cost (None: not known). `impaired` holds the instances that fail AWS's own checks,
-    `others` the clusters of the same name and owner, which another machine made.
+    `image` is the image as requested, `gpus` the `local.gpus` of the nodes. `spent_usd` is what it has cost,
+    `price_usd_per_hour` what all `nodes` cost (None: not known). `impaired` holds the instances that fail
+    AWS's own checks, `others` the clusters of the same name and owner, which another machine made.
     """
 
     cluster: Cluster
@@ -36,6 +36,7 @@ class Standing:
     instance_type: str
     expires: datetime
     image: str | None = None
+    gpus: str = "on"
     spent_usd: float | None = 0.0
     price_usd_per_hour: float | None = None
     impaired: frozenset[str] = frozenset()
@@ -163,6 +164,8 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
     asked_image = spec.cluster.image
     if asked_image not in (None, standing.image) and node.image_id != image_id:
         return f"its image is {node.image_id}, {image_id} is requested: it is rebuilt"
+    if spec.local.gpus != standing.gpus:
+        return f"local.gpus is {standing.gpus}, {spec.local.gpus} is requested: it is rebuilt"
     return ""
 
 

@@ -1,7 +1,7 @@
 """The records of a plan: the facts read from AWS, the requests, the steps."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -55,6 +55,12 @@ class Image:
     def rehearses(self) -> bool:
         """Whether its torch answers CUDA calls with the CPU and nccl with gloo."""
         return self.tags.get("awsddp:gpus") == "rehearsed"
+
+    def as_requested(self, *, rehearse: bool) -> "Image":
+        """Return the image as it is used: where it rehearses GPUs, its instances may do without."""
+        if rehearse or not self.rehearses:
+            return self
+        return replace(self, tags={**self.tags, "awsddp:gpus": "pretended"})
 
     @property
     def has_internet(self) -> bool:
@@ -296,6 +302,11 @@ class LaunchPlan:
     def rehearsed(self) -> bool:
         """Whether CUDA calls run on the CPU."""
         return self.image.rehearses
+
+    @property
+    def job_gpus(self) -> int:
+        """How many GPUs the ranks of a node find; 0 where they are only simulated."""
+        return 0 if self.pretended and not self.rehearsed else self.gpus_per_node
 
     @property
     def zones(self) -> tuple[str, ...]:

@@ -128,6 +128,7 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Ma
         **named,
         "awsddp:nodes": write_numbers(plan.numbers),
         "awsddp:expires": {"$now": plan.expires_s},
+        **({"awsddp:gpus": "pretended"} if plan.pretended and not plan.rehearsed else {}),
     }
     kinds = ["volume", "network-interface", *(["spot-instances-request"] if plan.market == "spot" else [])]
     return Request(

@@ -14,6 +14,8 @@ from awsddp.plan.records import Choice, Facts, Zone
 from awsddp.spec import ClusterSpec
 
 DEFAULT_GPUS = 8
+_LEAST_CAPABILITY = (8, 0)
+"""No type is chosen whose GPUs have less, unless it is named: they know no bfloat16."""
 _GPUS = re.compile(r"([A-Za-z][A-Za-z0-9 -]*?)(?:-(\d+)GB)?(?::(\d+))?")
 
 
@@ -178,31 +180,37 @@ def _instead(kinds: Iterable[GpuType]) -> str:
 
 def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market) -> tuple[GpuType, str]:
     """Return the cheapest type that is offered here, fits the image and the quota, and why it is it."""
-    what = (
-        f"{gpus.count or 'any number of'} x {gpus.name}"
-        if gpus is not None
-        else f"{DEFAULT_GPUS} GPUs per node"
-    )
-    offered = [
+    needed = spec.gpus_needed or (DEFAULT_GPUS if gpus is None else 1)
+    what = f"{needed} GPU{'s' * (needed != 1)} per node"
+    if gpus is not None:
+        what = f"{gpus.count or (needed if needed > 1 else 'any number of')} x {gpus.name}"
+    fitting = [
         kind
         for kind in _known(name for name, zones in facts.offers.items() if zones)
-        if (gpus.of(kind) if gpus is not None else kind.gpus == DEFAULT_GPUS)
+        if (gpus.of(kind) if gpus is not None else _modern(kind))
         and not kind.bare_metal
         and _rank(kind, facts, market) is not None
         and not compat.misfit(kind, facts.image.name)
         and (gpus is not None or not compat.unlisted(kind, facts.image.name))
     ]
+    offered = [kind for kind in fitting if kind.gpus >= needed]
     if not offered:
+        most = max((kind.gpus for kind in fitting), default=0)
+        more = f"try: --nodes {-(-needed * spec.cluster.nodes // most)}; or " if most else ""
         raise CloudError(
             f"AWS offers no type with {what} in {facts.region}",
             _gone(gpus),
-            "name a type with --instance-type, or another --region; awsddp plan --offers lists them",
+            f"{more}name a type with --instance-type, or another --region; awsddp plan --offers lists them",
         )
     offered.sort(key=lambda kind: (_rank(kind, facts, market) or 0, kind.name))
     for kind in offered:
         if fits(kind, spec.cluster.nodes, facts, market) is not False:
             return kind, f"the cheapest with {what} in {facts.region} that fits the image and the quota"
     raise _over_quota(offered, spec, facts, market)
+
+
+def _modern(kind: GpuType) -> bool:
+    return tuple(map(int, kind.capability.split("."))) >= _LEAST_CAPABILITY
 
 
 def _gone(gpus: Gpus | None) -> str:

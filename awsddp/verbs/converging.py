@@ -39,6 +39,7 @@ def changes(cluster: ClusterHandle, facts: Facts, *, now: datetime) -> Convergen
         instance_type=record.instance_type,
         expires=record.expires,
         image=record.asked.get("cluster.image"),
+        gpus=record.asked.get("local.gpus", "on") if facts.image.pretends else cluster.ctx.spec.local.gpus,
         spent_usd=bill.cost_usd if bill else None,
         price_usd_per_hour=record.price_usd_per_hour,
         impaired=impaired(cluster.aws, own.live),

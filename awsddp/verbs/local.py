@@ -9,10 +9,13 @@ from typing import Any
 
 from awsddp.cluster import Target
 from awsddp.errors import LocalCloudError, NotFoundError, UsageError
-from awsddp.local import control
+from awsddp.local import cgroups, control
 from awsddp.private import make_folder, open_to_append
-from awsddp.report import Event, OnEvent
+from awsddp.report import Event, OnEvent, size_text
 from awsddp.state import Folder
+
+RANK_BYTES = 400_000_000
+"""What a rank takes that has imported torch and trains a small model."""
 
 
 def home(awsddp_home: Path, remembered: str | None = None) -> Path:
@@ -23,6 +26,20 @@ def home(awsddp_home: Path, remembered: str | None = None) -> Path:
     if remembered is not None and control.find(Path(remembered)) is not None:
         return Path(remembered)
     return Path(os.environ.get("AWSDDP_LOCAL") or awsddp_home).absolute()
+
+
+def check_memory(ranks: int, *, nodes: int) -> None:
+    """Raise UsageError where this machine has no memory for so many ranks, on all nodes together."""
+    room = cgroups.spare_bytes()
+    fits = room // RANK_BYTES
+    fits -= fits % nodes if fits > nodes else 0
+    if ranks > fits:
+        raise UsageError(
+            f"{ranks} ranks do not fit into the memory of this machine",
+            f"a rank takes about {size_text(RANK_BYTES)}, and the local cloud may use {size_text(room)}: "
+            f"{cgroups.MEMORY_SHARE:.0%} of what is free",
+            f"try: --world-size {max(fits, 1)}, or fewer --nodes",
+        )
 
 
 @contextlib.contextmanager

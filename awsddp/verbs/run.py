@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from awsddp.errors import AwsddpError, ConfigError, Interrupted, InUse, LetGo, NodeError, UsageError
+from awsddp.plan import LaunchPlan
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.down import down
 from awsddp.verbs.results import check_results_dir, whole_at_home
 from awsddp.verbs.stop import stop
-from awsddp.verbs.train import check, train
+from awsddp.verbs.train import check, check_ranks, train
 from awsddp.verbs.up import up
 
 IDLE = "10m"
@@ -44,13 +45,13 @@ def run(
     """Launch a cluster, run the job, fetch its results and terminate the cluster, also after a failure.
 
     With `detach` return once the ranks run; the nodes shut down when they are idle. Raises what `up` raises
-    before anything was created, and InUse: a cluster on which another job runs stays as it is. A later
-    failure is the result's `error`.
+    before anything was created, UsageError for ranks that do not fit the nodes, and InUse: a cluster on which
+    another job runs stays as it is. A later failure is the result's `error`.
     """
     check(ctx)
     if not detach:
         check_results_dir(ctx)
-    ctx = with_idle(ctx)
+    ctx = with_gpus(with_idle(ctx))
     result = RunResult()
     try:
         _work(ctx, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
@@ -80,12 +81,24 @@ def with_idle(ctx: Context) -> Context:
     return replace(ctx, spec=replace(spec, cluster=cluster, explicit=spec.explicit | {"cluster.idle"}))
 
 
+def with_gpus(ctx: Context) -> Context:
+    """Return the context with a GPU per node for each of its ranks: one rank, unless the user set more."""
+    needed = ctx.spec.gpus_needed or ctx.job.job.gpus_per_process
+    return replace(ctx, spec=replace(ctx.spec, gpus_needed=needed))
+
+
 def _work(
     ctx: Context, result: RunResult, *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool
 ) -> None:
     """Run `up` and `train`; a failure after something was created is the result's error."""
+
+    def fitting(what: LaunchPlan | str) -> None:
+        if isinstance(what, LaunchPlan):
+            check_ranks(ctx, what)
+        confirm(what)
+
     try:
-        result.up = _timed(result, "up", lambda: up(ctx, confirm=confirm))
+        result.up = _timed(result, "up", lambda: up(ctx, confirm=fitting))
         result.train = _timed(result, "train", lambda: train(ctx, on_lines=on_lines, detach=detach))
     except InUse:  # the cluster was there before, and another job runs on it
         raise

@@ -1,24 +1,28 @@
 """train: sync, launch the ranks, stream their logs, fetch the results."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs.launchers import launcher
 from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered, shown
-from awsddp.spec import gpus_of, with_secrets
+from awsddp.spec import JobSection, gpus_of, with_secrets
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle, naming_holder
 from awsddp.verbs.context import Context
 from awsddp.verbs.environment import check_environment
+from awsddp.verbs.local import check_memory
 from awsddp.verbs.logs import merger_of
 from awsddp.verbs.results import check_results_dir, job_result, results_dir
 from awsddp.verbs.resuming import checkpoint_of
 from awsddp.verbs.starting import requests_for, start
 from awsddp.verbs.watching import Watch
+
+if TYPE_CHECKING:
+    from awsddp.plan import LaunchPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WORDS = ("all", "last")
@@ -40,6 +44,8 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
     with ClusterHandle.ready(ctx) as cluster:
         ranks = _layout(cluster)
         _check_words(ctx, ranks[0])
+        if cluster.record.pretended and ctx.job.job.after is None:
+            check_memory(len(ranks), nodes=ranks[0].nnodes)
         with cluster.connect():
             job = start(cluster, ranks, listing, checkpoint)
             if detach:
@@ -125,8 +131,24 @@ def _any_file(folder: Path, pattern: str) -> bool:
 
 def _layout(cluster: ClusterHandle) -> tuple[Rank, ...]:
     requested = cluster.ctx.job.job
-    gpus = _chosen_gpus(cluster)
-    ranks = layout(
+    ranks = ranks_on(requested, {node.node: cluster.prepared(node.node).gpus for node in cluster.nodes})
+    if requested.launcher_name != "torchrun":
+        return ranks
+    return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
+
+
+def check_ranks(ctx: Context, plan: "LaunchPlan") -> None:
+    """Refuse ranks that the nodes of a plan, or of its alternatives, could not carry. Raises UsageError."""
+    for one in (plan, *plan.alternatives):
+        ranks = ranks_on(ctx.job.job, dict.fromkeys(range(one.nodes), one.job_gpus))
+        if one.pretended:
+            check_memory(len(ranks), nodes=ranks[0].nnodes)
+
+
+def ranks_on(requested: JobSection, has: Mapping[int, int]) -> tuple[Rank, ...]:
+    """Return the ranks of a job on nodes with so many GPUs each. Raises UsageError."""
+    gpus = _chosen_gpus(requested.on, has)
+    return layout(
         list(gpus)[: requested.max_nodes],
         gpus=gpus,
         world_size=requested.world_size,
@@ -134,15 +156,10 @@ def _layout(cluster: ClusterHandle) -> tuple[Rank, ...]:
         gpus_per_process=requested.gpus_per_process,
         uneven=requested.uneven,
     )
-    if requested.launcher_name != "torchrun":
-        return ranks
-    return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
 
 
-def _chosen_gpus(cluster: ClusterHandle) -> dict[int, int]:
+def _chosen_gpus(text: str | None, has: Mapping[int, int]) -> Mapping[int, int]:
     """Return how many GPUs the job may use, by node, on the nodes that `job.on` names. Raises UsageError."""
-    has = {node.node: cluster.prepared(node.node).gpus for node in cluster.nodes}
-    text = cluster.ctx.job.job.on
     if text is None:
         return has
     for node, gpus in gpus_of(text).items():

@@ -23,7 +23,7 @@ def cluster(nodes: int, scripts: dict[str, str], *options: str) -> Iterator[Rehe
     with rehearsal() as lab:
         for name, text in scripts.items():
             (lab.project / name).write_text(text)
-        lab.run("up", "--local", "--nodes", str(nodes), "-y", *options)
+        lab.run("up", "--local", "--nodes", str(nodes), "-o", "local.gpus=off", "-y", *options)
         yield lab
 
 

@@ -198,13 +198,3 @@ def test_keys_of_its_own_make_a_missing_profile_harmless(
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     assert Aws(cloud.target).identity().user_id
-
-
-def test_gpus_are_rehearsed_only_where_an_image_says_so(aws: Aws, cloud: Cloud) -> None:
-    with pytest.raises(ConfigError, match="no image in us-east-1 rehearses GPUs"):
-        gather(aws, spec(rehearse_gpu=True), caller_address="10.77.0.1")
-    name = "Rehearsed GPUs - Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822"
-    cloud.add_image(name, tags={"awsddp:gpus": "rehearsed"})
-    assert gather(aws, spec(rehearse_gpu=True), caller_address="10.77.0.1").image.rehearses
-    for asked in (None, "*PyTorch 2.12*"):
-        assert not gather(aws, spec(image=asked), caller_address="10.77.0.1").image.rehearses

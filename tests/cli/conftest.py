@@ -117,9 +117,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A lab whose cluster `default` has two nodes that are ready."""
+    """A lab whose cluster `default` has two nodes that are ready: without GPUs, so that ranks cost least."""
     made = Lab(tmp_path_factory.mktemp("lab"))
-    shown = made.run("up", "--local", "--nodes", "2", "-y")
+    shown = made.run("up", "--local", "--nodes", "2", "-y", "-o", "local.gpus=off")
     try:
         assert shown.returncode == 0, shown.stderr
         yield made

@@ -34,7 +34,10 @@ def test_eight_clients_at_once_have_eight_clean_outcomes(lab: Lab) -> None:
         machine.script("sleeps.py", SLEEPS)
     ec2 = client(lab)
     for _ in range(3):
-        clients = [machine.start("train", "sleeps.py", "--detach", "--json") for machine in machines * 4]
+        clients = [
+            machine.start("train", "sleeps.py", "--nproc-per-node", "1", "--detach", "--json")
+            for machine in machines * 4
+        ]
         ended = [(one.communicate(timeout=170), one.returncode) for one in clients]
         assert sorted(code for _, code in ended) == [0] + [3] * 7, [said for (_, said), _ in ended]
         documents = [json.loads(out) for (out, _), _ in ended]

@@ -36,7 +36,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(params=[(), ("--rehearse-gpu",)], ids=["on the CPU", "with rehearsed GPUs"])
+@pytest.fixture(params=[("-o", "local.gpus=off"), ()], ids=["on the CPU", "with rehearsed GPUs"])
 def project(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
     from PIL import Image
 

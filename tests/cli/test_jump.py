@@ -167,7 +167,7 @@ def test_everything_goes_over_a_jump_host_and_nothing_past_it(bastion: Bastion, 
     )
     assert (plain.returncode, plain.stderr) == (0, "")
 
-    left = lab.run("train", "train.py", "--detach", "--name", "one")
+    left = lab.run("train", "train.py", "--world-size", "4", "--detach", "--name", "one")
     assert left.returncode == 0, left.stderr
     shown = lab.run("logs", "-f", "one")
     assert shown.returncode == 0, shown.stderr
@@ -176,7 +176,7 @@ def test_everything_goes_over_a_jump_host_and_nothing_past_it(bastion: Bastion, 
     fetched = lab.json("fetch", "--job", "one", "--to", str(home))
     assert len(fetched["nodes"]) == 2
     assert {path.read_text() for path in home.rglob("made.txt")} <= {"0", "1", "2", "3"}
-    job = lab.json("train", "train.py", "--name", "two")
+    job = lab.json("train", "train.py", "--world-size", "4", "--name", "two")
     assert (job["state"], len(job["ranks"])) == ("succeeded", 4)
 
     again = lab.json("up", "-y", cwd=elsewhere)

@@ -284,7 +284,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made = Lab(tmp_path_factory.mktemp("lab"))
     made.script("rank.py", RANK)
     try:
-        shown = made.run("up", "--local", "--rehearse-gpu", "--instance-type", "g6.12xlarge", "-y")
+        shown = made.run("up", "--local", "--instance-type", "g6.12xlarge", "-y")
         assert shown.returncode == 0, shown.stderr
         assert "node1: ready: torch" in shown.stderr
         assert ", 4 rehearsed GPUs, " in shown.stderr
@@ -314,15 +314,6 @@ def test_more_ranks_than_gpus_are_refused_as_on_the_true_node(rehearsed: Lab) ->
     shown = rehearsed.run("train", "rank.py", "--world-size", "10")
     assert shown.returncode == 2
     assert "5 ranks per node do not fit: a node has 4 GPUs" in shown.stderr
-
-
-def test_where_no_image_rehearses_it_is_refused(rehearsed: Lab) -> None:
-    shown = rehearsed.run(
-        "-c", "other", "plan", "--local", "--rehearse-gpu", "--image", "Deep Learning Base *"
-    )
-    assert shown.returncode == 3
-    assert "no image Deep Learning Base * in us-east-1 rehearses GPUs" in shown.stderr
-    assert "awsddp -c other up --local --rehearse-gpu" in shown.stderr
 
 
 @pytest.mark.prove(share=0.5)
@@ -358,7 +349,7 @@ def test_two_ranks_on_one_gpu_are_refused(rehearsed: Lab) -> None:
 def test_hosts_without_root_rehearse_too(lab: Lab) -> None:
     lab.script("rank.py", RANK)
     assert lab.run("local", "start", "--loopback").returncode == 0
-    up = lab.run("up", "--local", "--nodes", "1", "--rehearse-gpu", "--instance-type", "g6.12xlarge", "-y")
+    up = lab.run("up", "--local", "--nodes", "1", "--instance-type", "g6.12xlarge", "-y")
     assert up.returncode == 0, up.stderr
     shown = lab.run("train", "rank.py", "--world-size", "2")
     assert "[rank 1 @ node0] mean 0.5 cuda:1 4" in shown.stdout.splitlines()

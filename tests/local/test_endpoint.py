@@ -42,7 +42,7 @@ def test_a_type_that_is_gone_is_not_described(records: Cloud) -> None:
     assert refusal(describe, InstanceTypes=["p2.8xlarge"]) == "InvalidInstanceType"
 
 
-def test_the_images_are_deep_learning_amis_with_pretended_gpus(records: Cloud) -> None:
+def test_the_images_are_deep_learning_amis_with_rehearsed_gpus(records: Cloud) -> None:
     ec2 = records.client("ec2")
     name = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) *"
     found = ec2.describe_images(Owners=["898082745236"], Filters=[{"Name": "name", "Values": [name]}])[
@@ -51,7 +51,7 @@ def test_the_images_are_deep_learning_amis_with_pretended_gpus(records: Cloud) -
     newest = max(found, key=lambda image: image["CreationDate"])
     assert newest["ImageId"] == records.image
     assert {tag["Key"]: tag["Value"] for tag in newest["Tags"]} == {
-        "awsddp:gpus": "pretended",
+        "awsddp:gpus": "rehearsed",
         "awsddp:hosts": "none",
         "awsddp:internet": "none",
     }

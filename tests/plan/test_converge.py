@@ -149,6 +149,20 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
         standing(*PAIR),
         (),
     ),
+    "without GPUs": (
+        asked(local__gpus="off"),
+        standing(node(0)),
+        (
+            Step(
+                do="end",
+                numbers=(0,),
+                instances=("i-0",),
+                why="local.gpus is on, off is requested: it is rebuilt",
+            ),
+            Step(do="launch", numbers=(0,)),
+        ),
+    ),
+    "without GPUs, as it was made": (asked(local__gpus="off"), standing(*PAIR, gpus="off"), ()),
     "GPUs that it has": (asked(cluster__gpus="A10G:1"), standing(*PAIR), ()),
     "the expiry is said: it counts from now": (
         asked(cluster__expires="24h"),

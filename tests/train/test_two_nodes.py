@@ -135,7 +135,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     )
     try:
         for words in (
-            ("up", "--local", "--nodes", "2", "--rehearse-gpu", "-y"),
+            ("up", "--local", "--nodes", "2", "-y"),
             ("sync",),
             ("exec", "--", "sh", "-c", made),
         ):
