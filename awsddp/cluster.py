@@ -1,6 +1,6 @@
 """What exists: clusters, their nodes, their jobs. Records, and how tags number nodes; no I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -105,6 +105,16 @@ class Cluster:
     def unfetched(self) -> list[str]:
         """The jobs whose results are not fetched, by the tags of the nodes that live."""
         return unfetched_jobs(self.live)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """A cluster's `awsddp:id` and the number of each of its instances, by the record of the machine that made
+    it. They hold whatever becomes of the tags.
+    """
+
+    id: str
+    numbers: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from awsddp.cluster import Job, Prepared, Target
+from awsddp.cluster import Job, Prepared, Remembered, Target
 from awsddp.errors import ConfigError
 from awsddp.private import make_folder, open_to_append
 
@@ -107,6 +107,11 @@ class Record:
     prepared: tuple[Prepared, ...] = ()
     addresses: dict[str, str] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
+
+    @property
+    def remembered(self) -> Remembered:
+        """The cluster's id and its instances that were prepared."""
+        return Remembered(id=self.id, numbers={one.instance_id: one.node for one in self.prepared})
 
 
 class Folder:

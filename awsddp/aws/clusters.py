@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from awsddp.aws.session import Aws
-from awsddp.cluster import ENDED, Cluster, Node, read_numbers
+from awsddp.cluster import ENDED, Cluster, Node, Remembered, read_numbers
 from awsddp.parallel import all_of
 
 LEFT = "none"
@@ -34,6 +34,11 @@ def describe(aws: Aws, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the instances that match, as EC2 describes them, of all pages. Raises CloudError."""
     reservations = aws.pages("DescribeInstances", {"Filters": filters}, "Reservations")
     return [instance for reservation in reservations for instance in reservation["Instances"]]
+
+
+def by_id(*instance_ids: str) -> list[dict[str, Any]]:
+    """Return the filter of a describe call for some instances; one that does not exist is no error."""
+    return [{"Name": "instance-id", "Values": sorted(instance_ids)}]
 
 
 def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
@@ -78,8 +83,12 @@ def _changed(reason: str) -> datetime | None:
     return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) if match else None
 
 
-def find_clusters(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
+def find_clusters(
+    aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None
+) -> tuple[Cluster, ...]:
     """Return whatever exists by this name and owner, one record for each `awsddp:id`.
+
+    An instance that is `remembered` belongs to its cluster whatever its tags are.
 
     Usually there is one. There are more where an id was lost before its cluster was ended; the first is the
     one that has running nodes. Terminated instances are named only beside something that exists.
@@ -88,27 +97,47 @@ def find_clusters(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
     kinds = ("SecurityGroups", "KeyPairs", "PlacementGroups")
     works = [partial(aws.pages, f"Describe{kind}", {"Filters": filters}, kind) for kind in kinds]
     described = all_of([partial(describe, aws, filters), *works])
-    found = _clusters(aws, name, owner, [item for items in described for item in items])
+    listed = [item for items in described for item in items]
+    found = _clusters(aws, name, owner, [*listed, *_untagged(aws, listed, remembered)])
     real = [one for one in found if one.leftovers or any(node.state != "terminated" for node in one.nodes)]
     return tuple(sorted(real, key=lambda one: (not one.live, one.created or _LAST, one.id)))
 
 
-def find_cluster(aws: Aws, name: str, owner: str) -> Cluster | None:
+def find_cluster(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None) -> Cluster | None:
     """Return the cluster of this name and owner, or None. Raises CloudError."""
-    return next(iter(find_clusters(aws, name, owner)), None)
+    return next(iter(find_clusters(aws, name, owner, remembered=remembered)), None)
 
 
-def glance(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
+def glance(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None) -> tuple[Cluster, ...]:
     """Return the clusters of this name and owner that have running nodes, by one call.
 
-    Their `leftovers` are not looked for. Raises CloudError.
+    What is `remembered` is asked for as `find_clusters` does; `leftovers` are not. Raises CloudError.
     """
-    found = _clusters(aws, name, owner, describe(aws, _filters(name, owner)))
+    listed = describe(aws, _filters(name, owner))
+    found = _clusters(aws, name, owner, [*listed, *_untagged(aws, listed, remembered)])
     return tuple(one for one in found if one.live)
 
 
 def _filters(name: str, owner: str) -> list[dict[str, Any]]:
     return [*tagged("awsddp:cluster", name), *tagged("awsddp:owner", owner)]
+
+
+def _untagged(aws: Aws, listed: list[dict[str, Any]], remembered: Remembered | None) -> list[dict[str, Any]]:
+    """Return the instances that are remembered and not listed by their tags, with the tags that they lack."""
+    if remembered is None:
+        return []
+    shown = {item.get("InstanceId") for item in listed if tags_of(item).get("awsddp:id") == remembered.id}
+    missing = remembered.numbers.keys() - shown
+    return [_tagged_again(item, remembered) for item in describe(aws, by_id(*missing))] if missing else []
+
+
+def _tagged_again(described: dict[str, Any], remembered: Remembered) -> dict[str, Any]:
+    tags = tags_of(described)
+    known = {"awsddp:id": remembered.id}
+    if "awsddp:nodes" not in tags:
+        known["awsddp:nodes"] = str(remembered.numbers[described["InstanceId"]])
+        described = {**described, "AmiLaunchIndex": 0}
+    return {**described, "Tags": [{"Key": key, "Value": value} for key, value in (tags | known).items()]}
 
 
 def _clusters(aws: Aws, name: str, owner: str, described: list[dict[str, Any]]) -> list[Cluster]:

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from awsddp.aws.access import not_yet
-from awsddp.aws.clusters import LEFT, describe, node_of, tagged, tags_of
+from awsddp.aws.clusters import LEFT, by_id, describe, node_of, tagged, tags_of
 from awsddp.aws.refusals import OutOfCapacity, Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import unlisted
@@ -167,11 +167,7 @@ def wait_running(
     seen: dict[str, str] = {}
 
     def look() -> tuple[Node, ...] | None:
-        found = [
-            item
-            for item in describe(aws, tagged("awsddp:id", cluster_id))
-            if not instance_ids or item["InstanceId"] in instance_ids
-        ]
+        found = describe(aws, by_id(*instance_ids) if instance_ids else tagged("awsddp:id", cluster_id))
         for item in found:
             _refuse_ended(item)
         nodes = sorted(map(node_of, found), key=lambda node: node.node)

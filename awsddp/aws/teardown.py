@@ -5,11 +5,11 @@ every network interface that is in it).
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from awsddp.aws.clusters import LEFT, describe, tagged
+from awsddp.aws.clusters import LEFT, by_id, describe, tagged
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag, unlisted
@@ -64,12 +64,14 @@ _GONE = (".NotFound", ".Unknown")
 def teardown(aws: Aws, cluster: Cluster, *, on_event: OnEvent, clock: Clock = CLOCK) -> Teardown:
     """End the cluster: its instances, then what is left beside them, and list again to prove it.
 
-    Only what carries this cluster's `awsddp:id` and its owner is touched; what is gone already is ended.
+    Only what carries this cluster's `awsddp:id` and its owner is touched, and its nodes, whatever their tags
+    are; what is gone already is ended.
     Raises CloudError where AWS cannot be asked at all.
     """
     name = names(cluster.name, cluster.id)["name"]
     filters = [*tagged("awsddp:id", cluster.id), *tagged("awsddp:owner", cluster.owner)]
-    ending = _Ending(aws, filters, on_event, own=name)
+    ours = [node.instance_id for node in cluster.live]
+    ending = _Ending(aws, filters, on_event, own=name, ours=ours)
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2):
         # What holds a group goes away by itself, unless it is an instance that may not be ended.
@@ -87,7 +89,7 @@ def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent, clock: Cloc
     Raises LeftoverError where one could not be ended, CloudError where AWS cannot be asked.
     """
     keys = [node.instance_id for node in nodes]
-    ending = _Ending(aws, [{"Name": "instance-id", "Values": keys}], on_event)
+    ending = _Ending(aws, by_id(*keys), on_event)
     term_s = deadline_s(node.instance_type for node in nodes)
     poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2)
     left = [
@@ -111,14 +113,25 @@ def give_up(aws: Aws, nodes: Sequence[Node]) -> None:
 class _Ending:
     """One teardown: the states of the instances that it ends, and what AWS refused to end.
 
-    `own` is the name of the key and the groups that are the cluster's own.
+    `own` is the name of the key and the groups that are the cluster's own, `ours` are instances of the
+    cluster that need not have its tags.
     """
 
-    def __init__(self, aws: Aws, filters: list[dict[str, Any]], on_event: OnEvent, *, own: str = "") -> None:
+    def __init__(
+        self,
+        aws: Aws,
+        filters: list[dict[str, Any]],
+        on_event: OnEvent,
+        *,
+        own: str = "",
+        ours: Collection[str] = (),
+    ) -> None:
         self.states: dict[str, str] = {}
         self._aws = aws
         self._filters = filters
         self._name = own
+        self._ours = frozenset(ours)
+        self._untagged: set[str] = set()
         self._used: dict[str, set[str]] = defaultdict(set)
         self._gone: set[str] = set()
         self._on_event = on_event
@@ -129,7 +142,7 @@ class _Ending:
     def instances(self) -> bool | None:
         """Ask for the end of what lives; True once each is terminated, or its end is refused."""
         found = {}
-        for item in describe(self._aws, self._filters):
+        for item in self._instances():
             found[item["InstanceId"]] = item["State"]["Name"]
             self._note(item)
         for key, state in found.items():
@@ -138,10 +151,19 @@ class _Ending:
             if state != "terminated" or key in self.states:
                 self.states[key] = state
         living = [key for key, state in found.items() if state not in ENDED and key not in self.refused]
-        if living:
-            self._terminate(living)
+        tagged = [key for key in living if key not in self._untagged]
+        for keys in ([tagged] if tagged else []) + [[key] for key in living if key in self._untagged]:
+            self._terminate(keys)
         waiting = [key for key, state in found.items() if state != "terminated" and key not in self.refused]
         return None if waiting else True
+
+    def _instances(self) -> list[dict[str, Any]]:
+        """Return the instances that the filters name, and those that are ours by their ids."""
+        listed = describe(self._aws, self._filters)
+        missing = self._ours - {item["InstanceId"] for item in listed}
+        found = describe(self._aws, by_id(*missing)) if missing else []
+        self._untagged |= {item["InstanceId"] for item in found}
+        return [*listed, *found]
 
     def _note(self, instance: dict[str, Any]) -> None:
         """Keep by what to delete whatever of ours an instance uses: it may not be listed itself yet."""
@@ -161,7 +183,10 @@ class _Ending:
         except Refused as refusal:
             # NotFound this soon is no proof of an end: the next look decides.
             if not transient(refusal) and not unlisted(refusal):
-                self.refused.update(dict.fromkeys(keys, refusal.why))
+                lacks = (
+                    "; it has lost its tags awsddp:id and awsddp:owner" if keys[0] in self._untagged else ""
+                )
+                self.refused.update(dict.fromkeys(keys, f"{refusal.why}{lacks}"))
 
     def proven(self) -> bool | None:
         """End the rest and list again; True once AWS shows only what it refused to end, which is `left`.
@@ -179,11 +204,14 @@ class _Ending:
         if not self.instances():
             return None
         held = [
-            item[kind.id]
+            item
             for kind, found in self._left()
             for item in found
             if item[kind.id] not in self.refused and not self._delete(kind, item)
         ]
+        if held and self._strangers(held):
+            self.refused |= {_id(item): self._held.get(_id(item), "") for item in held}
+            return True
         return None if held else True
 
     def _delete(self, kind: Kind, item: dict[str, Any]) -> bool:
@@ -219,26 +247,52 @@ class _Ending:
         """List again; return each resource that still exists, with the reason."""
         told = {
             item["InstanceId"]: self._told(item["InstanceId"], item["State"]["Name"])
-            for item in describe(self._aws, self._filters)
+            for item in self._instances()
             if item["State"]["Name"] != "terminated"
         }
-        for kind, found in self._left():
-            for item in found:
-                key = item[kind.id]
-                why = self._holders(key) if key.startswith("sg-") else item.get("Status", "")
-                told[key] = self._told(key, why)
+        items = [item for _, found in self._left() for item in found]
+        strangers = self._strangers(items)
+        for item in items:
+            holders = self._interfaces(_id(item)) if _id(item).startswith("sg-") else ()
+            users = [f"{item.get('Status', '')} {_of(item, strangers)}".strip()]
+            users += [f"held by {_id(one)} {_of(one, strangers)}".strip() for one in holders]
+            told[_id(item)] = self._told(_id(item), ", ".join(filter(None, users)))
         return told
 
     def _told(self, key: str, state: str) -> str:
         reasons = [part for part in (state, self.refused.get(key) or self._held.get(key, "")) if part]
         return f"{key}: {'; '.join(reasons)}" if reasons else key
 
-    def _holders(self, group: str) -> str:
+    def _strangers(self, held: Sequence[dict[str, Any]]) -> set[str]:
+        """Return the living instances that hold something and are not the cluster's: none of them goes away.
+
+        One that AWS does not list yet may be the cluster's.
+        """
+        groups = [_id(item) for item in held if _id(item).startswith("sg-")]
+        interfaces = [item for group in groups for item in self._interfaces(group)]
+        unknown = {_instance(item) for item in (*held, *interfaces)} - {""} - self.states.keys()
+        found = describe(self._aws, by_id(*unknown)) if unknown else []
+        late = {item["InstanceId"] for item in describe(self._aws, self._filters)} if found else set()
+        return {item["InstanceId"] for item in found if item["State"]["Name"] not in ENDED} - late
+
+    def _interfaces(self, group: str) -> list[dict[str, Any]]:
         filters = [{"Name": "group-id", "Values": [group]}]
-        found = self._aws.pages("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces")
-        return ", ".join(_holder(item) for item in found)
+        return self._aws.pages("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces")
 
 
-def _holder(interface: dict[str, Any]) -> str:
-    instance = interface.get("Attachment", {}).get("InstanceId", "")
-    return f"held by {interface['NetworkInterfaceId']}" + (f" of {instance}" if instance else "")
+def _id(item: dict[str, Any]) -> str:
+    return next(str(item[kind.id]) for kind in KINDS if kind.id in item)
+
+
+def _instance(item: dict[str, Any]) -> str:
+    """Return the instance that an interface or a volume is attached to."""
+    attachments = item.get("Attachments") or [item.get("Attachment") or {}]
+    return str(attachments[0].get("InstanceId", ""))
+
+
+def _of(item: dict[str, Any], strangers: Collection[str]) -> str:
+    instance = _instance(item)
+    lacks = (
+        ", which lacks the cluster's tags: terminate it, then awsddp down" if instance in strangers else ""
+    )
+    return f"of {instance}{lacks}" if instance else ""

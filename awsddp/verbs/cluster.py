@@ -216,7 +216,7 @@ class ClusterHandle:
 
         Waits for two minutes, and searches again only if something was missing. Raises CloudError.
         """
-        from awsddp.aws.clusters import describe, tagged
+        from awsddp.aws.clusters import by_id, describe
         from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
 
         record, own = self.record, self.own
@@ -229,8 +229,7 @@ class ClusterHandle:
             return own
 
         def look() -> bool | None:
-            instances = describe(self.aws, tagged("awsddp:id", record.id))
-            return True if missing <= {one["InstanceId"] for one in instances} else None
+            return True if len(describe(self.aws, by_id(*missing))) == len(missing) else None
 
         poll(look, deadline_s=VISIBLE_S, clock=CLOCK)
         return self.list_own()
@@ -239,8 +238,9 @@ class ClusterHandle:
         """Return what AWS lists now of the record's own cluster. Raises CloudError."""
         from awsddp.aws.clusters import find_clusters
 
-        clusters = find_clusters(self.aws, self.ctx.spec.name, self.record.owner)
-        return next((one for one in clusters if one.id == self.record.id), None)
+        record = self.record
+        clusters = find_clusters(self.aws, self.ctx.spec.name, record.owner, remembered=record.remembered)
+        return next((one for one in clusters if one.id == record.id), None)
 
     def require_live(self) -> Cluster:
         """Return what AWS lists of a cluster that has nodes. Raises NotFoundError, CloudError."""
@@ -723,8 +723,9 @@ def _search(
 
     aws = aws_of(ctx, target, login=login)
     owner = record.owner if record else aws.identity().user_id
-    clusters = () if whole or record is None else glance(aws, ctx.spec.name, owner)
-    clusters = clusters or find_clusters(aws, ctx.spec.name, owner)
+    known = record.remembered if record else None
+    clusters = () if whole or record is None else glance(aws, ctx.spec.name, owner, remembered=known)
+    clusters = clusters or find_clusters(aws, ctx.spec.name, owner, remembered=known)
     cluster = ClusterHandle.of(ctx, aws, target, record, clusters, searched=searched)
     if record is not None and cluster.own is None:
         check_account(ctx, aws, record)

@@ -40,7 +40,12 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
             if cluster.known is not None:
                 ctx.folder.note("stopped", id=listed.id, instances=sorted(node.instance_id for node in going))
                 ctx.folder.publish(lambda prefix: "")
-        cluster.listed = find_cluster(cluster.aws, ctx.spec.name, listed.owner)
+        cluster.listed = find_cluster(
+            cluster.aws,
+            ctx.spec.name,
+            listed.owner,
+            remembered=cluster.known.remembered if cluster.known else None,
+        )
         return cluster_document(cluster)
 
 

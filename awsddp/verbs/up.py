@@ -75,7 +75,8 @@ def read(ctx: Context, target: Target) -> tuple[Facts, ClusterHandle]:
         if record is not None:
             check_account(ctx, aws, record)
         import_soon("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
-        clusters = find_clusters(aws, ctx.spec.name, owner)
+        known = record.remembered if record is not None else None
+        clusters = find_clusters(aws, ctx.spec.name, owner, remembered=known)
         return ClusterHandle.of(ctx, aws, replace(target, region=aws.region), record, clusters)
 
     return both(lambda: facts_of(aws, ctx.spec, target, record), look)
@@ -229,7 +230,8 @@ def _only(cluster: ClusterHandle) -> Cluster | None:
     from awsddp.aws.clusters import find_clusters
 
     ctx, record = cluster.ctx, cluster.record
-    live = [one for one in find_clusters(cluster.aws, ctx.spec.name, record.owner) if one.live]
+    clusters = find_clusters(cluster.aws, ctx.spec.name, record.owner, remembered=record.remembered)
+    live = [one for one in clusters if one.live]
     own = next((one for one in live if one.id == record.id), None)
     if own is None or len(live) == 1:
         return own

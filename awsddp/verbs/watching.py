@@ -179,10 +179,12 @@ class Watch:
 
     def _give_up_gone(self) -> None:
         """Give up the nodes that EC2 says are gone, and tell the nodes that wait for them."""
-        from awsddp.aws.clusters import describe, end_of, tagged
+        from awsddp.aws.clusters import by_id, describe, end_of
 
         with contextlib.suppress(AwsddpError):
-            described = describe(self._cluster.aws, tagged("awsddp:id", self._cluster.record.id))
+            described = describe(
+                self._cluster.aws, by_id(*(node.instance_id for node in self._cluster.nodes))
+            )
             instances = {one["InstanceId"]: one for one in described if one["State"]["Name"] in _GONE}
             ids = {node.node: node.instance_id for node in self._cluster.nodes}
             for node in [node for node in self._away if ids[node] in instances]:
