@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from awsddp.aws.credentials import SESSION
 from awsddp.aws.session import Aws
 from awsddp.cluster import ENDED, Cluster, Node, Remembered, read_numbers
 from awsddp.parallel import all_of
@@ -115,6 +116,26 @@ def glance(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = N
     """
     listed = describe(aws, _filters(name, owner))
     found = _clusters(aws, name, owner, [*listed, *_untagged(aws, listed, remembered)])
+    return tuple(one for one in found if one.live)
+
+
+def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
+    """Return the living clusters of this name by sessions of the owner's role that awsddp named (SESSION).
+
+    Such a name holds its host's, so that the user's own cluster has another owner on another host. Nothing
+    for an owner that is no role. Raises CloudError.
+    """
+    role, is_role, _ = owner.partition(":")
+    items = describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else []
+    by_owner: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for item in items:
+        by_owner[tags_of(item)["awsddp:owner"]].append(item)
+    found = [
+        one
+        for whose, parts in by_owner.items()
+        if whose != owner
+        for one in _clusters(aws, name, whose, parts)
+    ]
     return tuple(one for one in found if one.live)
 
 

@@ -20,6 +20,8 @@ _UNSTABLE = re.compile(r":botocore-session-\d+$")
 # The AWS CLI keeps what STS gave it here, so that MFA is asked for once per hour and not once a command:
 # https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
 CACHE = Path("~/.aws/cli/cache")
+SESSION = "awsddp-"
+"""How the name of a session begins that the user has not named."""
 _CACHED = ("assume-role", "assume-role-with-web-identity")
 
 
@@ -62,7 +64,7 @@ def session_name() -> str:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in containers
         user = str(os.getuid())
-    return re.sub(r"[^\w=,.@-]", "-", f"awsddp-{user}@{socket.gethostname()}", flags=re.ASCII)[:64]
+    return re.sub(r"[^\w=,.@-]", "-", f"{SESSION}{user}@{socket.gethostname()}", flags=re.ASCII)[:64]
 
 
 def is_stable(user_id: str) -> bool:

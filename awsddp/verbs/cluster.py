@@ -58,7 +58,8 @@ class ClusterHandle:
     `gateway` is None where the local cloud is meant and there is none. `listed` is None where AWS lists
     nothing, `others` are clusters of the same name and owner with another id, as two machines may make at
     once. `known` is None where the folder is lost. `nodes` are those that the command works with, `excluded`
-    exist and are of no use now. `searched` names the places, for messages.
+    exist and are of no use now. `searched` names the places, for messages. `sessions` are clusters of this
+    name by other sessions of the caller's role, where nothing else is listed.
     """
 
     ctx: Context
@@ -67,6 +68,7 @@ class ClusterHandle:
     known: Record | None = None
     listed: Cluster | None = None
     others: tuple[Cluster, ...] = ()
+    sessions: tuple[Cluster, ...] = ()
     searched: tuple[str, ...] = ("the local cloud, which is not running",)
     nodes: tuple[Node, ...] = ()
     excluded: tuple[Node, ...] = ()
@@ -247,9 +249,26 @@ class ClusterHandle:
         if self.gateway and self.known and (self.own is not None or self.listed is None):
             self.listed = self.wait_until_listed()
         if self.listed is None or not self.listed.live:
+            self.refuse_sessions()
             name, searched = self.ctx.spec.name, ", ".join(self.searched)
             raise NotFoundError(f"no cluster {name}", f"searched: {searched}", "awsddp up   # create it")
         return self.listed
+
+    def refuse_sessions(self) -> None:
+        """Raise NotFoundError that names the clusters of this name by other sessions of the caller's role."""
+        if not self.sessions:
+            return
+        name, names = self.ctx.spec.name, [one.owner.partition(":")[2] for one in self.sessions]
+        made = [
+            f"{self.machines(one)}, made by {session}"
+            for one, session in zip(self.sessions, names, strict=True)
+        ]
+        raise NotFoundError(
+            f"no cluster {name} of this login; another session of your role has one, which costs money",
+            "\n".join(made),
+            f"role_session_name = {names[0]} in the AWS profile makes it yours; then: awsddp down\n"
+            "awsddp status --all   # what it costs",
+        )
 
     def login_nodes(self) -> tuple[Node, ...]:
         """Return the nodes of a cluster whose key is here. Raises NotFoundError, CloudError."""
@@ -719,7 +738,7 @@ def _search(
     whole: bool = True,
     login: "Aws | None" = None,
 ) -> ClusterHandle:
-    from awsddp.aws.clusters import find_clusters, glance
+    from awsddp.aws.clusters import find_clusters, glance, of_other_sessions
 
     aws = aws_of(ctx, target, login=login)
     owner = record.owner if record else aws.identity().user_id
@@ -729,6 +748,8 @@ def _search(
     cluster = ClusterHandle.of(ctx, aws, target, record, clusters, searched=searched)
     if record is not None and cluster.own is None:
         check_account(ctx, aws, record)
+    if not clusters:
+        cluster.sessions = of_other_sessions(aws, ctx.spec.name, aws.identity().user_id)
     return cluster
 
 
@@ -746,8 +767,10 @@ def _search_regions(nearest: ClusterHandle) -> ClusterHandle:
     def search(region: str) -> ClusterHandle:
         return _search(ctx, None, replace(nearest.target, region=region), searched, login=aws)
 
-    found = (cluster for cluster in each(search, regions) if cluster.listed)
-    return next(found, replace(nearest, searched=searched))
+    everywhere = each(search, regions)
+    sessions = tuple(one for cluster in (nearest, *everywhere) for one in cluster.sessions)
+    found = (cluster for cluster in everywhere if cluster.listed)
+    return next(found, replace(nearest, searched=searched, sessions=sessions))
 
 
 def _no_account(error: AwsddpError) -> bool:

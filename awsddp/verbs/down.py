@@ -29,8 +29,9 @@ def down(
 
     Unfetched results are fetched first, unless `discard`. With `known_only` a cluster that this machine has
     no record of is refused (UsageError). `confirm` is called before anything is terminated and raises to
-    refuse; `lose` is called with the error if results cannot be fetched. Raises that NodeError unless `lose`
-    returns True, LeftoverError where something could not be terminated, CloudError where AWS does not answer.
+    refuse; `lose` is called with the error if results cannot be fetched. Raises that NodeError unless
+    `lose` returns True, NotFoundError where only another session of the caller's role has one,
+    LeftoverError where something could not be terminated, CloudError where AWS does not answer.
     """
     with ctx.folder.lock("down"), ClusterHandle.find(ctx, newer=True, whole=True) as cluster:
         if cluster.gateway is None:
@@ -41,6 +42,7 @@ def down(
             if record is not None:  # it ended by itself, at its expiry at the latest
                 ctx.folder.note("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
             _forget(ctx, record)
+            cluster.refuse_sessions()
             return _document(cluster)
         live = [one for one in clusters if one.live]
         if known_only and any(record is None or one.id != record.id for one in live):

@@ -28,11 +28,14 @@ def status(ctx: Context, *, ask_nodes: bool = False) -> dict[str, Any]:
 
     Without a record only the running local cloud and one region are searched; `status_all` searches every
     region. With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not
-    answer within seconds. Raises CloudError where AWS does not answer.
+    answer within seconds. Raises CloudError where AWS does not answer, NotFoundError where another session of
+    the caller's role has a cluster of this name.
     """
     with ClusterHandle.find(ctx, newer=True, everywhere=False) as cluster:
         _refresh(cluster)
         document = cluster_document(cluster)
+        if document["state"] == "absent":
+            cluster.refuse_sessions()
         if ask_nodes and cluster.known is not None and cluster.own is not None:
             left = _idle_left(cluster)
             document["nodes"] = [one | {"idle_left_s": left.get(one["node"])} for one in document["nodes"]]

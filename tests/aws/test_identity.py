@@ -8,11 +8,12 @@ import pytest
 from machine import Machine, On
 
 from awsddp.aws.clusters import describe, tagged, tags_of
+from awsddp.aws.credentials import session_name
 from awsddp.aws.session import Aws
 from awsddp.cli.options import Globals
 from awsddp.cli.questions import launch_question
 from awsddp.cli.screen import Screen
-from awsddp.errors import ConfigError, UsageError
+from awsddp.errors import ConfigError, NotFoundError, UsageError
 from awsddp.verbs.down import down
 from awsddp.verbs.status import status
 
@@ -61,7 +62,8 @@ def test_another_account_is_named_and_nothing_is_forgotten(on: On, aws: Aws) -> 
     laptop.first()
     record = laptop.folder.read()
     assert record is not None
-    elsewhere = replace(record, account="999999999999", owner="AIDAOTHER", id="0badcafe")
+    theirs = tuple(replace(one, instance_id=f"i-elsewhere{one.node}") for one in record.prepared)
+    elsewhere = replace(record, account="999999999999", owner="AIDAOTHER", id="0badcafe", prepared=theirs)
     laptop.folder.write(elsewhere)
     for verb in (status, lambda ctx: down(ctx, confirm=print), lambda _: laptop.up()):
         with pytest.raises(ConfigError, match="belongs to AWS account 999999999999") as refused:
@@ -138,3 +140,35 @@ def test_yes_answers_questions_and_chooses_no_price(on: On, key: str | None) -> 
     with pytest.raises(UsageError, match=r"-y does not choose a price: 2 x g5\.xlarge cost") as refused:
         ask(plan)
     assert "--budget USD" in refused.value.next
+
+
+def as_session(aws: Aws, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """Go on as a session of one role that awsddp names, on a host."""
+    monkeypatch.setattr("getpass.getuser", lambda: "ann")
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    role = {"RoleArn": "arn:aws:iam::123456789012:role/gpu", "RoleSessionName": session_name()}
+    keys = aws.call("AssumeRole", role, service="sts")["Credentials"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", keys["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", keys["SecretAccessKey"])
+    monkeypatch.setenv("AWS_SESSION_TOKEN", keys["SessionToken"])
+
+
+def test_a_cluster_by_another_session_of_the_role_is_named(
+    on: On, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.call("CreateRole", {"RoleName": "gpu", "AssumeRolePolicyDocument": "{}"}, service="iam")
+    as_session(aws, monkeypatch, "laptop")
+    laptop, desk = on("laptop"), on("desk")
+    laptop.up(cluster__nodes=2, cluster__instance_type="g5.xlarge", network__ssh_cidr="10.0.0.7")
+    as_session(aws, monkeypatch, "desk.example.com")
+    for verb in (status, lambda ctx: down(ctx, confirm=print)):
+        with pytest.raises(NotFoundError) as refused:
+            verb(desk.context())
+        assert refused.value.exit_code == 7
+        assert refused.value.why == "2 x g5.xlarge in us-east-1, made by awsddp-ann@laptop"
+        assert "role_session_name = awsddp-ann@laptop" in refused.value.next
+    assert status(laptop.context())["state"] == "ready"  # the laptop in another network finds its own
+    as_session(aws, monkeypatch, "laptop")
+    assert len(end(desk)[0]["terminated"]) == 2  # as the advice says
+    as_session(aws, monkeypatch, "desk.example.com")
+    assert status(desk.context())["state"] == "absent"
