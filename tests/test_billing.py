@@ -165,6 +165,21 @@ def test_what_the_ledger_lacks_is_written_once() -> None:
     assert (ended["event"], ended["at"]) == ("resized", at(8.5).isoformat())
 
 
+@pytest.mark.parametrize("state", ["stopping", "stopped"])
+def test_machine_that_was_stopped_elsewhere_costs_until_then_and_one_started_since_its_launch(
+    state: str,
+) -> None:
+    """Stopped in the console at 10 and started at 18, and seen by a `status` at 12 and by one at 20."""
+    rows = [launched(8, "i-0", nodes=1)]
+    for seen, listed in ((12.0, node(0, state, changed=10)), (20.0, node(0, "running", began=18))):
+        for new in unwritten(account(rows, at(seen)), [listed], launched=RATES, now=at(seen)):
+            rows.append(row(seen, **new))
+        bill = account(rows, at(seen), running={"i-0"})
+        assert bill is not None
+        assert bill.price_usd_per_hour == (1.02 if seen == 20 else 0.02)
+    assert bill.parts_usd == {"machines": 2.0 + 2.0, "disks": 12 * 0.02, "transfer": 0.0}
+
+
 def test_what_is_listed_no_more_costs_no_more() -> None:
     """Terminated in the console, and so long ago that EC2 has forgotten them: `up` launches others."""
     rows = [launched(8, "i-8", "i-9"), launched(19.9, "i-0", nodes=1)]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from awsddp.aws.clusters import LEFT, by_id, describe, tagged
+from awsddp.aws.clusters import LEFT, by_id, describe, tagged, tags_of
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag, unlisted
@@ -56,6 +56,7 @@ KINDS = (
     Kind("DescribePlacementGroups", "PlacementGroups", "GroupId", "DeletePlacementGroup", "GroupName"),
     Kind("DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair", "KeyName"),
 )
+_OF_NODES = frozenset({"SecurityGroups", "PlacementGroups", "KeyPairs"})
 # What goes away by itself, and what is gone already.
 _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.InUse"})
 _GONE = (".NotFound", ".Unknown")
@@ -215,8 +216,15 @@ class _Ending:
         return None if held else True
 
     def _delete(self, kind: Kind, item: dict[str, Any]) -> bool:
-        """Delete one thing; return whether it is gone. What an instance holds goes with it."""
+        """Delete one thing; return whether it is gone. What an instance holds goes with it.
+
+        What the nodes need stays while one of them may not be ended: it must be reached to save its results.
+        """
         key = item[kind.id]
+        living = [one for one, state in self.states.items() if one in self.refused and state not in ENDED]
+        if living and kind.key in _OF_NODES:
+            self._held[key] = "nodes that could not be terminated use it"
+            return False
         if "in-use" in (item.get("Status"), item.get("State")):
             return False
         try:
@@ -230,7 +238,8 @@ class _Ending:
             self._held[key] = refusal.why
             return False
         self._gone.add(item[kind.by])
-        self._on_event(Event(f"deleted {key}"))
+        if tags_of(item):  # what was not listed may have been gone before: EC2 deletes a key pair twice
+            self._on_event(Event(f"deleted {key}"))
         return True
 
     def _left(self) -> list[tuple[Kind, list[dict[str, Any]]]]:

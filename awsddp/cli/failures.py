@@ -30,6 +30,10 @@ def run(command: click.Command) -> int:
         return show(error)
     except BrokenPipeError:
         return _reader_gone()
+    except SystemExit as end:
+        if not end.code:  # the end of a completion
+            raise
+        return _reader_gone()  # click exits itself where its echo meets a broken pipe
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             return show(ConfigError(f"cannot write {error.filename or 'the output'}", error.strerror or ""))

@@ -15,6 +15,7 @@ from awsddp.aws.clusters import describe, end_of, find_cluster, find_clusters, t
 from awsddp.aws.instances import appear, resume, wait_running
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag
+from awsddp.aws.teardown import give_up
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError, CapacityError, NodeError
 from awsddp.plan import Request
@@ -210,6 +211,16 @@ def test_a_replay_of_instances_that_ended_says_that_nothing_came(
     launcher(plan_for(aws))
     cloud.fail("RunInstances", "IdempotentInstanceTerminated")
     assert resume(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock) is None
+
+
+def test_node_that_was_given_up_is_none_of_its_launch_any_more(
+    aws: Aws, launcher: Launcher, clock: Clock
+) -> None:
+    nodes = launcher(plan_for(aws))
+    give_up(aws, nodes[1:])
+    found = appear(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock)
+    assert found is not None
+    assert [node.node for node in found] == [0]
 
 
 def test_looking_by_tag_ends_after_two_minutes(aws: Aws, cloud: Cloud, clock: Clock) -> None:

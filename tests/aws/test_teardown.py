@@ -108,6 +108,55 @@ def test_instances_that_may_not_be_ended_are_leftovers_with_the_reason(
         assert "termination protection" in told
 
 
+def test_key_and_groups_of_nodes_that_may_not_be_ended_stay_and_go_with_them_later(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    launcher(plan_for(aws))
+    cloud.fail("TerminateInstances", "UnauthorizedOperation")
+    events: list[str] = []
+    left = " ".join(end(aws, clock, events).leftovers)
+    assert [name for name, _ in cloud.requests if name.startswith("Delete")] == []
+    assert [one for one in events if one.startswith("deleted")] == []
+    assert left.count("nodes that could not be terminated use it") == 3
+    assert len(end(aws, clock).terminated) == 2
+    assert ours(aws) == []
+
+
+def test_what_was_gone_before_is_not_called_deleted(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher(plan_for(aws))
+    monkeypatch.setattr("awsddp.aws.teardown.RELEASED_S", 5)
+    cloud.fail("DeleteSecurityGroup", *["DependencyViolation"] * 100)
+    first: list[str] = []
+    assert len(end(aws, clock, first).leftovers) == 1
+    assert len([one for one in first if one.startswith("deleted")]) == 2
+    cloud.faults.clear()
+    again: list[str] = []
+    [group] = [one["GroupId"] for one in ours(aws)]
+    assert end(aws, clock, again).leftovers == ()
+    assert again == [f"deleted {group}"]
+
+
+def test_instance_that_is_still_shutting_down_at_the_deadline_is_a_leftover(
+    aws: Aws, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = launcher(plan_for(aws))
+
+    def terminate(instance: Any) -> Any:
+        before = copy.copy(instance._state)
+        instance._state.name, instance._state.code = "shutting-down", 32
+        return before
+
+    monkeypatch.setattr("moto.ec2.models.instances.Instance.terminate", terminate)
+    monkeypatch.setattr("awsddp.aws.teardown.deadline_s", lambda types: 20)
+    ended = end(aws, clock)
+    assert clock.monotonic() >= 20
+    assert ended.terminated == ()
+    for node in nodes:
+        assert f"{node.instance_id}: shutting-down" in ended.leftovers
+
+
 def test_an_id_that_is_not_visible_to_terminate_is_no_proof_of_an_end(
     aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:

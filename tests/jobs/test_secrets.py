@@ -52,6 +52,16 @@ def test_secret_is_masked_where_the_request_is_shown(fleet: "Fleet", token: str)
     assert (environ["OWN_TOKEN"], environ["MY_KEY"], environ["A"]) == ("[REDACTED]", "[REDACTED]", "b")
 
 
+def test_value_of_a_plainly_named_secret_is_masked_as_well(
+    fleet: "Fleet", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAIN", VALUE)
+    document = shown(fleet.requests("main.py", secrets=("PLAIN",), variables={"A": "b"}))
+    environ = document["nodes"][0]["processes"][0]["environment"]
+    assert (environ["PLAIN"], environ["A"]) == ("[REDACTED]", "b")
+    assert VALUE not in repr(document)
+
+
 def test_secret_that_is_not_set_is_refused_with_what_to_type() -> None:
     spec = load(environ={}, overrides={"env.secrets.ABSENT": None})[1]
     with pytest.raises(ConfigError, match=r"env\.secrets: ABSENT not set") as refused:
