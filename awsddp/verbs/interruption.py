@@ -3,7 +3,7 @@
 import contextlib
 
 from awsddp.cluster import ACTIVE
-from awsddp.errors import CloudError, ConfigError, Interrupted
+from awsddp.errors import AwsddpError, ConfigError, Interrupted
 from awsddp.report import iso, money
 from awsddp.state import Record
 from awsddp.verbs.context import Context
@@ -25,15 +25,15 @@ def interruption(ctx: Context) -> Interrupted:
     return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), "\n".join(ways))
 
 
-def what_runs_on(ctx: Context, error: CloudError) -> None:
+def what_runs_on(ctx: Context, error: AwsddpError) -> None:
     """Add to an error what may still run and cost money, where AWS cannot be asked any more."""
     record = _record(ctx)
     if record is None:
         return
     ids = ", ".join(one.instance_id for one in record.prepared)
     ids = f" ({ids})" if ids else ""
-    error.why += f"\n{_machines(record)}{ids}; they expire at {iso(record.expires)}"
-    error.next += "\nawsddp down   # then end them"
+    error.why = f"{error.why}\n{_machines(record)}{ids}; they expire at {iso(record.expires)}".lstrip("\n")
+    error.next = f"{error.next}\nawsddp down   # then end them".lstrip("\n")
 
 
 def _record(ctx: Context) -> Record | None:

@@ -5,11 +5,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from awsddp.errors import AwsddpError, ConfigError, Interrupted, InUse, LetGo, NodeError, UsageError
+from awsddp.errors import (
+    AwsddpError,
+    CloudError,
+    ConfigError,
+    Interrupted,
+    InUse,
+    LeftoverError,
+    LetGo,
+    NodeError,
+    UsageError,
+)
 from awsddp.plan import LaunchPlan
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.down import down
+from awsddp.verbs.interruption import what_runs_on
 from awsddp.verbs.results import check_results_dir, whole_at_home
 from awsddp.verbs.stop import stop
 from awsddp.verbs.train import check, check_ranks, train
@@ -17,6 +28,8 @@ from awsddp.verbs.up import up
 
 IDLE = "10m"
 """The idle time of a run's nodes: no user logs in to them."""
+END_S = 600.0
+"""How long a run tries to terminate its nodes while AWS does not answer; then they are idle anyway."""
 
 
 @dataclass(kw_only=True)
@@ -123,11 +136,35 @@ def _end(ctx: Context, result: RunResult) -> None:
 def down_or_stop(ctx: Context) -> dict[str, Any]:
     """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
 
-    Raises NodeError that says so, and what `down` raises.
+    Tries again for END_S while AWS does not answer. Raises NodeError that says that the nodes were stopped,
+    and what `down` raises, with what may still run, its price and how to end it.
     """
+    from awsddp.aws.waits import CLOCK, growing
+
+    until = CLOCK.monotonic() + END_S
+    for pause in growing(2.0, 30.0):
+        try:
+            return _down_or_stop(ctx)
+        except (NodeError, LeftoverError):
+            raise
+        except AwsddpError as error:
+            if not error.retryable or CLOCK.monotonic() >= until:
+                if not (isinstance(error, CloudError) and error.needs_login):  # the command line says it then
+                    what_runs_on(ctx, error)
+                raise
+            ctx.say(
+                f"{error.message}: terminating again in {pause:.0f} s, for up to {END_S / 60:.0f} minutes"
+            )
+            CLOCK.sleep(pause)
+    raise AssertionError("growing() never ends")
+
+
+def _down_or_stop(ctx: Context) -> dict[str, Any]:
     try:
         return down(ctx, confirm=lambda _: None)
     except NodeError as error:
+        if isinstance(error.__cause__, CloudError) and error.__cause__.retryable:
+            raise error.__cause__ from error  # AWS kept the results from being released, no node
         raise _stopped(ctx, error) from error
 
 
@@ -147,10 +184,15 @@ def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 
 def _stopped(ctx: Context, error: NodeError) -> NodeError:
-    """Stop the nodes whose results cannot be fetched, and return the error that says so."""
+    """Stop the nodes whose results cannot be fetched, and return the error that says so.
+
+    Raises CloudError where AWS does not answer.
+    """
     try:
         stop(ctx, confirm=lambda _: None)
     except AwsddpError as second:
+        if isinstance(second, CloudError) and second.retryable:
+            raise
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
         return NodeError(error.message, f"{why}\nthey are still running and cost money", error.next)
     return NodeError(

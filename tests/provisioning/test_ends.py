@@ -1,0 +1,43 @@
+"""The end of a `run` whose job ends while AWS fails: it goes on trying, and says what it could not end."""
+
+from typing import Any
+
+import pytest
+
+from awsddp.local import control
+from awsddp.verbs import run
+from awsddp.verbs.context import Context
+from tests.provisioning.acts import fetched, trained
+from tests.provisioning.world import World, yes
+
+
+@pytest.mark.parametrize(
+    ("fails_s", "code"), [(30, 0), pytest.param(300, 0, marks=pytest.mark.prove), (7200, 4)]
+)
+def test_a_run_ends_its_nodes_once_aws_answers_again(world: World, fails_s: float, code: int) -> None:
+    cloud = world.cloud.info
+
+    def job(ctx: Context, **_: Any) -> dict[str, Any]:
+        trained(ctx)
+        fetched(ctx)
+        control.fault_add(cloud, "*", "InternalError", for_s=fails_s)
+        return {"job": "train-1", "state": "succeeded"}
+
+    def ran(ctx: Context) -> dict[str, Any]:
+        run.train, run.check = job, lambda ctx: None  # type: ignore[assignment]
+        result = run.run(ctx, confirm=yes, on_lines=lambda lines: None)
+        if result.error is not None:
+            raise result.error
+        return result.document()
+
+    began = world.clock.read()
+    ended = world.run(ran)
+    assert ended.code == code, ended.told
+    if code == 0:
+        assert (len(ended.document["down"]["terminated"]), world.cloud.living()) == (2, [])
+        return
+    assert run.END_S <= world.clock.read() - began < 2 * run.END_S
+    assert "2 x g5.xlarge may run in us-east-1, at $" in ended.told
+    world.cloud.mend()
+    assert all(one["InstanceId"] in ended.told for one in world.cloud.living()), ended.told
+    assert "awsddp down   # then end them" in ended.told
