@@ -41,7 +41,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
 
     `limited`: it counts against job.results_limit. `sha256` is None until the node was asked for it; `data`
-    holds what came with the list; `ephemeral` tells that it lies on instance store.
+    holds what came with the list; `ephemeral` tells that it lies on instance store, `sparse` that it has
+    holes, `writing` that it was read in the middle of a write.
     """
 
     path: _Remote
@@ -50,6 +51,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     limited: bool = False
     modified: _Seconds = 0.0
     ephemeral: bool = False
+    sparse: bool = False
+    writing: bool = False
     sha256: _Sha256 | None = None
     data: bytes | None = None
 
@@ -88,10 +91,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileHash(msgspec.Struct, frozen=True, kw_only=True):
-    """Size and hash of a file, or `why` there are none."""
+    """Size and hash of a file, or `why` there are none; `writing` as for `ResultFile`."""
 
     size: _Size = 0
     sha256: _Sha256 | None = None
+    writing: bool = False
     why: _Text = ""
 
 

@@ -46,6 +46,7 @@ _MODULES = (
     "times",
     "follow",
     "walk",
+    "writing",
     "disks",
     "manifest",
     "metrics",

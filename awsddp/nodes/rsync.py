@@ -14,8 +14,11 @@ from typing import IO
 from awsddp.errors import ConfigError
 from awsddp.nodes.failures import Layer, NodeFailure
 
+SPARSE = ("--sparse", "--compress")
+"""Options for files with holes: they travel as few bytes, and are holes again."""
 _PROGRESS = re.compile(rb"^\s*(\d+)\s+\d+%")
 _TAIL = 10
+_PARTLY = 23
 _GONE_AT_SENDER = 24
 _NETWORK = {10, 12, 30, 35, 255}
 
@@ -57,11 +60,13 @@ def transfer(
     ssh_config: Path,
     stop: threading.Event,
     on_bytes: Callable[[int], None],
+    partly: bool = False,
 ) -> None:
     """Run rsync with `words` (options, source, destination) for `paths`, which go in by stdin.
 
     `on_bytes` is told the bytes so far. Raises NodeFailure with rsync's last lines; a file that vanished at
-    its sender meanwhile is none. Ends early, without an error, once `stop` is set.
+    its sender meanwhile is none, and with `partly` none that could not be sent. Ends early, without an error,
+    once `stop` is set.
     """
     shell = f"ssh -F {_quoted(os.fspath(ssh_config))}"
     argv = [program(), "--from0", "--files-from=-", "--ignore-missing-args", "--info=progress2"]
@@ -87,7 +92,7 @@ def transfer(
             done.set()
             process.kill()
             process.wait()
-        if stop.is_set() or code in (0, _GONE_AT_SENDER):
+        if stop.is_set() or code in (0, _GONE_AT_SENDER) or (partly and code == _PARTLY):
             return
         complaints.seek(0)
         raise _failure(node, code, complaints.read().decode(errors="replace"))
@@ -120,7 +125,7 @@ def _failure(node: int, code: int, said: str) -> NodeFailure:
         message = "a disk is full"
     elif code in _NETWORK:
         message, layer = "the transfer was interrupted", "lost"
-    elif code == 23:
+    elif code == _PARTLY:
         message = "some files could not be transferred"
     else:
         message = "the transfer failed"

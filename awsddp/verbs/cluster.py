@@ -6,7 +6,7 @@ What only requests to nodes need is imported where they are sent: `status` needs
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -523,23 +523,30 @@ class ClusterHandle:
         from awsddp.nodes.sync import pull
         from awsddp.verbs.requests import holders
         from awsddp.verbs.results import draw_loss, older_jobs
-        from awsddp.verbs.selecting import select, unfetched
+        from awsddp.verbs.selecting import say_growing, select, unfetched
 
         nodes, began = holders(self.fleet, job), time.monotonic()
         held = [node for node in self.nodes if node.node in nodes]
         tagged = soon(unfetched_of, self.aws, held) if job.state not in ACTIVE else None
         selected = select(self.ctx, self.fleet, job, nodes, folder)
-        job = replace(job, missing=tuple(sorted({*job.missing, *(one.node for one in selected.owed)})))
+
+        def job_json(came: "Mapping[int, Fetched]") -> dict[str, bytes]:
+            nonlocal selected
+            selected = selected.after(job, came)
+            missing = sorted({*job.missing, *(one.node for one in selected.owed)})
+            return {"job.json": encode(replace(job, missing=tuple(missing)))}
+
         fetched = pull(
             selected.wanted,
             folder,
             ssh_config=self.ctx.folder.ssh_config,
             links=selected.links,
-            also={"job.json": encode(job)},
+            also=job_json,
             on_event=self.ctx.on_event,
         )
         note_fetched(self.ctx, self.record, job.job, sum(one.bytes for one in fetched.values()))
         draw_loss(folder)
+        say_growing(self.ctx, job, selected.growing)
         if selected.owed:
             raise unfetched(job, selected)
         if tagged is not None:

@@ -18,6 +18,7 @@ from awsddp.cluster import Job, RankProgress, RankUsage
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.jobs import results
 from awsddp.jobs.supervisor import metrics
+from awsddp.nodes.results import PART
 from awsddp.report import iso, json_lines
 from awsddp.spec import NOT_SHOWN, option_words
 from awsddp.state import Folder, write_private
@@ -214,7 +215,8 @@ def _usage(known: _Known) -> tuple[RankUsage, ...]:
 def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return [path for path in folder.rglob("*") if path.is_file() and path != folder / PAGE]
+    files = [path for path in folder.rglob("*") if path.is_file() and path != folder / PAGE]
+    return [path for path in files if folder / PART not in path.parents]
 
 
 def _calls(past: Past | None) -> list[dict[str, Any]]:

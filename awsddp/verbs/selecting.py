@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from awsddp import answers
 from awsddp.answers import Manifest
-from awsddp.cluster import HomeLink, Job
+from awsddp.cluster import ACTIVE, HomeLink, Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.selection import NodeFile, exclude_patterns, name_at_home, over_limit
 from awsddp.nodes.failures import split
-from awsddp.nodes.results import Wanted
+from awsddp.nodes.results import Fetched, Wanted
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.spec import size_of
 from awsddp.verbs.context import Context
@@ -41,18 +41,34 @@ class Owed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
-    """The files to fetch by node, the links, and what the nodes still owe afterwards."""
+    """The files to fetch by node, the links, and what the nodes still owe afterwards.
+
+    `growing` are files that the job, which runs, was writing or has removed: they come later.
+    """
 
     wanted: dict[int, list[Wanted]]
     links: list[HomeLink]
     excess: list[Owed]
     unreadable: list[Owed]
     unlisted: list[Owed]
+    changed: list[Owed]
+    growing: list[Owed]
 
     @property
     def owed(self) -> list[Owed]:
         """Everything that a node still owes."""
-        return [*self.excess, *self.unreadable, *self.unlisted]
+        return [*self.excess, *self.unreadable, *self.unlisted, *self.changed]
+
+    def after(self, job: Job, fetched: Mapping[int, Fetched]) -> "Selected":
+        """Return this with what came otherwise than described: it grows while the job runs, else is owed."""
+        changed = [
+            Owed(node, one.remote, one.size, "it changed while it was fetched")
+            for node, came in fetched.items()
+            for one in came.changed
+        ]
+        if job.state in ACTIVE:
+            return replace(self, growing=[*self.growing, *changed])
+        return replace(self, changed=changed)
 
 
 class Unfetched(NodeError):
@@ -70,14 +86,25 @@ def select(ctx: Context, fleet: "Fleet", job: Job, nodes: Sequence[int], target:
         split(failures)
     files, links = name_at_home(manifests)
     files, excess = _within_limit(ctx, job, files, target)
-    wanted, unreadable = _hashed(fleet, files, list(manifests))
+    wanted, unreadable, growing = _hashed(fleet, job, files, list(manifests))
     return Selected(
         wanted=wanted,
         links=links,
         excess=excess,
         unreadable=unreadable + _skipped(ctx, manifests),
         unlisted=[Owed(node, "all results", 0, error.message) for node, error in failures.items()],
+        changed=[],
+        growing=growing,
     )
+
+
+def say_growing(ctx: Context, job: Job, growing: Sequence[Owed]) -> None:
+    """Name what a job that runs has not finished."""
+    for node in sorted({one.node for one in growing}):
+        paths = [one.path for one in growing if one.node == node]
+        more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+        text = f"not fetched, {job.job} still writes: {', '.join(paths[:NAMED])}{more}"
+        ctx.on_event(Event(text, node_name(node)))
 
 
 class Ephemeral(NodeError):
@@ -115,10 +142,11 @@ def unfetched(job: Job, selected: Selected) -> Unfetched:
             f"{fetch} --output PATH   # one of them, or a folder",
             f"{fetch} -o job.results_limit={enough}GB   # all of them",
         ]
-    files = len(excess) + len(unreadable)
+    files = len(excess) + len(unreadable) + len(selected.changed)
     parts = [amount(files, sum(one.size for one in owed))] if files else []
     parts += [f"everything on {node_name(one.node)}" for one in selected.unlisted]
     ways += [f"{fetch}   # again, once the node answers"] if selected.unlisted else []
+    ways += [f"{fetch}   # again, once nothing writes to it"] if selected.changed else []
     return Unfetched(
         f"{' and '.join(parts)} of the results of {job.job} are not fetched",
         _named(owed),
@@ -161,11 +189,18 @@ def manifests_of(
     return manifests, failures
 
 
-def wanted_file(one: NodeFile, *, size: int, sha256: str) -> Wanted:
-    """Return a result as it is fetched: `size` and `sha256` are what it must be."""
+def wanted_file(one: NodeFile, *, size: int, sha256: str, grows: bool = False) -> Wanted:
+    """Return a result as it is fetched: `size` and `sha256` are what it must be, or what it begins with."""
     file = one.file
     return Wanted(
-        remote=file.path, home=one.home, size=size, sha256=sha256, data=file.data, modified=file.modified
+        remote=file.path,
+        home=one.home,
+        size=size,
+        sha256=sha256,
+        data=file.data,
+        modified=file.modified,
+        grows=grows,
+        sparse=file.sparse,
     )
 
 
@@ -195,9 +230,13 @@ def _within_limit(
 
 
 def _hashed(
-    fleet: "Fleet", files: list[NodeFile], used: Sequence[int]
-) -> tuple[dict[int, list[Wanted]], list[Owed]]:
-    """Return what is to be fetched, with its hashes; the nodes are asked for those that did not come yet."""
+    fleet: "Fleet", job: Job, files: list[NodeFile], used: Sequence[int]
+) -> tuple[dict[int, list[Wanted]], list[Owed], list[Owed]]:
+    """Return what is fetched, with its hashes, what cannot be read, and what is being written.
+
+    The nodes are asked for the hashes that did not come yet. Only a job that runs is taken to write.
+    """
+    runs = job.state in ACTIVE
     unhashed = {node: [one for one in files if one.node == node and one.file.sha256 is None] for node in used}
     requests = {
         node: protocol.hashes_request([one.file.path for one in some])
@@ -212,17 +251,18 @@ def _hashed(
         for one, entry in zip(unhashed[node], answers.hashes(answer), strict=True)
     }
     wanted: dict[int, list[Wanted]] = {node: [] for node in used}
-    owed = []
+    owed: list[Owed] = []
+    growing: list[Owed] = []
     for one in files:
         entry = found.get((one.node, one.home))
-        sha256 = one.file.sha256 if entry is None else entry.sha256
-        if sha256 is None:
+        read = one.file if entry is None else entry
+        is_half = read.writing and not one.home.startswith("logs/")
+        if read.sha256 is None or (runs and is_half):
             why = entry.why if entry is not None else "it has no hash"
-            owed.append(Owed(one.node, one.file.path, one.file.size, why))
+            (growing if runs else owed).append(Owed(one.node, one.file.path, one.file.size, why))
             continue
-        size = one.file.size if entry is None else entry.size
-        wanted[one.node].append(wanted_file(one, size=size, sha256=sha256))
-    return wanted, owed
+        wanted[one.node].append(wanted_file(one, size=read.size, sha256=read.sha256, grows=runs))
+    return wanted, owed, growing
 
 
 def _skipped(ctx: Context, manifests: Mapping[int, Manifest]) -> list[Owed]:

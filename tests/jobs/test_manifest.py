@@ -381,3 +381,39 @@ def test_while_a_job_is_followed_event_files_come_whole_once_they_have_grown(nod
     work, run = "node2/runs/a/events.out.tfevents.2", "node2/run/events.out.tfevents.5"
     assert listed({}) == {work: b"grown", run: b"in the run folder"}
     assert listed({work: 4, run: 17}) == {work: b"grown"}
+
+
+def test_what_is_being_written_is_marked(node: Node) -> None:
+    node.file("whole")
+    node.file("appended")
+    with (
+        (node.work / "half").open("w") as half,
+        (node.work / "appended").open("a") as appended,
+        node.folder.log(5).open("w"),
+    ):
+        for file in (half, appended):
+            file.write("x")
+            file.flush()
+        found = node.manifest()
+        paths = [one.path for one in found.files]
+        told = answers.hashes(on_node.hashes(paths))
+    assert [Path(one.path).name for one in found.files if one.writing] == ["half"]
+    marked = {Path(path).name for path, one in zip(paths, told, strict=True) if one.writing}
+    assert marked == {"half", "rank5.log"}
+    assert not any(one.writing for one in node.manifest().files)
+
+
+def test_what_changed_while_it_was_read_is_read_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = node.file("ckpt.pt", "half")
+    read = on_node._hashed
+
+    def write_then(path: Path, *settings: Any, **more: Any) -> dict[str, Any]:
+        found = read(path, *settings, **more)
+        if path == file and file.read_text() == "half":
+            file.write_text("whole")
+        return found
+
+    monkeypatch.setattr(on_node, "_hashed", write_then)
+    (found,) = [one for one in node.manifest(at_once=100).files if one.path == str(file)]
+    assert (found.sha256, found.size) == (hashlib.sha256(b"whole").hexdigest(), 5)
+    assert (found.data, found.writing) == (None, False)

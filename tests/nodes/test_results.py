@@ -1,6 +1,6 @@
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from awsddp.cluster import HomeLink
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.nodes import sync
 from awsddp.nodes.failures import NodesFailed
+from awsddp.nodes.results import PART
 from awsddp.nodes.sync import Fetched, Wanted
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
@@ -37,6 +38,10 @@ def pull(lab: Lab, wanted: dict[int, list[Wanted]], target: Path, **settings: ob
     return sync.pull(wanted, target, ssh_config=lab.ssh_config, **settings)  # type: ignore[arg-type]
 
 
+def job_json(came: Mapping[int, Fetched]) -> dict[str, bytes]:
+    return {"job.json": b"{}"}
+
+
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     """Where results belong, as a path that needs quoting."""
@@ -45,19 +50,19 @@ def target(tmp_path: Path) -> Path:
 
 def test_the_results_of_all_nodes_come_into_one_folder(lab: MakeLab, target: Path) -> None:
     two = lab(2)
-    log = b"log\n" * 1000
+    log, other = b"log\n" * 1000, b"gol\n" * 1000
     wanted = {
         0: [made(two.hosts[0], "out/x.pth", b"zero"), made(two.hosts[0], "l0", log, home="logs/rank0.log")],
-        1: [made(two.hosts[1], "out/x.pth", b"one"), made(two.hosts[1], "l1", log, home="logs/rank1.log")],
+        1: [made(two.hosts[1], "out/x.pth", b"one"), made(two.hosts[1], "l1", other, home="logs/rank1.log")],
     }
     said: list[Event] = []
-    came = pull(two, wanted, target, also={"job.json": b"{}"}, on_event=said.append)
+    came = pull(two, wanted, target, also=job_json, on_event=said.append)
     assert came == {0: Fetched(files=2, bytes=4004), 1: Fetched(files=2, bytes=4003)}
     files = {name: data for name, data in tree(target).items() if data is not None}
     assert files == {
         "job.json": b"{}",
         "logs/rank0.log": log,
-        "logs/rank1.log": log,
+        "logs/rank1.log": other,
         "node0/out/x.pth": b"zero",
         "node1/out/x.pth": b"one",
     }
@@ -72,8 +77,8 @@ def test_what_came_with_the_list_is_checked_and_not_fetched(lab: MakeLab, target
     one.hosts[0].stop()
     assert pull(one, {0: [here]}, target) == {0: Fetched(files=1, bytes=4)}
     assert (target / "node0/out/x.pth").read_bytes() == b"data"
-    with pytest.raises(NodesFailed, match="does not match what the node described"):
-        pull(one, {0: [replace(here, home="y", data=b"atad")]}, target)
+    wrong = replace(here, home="y", data=b"atad", sha256="0" * 64)
+    assert pull(one, {0: [wrong]}, target) == {0: Fetched(files=0, bytes=0, changed=(wrong,))}
     assert not (target / "y").exists()
 
 
@@ -105,7 +110,7 @@ def test_any_name_comes_home(lab: MakeLab, target: Path) -> None:
 
 def test_nothing_wanted_is_a_folder_all_the_same(lab: MakeLab, target: Path) -> None:
     one = lab(1)
-    assert pull(one, {0: []}, target, also={"job.json": b"{}"}) == {0: Fetched(files=0, bytes=0)}
+    assert pull(one, {0: []}, target, also=job_json) == {0: Fetched(files=0, bytes=0)}
     assert tree(target) == {"job.json": b"{}"}
 
 
@@ -144,18 +149,116 @@ def pipe(host: Host) -> Wanted:
 
 @pytest.mark.parametrize("spoil", [wrong_sha, wrong_size, missing, link, folder, pipe])
 @pytest.mark.parametrize("there", [False, True])
-def test_what_is_not_as_the_node_said_leaves_home_as_it_was(
+def test_what_is_not_as_the_node_said_costs_no_other_file(
     lab: MakeLab, target: Path, spoil: Callable[[Host], Wanted], there: bool
 ) -> None:
     two = lab(2)
+    old = {"node1": None, "node1/x": b"old"} if there else {}
     if there:
-        target.mkdir(parents=True)
-        (target / "old").write_text("old")
-    before = tree(target.parent)
-    with pytest.raises(NodesFailed, match="does not match what the node described") as caught:
-        pull(two, {0: [made(two.hosts[0], "good", b"good")], 1: [spoil(two.hosts[1])]}, target)
-    assert list(caught.value.failures) == [1]
-    assert tree(target.parent) == before
+        (target / "node1").mkdir(parents=True)
+        (target / "node1/x").write_text("old")
+    good, spoiled = made(two.hosts[0], "good", b"good"), spoil(two.hosts[1])
+    came = pull(two, {0: [good], 1: [spoiled, made(two.hosts[1], "y", b"yy")]}, target)
+    assert came == {0: Fetched(files=1, bytes=4), 1: Fetched(files=1, bytes=2, changed=(spoiled,))}
+    new = {"node0": None, "node0/good": b"good", "node1": None, "node1/y": b"yy"}
+    assert tree(target) == old | new
+
+
+def test_of_what_grows_comes_what_was_described(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    names = ("grown", "rotated", "removed", "shrunk", "whole")
+    files = [replace(made(host, name, name.encode() * 1000), grows=True) for name in names]
+    with (host.work / "grown").open("a") as file:
+        file.write("more")
+    (host.work / "rotated").write_text("new")
+    (host.work / "removed").unlink()
+    os.truncate(host.work / "shrunk", 10)
+    came = pull(one, {0: files}, target, also=job_json)
+    assert came == {0: Fetched(files=2, bytes=10_000, changed=tuple(files[1:4]))}
+    assert tree(target / "node0") == {"grown": b"grown" * 1000, "whole": b"whole" * 1000}
+    assert sorted(path.name for path in target.iterdir()) == ["job.json", "node0"]
+
+
+def test_a_log_that_is_here_and_longer_is_not_cut(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    log = replace(made(one.hosts[0], "log", b"one\n", home="logs/rank0.log"), grows=True)
+    (target / "logs").mkdir(parents=True)
+    (target / "logs/rank0.log").write_bytes(b"one\ntwo\n")
+    assert pull(one, {0: [log]}, target) == {0: Fetched(files=0, bytes=0)}
+    assert (target / "logs/rank0.log").read_bytes() == b"one\ntwo\n"
+    assert pull(one, {0: [replace(log, grows=False)]}, target) == {0: Fetched(files=1, bytes=4)}
+
+
+RSYNC = """\
+#!/bin/sh
+exec /usr/bin/rsync "$@" | exec python3 '{root}/bin/relay'
+"""
+RELAY = """\
+import os
+count = 0
+while count < 2_000_000 and (data := os.read(0, 65536)):
+    os.write(1, data)
+    count += len(data)
+    open('{root}/sent', 'ab').write(data)
+"""
+
+
+def counted(host: Host) -> Path:
+    """Cut what rsync sends from a node after 2 MB; return the file that gets all of it."""
+    host.script("relay", RELAY)
+    host.script("rsync", RSYNC)
+    return host.root / "sent"
+
+
+def test_a_fetch_that_is_cut_goes_on_where_it_was(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    sent = counted(host)
+    data = [os.urandom(500_000), os.urandom(5_000_000)]
+    files = [made(host, f"f{number}", some) for number, some in enumerate(data)]
+    cuts = 0
+    while not (target / "job.json").exists():
+        try:
+            pull(one, {0: files}, target, also=job_json)
+        except NodesFailed:
+            assert not (target / "node0/f1").exists()
+            cuts += 1
+    assert 2 <= cuts <= 4
+    assert tree(target) == {"job.json": b"{}", "node0": None, "node0/f0": data[0], "node0/f1": data[1]}
+    assert sent.stat().st_size < 5_500_000 + cuts * 500_000
+
+
+def test_nothing_is_written_through_what_an_earlier_fetch_left(
+    lab: MakeLab, target: Path, tmp_path: Path
+) -> None:
+    one = lab(1)
+    file = made(one.hosts[0], "a", b"a")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "a").write_text("mine")
+    staged = target / PART / "node0" / file.remote.lstrip("/")
+    staged.parent.parent.mkdir(parents=True)
+    staged.parent.symlink_to(mine)
+    (target / PART / "also").symlink_to(mine / "a")
+    pull(one, {0: [file]}, target, also=job_json)
+    assert tree(mine) == {"a": b"mine"}
+    assert tree(target) == {"job.json": b"{}", "node0": None, "node0/a": b"a"}
+
+
+def test_holes_stay_holes_and_do_not_travel(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    sent = counted(host)
+    file = made(host, "holes", b"")
+    with (host.work / "holes").open("wb") as stream:
+        stream.truncate(20_000_000)
+        stream.seek(10_000_000)
+        stream.write(b"data")
+    sha256 = hashlib.sha256((host.work / "holes").read_bytes()).hexdigest()
+    pull(one, {0: [replace(file, size=20_000_000, sha256=sha256, sparse=True)]}, target)
+    assert (target / "node0/holes").stat().st_blocks * 512 < 1_000_000
+    assert sent.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize(
@@ -212,21 +315,24 @@ def test_an_interrupt_shows_nothing_half_made_and_the_next_time_it_is_whole(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pull(two, wanted, target, on_event=interrupt)
-    assert not target.exists()
-    assert pull(two, wanted, target) == {0: Fetched(files=20, bytes=20000), 1: Fetched(files=20, bytes=20000)}
+        pull(two, wanted, target, on_event=interrupt, also=job_json)
+    assert not (target / "job.json").exists()
+    pull(two, wanted, target, also=job_json)
+    assert {path: data for path, data in tree(target).items() if data is not None} == {
+        "job.json": b"{}",
+        **{one.home: Path(one.remote).read_bytes() for files in wanted.values() for one in files},
+    }
 
 
 def test_what_a_killed_fetch_left_is_cleared_away(lab: MakeLab, target: Path) -> None:
     one = lab(1)
-    (target.parent / f".{target.name}.part/whole").mkdir(parents=True)
-    (target.parent / f".{target.name}.part/whole/rubbish").write_text("rubbish")
-    pull(one, {0: [made(one.hosts[0], "a", b"a")]}, target)
-    assert tree(target.parent) == {
-        target.name: None,
-        f"{target.name}/node0": None,
-        f"{target.name}/node0/a": b"a",
-    }
+    (target / PART / "node0/whole").mkdir(parents=True)
+    (target / PART / "node0/whole/rubbish").write_text("rubbish")
+    events = made(one.hosts[0], "events", b"e")
+    pull(one, {0: [replace(events, data=b"e")]}, target)
+    assert (target / PART / "node0/whole/rubbish").exists()
+    pull(one, {0: [made(one.hosts[0], "a", b"a")]}, target, also=job_json)
+    assert tree(target) == {"job.json": b"{}", "node0": None, "node0/a": b"a", "node0/events": b"e"}
 
 
 def test_a_node_that_is_gone_is_named_and_home_is_as_it_was(lab: MakeLab, target: Path) -> None:
@@ -234,8 +340,8 @@ def test_a_node_that_is_gone_is_named_and_home_is_as_it_was(lab: MakeLab, target
     wanted = {host.node: [made(host, "a", b"a%d" % host.node)] for host in two.hosts}
     two.hosts[1].stop()
     with pytest.raises(NodesFailed, match="node1: the transfer was interrupted"):
-        pull(two, wanted, target)
-    assert not target.exists()
+        pull(two, wanted, target, also=job_json)
+    assert tree(target) == {"node0": None, "node0/a": b"a0"}
 
 
 def test_the_same_bytes_under_the_same_path_travel_once(lab: MakeLab, target: Path) -> None:
@@ -253,10 +359,16 @@ def test_the_same_bytes_under_the_same_path_travel_once(lab: MakeLab, target: Pa
     assert copies[2].read_bytes() == b"weights"
 
 
-def test_the_same_bytes_under_another_path_are_fetched(lab: MakeLab, target: Path) -> None:
-    two = lab(2)
-    wanted = {host.node: [made(host, f"f{host.node}", b"weights")] for host in two.hosts}
-    assert pull(two, wanted, target)[1] == Fetched(files=1, bytes=7)
+def test_the_same_bytes_under_several_names_travel_once(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    first = made(host, "last.pth", b"weights" * 100_000)
+    sent = counted(host)
+    (host.work / "best.pth").hardlink_to(host.work / "last.pth")
+    second = made(host, "best.pth", b"weights" * 100_000)
+    pull(one, {0: [first, second]}, target)
+    assert (target / "node0/last.pth").read_bytes() == (target / "node0/best.pth").read_bytes()
+    assert sent.stat().st_size < 1_000_000
 
 
 def test_links_come_home_after_the_files_and_replace_what_has_their_name(lab: MakeLab, target: Path) -> None:

@@ -230,6 +230,18 @@ def test_a_talkative_login_shell_does_not_disturb(lab: MakeLab, home: Path) -> N
     assert push(one, home)[0].files == 1
 
 
+def test_holes_stay_holes(lab: MakeLab, home: Path) -> None:
+    one = lab(1)
+    with (home / "holes").open("wb") as stream:
+        stream.truncate(20_000_000)
+        stream.seek(10_000_000)
+        stream.write(b"data")
+    assert push(one, home) == {0: Sent(files=1, bytes=20_000_000)}
+    there = one.hosts[0].work / "holes"
+    assert there.read_bytes() == (home / "holes").read_bytes()
+    assert there.stat().st_blocks * 512 < 1_000_000
+
+
 @pytest.mark.usefixtures("either_way")
 def test_a_file_that_vanishes_meanwhile_is_no_error(lab: MakeLab, home: Path) -> None:
     one = lab(1)

@@ -19,6 +19,7 @@ from typing import Any
 from awsddp.jobs.supervisor.disks import is_ephemeral
 from awsddp.jobs.supervisor.folder import JobFolder, local_ranks
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
+from awsddp.jobs.supervisor.writing import Read, looked_at, mark_writing
 
 EVENTS = "events.out.tfevents."
 LIST_BYTES = 48 << 20
@@ -27,16 +28,20 @@ HASH_BYTES = 64 << 20
 """How much is hashed for the list; the client asks for the other hashes once it knows what it fetches."""
 
 
+HOLES_BYTES = 1 << 20
+"""How much of a file must be holes to be worth the time of a transfer that leaves them out."""
+
+
 def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
     """Return {"files", "links", "skipped", "excluded"}: the job's results here.
 
     A file has `path` (absolute, without links), `home` (where it belongs in the folder of results), `size`,
     `modified` (s since 1970), `limited` (it counts against job.results_limit), `ephemeral` where a stop loses
-    it, and where it is small `sha256` and `data` (base64, up to `at_once` bytes in all; logs of ranks come
-    without: who watched has
-    them). A link has `path`, `home` and `target`, relative to the link's own folder. What is skipped has
-    `path`, `size`, `why` and
-    `owed`: the job made it, and it is not fetched. `excluded` counts what the request's `exclude` matches.
+    it, `sparse` where it has holes, `writing` where it was read in the middle of a write (`writing.py`), and
+    where it is small `sha256` and `data` (base64, up to `at_once` bytes in all; logs of ranks come without:
+    who watched has them). A link has `path`, `home` and `target`, relative to the link's own folder. What is
+    skipped has `path`, `size`, `why` and `owed`: the job made it, and it is not fetched. `excluded` counts
+    what the request's `exclude` matches.
 
     With `events` (sizes by `home`) there are only TensorBoard's event files of another size, with their data.
     """
@@ -55,12 +60,18 @@ def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
         found.add_output(output)
     found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")), _Excluded(request["exclude"]))
     found.add_links()
+    found.add_writing()
     return found.document()
 
 
 def hashes(paths: list[str]) -> dict[str, Any]:
-    """Return {"hashes": [...]}, in the order of `paths`: `size` and `sha256`, or `why` there are none."""
-    return {"hashes": [_hashed_or_why(Path(path)) for path in paths]}
+    """Return {"hashes": [...]}, in the order of `paths`: `size` and `sha256`, or `why` there are none.
+
+    `writing` as for `manifest`.
+    """
+    read = [Read(path, looked_at(path), _hashed_or_why(path)) for path in paths]
+    mark_writing(read, _hashed_or_why)
+    return {"hashes": [one.line for one in read]}
 
 
 class _Excluded:
@@ -91,6 +102,7 @@ class _Found:
         self._homes: dict[Path, str] = {}  # of every file and link that was taken in
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
+        self._read: list[Read] = []
         self._ephemeral: dict[int, bool] = {}  # by device
         self._excluded = _Excluded([])
         self._room = LIST_BYTES
@@ -182,8 +194,14 @@ class _Found:
         for path, home, limited in self._links:
             try:
                 self._add_link(path, home, limited)
+            except FileNotFoundError:
+                continue
             except OSError as error:
                 self.skip(path, error.strerror or str(error), owed=True)
+
+    def add_writing(self) -> None:
+        """Mark what was read in the middle of a write. What has no hash yet is marked with its hash."""
+        mark_writing([one for one in self._read if "sha256" in one.line], _hashed_or_why)
 
     def skip(self, path: Path, why: str, *, owed: bool = False) -> None:
         """Name what is not fetched. `owed`: the job made it, so that the node must be kept."""
@@ -207,6 +225,10 @@ class _Found:
     def _add_file(self, path: Path, home: str, info: os.stat_result, limited: bool) -> None:
         line: dict[str, Any] = {"path": str(path), "home": home, "size": info.st_size, "limited": limited}
         line["modified"] = info.st_mtime
+        if info.st_size - info.st_blocks * 512 >= HOLES_BYTES:
+            line["sparse"] = True
+        if not home.startswith("logs/"):  # they are only appended to
+            self._read.append(Read(str(path), info, line))
         if info.st_dev not in self._ephemeral:
             self._ephemeral[info.st_dev] = is_ephemeral(info.st_dev)
         if self._ephemeral[info.st_dev]:
@@ -251,9 +273,9 @@ class _Found:
         return f"{self.node}/outside{path}"
 
 
-def _hashed_or_why(path: Path) -> dict[str, Any]:
+def _hashed_or_why(path: str) -> dict[str, Any]:
     try:
-        return _hashed(path, 0, data=False)
+        return _hashed(Path(path), 0, data=False)
     except OSError as error:
         return {"why": error.strerror or str(error)}
 
