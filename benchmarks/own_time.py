@@ -18,10 +18,10 @@ the job's way there and back, one for its results, two for AWS to release the no
 An idle machine is needed: the nodes run on the cores that awsddp runs on.
 """
 
+import argparse
 import contextlib
 import json
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -108,7 +108,9 @@ def show(name: str, taken: list[float], tail: str = "") -> None:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", type=int, nargs="?", default=5)
+    rounds = parser.parse_args().rounds
     for delay_s in DELAYS_S:
         with rehearsal() as lab, far(lab, delay_s=delay_s) as client:
             (lab.project / "first.py").write_text(SCRIPT)

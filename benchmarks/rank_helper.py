@@ -6,6 +6,7 @@ Two gloo ranks train a network, with and without the helper in turn: digits, and
 64 x 64. CPU times, as on a machine that is shared the clock says nothing. Needs torch and torchvision.
 """
 
+import argparse
 import gzip
 import os
 import socket
@@ -24,7 +25,9 @@ STEPS = {"digits": 400, "resnet18": 10}
 
 def main() -> int:
     """Print the medians with and without the helper, and the ratio of each pair."""
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pairs", type=int, nargs="?", default=10)
+    pairs = parser.parse_args().pairs
     with tempfile.TemporaryDirectory() as folder:
         helper = Path(folder)
         source = (ROOT / "awsddp" / "jobs" / "supervisor" / "helper.py").read_text()

@@ -1,6 +1,6 @@
 """How long `awsddp up` takes to running nodes, beside the shortest program that could launch them.
 
-    python benchmarks/start.py [ROUNDS]
+    python benchmarks/start.py [ROUNDS] [--nodes N ...]
 
 From process start to the describe that shows all nodes running, in records mode with 100 ms added to each
 call, both interleaved. The bare program is boto3 alone (its imports included) and makes only the longest
@@ -11,6 +11,7 @@ promise: at most 1.20 times, the same for 2, 8 and 64 nodes within 10 %. The loc
 to launch and to describe 64 nodes, for both, so what is compared is the time beside the bare program's.
 """
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -25,7 +26,7 @@ from _rehearsal import Rehearsal, rehearsal
 
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.user_data import user_data
-from awsddp.plan import Request, names, resolve_request
+from awsddp.plan import Request, Values, names
 
 BARE = """
 import json, sys, time
@@ -83,15 +84,12 @@ def requests(lab: Rehearsal, keys: dict[str, str], nodes: int) -> dict[str, Any]
         "security_group": "",
         "client_token": uuid.uuid4().hex,
     }
-    given: dict[str, Any] = {
-        "ids": ids,
-        "secrets": {
-            "user_data": user_data(host_key=make_key("bare"), expires_at=datetime.now(UTC)),
-            "public_key": make_key("bare").public,
-        },
-        "now": datetime.now(UTC),
+    secrets = {
+        "user_data": user_data(host_key=make_key("bare"), expires_at=datetime.now(UTC)),
+        "public_key": make_key("bare").public,
     }
-    made = {one["operation"]: resolve_request(Request(**one), **given).parameters for one in plan["requests"]}
+    values = Values(ids=ids, secrets=secrets, now=datetime.now(UTC))
+    made = {one["operation"]: values.resolve(Request(**one)).parameters for one in plan["requests"]}
     ec2.import_key_pair(**made["ImportKeyPair"])
     ec2.create_placement_group(**made["CreatePlacementGroup"])
     return made
@@ -121,15 +119,18 @@ def awsddp(nodes: int) -> tuple[float, list[dict[str, Any]]]:
             call["ended"]
             for call in calls
             if call["operation"] == "DescribeInstances"
-            and call["parameters"]["Filters"][0]["Name"] == "tag:awsddp:id"
+            and call["parameters"]["Filters"][0]["Name"] == "instance-id"
         ]
         return asked_by_id[-1], calls
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    ratios = []
-    for nodes in (2, 8, 64):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", type=int, nargs="?", default=5)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 8, 64])
+    asked = parser.parse_args()
+    rounds, ratios = asked.rounds, []
+    for nodes in asked.nodes:
         both: dict[str, list[float]] = {"bare boto3": [], "awsddp up": []}
         for _ in range(rounds):
             taken, chain = bare(nodes)

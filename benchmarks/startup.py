@@ -5,6 +5,7 @@
 The promise: at most 1.5 times. Both are whole processes; the median and the least of each are shown.
 """
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,9 @@ def seconds(words: list[str]) -> float:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 21
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", type=int, nargs="?", default=21)
+    rounds = parser.parse_args().rounds
     times: dict[str, list[float]] = {name: [] for name in CASES}
     for words in CASES.values():
         seconds(words)

@@ -7,6 +7,7 @@ The calls are counted by a proxy between `awsddp` and the endpoint (a turn: a re
 is shown again what both take when that proxy adds 100 ms each way.
 """
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,9 @@ def seconds(lab: Rehearsal, words: list[str], environ: dict[str, str]) -> float:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", type=int, nargs="?", default=15)
+    rounds = parser.parse_args().rounds
     with rehearsal("--no-hosts") as lab:
         keys = lab.keys()
         lab.run("up", *REMOTE, "--nodes", "2", "-y", **keys)

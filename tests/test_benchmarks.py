@@ -10,19 +10,64 @@ import pytest
 
 from tests.seed import SEED
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "benchmarks"
 SHORTEST = {
-    "startup": ["1"],
-    "status": ["1"],
-    "own_time": ["1"],
-    "local_boot": ["--nodes", "2", "--times", "1"],
+    "fan_out": "--nodes 1 --times 1",
+    "gang": "--pairs 1 --ranks 2",
+    "local_boot": "--nodes 2 --times 1",
+    "many_lines": "--nodes 1 --ranks 1 --lines 10 --rounds 1",
+    "own_time": "1",
+    "rank_helper": "1",
+    "start": "1 --nodes 2",
+    "startup": "1",
+    "status": "1",
+    "train_ddp": "--only digits --pairs 1 --rounds 1",
+    "train_gpu": "",
+    "train_input": "--rounds 1",
+    "train_processes": "--rounds 1",
+    "campaigns/deaths": "--runs 1",
+    "campaigns/doctor": "--runs 1",
+    "campaigns/forgotten": "--runs 1 --parallel 1",
+    "campaigns/hangs": "--runs 1",
+    "campaigns/hostile_node": "--runs 1",
+    "campaigns/network_breaks": "--runs 1 --longest 1",
+    "campaigns/saves": "--runs 1",
 }
+"""What measures least, by program."""
+CHEAP = ("start", "startup", "campaigns/hostile_node")
+"""What takes seconds, and needs no host."""
+
+
+def run(name: str, *words: str, timeout: float) -> str:
+    module = f"benchmarks.{name.replace('/', '.')}"
+    command = [sys.executable, "-m", module] if "/" in name else [sys.executable, f"benchmarks/{name}.py"]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "AWSDDP_HOME"))}
+    done = subprocess.run(
+        [*command, *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_every_program_has_a_shortest_form() -> None:
+    files = [path.relative_to(BENCHMARKS) for path in BENCHMARKS.rglob("[a-z]*.py")]
+    assert {str(path.with_suffix("")) for path in files} == set(SHORTEST)
+
+
+@pytest.mark.parametrize("name", sorted(set(SHORTEST) - set(CHEAP)))
+def test_a_program_starts_and_knows_the_words_of_its_shortest_form(name: str) -> None:
+    usage = run(name, "--help", timeout=60)
+    assert usage.startswith("usage: ")
+    assert [word for word in SHORTEST[name].split() if word.startswith("-") and word not in usage] == []
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_program_that_needs_no_host_runs(name: str) -> None:
+    assert run(name, *SHORTEST[name].split(), timeout=100)
 
 
 @pytest.mark.prove
-def test_a_benchmark_still_runs() -> None:
-    name = random.Random(f"benchmark/{SEED}").choice(sorted(SHORTEST))
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "AWSDDP_HOME"))}
-    words = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SHORTEST[name]]
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+def test_a_program_still_runs() -> None:
+    name = random.Random(f"benchmark/{SEED}").choice(sorted(set(SHORTEST) - set(CHEAP)))
+    run(name, *SHORTEST[name].split(), timeout=500)
