@@ -53,9 +53,10 @@ class _Meter:
             self.exists = None
 
     def rate(self, at: datetime) -> float | None:
-        """Return what the machine costs per hour at a moment."""
-        began = [usd for since, usd in sorted(self.rates, key=lambda one: one[0]) if since <= at]
-        return began[-1] if began else self.rates[0][1]
+        """Return what the machine costs per hour at a moment: the launch's rate until a price is known."""
+        estimate, *prices = self.rates
+        began = [usd for since, usd in sorted(prices, key=lambda one: one[0]) if since <= at]
+        return began[-1] if began else estimate[1]
 
     @property
     def hours(self) -> float:

@@ -1,7 +1,7 @@
 """Whatever carries our tags, in every region: clusters, others' and ours, and orphans."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -9,12 +9,15 @@ from typing import Any
 
 from awsddp import compat
 from awsddp.aws.clusters import cluster_of, describe, tags_of
+from awsddp.aws.prices import spot
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import KINDS
 from awsddp.cluster import ENDED, Cluster
 from awsddp.parallel import all_of, each
 
+SpotPrices = Mapping[str, Mapping[str, float]]
+"""US dollars per hour of one machine, by type and zone."""
 _OURS = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
 
 
@@ -22,7 +25,7 @@ _OURS = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
 class Holding:
     """A cluster, or what is left of one. `mine`: of the caller. `orphan`: mine, and nobody needs it any more.
 
-    `price_usd_per_hour` is the list price of its running machines and of its disks; None where it is unknown.
+    `price_usd_per_hour` is what its running machines and its disks cost; None where it is unknown.
     """
 
     cluster: Cluster
@@ -67,18 +70,20 @@ def find_everywhere(
 def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     """Return whatever carries our tags in one region, by owner and name. Raises CloudError."""
     works = [partial(aws.pages, kind.describe, {"Filters": _OURS}, kind.key) for kind in KINDS]
-    described = all_of([partial(describe, aws, _OURS), *works])
+    described = [item for items in all_of([partial(describe, aws, _OURS), *works]) for item in items]
+    spot_types = {item["InstanceType"] for item in described if item.get("InstanceLifecycle") == "spot"}
+    spot_prices = spot(aws, spot_types) if spot_types else {}
     parts: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for item in (item for items in described for item in items):
+    for item in described:
         tags = tags_of(item)
         # An id alone may be a copy: the console's "launch more like this" copies tags.
         id, name, whose = (tags.get(f"awsddp:{tag}", "") for tag in ("id", "cluster", "owner"))
         parts[id, name, whose].append(item)
-    found = [
-        _holding(cluster_of(name, whose, aws.region, id, _apart(items)), items, caller=owner, now=now)
-        for (id, name, whose), items in parts.items()
-        if id
-    ]
+    found = []
+    for (id, name, whose), items in parts.items():
+        if id:
+            cluster = cluster_of(name, whose, aws.region, id, _apart(items))
+            found.append(_holding(cluster, items, spot_prices, caller=owner, now=now))
     real = [one for one in found if one.cluster.leftovers or _exists(one.cluster)]
     return tuple(sorted(real, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))
 
@@ -92,26 +97,34 @@ def _apart(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [item for item in items if "in-use" not in (item.get("State"), item.get("Status"))]
 
 
-def _holding(cluster: Cluster, items: list[dict[str, Any]], *, caller: str, now: datetime) -> Holding:
+def _holding(
+    cluster: Cluster, items: list[dict[str, Any]], spot_prices: SpotPrices, *, caller: str, now: datetime
+) -> Holding:
     mine = cluster.owner == caller
     late = cluster.expires is not None and cluster.expires < now
     return Holding(
         cluster=cluster,
         mine=mine,
         orphan=mine and (not cluster.live or late),
-        price_usd_per_hour=_price(cluster, items),
+        price_usd_per_hour=_price(cluster, items, spot_prices),
     )
 
 
-def _price(cluster: Cluster, items: list[dict[str, Any]]) -> float | None:
-    """Return what running machines cost per hour by the list, and disks, which also cost while they stop."""
+def _price(cluster: Cluster, items: list[dict[str, Any]], spot_prices: SpotPrices) -> float | None:
+    """Return what running machines cost per hour, and disks, which also cost while they stop.
+
+    A spot machine costs what the market asks in its zone now, where AWS tells it, else the list price.
+    """
     machines = 0.0
     for node in cluster.nodes:
         if node.state in (*ENDED, "stopped", "stopping"):
             continue
         kind = compat.GPU_TYPES.get(node.instance_type)
-        if kind is None or kind.price_usd_per_hour is None:
+        price = kind.price_usd_per_hour if kind is not None else None
+        if node.spot:
+            price = spot_prices.get(node.instance_type, {}).get(node.zone, price)
+        if price is None:
             return None
-        machines += kind.price_usd_per_hour + (compat.ADDRESS_USD_PER_HOUR if node.public_ip else 0.0)
+        machines += price + (compat.ADDRESS_USD_PER_HOUR if node.public_ip else 0.0)
     disks = sum(compat.disk_usd_per_hour(int(item["Size"])) for item in items if "VolumeId" in item)
     return round(machines + disks, 4)

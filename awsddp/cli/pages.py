@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _BUDGET_WARNING = 0.8
+_FRESH_S = 15.0
+"""How old what a node said of a job may be, if the command that shows it has asked the node."""
 _MOST_KEPT = 10
 _MEASURES = (
     ("step", "step {}"),
@@ -85,12 +87,14 @@ def _progress(job: dict[str, Any]) -> str:
 
 
 def _seen(job: dict[str, Any]) -> str:
-    """Return a job's state; "running" is only as of the last contact with a node."""
+    """Return a job's state; "running" is as of the last contact with a node, which may be this command's."""
     if job["state"] != "running":
         return str(job["state"])
     seen = datetime.fromisoformat(job["last_seen"]).astimezone() if job["last_seen"] else None
     if seen is None:
         return "last seen running"
+    if (datetime.now(UTC) - seen).total_seconds() < _FRESH_S:
+        return "running"
     today = seen.date() == datetime.now().date()
     return f"last seen running at {seen:%H:%M}" if today else f"last seen running on {seen:%Y-%m-%d at %H:%M}"
 

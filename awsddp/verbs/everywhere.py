@@ -7,10 +7,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from awsddp import report
-from awsddp.cluster import Target
+from awsddp.cluster import Cluster, Target
 from awsddp.errors import LeftoverError
 from awsddp.report import money
+from awsddp.state import Folder
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, aws_of, target_of_all
+from awsddp.verbs.status import cluster_document
 
 if TYPE_CHECKING:
     from awsddp.aws.everywhere import Everywhere, Holding
@@ -33,7 +36,7 @@ def status_all(ctx: Context) -> list[dict[str, Any]]:
     answers.
     """
     with _searched(ctx) as search:
-        return [_document(search.target, holding) for holding in search.found.holdings]
+        return [_document(ctx, search, holding) for holding in search.found.holdings]
 
 
 def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
@@ -46,7 +49,11 @@ def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str]
     from awsddp.aws.teardown import teardown
 
     with _searched(ctx) as search:
-        found = [holding for holding in search.found.holdings if holding.orphan]
+        found = [
+            holding
+            for holding in search.found.holdings
+            if holding.orphan and not _lives(_recorded(ctx, search, holding.cluster))
+        ]
         orphans = [holding for holding in found if discard or not holding.cluster.unfetched]
         kept = [holding.cluster for holding in found if holding not in orphans]
         if orphans:
@@ -95,14 +102,15 @@ def _searched(ctx: Context) -> Iterator[_Search]:
         yield _Search(target=target, aws=aws, found=found)
 
 
-def _document(target: Target, holding: "Holding") -> dict[str, Any]:
+def _document(ctx: Context, search: _Search, holding: "Holding") -> dict[str, Any]:
+    """Return a cluster's document. Of one that this machine has a record of, it says what `status` says."""
     cluster = holding.cluster
     nodes = cluster.live
-    return {
+    document = {
         "cluster": cluster.name,
         "id": cluster.id,
         "state": report.cluster_state(cluster, prepared=None, launching=False),
-        "target": target.name,
+        "target": search.target.name,
         "region": cluster.region,
         "owner": cluster.owner,
         "mine": holding.mine,
@@ -115,6 +123,32 @@ def _document(target: Target, holding: "Holding") -> dict[str, Any]:
         "cost_usd": None,
         "expires": report.iso(cluster.expires),
     }
+    known = _recorded(ctx, search, cluster)
+    if known is None:
+        return document
+    seen = cluster_document(known)
+    same = ("state", "instance_type", "nodes", "price_usd_per_hour", "cost_usd", "expires")
+    return document | {key: seen[key] for key in same} | {"orphan": holding.orphan and not _lives(known)}
+
+
+def _lives(known: ClusterHandle | None) -> bool:
+    """Tell whether nodes of a cluster live by its record, whatever their tags are, before its expiry."""
+    if known is None or known.listed is None or not known.listed.live:
+        return False
+    return known.record.expires > datetime.now(UTC)
+
+
+def _recorded(ctx: Context, search: _Search, cluster: Cluster) -> ClusterHandle | None:
+    """Return a cluster as `status` finds it, by its record; None where this machine has none."""
+    here = replace(ctx, spec=replace(ctx.spec, name=cluster.name), folder=Folder(ctx.home, cluster.name))
+    record = here.folder.read(newer=True)
+    if record is None or record.id != cluster.id:
+        return None
+    target = replace(search.target, region=cluster.region)
+    aws = aws_of(here, target, login=search.aws)
+    known = ClusterHandle(ctx=here, target=target, gateway=aws, known=record)
+    known.listed = known.list_own()
+    return known
 
 
 def _line(holding: "Holding") -> str:

@@ -44,7 +44,8 @@ def test_job_that_runs_is_told_as_last_seen_by_this_machines_clock(
     monkeypatch.setenv("TZ", "UTC-5")  # five hours ahead
     time.tzset()
     try:
-        now = datetime.now(UTC)
+        now = datetime.now(UTC) - timedelta(seconds=30)
+        assert "  running  " in shown(capsys, last_seen=iso(datetime.now(UTC)))
         today = f"last seen running at {now + timedelta(hours=5):%H:%M}  on the nodes"
         assert today in shown(capsys, last_seen=iso(now))
         before = "last seen running on 2026-11-20 at 07:00  on the nodes"
