@@ -6,12 +6,14 @@ from typing import Any
 
 from awsddp.cluster import Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
+from awsddp.jobs.health import replacement
 from awsddp.nodes import rsync
+from awsddp.nodes.failures import NodesFailed
 from awsddp.parallel import both, import_soon
 from awsddp.plan import Facts, LaunchPlan, refuse_untried
 from awsddp.spec import idle_seconds, overlaid, overlaid_environment
 from awsddp.state import Record
-from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.cluster import REACH_S, ClusterHandle
 from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, reach_jump, target_for
 from awsddp.verbs.converging import Confirm, own_or_empty, reconcile
 from awsddp.verbs.environment import check_environment, environment_of
@@ -175,6 +177,8 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
     known = {one.instance_id for one in record.prepared} == {node.instance_id for node in nodes}
     if known and not late and record.idle == ctx.spec.cluster.idle:
         cluster.publish()
+        if hosts:
+            _log_in(cluster)
         return
     accept_host_keys(ctx, record, nodes)
     if hosts:
@@ -202,6 +206,23 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
         idle=ctx.spec.cluster.idle,
     )
     ctx.folder.note("ready", id=record.id)
+
+
+def _log_in(cluster: ClusterHandle) -> None:
+    """Log in to each node, which was ready before. Raises NodesFailed with the commands that repair one."""
+    try:
+        with cluster.connect(deadline_s=REACH_S):
+            pass
+    except NodesFailed as error:
+        silent = [node for node in cluster.nodes if node.node in error.failures]
+        refused = [
+            one for one in error.failures.values() if getattr(one, "layer", "") in ("refused", "banner")
+        ]
+        if len(refused) == len(silent):  # the machines are there, what answers on them is not
+            restart = "awsddp stop; awsddp up   # boots the nodes anew: a job on them ends, their disks stay"
+            replaced = map(replacement, silent)
+            error.next = "\n".join(([] if any(node.spot for node in silent) else [restart]) + [*replaced])
+        raise
 
 
 def _unseen(record: Record, node: Node) -> Prepared:

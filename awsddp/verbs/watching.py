@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
-from awsddp.cluster import Job
+from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol, results
 from awsddp.jobs.logs import Merger
@@ -21,7 +21,9 @@ SILENT_S = 12.0
 HINT_S = 300.0
 """After how long without a line a job is said to be silent."""
 BEYOND_S = 60.0
-"""How much longer than `job.heartbeat_timeout` we try to connect: the supervisors notice a break later."""
+"""How much longer than `job.heartbeat_timeout` we try to connect: the supervisors notice a break later.
+
+So long, too, to a node whose sshd refuses, once the others say that the job has ended."""
 _CONNECT_S = 5.0
 _RETRY_S = 10.0  # between two tries while other nodes are followed
 _CHECK_S = 1.0
@@ -170,8 +172,14 @@ class Watch:
             elif node in self._fleet.nodes:
                 del self._away[node]
                 self._ctx.on_event(Event("connected again", node_name(node)))
-            elif time.monotonic() - since > self._patience_s:
+            elif time.monotonic() - since > self._patience(node):
                 self._give_up(node)
+
+    def _patience(self, node: int) -> float:
+        """Return how long a node may be away (s): less if its sshd refuses and the job has ended."""
+        refuses = getattr(self._fleet.failures.get(node), "layer", "") == "refused"
+        has_ended = any(told["state"] not in ACTIVE for told in self._merger.documents.values())
+        return BEYOND_S if refuses and has_ended else self._patience_s
 
     def _give_up(self, node: int) -> None:
         del self._away[node]

@@ -186,7 +186,7 @@ def test_ssh_moves_to_a_jump_host_which_is_remembered(
     assert "ProxyCommand ssh" in laptop.folder.ssh_config.read_text()
     laptop.up(network__jump="", network__ssh_cidr="10.0.0.8/32")
     assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)
-    assert "ProxyCommand" not in laptop.folder.ssh_config.read_text()
+    assert "ProxyCommand ssh" not in laptop.folder.ssh_config.read_text()
     aws.call("DeleteSecurityGroup", {"GroupId": group})
 
 

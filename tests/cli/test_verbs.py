@@ -194,6 +194,18 @@ def test_stopped_machines_keep_their_disks_and_up_starts_them(cluster: Lab) -> N
     assert cluster.json("status")["expires"] == after["expires"]
 
 
+@pytest.mark.prove
+def test_up_looks_at_each_node_and_its_advice_brings_a_dead_sshd_back(cluster: Lab) -> None:
+    cluster.run("exec", "--node", "1", "sudo systemctl stop ssh.socket ssh; sudo pkill -x sshd")
+    error = cluster.json("up", "-y", code=6)["error"]
+    assert error["message"].startswith("node1: no sshd is listening")
+    restart, replaced = error["next"].splitlines()
+    assert replaced.startswith("awsddp up -o cluster.replace=i-")
+    for command in restart.partition("   #")[0].split("; "):
+        assert cluster.run(*command.split()[1:], "-y").returncode == 0
+    assert cluster.run("exec", "--node", "1", "true").returncode == 0
+
+
 SUM = """
 import torch
 import torch.distributed as dist

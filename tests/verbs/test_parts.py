@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws import poweroff
+from awsddp.aws import clusters, poweroff
 from awsddp.cluster import Job, Node
 from awsddp.errors import CloudError, NodeError
-from awsddp.verbs import cluster
+from awsddp.nodes.failures import NodeFailure
+from awsddp.verbs import cluster, watching
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.fetch import fetch, fetch_all
 from awsddp.verbs.jobs import jobs
@@ -190,6 +191,20 @@ def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
     )
     assert error.value.next == "awsddp fetch --job j   # again\ntry again"
     assert [job.state for job in owed.record.jobs] == ["succeeded"]
+
+
+def test_node_whose_sshd_refuses_does_not_hold_up_the_end_of_a_job(
+    owed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "BEYOND_S", 0.0)
+    monkeypatch.setattr(clusters, "describe", lambda *_: [])
+    line = owed.line()
+    line.cut = {1}
+    refused = NodeFailure(1, "refused", "no sshd is listening")
+    monkeypatch.setattr(line, "reconnect", lambda *_, **__: line.failures.update({1: refused}))
+    cluster, job = owed.handle(line=line), owed.record.jobs[-1]
+    job = Watch(cluster, job, merger=merger_of(cluster.ctx, job), on_lines=lambda _: None).run()
+    assert job.state == "succeeded"
 
 
 def test_part_that_is_home_is_not_lost_with_its_node(owed: World, tmp_path: Path) -> None:
