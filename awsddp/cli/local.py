@@ -75,8 +75,11 @@ def fault() -> None:
 @click.option("--for", "lasts", metavar="TIME", help="Duration: 30s, 5m.  [default: until cleared]")
 @click.option("--times", type=click.IntRange(min=1), metavar="N", help="Only N times.  [default: always]")
 @click.option("--seconds", type=float, metavar="S", help="For delay, late and stale.  [default: 5]")
+@click.option("--notice", metavar="TIME", help="For reclaim: how long before the end.  [default: 2m]")
 @click.option("--only", metavar="WORD", help="Only calls with this value: a zone, a type, an id.")
-def fault_add(options: Globals, what: str, effect: str, lasts: str | None, **given: Any) -> None:
+def fault_add(
+    options: Globals, what: str, effect: str, lasts: str | None, notice: str | None, **given: Any
+) -> None:
     """Inject a fault into WHAT: an API operation (`*`: any) or a node.
 
     For an operation, EFFECT is an EC2 error code (InsufficientInstanceCapacity, RequestLimitExceeded),
@@ -85,15 +88,17 @@ def fault_add(options: Globals, what: str, effect: str, lasts: str | None, **giv
 
     A node is an instance id, or `node1` of the cluster. EFFECT is `cut`, no packet in or out; `one-way`,
     outgoing packets dropped; `slow-network` and `slow-cpu`; `frozen`, nothing runs; `full-disk`, no space
-    left; `oom`, almost no memory left; `clock`, 2 minutes ahead; `hostkey`, another host key; or `reboot` or
-    `poweroff`, once, as from inside.
+    left; `oom`, almost no memory left; `clock`, 2 minutes ahead; `hostkey`, another host key; or once:
+    `reboot` or `poweroff`, as from inside; `reclaim`, EC2 takes a spot node back, after a notice.
     """
     from awsddp.verbs import local
 
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with session.opened(options) as (ctx, show):
         if lasts is not None:
-            choices["for_s"] = _seconds(lasts)
+            choices["for_s"] = _seconds(lasts, "--for")
+        if notice is not None:
+            choices["notice_s"] = _seconds(notice, "--notice")
         if number := re.fullmatch(r"node(\d{1,4})", what):
             what = local.instance_of(ctx.home, options.name, int(number[1]))
         show.result(local.fault_add(ctx.home, what, effect, **choices), faults_page)
@@ -118,11 +123,11 @@ def fault_clear(options: Globals, number: int | None) -> None:
         show.result(local.fault_clear(ctx.home, number), faults_page)
 
 
-def _seconds(text: str) -> float:
-    """Return the seconds of `--for`. Raises UsageError."""
+def _seconds(text: str, option: str) -> float:
+    """Return the seconds that an option has. Raises UsageError."""
     from awsddp.spec import seconds
 
     try:
         return seconds(text)
     except ConfigError:
-        raise UsageError(f"--for: invalid duration {text!r}", "", "use 30s, 5m or 1h") from None
+        raise UsageError(f"{option}: invalid duration {text!r}", "", "use 30s, 5m or 1h") from None

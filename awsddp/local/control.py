@@ -160,8 +160,9 @@ def fault_add(
     """Makes calls of `operation` go wrong (faults.py), or the node of that id (node_faults.py); returns all
     in force, once they are.
 
-    :param choices: `for_s`: heals by itself after so long. Of calls: `times`, how often, else until it is
-        cleared; `seconds`; `only`: strikes requests with a parameter of this value (a launch has its zone).
+    :param choices: `for_s`: heals by itself after so long; `notice_s` of a node's "reclaim". Of calls:
+        `times`, how often, else until it is cleared; `seconds`; `only`: strikes requests with a parameter of
+        this value (a launch has its zone).
     :raises UsageError: no such operation, instance or effect.
     :raises LocalCloudError: its daemon does not answer.
     """

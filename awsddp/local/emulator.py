@@ -51,6 +51,7 @@ CODES = {
 }
 USER_SHUTDOWN = ("Client.UserInitiatedShutdown", "User initiated shutdown")
 INSTANCE_SHUTDOWN = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
+RECLAIMED = ("Server.SpotInstanceTermination", "Spot instance termination")
 BROKEN = ("Server.InternalError", "Internal error on launch")
 
 # Filters of DescribeInstances that moto lacks.

@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from awsddp.errors import AwsddpError
+from awsddp.errors import AwsddpError, UsageError
 from awsddp.local import (
     attributes,
     faults,
@@ -144,12 +144,21 @@ class Front:
         :raises UsageError: it cannot be.
         """
         if not node_faults.names_node(fault.get("operation", "")):
+            if "notice_s" in fault:
+                raise UsageError("--notice is for reclaim", "a fault of calls has none", node_faults.HELP)
             return False
-        states = {one.id: one.state for one in self._emulator.instances()}
-        node_faults.check(fault, states=states, mode=self._mode)
+        instances = {one.id: one for one in self._emulator.instances()}
+        states = {id: one.state for id, one in instances.items()}
+        spot = [id for id, one in instances.items() if one.lifecycle == "spot"]
+        node_faults.check(fault, states=states, mode=self._mode, spot=spot)
         if fault["effect"] not in node_faults.ONCE:
             return False
-        self._lifecycle.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
+        if fault["effect"] == "reclaim":
+            notice_s = fault.get("notice_s", node_faults.NOTICE_S)
+            instances[fault["operation"]].reclaimed_at = time.time() + notice_s
+            self._store.save()
+        else:
+            self._lifecycle.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
         return True
 
     def _api(self, environ: dict[str, Any]) -> Reply:

@@ -8,6 +8,7 @@ lose. Steps that take time run in a pool, one at a time for an instance.
 from __future__ import annotations
 
 import base64
+import math
 import os
 import select
 import threading
@@ -95,7 +96,8 @@ class Lifecycle:
                 self._ended = self._begun
                 self._turn.notify_all()
             with self._emulator.lock:
-                idle_s = min(IDLE_POLL_S, self._faults.next_s())
+                reclaims = [_reclaimed_in_s(one) for one in self._emulator.instances()]
+                idle_s = min(IDLE_POLL_S, self._faults.next_s(), *reclaims)
             self._wait(idle_s if settled else BUSY_POLL_S, watch=settled)
 
     def _wait(self, timeout_s: float, *, watch: bool) -> None:
@@ -197,7 +199,10 @@ class Lifecycle:
             self._boot(instance)
 
     def _running(self, instance: Any, condition: Condition) -> None:
-        if instance.id in self._broken:
+        if _reclaimed_in_s(instance) <= 0:
+            records.set_state(instance, "shutting-down")
+            records.set_reason(instance, records.RECLAIMED)
+        elif instance.id in self._broken:
             self._broken.pop(instance.id)
             self._powered_off(instance)
         elif condition in (Condition.OFF, Condition.BROKEN):
@@ -266,6 +271,12 @@ class Lifecycle:
 
         self._busy.add(instance_id)
         self._pool.submit(run)
+
+
+def _reclaimed_in_s(instance: Any) -> float:
+    """In how many seconds a spot instance is taken back; infinity for one that is not, or has ended."""
+    at = getattr(instance, "reclaimed_at", None)
+    return math.inf if at is None or instance.state in ENDED else max(0.0, at - time.time())
 
 
 def _spec(instance: Any, prefix: int) -> HostSpec:

@@ -11,7 +11,7 @@ import hmac
 import json
 import time
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moto.core.utils import utcnow
@@ -124,9 +124,25 @@ def _tree(instance: Any) -> dict[str, Any]:
         "version": "2017-09-30",
     }
     facts["iam"] = _role(instance)
+    facts["spot"] = _notice(instance)
     meta_data = {name: value for name, value in facts.items() if value not in (None, "")}
     dynamic = {"instance-identity": {"document": json.dumps(document, indent=2)}}
     return {"latest": {"dynamic": dynamic, "meta-data": meta_data}}
+
+
+def _notice(instance: Any) -> dict[str, str] | None:
+    """When a spot instance will be taken back; None while nobody has said so.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+    """
+    at = getattr(instance, "reclaimed_at", None)
+    if at is None:
+        return None
+    moment = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return {
+        "instance-action": json.dumps({"action": "terminate", "time": moment}),
+        "termination-time": moment,
+    }
 
 
 def _role(instance: Any) -> dict[str, Any] | None:

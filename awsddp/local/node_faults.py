@@ -11,6 +11,7 @@
     hostkey       its sshd shows another host key
     reboot        once, in order, as from inside
     poweroff      once, in order, as from inside
+    reclaim       a spot instance is taken back: its metadata say so, and after the notice it ends
 
 They are kept beside the faults of calls (faults.py); the worker of the hosts (lifecycle.py) brings them about
 and heals them.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ LASTING = (
     "clock",
     "hostkey",
 )
-ONCE = ("reboot", "poweroff")
+ONCE = ("reboot", "poweroff", "reclaim")
+NOTICE_S = 120.0
+"""How long before its end EC2 tells a spot instance that it is taken back."""
 FILLER = "filler"
 HELP = "awsddp local fault add --help"
 SLOW_NETWORK = "1 mbytes/second burst 64 kbytes"
@@ -56,11 +59,14 @@ def names_node(operation: str) -> bool:
     return operation.startswith("i-")
 
 
-def check(asked: Mapping[str, Any], *, states: Mapping[str, str], mode: str) -> None:
+def check(
+    asked: Mapping[str, Any], *, states: Mapping[str, str], mode: str, spot: Collection[str] = ()
+) -> None:
     """Looks at a fault of a node before it is taken up.
 
     :param asked: the fields of the fault.
     :param states: the state of each instance by its id.
+    :param spot: the ids of spot instances.
     :raises UsageError: no such instance or effect, choices that are for calls, a mode that cannot do it.
     """
     instance_id, effect = asked["operation"], asked["effect"]
@@ -78,6 +84,14 @@ def check(asked: Mapping[str, Any], *, states: Mapping[str, str], mode: str) -> 
         raise UsageError(f"{effect} happens once", "--for is for what lasts", HELP)
     if effect in ONCE and states[instance_id] != "running":
         raise UsageError(f"{instance_id} is {states[instance_id]}", f"{effect} is for a node that runs", HELP)
+    if "notice_s" in asked and effect != "reclaim":
+        raise UsageError("--notice is for reclaim", f"{effect} comes without one", HELP)
+    if effect == "reclaim":
+        if instance_id not in spot:
+            raise UsageError(
+                f"{instance_id} is not a spot instance", "EC2 takes no other back", "awsddp up --local --spot"
+            )
+        return
     if mode != "nspawn":
         raise UsageError(
             f"{effect} needs nodes that are machines of their own",

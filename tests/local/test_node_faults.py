@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from awsddp.aws.clusters import end_of
 from awsddp.errors import UsageError
 from awsddp.local import control, node_faults
 from awsddp.local.faults import Faults
@@ -24,7 +25,7 @@ def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
         with pytest.raises(UsageError, match="Debian's package faketime is missing"):
             node_faults.check(fault("i-0a", effect), states=STATES, mode="nspawn")
         return
-    node_faults.check(fault("i-0a", effect), states=STATES, mode="nspawn")
+    node_faults.check(fault("i-0a", effect), states=STATES, mode="nspawn", spot=["i-0a"])
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,8 @@ def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
         (fault("i-0a", "cut", times=2), "--times is for faults of calls", "takes --for"),
         (fault("i-0a", "reboot", for_s=3), "reboot happens once", ""),
         (fault("i-0b", "poweroff"), "i-0b is stopped", "a node that runs"),
+        (fault("i-0a", "reclaim"), "i-0a is not a spot instance", "EC2 takes no other back"),
+        (fault("i-0a", "cut", notice_s=9), "--notice is for reclaim", "cut comes without one"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_choices(asked: dict[str, Any], message: str, why: str) -> None:
@@ -54,6 +57,24 @@ def test_records_have_no_node_that_could_break(records: Cloud) -> None:
     with pytest.raises(UsageError, match="this local cloud runs in records mode"):
         control.fault_add(records.info, made["InstanceId"], "frozen")
     assert control.status(records.info)["faults"] == []
+
+
+def test_a_reclaimed_spot_instance_ends_after_its_notice_with_the_reason_of_ec2(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    spot = {"InstanceMarketOptions": {"MarketType": "spot"}}
+    (made,) = ec2.run_instances(**records.request(**spot))["Instances"]
+    (kept,) = ec2.run_instances(**records.request())["Instances"]
+    records.wait("running", made["InstanceId"], kept["InstanceId"])
+    began = time.time()
+    control.fault_add(records.info, made["InstanceId"], "reclaim", notice_s=1.5)
+    assert records.instances(made["InstanceId"])[0]["State"]["Name"] == "running"
+    (ended,) = records.wait("terminated", made["InstanceId"])
+    assert time.time() - began >= 1.5
+    assert ended["StateReason"]["Code"] == "Server.SpotInstanceTermination"
+    assert end_of(ended)[0] == "spot_interruption"
+    with pytest.raises(UsageError, match="is not a spot instance"):
+        control.fault_add(records.info, kept["InstanceId"], "reclaim")
+    ec2.terminate_instances(InstanceIds=[kept["InstanceId"]])
 
 
 def test_a_fault_heals_at_its_time_though_the_daemon_was_killed(

@@ -176,6 +176,53 @@ def test_jobs_are_asked_to_end_two_minutes_or_a_tenth_of_the_term_before_the_dea
     job.wait()
 
 
+METADATA = """\
+#!/bin/sh
+for url; do :; done
+echo "$url" >> "@root/asked"
+[ "$*" = "${*#*X-aws-ec2-metadata-token: TOKEN}" ] && [ "$url" = "${url%/api/token}" ] && exit 22
+case $url in
+  */latest/api/token) echo TOKEN ;;
+  */latest/meta-data/instance-life-cycle) echo @market ;;
+  */latest/meta-data/spot/instance-action) cat "@root/notice" ;;
+  *) exit 22 ;;
+esac
+"""
+
+
+def with_metadata(machine: Machine, market: str) -> Path:
+    """Let `curl` answer as version 2 of the metadata does; return the file of the notice."""
+    text = METADATA.replace("@root", str(machine.root)).replace("@market", market)
+    (machine.root / "bin/curl").write_text(text)
+    return machine.root / "notice"
+
+
+def test_a_spot_notice_ends_the_jobs_at_once_and_its_time_stays_the_reason(machine: Machine) -> None:
+    job, reason = machine.job(), machine.root / "run/awsddp/shutdown"
+    notice = with_metadata(machine, "spot")
+    node = IdleMachine(machine, idle_s=0)
+    assert not node.ended()
+    assert (job.poll(), reason.exists()) == (None, False)
+    notice.write_text('{"action": "terminate", "time": "2026-11-23T20:30:00Z"}')
+    assert job.wait(timeout=20) == -15
+    notice.unlink()  # the metadata do not answer once
+    assert not node.ended()
+    assert reason.read_text() == "spot 2026-11-23T20:30:00Z\n"
+
+
+def test_what_is_no_spot_instance_is_asked_once_and_told_of_no_notice(machine: Machine) -> None:
+    job = machine.job()
+    with_metadata(machine, "on-demand").write_text('{"action": "terminate", "time": "2026-11-23T20:30:00Z"}')
+    node = IdleMachine(machine, idle_s=0)
+    assert not node.ended()
+    assert not node.ended()
+    asked = (machine.root / "asked").read_text().splitlines()
+    assert [url.rpartition("/latest/")[2] for url in asked] == ["api/token", "meta-data/instance-life-cycle"]
+    assert job.poll() is None
+    job.kill()
+    job.wait()
+
+
 def test_job_is_asked_to_end_at_a_shutdown_and_waited_for(machine: Machine) -> None:
     machine.boot(EXPIRES)
     job = machine.job()

@@ -77,7 +77,8 @@ TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
 
 def cause_of_node(request: dict[str, Any], node: int | None, kind: str, **values: Any) -> dict[str, Any]:
     """Return the cause of a job that none of its ranks ended; `values` are those of the row's texts."""
-    return cause(request, node, words_of(next(row for row in JOB_TABLE if row.kind == kind), values))
+    words = words_of(next(row for row in JOB_TABLE if row.kind == kind), values)
+    return cause(request, node, words, values={name: str(value) for name, value in values.items()})
 
 
 def cause(request: dict[str, Any], node: int | None, words: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ LIMIT_SECONDS = 110.0
 _REASON = Path("/run/awsddp/shutdown")
 _REASONS = {
     "expires": ("expired", "it expired (cluster.expires)"),
-    "spot": ("spot_interruption", "AWS reclaimed the spot instance"),
+    "spot": ("spot_interruption", "AWS reclaims the spot instance"),
     "reboot": ("interrupted", "it was rebooted"),
     "poweroff": ("interrupted", "it was powered off, from inside or by a stop of the instance"),
 }
@@ -21,13 +21,16 @@ _REASONS = {
 def shutdown(request: dict[str, Any], file: Path = _REASON) -> dict[str, Any]:
     """Return how the job is to end at a shutdown of this node: its state, grace (s) and cause."""
     try:
-        word = file.read_text(encoding="ascii", errors="replace").strip()
+        word, _, moment = file.read_text(encoding="ascii", errors="replace").strip().partition(" ")
     except OSError:
-        word = ""
+        word, moment = "", ""
     kind, reason = _REASONS.get(word, ("interrupted", "its supervisor got SIGTERM"))
-    why = f"node{request['node']} was shut down while the job ran: {reason}"
+    at = f" at {moment}" if moment else ""
+    why = f"node{request['node']} was shut down while the job ran: {reason}{at}"
     return {
         "state": "interrupted",
         "grace": min(request["grace"], LIMIT_SECONDS),
-        "cause": cause_of_node(request, request["node"], kind, why=why),
+        "cause": cause_of_node(
+            request, request["node"], kind, why=why, **({"time": moment} if moment else {})
+        ),
     }
