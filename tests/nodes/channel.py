@@ -105,12 +105,16 @@ def make_channel(folder: Path) -> None:
         package(folder, name, "4.66", build="pyhd8ed1ab_0", noarch=True, depends=depends, files=files)
     package(folder, "greedy", depends=("numpy >=9",))
     package(folder, "library", files={"lib/library.so": ""})
+    write_index(folder)
+
+
+def write_index(channel: Path) -> None:
+    """Write the repodata.json of each subdir: what each of its archives says of itself."""
     for subdir in ("noarch", SUBDIR):
-        _index(folder / subdir)
+        _write_index(channel / subdir)
 
 
-def _index(folder: Path) -> None:
-    """Write the repodata.json of a subdir: what each of its archives says of itself."""
+def _write_index(folder: Path) -> None:
     packages = {}
     for path in sorted(folder.glob("*.tar.bz2")):
         data = path.read_bytes()
