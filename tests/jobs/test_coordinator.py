@@ -97,7 +97,7 @@ def test_kind_of_the_loss_of_a_node_is_that_of_the_cause() -> None:
     coordinator.lose(1, "its instance is terminated", "spot_interruption")
     cause = coordinator.document()["cause"]
     assert (cause["kind"], cause["retryable"]) == ("spot_interruption", True)
-    assert cause["explanation"] == "node1 was lost while the job ran: its instance is terminated."
+    assert cause["explanation"] == "node1 left the job while it ran: its instance is terminated."
 
 
 def test_first_of_several_own_failures_is_the_cause() -> None:

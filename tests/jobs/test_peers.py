@@ -162,7 +162,8 @@ def test_closed_connection_is_the_end_of_a_supervisor_at_once(wire: Wire) -> Non
     for key in list(wire.selectors[1].get_map().values()):
         key.fileobj.close()
     wire.pass_time(0.5, alive=(0,))
-    assert wire.first.lost == [(1, "it closed the connection", "node_lost")]
+    [(node, why, _)] = wire.first.lost
+    assert (node, why.startswith("its supervisor has ended and closed the connection")) == (1, True)
 
 
 def test_machine_in_the_place_of_a_lost_one_hears_what_is_for_itself_alone(wire: Wire) -> None:

@@ -57,7 +57,7 @@ def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(worl
     cause = found["three"].cause
     assert cause is not None
     assert (cause.node, cause.kind) == (1, "node_lost")
-    assert cause.explanation.startswith("node1 was lost while the job waited: ")
+    assert cause.explanation.startswith("node1 left the job while it waited: ")
     assert found["two"].started is None
     world.handle().cancel("one", grace_s=0)
     assert world.homes.processes() == []

@@ -206,7 +206,7 @@ class Coordinator:
 
     def _cause_of_loss(self, node: int, why: str, kind: str) -> dict[str, Any]:
         did = "ran" if self._begun else "waited"
-        why = f"node{node} was lost while the job {did}: {why}"
+        why = f"node{node} left the job while it {did}: {why}"
         return cause_of_node(self._request, node, kind, why=why)
 
     def _stop(self, verdict: str | None, cause: dict[str, Any] | None, grace: float) -> None:

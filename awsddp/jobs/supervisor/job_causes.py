@@ -24,7 +24,7 @@ class Row(NamedTuple):
     next: str
 
 
-_REPLACE = "awsddp up   # replaces the node; then: awsddp train"
+_REPLACE = "awsddp up   # replaces the node if it is gone; then: awsddp train"
 JOB_TABLE = (
     Row(
         "left_early",

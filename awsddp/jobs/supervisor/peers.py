@@ -22,6 +22,10 @@ from awsddp.jobs.supervisor.session import Session
 BEAT_SECONDS = 2.0
 _SILENT_SECONDS = 3 * BEAT_SECONDS
 """How long beats may go unanswered before another link is tried: both directions must work for an answer."""
+_CLOSED = (
+    "its supervisor has ended and closed the connection; a rank that kills every process (kill -1) does that"
+)
+"""What a connection that is closed proves: the node need not be gone."""
 _CONNECT_SECONDS = 1.0
 _REFUSED_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
@@ -255,7 +259,7 @@ class Peers:
         if peer.link is link:
             peer.link, self._attempt_until = (others[-1] if others else None), self._now
         if link.proved and isinstance(lost, LinkClosed) and not others:
-            self._lose(peer, str(lost))
+            self._lose(peer, _CLOSED)
 
     def _close(self, link: Link) -> None:
         if link in self._links:
