@@ -99,6 +99,7 @@ def measure(lab: Rehearsal, asked: argparse.Namespace) -> bool:
         ours, theirs = measured(logs), measured(cats)
         equal = digest(ours[2]) == expected and sum(map(len, written)) == len(theirs[2])
         rows.append((ours[0], ours[1], theirs[0], theirs[1], equal))
+        print(f"  round {len(rows)}: bytes {'equal' if equal else 'differ'}", flush=True)
     columns = list(zip(*rows, strict=True))
     mine, mine_cpu, other, other_cpu = (statistics.median(column) for column in columns[:4])
     size = sum(map(len, written)) / 1e6

@@ -25,6 +25,16 @@ def results_dir(ctx: Context, job: str) -> Path:
     return Path(ctx.job.sync.workdir) / ctx.job.job.results / job
 
 
+def check_text(ctx: Context) -> None:
+    """Raise ConfigError where the path of the results is no text: it could not be written down."""
+    folder = results_dir(ctx, "x").parent.absolute()
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        why = "a job's record holds the path of its results"
+        raise ConfigError(f"the path {str(folder)!r} is not UTF-8", why, "rename the folder") from error
+
+
 def check_results_dir(ctx: Context) -> None:
     """Raise ConfigError where no job's results can be written: before the job starts, not at its end."""
     folder = results_dir(ctx, "x").parent.absolute()

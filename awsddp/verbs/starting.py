@@ -81,7 +81,6 @@ def start(
         if (first := min(cluster.fleet.nodes)) not in requests:  # a launch there would have ended the claim
             with contextlib.suppress(AwsddpError):
                 ask(cluster.fleet, {first: protocol.unclaim_request()})
-    folder.note("train", job=name, world_size=len(ranks), home=str(results_dir(ctx, name).absolute()))
     job = Job(
         job=name,
         state="waiting" if launch["after"] else "running",
@@ -96,7 +95,9 @@ def start(
         home=f"{ctx.job.job.results}/{name}",
         nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
     )
-    folder.remember(job)
+    with _running(name):
+        folder.note("train", job=name, world_size=len(ranks), home=str(results_dir(ctx, name).absolute()))
+        folder.remember(job)
     if launch["after"]:
         ctx.say(f"job {name} starts when these have ended: {', '.join(launch['after'])}")
     else:
@@ -293,6 +294,19 @@ def _undone(cluster: ClusterHandle, nodes: list[Node], launch: Mapping[str, Any]
             cluster.cancel(launch["job"], grace_s=0, launch=launch["launch"])
             if {node.node for node in nodes} <= set(answering(cluster.fleet)):
                 cluster.release(nodes, launch["job"])
+        raise
+
+
+@contextlib.contextmanager
+def _running(job: str) -> Iterator[None]:
+    """Say in an error that the job has started all the same, and how to follow it."""
+    try:
+        yield
+    except AwsddpError as error:
+        error.message = f"job {job} was started, but {error.message}"
+        error.next = (
+            f"{error.next}\nawsddp logs -f {job}   # follow it then\nawsddp cancel {job}   # or end it"
+        )
         raise
 
 

@@ -16,7 +16,7 @@ from awsddp.verbs.context import Context
 from awsddp.verbs.environment import check_environment
 from awsddp.verbs.local import check_memory
 from awsddp.verbs.logs import merger_of
-from awsddp.verbs.results import check_results_dir, job_result, results_dir
+from awsddp.verbs.results import check_results_dir, check_text, job_result, results_dir
 from awsddp.verbs.resuming import checkpoint_of
 from awsddp.verbs.starting import requests_for, start
 from awsddp.verbs.watching import Watch
@@ -76,6 +76,7 @@ def check(ctx: Context) -> None:
     """
     asked = ctx.job.job
     with_secrets(ctx.job)
+    check_text(ctx)
     launcher(asked.launcher_name)
     check_environment(ctx)
     _check_words(ctx, layout([0], gpus=0)[0])
