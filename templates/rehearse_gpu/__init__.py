@@ -49,14 +49,6 @@ def say(what, why):
         sys.stderr.write(f"rehearsal: {what}: {why}\n")
 
 
-def cannot(*args, **named):
-    """In place of what is not pretended."""
-    raise RuntimeError(
-        "rehearsal: this needs a true GPU and cannot be pretended. Leave it out of the rehearsal: there "
-        "torch.cuda.get_device_name() ends with (rehearsed)"
-    )
-
-
 def _patch(torch):
     """Put the answers of a node with GPUs in place of torch's own."""
     say(
@@ -97,4 +89,7 @@ def _leave_out(torch):
 
 
 def _without_fsdp(fsdp):
-    fsdp.FullyShardedDataParallel = fsdp.fully_shard = cannot
+    from rehearse_gpu.refusals import refuse
+
+    refuse(fsdp, "FullyShardedDataParallel")
+    refuse(fsdp, "fully_shard")

@@ -1,5 +1,6 @@
 """torch.cuda and torch.accelerator of a node that would have GPUs."""
 
+import functools
 import os
 import threading
 import time
@@ -7,9 +8,10 @@ import types
 
 import torch
 
-from rehearse_gpu import GPUS, cannot
+from rehearse_gpu import GPUS
+from rehearse_gpu.refusals import refusal, refuse
 
-NCCL = (2, 29, 7)  # what comes with torch 2.13
+CUDA, NCCL = "13.0", (2, 29, 7)  # what comes with torch 2.13
 _here = threading.local()
 
 
@@ -144,6 +146,12 @@ class Event:
     wait = synchronize = lambda self, *args: None
 
 
+def _missing(name):
+    """What torch.cuda calls in torch._C, where it is not answered here."""
+    missing = f"module 'torch._C' has no attribute '{name}'"
+    raise AttributeError(refusal(f"torch._C.{name}") if name.startswith("_cuda") else missing)
+
+
 def answer_cuda(cuda):
     """Have `torch.cuda` say what it would on the node."""
 
@@ -187,10 +195,7 @@ def answer_cuda(cuda):
         "stream": lambda stream: stream or Stream(),
         "current_stream": Stream,
         "default_stream": Stream,
-        "_lazy_init": cannot,
-        "CUDAGraph": cannot,
-        "graph": cannot,
-        "make_graphed_callables": cannot,
+        "_lazy_init": lambda: None,
     }
     nothing = (
         "init synchronize empty_cache ipc_collect manual_seed manual_seed_all seed seed_all set_rng_state"
@@ -202,9 +207,17 @@ def answer_cuda(cuda):
     answers |= {name: lambda device=None: 0 for name in f"{none} max_memory_cached".split()}
     for name, value in answers.items():
         setattr(cuda, name, value)
+    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
+        refuse(cuda, name)
+    torch._C.__getattr__ = _missing
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(cuda.nvtx, name, lambda *args, **named: None)
     cuda.nccl.version = lambda: NCCL
+    torch.version.cuda = torch.version.cuda or CUDA
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # else it warns that there is none
+    profiler, activities = torch.autograd.profiler, torch.profiler.ProfilerActivity
+    profiler._supported_activities = lambda: {activities.CPU, activities.CUDA}
+    profiler.profile.__init__ = functools.partialmethod(profiler.profile.__init__, use_kineto=True)
     cuda.profiler.start = cuda.profiler.stop = lambda: None
     cuda.random.__dict__.update({name: answers[name] for name in answers if hasattr(cuda.random, name)})
 

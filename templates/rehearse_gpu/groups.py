@@ -9,7 +9,7 @@ import torch
 
 from rehearse_gpu import interfaces
 from rehearse_gpu.devices import NCCL, index, visible
-from rehearse_gpu.tensors import place_of, places
+from rehearse_gpu.tensors import Tensor, place_of, places, put
 
 
 def answer_nccl(distributed):
@@ -58,6 +58,10 @@ def answer_nccl(distributed):
     def average(value):
         return isinstance(value, (core.ReduceOp, core.ReduceOp.RedOpType)) and value == core.ReduceOp.AVG
 
+    def flattened(tensor):
+        """As nccl takes it, in whatever shape; gloo compares shapes."""
+        return tensor.view(-1) if tensor.is_contiguous() else tensor
+
     def collective(function):
         name = function.__name__
 
@@ -74,6 +78,8 @@ def answer_nccl(distributed):
                     tensor.div_(core.get_world_size(group))  # gloo knows no average
                 args = [core.ReduceOp.SUM if average(one) else one for one in args]
                 named = {key: core.ReduceOp.SUM if average(one) else one for key, one in named.items()}
+            if name in flat:
+                args, named = torch.utils._pytree.tree_map_only(Tensor, flattened, (args, named))
             return function(*args, **named)
 
         return call
@@ -88,12 +94,23 @@ def answer_nccl(distributed):
         module.is_nccl_available = lambda: True
     together = "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter"
     together += " reduce_scatter_tensor all_to_all all_to_all_single all_gather_single reduce_scatter_single"
+    flat = "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"
     for name in f"{together} send recv isend irecv".split():  # as scripts call them; torch's own calls stay
         if hasattr(core, name):
             setattr(distributed, name, collective(getattr(core, name)))
+    coalesced = distributed._broadcast_coalesced
+
+    def broadcast_coalesced(group, tensors, *others):
+        """What DistributedDataParallel begins with, per GPU; C++ sees but one device."""
+        for goal in dict.fromkeys(map(place_of, tensors)):
+            coalesced(group, [one for one in tensors if place_of(one) == goal], *others)
+
+    distributed._broadcast_coalesced = broadcast_coalesced
+    core.isend, core.irecv = distributed.isend, distributed.irecv  # batch_isend_irecv compares with them
     distributed.barrier = barrier
     distributed.get_backend = lambda group=None: backends(group) or core.get_backend(group)
     _answer_ddp(torch.nn.parallel.DistributedDataParallel, meet)
+    _answer_hooks(distributed.GradBucket)
 
 
 def _find_interface(distributed):
@@ -128,8 +145,21 @@ def _answer_ddp(kind, meet):
     def with_inputs(self, *inputs, **named):
         if self.inputs_to is not None:
             inputs, named = torch.utils._pytree.tree_map_only(
-                torch.Tensor, lambda one: one.cuda(self.inputs_to), (inputs, named)
+                Tensor, lambda one: one.cuda(self.inputs_to), (inputs, named)
             )
         return forward(self, *inputs, **named)
 
     kind.__init__, kind.forward = without_devices, with_inputs
+
+
+def _answer_hooks(bucket):
+    """The bucket of gradients that a communication hook gets: C++ made it without a place."""
+    for name in ("buffer", "gradients"):
+        get = getattr(bucket, name)
+
+        def placed(self, get=get):
+            found = get(self)
+            put(found if isinstance(found, Tensor) else found[0], place_of(self.parameters()[0]))
+            return found
+
+        setattr(bucket, name, placed)

@@ -1,24 +1,41 @@
-"""Tensors that are on the CPU and remember on which GPU they would be."""
+"""Tensors that are on the CPU and remember on which GPU they would be.
+
+The memory of a tensor keeps the place, so that views, parameters and what autograd has saved share it. A
+dispatch mode gives it to what is computed: autograd takes the mode along into a backward pass. What asks for
+a place or moves a tensor is answered by the class, in every thread.
+"""
 
 import functools
 import re
 import threading
 
 import torch
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
-from torch.utils import _device, _pytree
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _device
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rehearse_gpu.devices import current_device, index
 
-PLACE = "_rehearsed_on"  # the attribute of a tensor that would be on a GPU: its number
+PLACE = "_rehearsed_on"  # the attribute of a storage that would be on a GPU: its number
 KINDS = "Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Bool", "BFloat16"
 Tensor = torch.Tensor
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_wrapped = torch._C._functorch
+
+
+def _memory(tensor):
+    """What keeps the place of a tensor; of one without a storage, such as a sparse one: itself."""
+    while _wrapped.is_functorch_wrapped_tensor(tensor):
+        tensor = _wrapped.get_unwrapped(tensor)
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return tensor
 
 
 def place_of(tensor):
     """The number of the GPU that a tensor would be on; None: it is on the CPU."""
-    return getattr(tensor, PLACE, None)
+    return getattr(_memory(tensor), PLACE, None)
 
 
 def places(values):
@@ -32,33 +49,39 @@ def places(values):
     return found
 
 
-def _put(tensor, place):
-    if place is None:
-        tensor.__dict__.pop(PLACE, None)
-    else:
-        setattr(tensor, PLACE, place)
+def put(tensor, place):
+    """The same tensor, from now on at `place`, with all that share its memory."""
+    setattr(_memory(tensor), PLACE, place)
     return tensor
 
 
-def _move(tensor, place, converted=None):
-    """The tensor, or what it was converted to, at `place`: as a copy where it was elsewhere."""
-    if converted is not None and converted is not tensor:
-        return _put(converted, place)
-    return tensor if place_of(tensor) == place else _put(tensor.clone(), place)
+class _Moved(torch.autograd.Function):
+    """A copy at another place; its gradient goes back to where the tensor is."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor, place):
+        return put(tensor.clone(), place)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.place = place_of(inputs[0])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _move(gradient, ctx.place), None
 
 
-# Functions of torch that are answered otherwise: each gets the function and its arguments.
+def _move(tensor, place):
+    """The tensor at `place`: a copy where it was elsewhere."""
+    return tensor if place_of(tensor) == place else _Moved.apply(tensor, place)
 
 
-def _device_of(function, tensor):
-    return function(tensor) if place_of(tensor) is None else torch.device("cuda", place_of(tensor))
+# Methods of Tensor that are answered otherwise: each gets the method and its arguments.
 
 
-def _cuda(function, tensor, device=None, *args, **named):
-    return _move(tensor, current_device() if device is None else index(device))
-
-
-def _to(function, tensor, *args, **named):
+def _to(method, tensor, *args, **named):
     """Tensor.to: a device, a dtype, another tensor, or several of these."""
     asked = named.get("other", named.get("device", args[0] if args else None))
     goal = place_of(tensor)
@@ -70,104 +93,137 @@ def _to(function, tensor, *args, **named):
             named["device"] = "cpu"
         elif goal is not None:
             args = ("cpu", *args[1:])
-    return _move(tensor, goal, function(tensor, *args, **named))
+    return _move(method(tensor, *args, **named), goal)
 
 
-def _type(function, tensor, kind=None, *args, **named):
+def _type(method, tensor, kind=None, *args, **named):
     """Tensor.type: its name, or a conversion to a name, a class or a dtype."""
     if kind is None:
-        name = function(tensor)
+        name = method(tensor)
         return name if place_of(tensor) is None else name.replace("torch.", "torch.cuda.")
     if isinstance(kind, torch.dtype):
-        return _move(tensor, place_of(tensor), function(tensor, kind))
+        return method(tensor, kind)
     name = re.search(r"torch\.(cuda\.)?(\w+)", str(kind))
-    return _move(tensor, current_device() if name[1] else None, function(tensor, f"torch.{name[2]}"))
+    return _move(method(tensor, f"torch.{name[2]}"), current_device() if name[1] else None)
 
 
-def _numpy(function, tensor, *args, **named):
+def _numpy(method, tensor, *args, **named):
     if place_of(tensor) is not None:
         raise TypeError(
             f"can't convert cuda:{place_of(tensor)} device type tensor to numpy. Use Tensor.cpu() to copy "
             "the tensor to host memory first."
         )
-    return function(tensor, *args, **named)
+    return method(tensor, *args, **named)
 
 
-def _set_data(function, tensor, value):
-    function(tensor, value)
-    _put(tensor, place_of(value))
+def _grad(get, tensor):
+    """The gradient, whose memory DistributedDataParallel may have made without a place."""
+    found, place = get(tensor), place_of(tensor)
+    return found if found is None or place is None else put(found, place)
 
 
-_ANSWERS = {
-    Tensor.is_cuda.__get__: lambda function, tensor: place_of(tensor) is not None,
-    Tensor.is_cpu.__get__: lambda function, tensor: place_of(tensor) is None and function(tensor),
-    Tensor.device.__get__: _device_of,
-    Tensor.get_device: lambda function, tensor: -1 if place_of(tensor) is None else place_of(tensor),
-    Tensor.data.__set__: _set_data,
-    Tensor.cuda: _cuda,
-    Tensor.cpu: lambda function, tensor, *args, **named: _move(tensor, None),
-    Tensor.to: _to,
-    Tensor.type: _type,
-    Tensor.type_as: lambda function, tensor, other: _move(tensor, place_of(other), function(tensor, other)),
-    Tensor.numpy: _numpy,
-    Tensor.__array__: _numpy,
-    Tensor.pin_memory: lambda function, tensor, *args: tensor,
+def _number(method, tensor):
+    return method(tensor) if place_of(tensor) is None else place_of(tensor)
+
+
+_METHODS = {
+    "get_device": _number,
+    "cuda": lambda method, tensor, device=None, *args, **named: _move(
+        tensor, current_device() if device is None else index(device)
+    ),
+    "cpu": lambda method, tensor, *args, **named: _move(tensor, None),
+    "to": _to,
+    "type": _type,
+    "type_as": lambda method, tensor, other: _move(method(tensor, other), place_of(other)),
+    "numpy": _numpy,
+    "pin_memory": lambda method, tensor, *args, **named: tensor,
+    "record_stream": lambda method, tensor, stream: None,
 }
-_OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # a list's numbers may lie on any device
+_PROPERTIES = {
+    "device": lambda get, tensor: (
+        get(tensor) if place_of(tensor) is None else torch.device("cuda", place_of(tensor))
+    ),
+    "is_cuda": lambda get, tensor: place_of(tensor) is not None or get(tensor),
+    "is_cpu": lambda get, tensor: place_of(tensor) is None and get(tensor),
+    "grad": _grad,
+}
+
+
+def _factory(function, default):
+    """A function of torch that makes a tensor on a `device`, which may be a GPU's bare number."""
+    finish = {"tensor": put, "new_tensor": put, "as_tensor": _move, "asarray": _move}.get(function.__name__)
+
+    @functools.wraps(function)
+    def made(*args, device=None, **named):
+        device = default(args) if device is None else device
+        if device is None:
+            return function(*args, **named)
+        place = index(device)
+        if finish:  # these move what they made unseen
+            return finish(function(*args, device=device if place is None else "cpu", **named), place)
+        if place is None:  # C++ calls these, too, and means no place by "cpu"
+            return put(function(*args, device=device, **named), None)
+        return function(*args, device=torch.device("cuda", place), **named)
+
+    return made
+
+
+_aten = torch.ops.aten
+_COPIES = {_aten.copy_, _aten._foreach_copy_}  # between places
 # Where no mixture of devices can be meant. A scalar may be anywhere.
 _STRICT = {
-    *(functional.linear, functional.embedding, functional.conv1d, functional.conv2d, functional.conv3d),
-    *(functional.cross_entropy, functional.nll_loss, functional.mse_loss),
-    *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
-    *(torch.matmul, torch.mm, torch.bmm, torch.cat, torch.stack, Tensor.matmul, Tensor.__matmul__),
+    *(_aten.addmm, _aten.mm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.cat, _aten.stack),
+    *(_aten.linear, _aten.convolution, _aten.embedding, _aten.nll_loss_forward, _aten.nll_loss2d_forward),
+    *(_aten.mse_loss, _aten.binary_cross_entropy, _aten.binary_cross_entropy_with_logits),
 }
 
 
-class _OnTheCpu(TorchFunctionMode):
-    """Has every call of torch that names a GPU work on the CPU, and what it returns remember the GPU."""
+class _OnTheCpu(TorchDispatchMode):
+    """Has every operation that names a GPU work on the CPU, and what it returns remember the GPU."""
 
-    def __torch_function__(self, function, kinds, args=(), kwargs=None):
+    def __torch_dispatch__(self, op, kinds, args=(), kwargs=None):
         named = dict(kwargs) if kwargs else {}
-        if (answer := _ANSWERS.get(function)) is not None:
-            return answer(function, *args, **named)
+        if FakeTensor in kinds or torch._C._get_dispatch_mode(_FAKE):
+            return op(*args, **named)  # these know devices themselves
+        if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in kinds):
+            return NotImplemented  # what a tensor of such a kind holds comes here again
         if named.get("pin_memory"):
             named["pin_memory"] = False
-        device = named.get("device")
-        if device is None and function in _device._device_constructors():
-            device = _device.CURRENT_DEVICE  # of `with torch.device("cuda")`
-        given = places((*args, *named.values()))
-        if device is None:
-            sources = given if function not in _OF_DATA else [one for one in given if one[0] is args[0]]
-            place = next((place for _, place in sources if place is not None), None)
-            if place is not None and function in _STRICT:
+        place = index(named.get("device"))
+        if place is not None:
+            named["device"] = "cpu"
+        else:
+            given = places((*args, *named.values()))
+            place = next((place for _, place in given if place is not None), None)
+            if place is not None and op.overloadpacket in _STRICT:
                 _on_one_device(given)
-            return _remember(function(*args, **named), place, given)
-        place = index(device)
-        named["device"] = device if place is None else "cpu"
-        result = function(*args, **named)
-        if args and result is args[0]:  # as_tensor: on the CPU there was nothing to do
-            return _move(result, place)
-        return _remember(result, place, given)
-
-
-def _remember(result, place, given):
-    """What a function returned, its new tensors at `place`; those that it was given stay where they are."""
-    if place is not None:
-        known = {id(tensor) for tensor, _ in given}
-        for one in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(one, Tensor) and id(one) not in known:
-                setattr(one, PLACE, place)
-    return result
+        result = op(*args, **named)
+        if place is not None and op.overloadpacket not in _COPIES:
+            for one in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(one, Tensor):
+                    put(one, place)
+        return result
 
 
 def _on_one_device(given):
     found = {place for tensor, place in given if tensor.dim()}
-    if len(found) > 1 and torch._C._current_graph_task_id() == -1:  # a backward is not seen whole
+    if len(found) > 1 and torch._C._current_graph_task_id() == -1:  # C++ makes gradients without a place
         names = sorted(("cpu" if place is None else f"cuda:{place}" for place in found), reverse=True)
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"{names[0]} and {names[1]}!"
         )
+
+
+def in_the_mode(function):
+    """The function, for a thread of its own: a mode holds for one."""
+
+    @functools.wraps(function)
+    def call(*args, **named):
+        with _OnTheCpu():
+            return function(*args, **named)
+
+    return call
 
 
 class _Legacy(type):
@@ -182,18 +238,58 @@ class _Legacy(type):
 
 def keep_places():
     """From now on, in every thread, tensors remember where they would be."""
-    _OnTheCpu().__enter__()  # for good; a mode holds for one thread
-    begin = threading.Thread._bootstrap_inner
+    _OnTheCpu().__enter__()  # for good
+    threading.Thread._bootstrap_inner = in_the_mode(threading.Thread._bootstrap_inner)
+    for name in ("then", "add_done_callback"):  # gloo's threads call what was given to these
+        take = getattr(torch._C.Future, name)
+        setattr(torch._C.Future, name, lambda self, call, take=take: take(self, in_the_mode(call)))
+    _answer_tensors()
+    _answer_factories()
+    _answer_storages()
+    _move_modules()
 
-    def in_the_mode(self):
-        with _OnTheCpu():
-            begin(self)
 
-    threading.Thread._bootstrap_inner = in_the_mode
-    _keep_in_copies()
-    _load_to_places()
+def _answer_tensors():
+    def answered(answer, method):
+        return functools.wraps(method)(lambda *args, **named: answer(method, *args, **named))
+
+    for name, answer in _METHODS.items():
+        setattr(Tensor, name, answered(answer, getattr(Tensor, name)))
+    for name, answer in _PROPERTIES.items():
+        found = getattr(Tensor, name)
+        get = functools.partial(answer, found.__get__)
+        setattr(Tensor, name, property(get, found.__set__, found.__delete__))
     for kind in KINDS:
         setattr(torch.cuda, f"{kind}Tensor", _Legacy(f"{kind}Tensor", (), {"__module__": "torch.cuda"}))
+
+
+def _answer_factories():
+    own = _device._device_constructors()  # what `with torch.device("cuda")` holds for
+    scripted = torch.jit._builtins._get_builtin_table()
+
+    def answer(owner, names, default):
+        for name in names:
+            function = getattr(owner, name)
+            made = _factory(function, default)
+            scripted[id(made)] = scripted.get(id(function))
+            setattr(owner, name, made)
+
+    def default(args):
+        modes = torch.overrides._get_current_function_mode_stack()
+        return next((mode.device for mode in modes[::-1] if isinstance(mode, _device.DeviceContext)), None)
+
+    for module in (torch, torch.fft):
+        names = [name for name, found in vars(module).items() if callable(found) and found in own]
+        answer(module, names, default)
+    answer(torch, [name for name in dir(torch) if name.endswith("_like")], lambda args: None)
+    answer(Tensor, [name for name in dir(Tensor) if name.startswith("new_")], lambda args: args[0].device)
+    wrap = Tensor._make_wrapper_subclass
+
+    def make_wrapper_subclass(*args, device=None, **named):
+        place = index(device)
+        return put(wrap(*args, device=device if place is None else "cpu", **named), place)
+
+    Tensor._make_wrapper_subclass = make_wrapper_subclass
     generator = torch.Generator
 
     class Generator(generator):
@@ -203,8 +299,28 @@ def keep_places():
             return generator.__new__(cls, device if index(device) is None else "cpu")
 
     torch.Generator = Generator
-    Tensor.record_stream = lambda self, stream: None
-    _move_modules()
+
+
+def _answer_storages():
+    """What is saved, loaded and copied is at the same place again."""
+    storage = torch.UntypedStorage
+    copy = storage.clone
+
+    def at(memory, place):
+        setattr(memory, PLACE, place)
+        return memory
+
+    def tag(memory):
+        place = getattr(memory, PLACE, None)
+        return None if place is None else f"cuda:{place}"
+
+    storage.clone = lambda self: at(copy(self), getattr(self, PLACE, None))
+    storage.cuda = lambda self, device=None, *args, **named: at(
+        copy(self), current_device() if device is None else index(device)
+    )
+    torch.serialization.register_package(
+        5, tag, lambda memory, place: None if index(place) is None else at(memory, index(place))
+    )
 
 
 def _move_modules():
@@ -222,35 +338,3 @@ def _move_modules():
         return (device if place is None else torch.device("cuda", place), *others)
 
     torch._C._nn._parse_to = parse_to
-
-
-def _keep_in_copies():
-    """A parameter is where its data is; what is saved is a tensor on the CPU."""
-    new, state = torch.nn.Parameter.__new__, torch._utils._get_obj_state
-
-    def with_place(cls, data=None, *args, **named):
-        return _put(new(cls, data, *args, **named), place_of(data))
-
-    def without_place(thing):
-        found = state(thing)
-        return {key: found[key] for key in found if key != PLACE} if isinstance(found, dict) else found
-
-    torch.nn.Parameter.__new__ = with_place
-    torch._utils._get_obj_state = without_place
-
-
-def _load_to_places():
-    """torch.load finds the GPUs that a file or its reader names."""
-    load = torch.load
-
-    @functools.wraps(load)
-    def load_to_place(file, map_location=None, *args, **named):
-        place = index(map_location) if isinstance(map_location, (str, torch.device)) else None
-        found = load(file, map_location, *args, **named)
-        return _pytree.tree_map_only(Tensor, lambda one: _put(one, place), found)
-
-    torch.load = load_to_place
-    torch.UntypedStorage.cuda = lambda self, *args, **named: self
-    torch.serialization.register_package(
-        5, lambda storage: None, lambda storage, place: None if index(place) is None else storage
-    )

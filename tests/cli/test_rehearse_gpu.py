@@ -104,6 +104,133 @@ found["to numpy"] = refused(x.numpy)
 found["no graphs"] = refused(cuda.CUDAGraph)
 torch.compile(model)(x.cuda(1))
 torch.compile(model)
+"""
+
+DEEPER = """
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+seen, kept = [], torch.nn.Linear(4, 4).cuda()
+
+def block(x):
+    inside = x + torch.ones(4).cuda() + torch.full((4,), 1.0, device="cuda")
+    seen.append([x.is_cuda, str(inside.device), str(torch.ones(2).device)])
+    return kept(inside)
+
+def places(run):
+    seen.clear()
+    run()
+    return seen[:]
+
+x = torch.ones(2, 4, device="cuda", requires_grad=True)
+found["checkpoint"] = [
+    places(lambda: checkpoint(block, x, use_reentrant=reentrant).sum().backward())
+    for reentrant in (False, True)
+]
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x * 2)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        here = torch.full((4,), 2.0).to("cuda")
+        known = (gradient, *ctx.saved_tensors, gradient * here, torch.zeros_like(gradient), torch.ones(1))
+        seen.append([str(one.device) for one in known])
+        return gradient * here
+
+class Same(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x)
+    backward = staticmethod(lambda ctx, gradient: gradient)
+
+found["function"] = places(lambda: Same.apply(Doubled.apply(x)).sum().backward()), Same.apply(x).is_cuda
+
+def hooked():
+    on_host = torch.ones(4, requires_grad=True)
+    on_host.register_hook(lambda gradient: seen.append(["host", str(gradient.device)]))
+    kept.weight.register_hook(lambda gradient: seen.append(["weight", str(gradient.device)]))
+    kept.bias.register_post_accumulate_grad_hook(lambda bias: seen.append(["bias", str(bias.grad.device)]))
+    kept.register_full_backward_hook(lambda module, into, out: seen.append(["module", str(out[0].device)]))
+    moved = on_host.cuda(1)
+    moved.register_hook(lambda gradient: seen.append(["moved", str(gradient.cuda(1).device)]))
+    (moved * 2).sum().backward()
+    kept(x).sum().backward()
+    seen.append(["host.grad", str(on_host.grad.device)])
+
+found["hooks"] = sorted(places(hooked))
+with ThreadPoolExecutor(1) as pool:
+    found["pool"] = pool.submit(lambda: str((torch.ones(2, device="cuda") * 2).device)).result()
+future = torch.futures.Future()
+future.then(lambda done: seen.append(str((done.value().cuda() + 1).device)))
+seen.clear()
+future.set_result(torch.ones(2))
+found["future"] = seen[:]
+
+class Counted(torch.utils.data.Dataset):
+    __len__ = lambda self: 1
+    __getitem__ = lambda self, number: torch.tensor([torch.cuda.device_count(), torch.ones(1).cuda().is_cuda])
+
+found["worker"] = [one.tolist() for one in torch.utils.data.DataLoader(Counted(), num_workers=1)]
+steps = torch.optim.SGD(kept.parameters(), 0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = kept(x).square().mean()
+scaler.scale(loss).backward()
+scaler.unscale_(steps)
+torch.nn.utils.clip_grad_norm_(kept.parameters(), 1.0)
+scaler.step(steps)
+scaler.update()
+file = io.BytesIO()
+torch.save(steps.state_dict(), file)
+file.seek(0)
+found["momentum"] = str(torch.load(file)["state"][0]["momentum_buffer"].device)
+with warnings.catch_warnings(record=True) as warned:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        kept(x).sum().backward()
+    found["profiled"] = "aten::addmm" in profiled.key_averages().table(sort_by="cuda_time_total")
+    torch.nn.LSTM(4, 4).cuda()
+    torch.zeros(2, device="cuda", requires_grad=True).grad
+found["warned"] = [str(one.message) for one in warned]
+with torch.device("cuda"):
+    found["made in C++"] = str(torch.nn.functional.one_hot(torch.tensor([1]), 3).device)
+found["on the host"] = [
+    str(one.device)
+    for one in (
+        torch.zeros_like(x, device="cpu"), x.new_ones(2, device="cpu"), torch.as_tensor(x, device="cpu")
+    )
+]
+found["vmap"] = str(torch.vmap(lambda one: one * (2 if one.is_cuda else "no GPU"))(x.detach()).device)
+
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+interfaces._with_address = lambda: ["lo"]
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+hooked = DistributedDataParallel(torch.nn.Linear(4, 4).cuda(), device_ids=[0], gradient_as_bucket_view=True)
+hooked.register_comm_hook(None, default_hooks.fp16_compress_hook)
+hooked(x).sum().backward()
+found["hook"] = [str(one.grad.device) for one in hooked.parameters()]
+found["state dict"] = sorted(str(one.device) for one in get_model_state_dict(hooked).values())
+found["P2POp"] = [dist.P2POp(op, torch.ones(1).cuda(), 0).op.__name__ for op in (dist.isend, dist.irecv)]
+flat, batch = torch.empty(8).cuda(), torch.ones(2, 4).cuda()
+dist.all_gather_into_tensor(flat, batch)
+found["flat"] = flat.sum().item()
+dist.destroy_process_group()
+
+class Sharded(FullyShardedDataParallel):
+    pass
+
+found["asked"] = [isinstance(kept, Sharded), FullyShardedDataParallel.fsdp_modules(kept)]
+found["refused"] = [
+    refused(lambda: Sharded(kept)),
+    refused(lambda: fully_shard(kept)),
+    refused(torch.cuda.memory_snapshot),
+]
 print(json.dumps(found))
 """
 
@@ -186,6 +313,76 @@ if __name__ == "__main__":
     mp.spawn(model_parallel, args=(gpus // 2,), nprocs=gpus // 2, join=True)
 """
 
+PAIR = """
+import os
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+
+def trained(hook=None, state=None):
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)).cuda()
+    model = DistributedDataParallel(layers, device_ids=[torch.cuda.current_device()])
+    if hook:
+        model.register_comm_hook(state, hook)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.full((2, 8), rank + 1.0)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+def weights(model):
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+compressed = lambda: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5)
+plain, optimizer = trained()
+for hook, state in (
+    (default_hooks.fp16_compress_hook, None),
+    (default_hooks.bf16_compress_hook, None),
+    (powerSGD_hook.powerSGD_hook, compressed()),
+    (default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook), compressed()),
+):
+    own = weights(trained(hook, state)[0])
+    others = [torch.empty_like(own) for _ in range(2)]
+    dist.all_gather(others, own)
+    assert torch.equal(*others) and torch.allclose(own, weights(plain), atol=0.05), hook
+
+model_state, optimizer_state = get_state_dict(plain, optimizer)
+folder = os.environ.get("AWSDDP_RUN_DIR", ".") + "/checkpoint"
+before = weights(plain)
+dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
+for one in plain.parameters():
+    one.data.zero_()
+dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
+set_state_dict(plain, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+assert torch.equal(before, weights(plain)) and before.is_cuda
+
+out, into = torch.full((2,), rank + 1.0).cuda(), torch.empty(2, device="cuda")
+pair = [dist.P2POp(dist.isend, out, 1 - rank), dist.P2POp(dist.irecv, into, 1 - rank)]
+for work in dist.batch_isend_irecv(pair):
+    work.wait()
+assert into.tolist() == [2.0 - rank] * 2
+
+plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).cuda()
+split = parallelize_module(layers, init_device_mesh("cuda", (2,)), plan)
+result = split(torch.ones(2, 4).cuda())
+result.sum().backward()
+assert result.is_cuda and split[0].weight.grad.to_local().is_cuda
+print("all held")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
 BOTH_ON_ONE = """
 import torch, torch.distributed as dist
 dist.init_process_group("cpu:gloo,cuda:nccl")
@@ -201,7 +398,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("node")
     rehearsal.install(folder, "g6.24xlarge")
     text = (folder / "rehearse_gpu.pth").read_text().replace("'count': 4", "'count': 2")
-    (folder / "script.py").write_text(text + ANSWERS)
+    (folder / "script.py").write_text(text + ANSWERS + DEEPER)
     shown = subprocess.run(
         [sys.executable, "script.py"],
         cwd=folder,
@@ -211,7 +408,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert shown.returncode == 0, shown.stderr
     said = [line for line in shown.stderr.splitlines() if line.startswith("rehearsal:")]
-    return {**json.loads(shown.stdout), "said": said}
+    return {**json.loads(shown.stdout), "said": said, "stderr": shown.stderr}
 
 
 def test_it_says_once_what_is_pretended_and_what_is_left_out(answers: dict[str, Any]) -> None:
@@ -231,7 +428,7 @@ def test_tensors_remember_where_they_would_be(answers: dict[str, Any]) -> None:
     assert answers["a copy"] == [1, 1, 1]
     assert answers["model"] == ["cuda:1"]
     assert answers["a step"] == ["cuda:1", True]
-    assert answers["loaded"] == ["cpu", "cuda:0", "cuda:1"]
+    assert answers["loaded"] == ["cuda:1", "cuda:0", "cuda:1"]
     assert (answers["default"], answers["thread"], answers["pinned"]) == ("cuda:0", "cuda:0", ["cpu"])
 
 
@@ -276,6 +473,62 @@ def test_what_a_true_node_refuses_is_refused_in_its_words(answers: dict[str, Any
     assert "Expected all tensors to be on the same device" in answers["mixed"]
     assert "can't convert cuda:0 device type tensor to numpy" in answers["to numpy"]
     assert "needs a true GPU and cannot be pretended" in answers["no graphs"]
+
+
+def test_a_checkpointed_block_sees_the_same_gpu_when_it_runs_again(answers: dict[str, Any]) -> None:
+    for runs in answers["checkpoint"]:
+        assert runs == [[True, "cuda:0", "cpu"]] * 2
+
+
+def test_a_backward_pass_and_its_hooks_see_the_same_gpu(answers: dict[str, Any]) -> None:
+    assert answers["function"] == [[["cuda:0"] * 5 + ["cpu"]], True]
+    assert answers["hooks"] == [
+        ["bias", "cuda:0"],
+        ["host", "cpu"],
+        ["host.grad", "cpu"],
+        ["module", "cuda:0"],
+        ["moved", "cuda:1"],
+        ["weight", "cuda:0"],
+    ]
+
+
+def test_other_threads_and_workers_see_the_same_gpus(answers: dict[str, Any]) -> None:
+    assert (answers["pool"], answers["future"], answers["worker"]) == ("cuda:0", ["cuda:0"], [[[2, 1]]])
+
+
+def test_places_hold_for_what_cpp_makes_what_is_saved_and_what_is_asked_for_on_the_host(
+    answers: dict[str, Any],
+) -> None:
+    assert (answers["momentum"], answers["made in C++"], answers["vmap"]) == ("cuda:0", "cuda:0", "cuda:0")
+    assert answers["on the host"] == ["cpu"] * 3
+
+
+def test_the_profiler_and_torch_do_not_warn_of_a_gpu_that_is_missing(answers: dict[str, Any]) -> None:
+    assert (answers["profiled"], answers["warned"]) == (True, [])
+    assert "Failed to record CUDA event" not in answers["stderr"]
+
+
+def test_communication_hooks_and_point_to_point_operations_are_those_of_torch(
+    answers: dict[str, Any],
+) -> None:
+    assert answers["hook"] == ["cuda:0", "cuda:0"]
+    assert answers["P2POp"] == ["isend", "irecv"]
+    assert answers["flat"] == 8
+
+
+def test_a_class_that_is_not_pretended_can_be_asked_and_not_made(answers: dict[str, Any]) -> None:
+    assert answers["asked"] == [False, []]
+    assert answers["state dict"] == ["cuda:0", "cuda:0"]
+    made, sharded, snapshot = answers["refused"]
+    for text, call, line in (
+        (made, "torch.distributed.fsdp.FullyShardedDataParallel", "refused(lambda: Sharded(kept)),)."),
+        (sharded, "torch.distributed.fsdp.fully_shard", "refused(lambda: fully_shard(kept)),)."),
+        (snapshot, "torch._C._cuda_memorySnapshot", "call())."),
+    ):
+        assert f"rehearsal: {call} needs a true GPU" in text
+        assert "script.py, line " in text
+        assert f": {line}" in text
+        assert text.endswith("-o local.gpus=off")
 
 
 @pytest.fixture(scope="module")
@@ -335,6 +588,14 @@ def test_a_program_in_the_style_of_torchs_tutorial_runs_unchanged(rehearsed: Lab
         said = sorted(line.partition("] ")[2] for line in lines if f"@ node{node}]" in line)
         ranks = [*(f"basic {rank}" for rank in range(4)), *(f"model parallel {rank}" for rank in range(2))]
         assert [line for line in said if not line.startswith("rehearsal:")] == ranks
+
+
+@pytest.mark.prove(share=0.5)
+def test_hooks_checkpoints_pairs_and_tensor_parallelism_of_torch_hold_between_ranks(rehearsed: Lab) -> None:
+    rehearsed.script("pair.py", PAIR)
+    shown = rehearsed.run("train", "pair.py", "--world-size", "2", "--on", "0")
+    assert shown.returncode == 0, shown.stdout
+    assert sum("all held" in line for line in shown.stdout.splitlines()) == 2
 
 
 @pytest.mark.prove(share=0.5)

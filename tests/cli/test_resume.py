@@ -75,7 +75,7 @@ def test_resumed_job_ends_with_the_weights_of_one_that_was_not_interrupted(clust
 def last_checkpoint(cluster: Lab, job: str) -> dict[str, Any]:
     """Return the last checkpoint of main.py in a job's results: weights, momentum, position..."""
     steps = (cluster.project / "runs" / job / "node0" / "run" / "checkpoints").glob("step-*.pt")
-    state: dict[str, Any] = torch.load(max(steps), weights_only=True)
+    state: dict[str, Any] = torch.load(max(steps), map_location="cpu", weights_only=True)
     return state
 
 
