@@ -43,6 +43,11 @@ class Target:
         """Where that is, in words."""
         return "the local cloud" if self.name == "local" else (self.region or "the configured region")
 
+    @property
+    def costs(self) -> str:
+        """What it costs that nodes run there, to end a sentence about them."""
+        return ", free of charge" if self.name == "local" else " and cost money"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:

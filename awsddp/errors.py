@@ -30,6 +30,12 @@ class AwsddpError(Exception):
         self.next = next
         self.kind = kind or self.kind
 
+    @property
+    def summary(self) -> str:
+        """What failed and why, in one line."""
+        why = self.why.replace("\n", "; ")
+        return f"{self.message} ({why})" if why else self.message
+
     def document(self) -> dict[str, Any]:
         """Return the error as its JSON document, behind the verb's own document."""
         keys = ("kind", "retryable", "message", "why", "next", "exit_code")

@@ -3,6 +3,9 @@
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+BUNDLED = "train"
+"""The folder of the bundled programs on a node, beside the synced one."""
+BUNDLED_SCRIPT = "main.py"
 
 
 def _folder(name: str) -> Path:
@@ -13,6 +16,11 @@ def _folder(name: str) -> Path:
 def train_folder() -> Path:
     """Return the folder of the training programs that ship with awsddp."""
     return _folder("train")
+
+
+def is_bundled(script: str) -> bool:
+    """Return whether a job's script is the bundled program, as it is named on a node."""
+    return script.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}")
 
 
 def template_folder(name: str) -> Path:

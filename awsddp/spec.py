@@ -5,6 +5,7 @@ is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named 
 (`AWSDDP_CLUSTER_NODES`), so that there is one place where a value is read, checked and explained.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -13,7 +14,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,8 @@ import msgspec
 from awsddp.errors import ConfigError
 
 FILE = "awsddp.toml"
+OPTION = "option"
+"""The source of a setting that the command line gave."""
 SSM = "ssm"
 """The `network.jump` that is no host: AWS Systems Manager."""
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -331,7 +334,7 @@ def load(
         sources[key] = place
     for key, value in (overrides or {}).items():
         _put(values, tags, key, value, key)
-        sources[".".join(key.split(".")[:2])] = "option"
+        sources[".".join(key.split(".")[:2])] = OPTION
     sections = {section: kind(**values[section]) for section, kind in SECTIONS.items()}
     _check(sections["cluster"], sections["job"])
     _check_secrets(sections["env"])
@@ -470,13 +473,64 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
         for item in dataclasses.fields(values):
             key, value = f"{section}.{item.name}", getattr(values, item.name)
             if value != getattr(defaults, item.name) and key not in NOT_SHOWN:
-                words += option_words(key, value)
-    return (*words, *(word for name in spec.env.variables for word in ("--env-var", name)))
+                words += ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    typed = spec.sources.get("env.variables", OPTION) == OPTION  # else awsddp.toml sets them again
+    return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
+
+
+FLAGS = {
+    "cluster.nodes": "--nodes",
+    "cluster.instance_type": "--instance-type",
+    "cluster.gpus": "--gpus",
+    "cluster.image": "--image",
+    "cluster.disk_gb": "--disk",
+    "cluster.spot": "--spot",
+    "cluster.budget_usd": "--budget",
+    "cluster.idle": "--idle",
+    "cluster.expires": "--expires",
+    "capacity.zones": "--zone",
+    "capacity.efa": "--efa",
+    "capacity.retry_until_up": "--retry-until-up",
+    "env.file": "--env",
+    "sync.workdir": "--workdir",
+    "job.world_size": "--world-size",
+    "job.nproc_per_node": "--nproc-per-node",
+    "job.nnodes": "--nnodes",
+    "job.after": "--after",
+    "job.on": "--on",
+    "job.launcher": "--launcher",
+    "job.max_restarts": "--max-restarts",
+    "job.module": "-m",
+    "job.outputs": "--output",
+    "job.timeout": "--timeout",
+    "job.hang_after": "--hang-after",
+}
+"""The option of the command line that sets a key, where that is shorter than -o."""
 
 
 def option_words(key: str, value: object) -> list[str]:
     """Return the arguments of a command line that set a key of awsddp.toml."""
-    return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    flag = FLAGS.get(key)
+    if flag is None or value is None or value is False or value in ([], ()):
+        return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    if isinstance(value, list | tuple):
+        return [word for one in value for word in (flag, str(one))]
+    return [flag] if value is True else [flag, str(value)]
+
+
+def options_of(words: Sequence[str]) -> dict[str, object]:
+    """Return the values by key that `words_of` gave as arguments; each variable's value is None."""
+    found: dict[str, object] = {}
+    for sign, word in zip(words[::2], words[1::2], strict=False):
+        key, _, text = word.partition("=")
+        if sign == "--env-var":
+            found[f"env.variables.{word}"] = None
+        elif sign == "-o":
+            found[key] = text
+            if text in ("true", "false") or text.startswith("["):
+                with contextlib.suppress(ValueError):
+                    found[key] = json.loads(text)
+    return found
 
 
 def seconds(text: str, *, place: str = "duration") -> float:

@@ -164,5 +164,5 @@ def _plan(plan: LaunchPlan, facts: Facts, too_small: Check | None) -> list[Check
 def _permission(told: Permission) -> Check:
     ok = {"allowed": True, "denied": False, "refused": False, "not asked": None}[told.answer]
     value = told.answer if not told.why else f"{told.answer}: {told.why}"
-    hint = "awsddp doctor --iam-policy prints what is needed" if told.answer == "denied" else ""
+    hint = "awsddp doctor --iam-policy   # prints what is needed" if told.answer == "denied" else ""
     return Check(name=f"permission {told.operation}", ok=ok, value=value, expected="allowed", hint=hint)

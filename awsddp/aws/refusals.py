@@ -100,14 +100,17 @@ class OutOfCapacity(CapacityError):
         self.code = code
 
 
-def translate(error: Exception, operation: str, *, where: str, now: datetime | None = None) -> AwsddpError:
+def translate(
+    error: Exception, operation: str, *, where: str, is_local: bool = False, now: datetime | None = None
+) -> AwsddpError:
     """Return the error of this product for one that botocore raised while it made the call `operation`.
 
-    `where` is the region or the endpoint, for the message; `now` this machine's clock.
+    `where` is the region or the endpoint, for the message, `is_local` tells that it is the local cloud's;
+    `now` is this machine's clock.
     """
     if isinstance(error, exceptions.ClientError):
         return _client_error(error, operation, where=where, now=now or datetime.now(UTC))
-    return _local_error(error, operation, where=where)
+    return _local_error(error, operation, where=where, is_local=is_local)
 
 
 def _client_error(error: exceptions.ClientError, operation: str, *, where: str, now: datetime) -> AwsddpError:
@@ -175,8 +178,11 @@ def _skew_s(metadata: dict[str, Any], now: datetime) -> float:
         return 0.0
 
 
-def _local_error(error: Exception, operation: str, *, where: str) -> AwsddpError:
+def _local_error(error: Exception, operation: str, *, where: str, is_local: bool) -> AwsddpError:
+    who = "the local cloud" if is_local else "AWS"
+
     def unanswered(message: str, next: str) -> Unanswered:
+        next = "awsddp local status   # whether it runs" if is_local else next
         return Unanswered(message, str(error), next, code=type(error).__name__, operation=operation)
 
     match error:
@@ -213,13 +219,13 @@ def _local_error(error: Exception, operation: str, *, where: str) -> AwsddpError
                 needs_login=True,
             )
         case exceptions.SSLError() | exceptions.ProxyConnectionError():
-            return unanswered(f"could not reach AWS for {operation} in {where}", "check the proxy settings")
+            return unanswered(f"could not reach {who} for {operation} in {where}", "check the proxy settings")
         case exceptions.EndpointConnectionError() | exceptions.ConnectTimeoutError():
             return unanswered(
-                f"could not reach AWS for {operation} at {where}", "check the network, and try again"
+                f"could not reach {who} for {operation} at {where}", "check the network, and try again"
             )
         case exceptions.HTTPClientError() | ResponseParserError():
-            return unanswered(f"AWS did not answer {operation} at {where}", "try again in a minute")
+            return unanswered(f"{who} did not answer {operation} at {where}", "try again in a minute")
     return Refused(
         f"invalid request: {operation}",
         str(error),

@@ -112,7 +112,9 @@ class Aws:
             raise translate(error, operation, where=self._where) from error
         except (BotoCoreError, ResponseParserError) as error:
             code = type(error).__name__
-            raise self._of_region(translate(error, operation, where=self._where)) from error
+            raise self._of_region(
+                translate(error, operation, where=self._where, is_local=self._target.name == "local")
+            ) from error
         finally:
             self._tell(service, operation, parameters, reply, code, at, time.monotonic() - started)
         return reply

@@ -121,11 +121,10 @@ def _cost(result: dict[str, Any]) -> str:
     if result["state"] == "stopped":
         from awsddp.compat import HOURS_PER_MONTH
 
-        price = result["price_usd_per_hour"]
+        price, is_local = result["price_usd_per_hour"], result["target"] == "local"
         disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"
-        return named(
-            f"Stopped: only the disks cost{disks}. Start the nodes: awsddp up. Terminate them: awsddp down"
-        )
+        cost = "on EC2 only the disks would cost" if is_local else "only the disks cost"
+        return named(f"Stopped: {cost}{disks}. Start the nodes: awsddp up. Terminate them: awsddp down")
     would = "would cost" if result["target"] == "local" else "costs"
     text = (
         f"{would} {money(result['price_usd_per_hour'])} per hour on EC2, {money(result['cost_usd'])} so far"

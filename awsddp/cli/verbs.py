@@ -4,14 +4,13 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """A verb's line on `awsddp --help`, and whether it works on a cluster (and takes -c in advice)."""
+    """A verb's line on `awsddp --help`."""
 
     summary: str
-    of_cluster: bool = True
 
 
 VERBS = {
-    "init": Entry("Write a starter awsddp.toml.", of_cluster=False),
+    "init": Entry("Write a starter awsddp.toml."),
     "plan": Entry("Show what `up` would do and cost. Changes nothing."),
     "up": Entry("Launch and prepare the nodes. Idempotent: finishes, repairs, resizes."),
     "status": Entry("Show nodes, addresses, jobs, price, cost and time left."),
@@ -28,5 +27,5 @@ VERBS = {
     "stop": Entry("Stop the instances, keep their disks; `up` starts them again."),
     "down": Entry("Terminate everything, wait until it is gone, and show the cost."),
     "run": Entry("up, train and down in one: nothing is left, whatever happens."),
-    "local": Entry("The local cloud: a rehearsal without an AWS account.", of_cluster=False),
+    "local": Entry("The local cloud: a rehearsal without an AWS account."),
 }

@@ -28,7 +28,8 @@ PLACEHOLDERS = {
     "resume": "",
 }
 """Placeholders of a job, and the variable in a rank's environment that has the value ("": none has)."""
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+"""What names of variables that hold a secret contain."""
 _FILLED = "|".join(name for name, variable in PLACEHOLDERS.items() if variable)
 _LONE = re.compile(rf"(?<![{{$])\{{({_FILLED})\}}(?!\}})")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -392,7 +393,7 @@ def shown(requests: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 def _shown(process: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     environ = {**request["defaults"], **process["environment"]}
     masked = {
-        name: "[REDACTED]" if name in request["secrets"] or _SECRET.search(name) else text
+        name: "[REDACTED]" if name in request["secrets"] or SECRET.search(name) else text
         for name, text in environ.items()
     }
     return {"ranks": list(process["ranks"]), "argv": list(process["argv"]), "environment": masked}

@@ -223,10 +223,11 @@ def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, 
     """What was asked for so far and now."""
     earlier = _read_settings(place) if place.settings.exists() else {}
     if earlier and mode not in (None, earlier["mode"]):
+        flag = {"records": " --no-hosts", "loopback": " --loopback"}.get(str(mode), "")
         raise LocalCloudError(
             f"the local cloud already runs in {earlier['mode']} mode",
             why="its mode cannot change while it exists",
-            next=f"awsddp local stop, then: awsddp local start ({mode})",
+            next=f"awsddp local stop && awsddp local start{flag}",
         )
     for folder in share:
         if not folder.is_dir():
@@ -252,7 +253,7 @@ def _read_settings(place: Place) -> dict[str, Any]:
         raise LocalCloudError(
             f"cannot read {place.settings}",
             why=str(error),
-            next="awsddp local stop (it ends all instances)",
+            next="awsddp local stop   # it ends all instances",
         ) from error
     if version != VERSION:
         age = "an older" if version < VERSION else "a newer"

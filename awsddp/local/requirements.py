@@ -55,7 +55,7 @@ def choose(mode: str | None, home: Path) -> tuple[str, str]:
         raise LocalCloudError(
             "this machine cannot run hosts in systemd-nspawn",
             why=lack,
-            next="sudo awsddp local start, or: awsddp local start --loopback",
+            next="sudo awsddp local start\nawsddp local start --loopback   # or without root",
         )
     _need(LOOPBACK_PACKAGES)
     if any(letter.isspace() or letter in "'\"" for letter in str(home)):

@@ -149,5 +149,5 @@ class Store:
 
 def _unusable(why: str) -> LocalCloudError:
     return LocalCloudError(
-        "the local cloud's state cannot be used", why=why, next="awsddp local stop (it ends all instances)"
+        "the local cloud's state cannot be used", why=why, next="awsddp local stop   # it ends all instances"
     )

@@ -96,7 +96,7 @@ def load_key(path: Path) -> paramiko.PKey:
         raise ConfigError(
             f"login key not found: {path}",
             "only the machine that made the cluster has it",
-            "awsddp down works without it",
+            "awsddp down   # works without it",
         ) from error
     except (OSError, ValueError, TypeError, paramiko.SSHException) as error:
         raise ConfigError(f"cannot use the login key {path}", str(error)) from error

@@ -9,15 +9,16 @@ from awsddp.report import node_name
 Layer = Literal["no route", "refused", "banner", "host key", "login", "lost", "silent", "command", "files"]
 
 _NEXT: dict[Layer, str] = {
-    "no route": "awsddp up opens SSH for where you are now; awsddp status shows whether the machine runs",
-    "refused": "the instance is up, but sshd is not (yet): retry awsddp up in a minute",
-    "banner": "the machine is overloaded or still booting: try again, or replace it: awsddp down, awsddp up",
-    "host key": "another host may have this address. If in doubt: awsddp down, awsddp up",
-    "login": "use the machine and AWSDDP_HOME that made the cluster; set access.user, and "
-    "awsddp up; or recreate it: awsddp down, awsddp up",
-    "lost": "awsddp status shows whether the machine still runs",
-    "silent": "awsddp status shows whether the machine still runs",
-    "command": "try again: awsddp up; if it stays so: awsddp down, awsddp up",
+    "no route": "awsddp up   # opens SSH for where you are now\nawsddp status   # whether the machine runs",
+    "refused": "awsddp up   # again in a minute: the instance is up, but sshd is not (yet)",
+    "banner": "awsddp up   # again: the machine is overloaded or still booting\n"
+    "awsddp down && awsddp up   # or replace it",
+    "host key": "awsddp down && awsddp up   # if in doubt: another host may have this address",
+    "login": "use the machine and AWSDDP_HOME that made the cluster\n"
+    "awsddp up -o access.user=NAME   # or another login name\nawsddp down && awsddp up   # or recreate it",
+    "lost": "awsddp status   # whether the machine still runs",
+    "silent": "awsddp status   # whether the machine still runs",
+    "command": "awsddp up   # again\nawsddp down && awsddp up   # if it stays so",
     "files": "fix the problem above and repeat the command",
 }
 
@@ -43,7 +44,7 @@ class NodesFailed(NodeError):
         if len(ordered) == 1:
             super().__init__(ordered[0].message, ordered[0].why, ordered[0].next)
         else:
-            lines = [f"{error.message}" + (f" ({error.why})" if error.why else "") for error in ordered]
+            lines = [error.summary for error in ordered]
             super().__init__(f"{len(ordered)} of {of} nodes failed", "\n".join(lines), ordered[0].next)
         self.failures = dict(failures)
         self.results = dict(results)

@@ -102,8 +102,8 @@ class Jump:
     def advice(self) -> str:
         """What to look at where it does not reach a node."""
         return (
-            f"network.ssh_cidr must hold the address, or the group, of {self.name} as the nodes see it; "
-            "awsddp status shows whether the machine runs"
+            f"network.ssh_cidr must hold the address, or the group, of {self.name} as the nodes see it\n"
+            "awsddp status   # whether the machine runs"
         )
 
     def reach(self, *, deadline_s: float = 0) -> None:

@@ -90,7 +90,7 @@ class Ssm(Jump):
                 errors.seek(0)
                 said = errors.read().decode(errors="replace").strip() or "the session ended"
                 if any(word in said for word in _FINAL):
-                    advice = "awsddp doctor --iam-policy prints the rights that it needs"
+                    advice = "awsddp doctor --iam-policy   # prints the rights that it needs"
                     raise JumpFailure(f"network.jump: ssm: no session with {host}", said, advice, final=True)
                 raise ConnectionRefusedError(said)
         return ours, process

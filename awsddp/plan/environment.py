@@ -20,6 +20,7 @@ TORCH_INDEX = "https://download.pytorch.org/whl"
 PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _TORCH = "2.13"
 """The newest release whose torchvision is confirmed (compat.RELEASES)."""
+_REHEARSED = "--env requirements.txt   # to rehearse: the same packages by their names on PyPI"
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
@@ -76,15 +77,20 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
     if env.kind == "image":
         _refuse_for_image(env)
     if asked.conda and env.kind != "conda":
-        raise ConfigError(f"env.file: {env.file} is a conda environment", "", "-o env.kind=conda")
+        raise ConfigError(
+            f"env.file: {env.file} is a conda environment",
+            "conda's packages come over the internet, which nodes on AWS have and local nodes do not",
+            f"-o env.kind=conda   # on AWS\n{_REHEARSED}",
+        )
     if asked.conda:
         _refuse_for_conda_file(env)
     packages_from = env.packages_from or ("client" if internet is False else "node")
     if env.kind == "conda" and packages_from == "client":
         raise ConfigError(
             'env.kind = "conda" needs nodes with internet',
-            "conda's packages are not sent from this machine",
-            'env.kind = "venv" or "image", or env.packages_from = "node" with a channel that the nodes reach',
+            "conda's packages are not sent from this machine"
+            + (": local nodes have no internet. On AWS the same line works" if internet is False else ""),
+            f"{_REHEARSED}\n-o env.packages_from=node   # or with a channel that the nodes reach",
         )
     torch = _torch(env, asked, driver)
     options = (*asked.options, *_options(env))

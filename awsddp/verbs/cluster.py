@@ -22,7 +22,7 @@ from awsddp.spec import seconds
 from awsddp.state import Record
 from awsddp.verbs import local
 from awsddp.verbs.context import Context, aws_of, check_account, jump_of, target_of
-from awsddp.verbs.ledger import note_fetched
+from awsddp.verbs.ledger import note_fetched, was_local
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -251,7 +251,8 @@ class ClusterHandle:
         if self.listed is None or not self.listed.live:
             self.refuse_sessions()
             name, searched = self.ctx.spec.name, ", ".join(self.searched)
-            raise NotFoundError(f"no cluster {name}", f"searched: {searched}", "awsddp up   # create it")
+            up = "awsddp up --local" if self.target.name == "local" or was_local(self.ctx) else "awsddp up"
+            raise NotFoundError(f"no cluster {name}", f"searched: {searched}", f"{up}   # create it")
         return self.listed
 
     def refuse_sessions(self) -> None:
@@ -484,8 +485,9 @@ class ClusterHandle:
             elif node.state != "running":
                 reasons[one.node] = f"{who} is {node.state}; it holds its part of job {job.job}"
             else:
-                failure = self.fleet.failures.get(node.node) or "it is being prepared"
-                reasons[one.node] = f"{who} holds its part of job {job.job}: {failure}"
+                failure = self.fleet.failures.get(node.node)
+                why = "it is being prepared" if failure is None else failure.summary
+                reasons[one.node] = f"{who} holds its part of job {job.job}: {why}"
         return reasons
 
     def still_missing(self, job: Job, *, to: Path | None = None) -> dict[int, str]:

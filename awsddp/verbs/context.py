@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from awsddp.cluster import Target
 from awsddp.errors import ConfigError
@@ -26,6 +26,7 @@ JUMP = "network.jump"
 class Context:
     """What every verb gets. `local`: --local was given; `folder` may be empty.
 
+    `verb` starts a job: "train", or "run", which ends the cluster with it.
     `agree` answers a question of a verb that has begun; without a terminal the answer is no.
     """
 
@@ -34,6 +35,7 @@ class Context:
     folder: Folder
     on_event: OnEvent
     local: bool = False
+    verb: Literal["train", "run"] = "train"
     agree: Callable[[str], bool] = lambda question: False
 
     @property

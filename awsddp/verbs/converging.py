@@ -155,7 +155,7 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
         raise NodeError(
             f"{names} cannot be ended: the results of {', '.join(owed)} are not fetched",
             f"{', '.join(off)} is not running",
-            f"awsddp up --nodes {cluster.record.nodes}; awsddp fetch   # first\n"
+            f"awsddp up --nodes {cluster.record.nodes} && awsddp fetch   # first\n"
             "awsddp down --discard   # or end all",
         )
     with cluster.connect(reachable(cluster.own.live), partial=True) as fleet:
@@ -183,7 +183,7 @@ def _refuse_others(cluster: ClusterHandle, change: Convergence) -> None:
             raise ConfigError(
                 f"a second cluster {other.name} ({other.id}) holds results of {', '.join(other.unfetched)}",
                 "another machine made it, and only that one can fetch them",
-                f"awsddp fetch there; or awsddp -c {other.name}-2 up here",
+                f"awsddp -c {other.name}-2 up   # another name here; or there: awsddp fetch",
             )
 
 

@@ -1,10 +1,8 @@
 """Why a job failed, where only this machine knows: what the project has, what it names, what is not sent."""
 
 import contextlib
-import json
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from awsddp.cluster import Cause, Job
 from awsddp.errors import AwsddpError
 from awsddp.plan.requirements import CONDA_SUFFIXES, canonical, read_requirements, source_folders
 from awsddp.spec import overlaid_environment
+from awsddp.verbs.advice import train_again
 from awsddp.verbs.context import Context
 from awsddp.verbs.sync import found_here
 
@@ -32,20 +31,28 @@ _INSTALLED = re.compile(r'^\s*File ".*/site-packages/(\w+)', re.MULTILINE)
 _NAMED = re.compile(r"^\s*-?\s*\"?(?:[^\s:\"]+::)?([A-Za-z0-9][\w.-]*)", re.MULTILINE)
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
 _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
+_OPTION = re.compile(r"awsddp train (--env|--env-var) ([\w.]+)(?:=(\w+))?   # (.*)")
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
 def explained(ctx: Context, job: Job) -> Job:
     """Return the job; for a module, a file or a variable that its nodes do not have the cause says why."""
     cause = job.cause
+    if cause is None:
+        return job
+    explain = {"import_error": _of_module, "file_not_found": _of_file, "exit": _of_variable}.get(cause.kind)
     with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
-        if cause is not None and cause.kind == "import_error":
-            return replace(job, cause=_of_module(ctx, job, cause))
-        if cause is not None and cause.kind == "file_not_found":
-            return replace(job, cause=_of_file(ctx, job, cause))
-        if cause is not None and cause.kind == "exit":
-            return replace(job, cause=_of_variable(ctx, job, cause))
-    return job
+        if explain is not None:
+            cause = explain(ctx, job, cause)
+    return replace(job, cause=replace(cause, next=_completed(ctx, job, cause.next)))
+
+
+def _completed(ctx: Context, job: Job, advice: str) -> str:
+    """Return advice with a `train` of one option, as causes.py words it, as the command for this job."""
+    if (found := _OPTION.fullmatch(advice)) is None:
+        return advice
+    change = {"env.file": found[2]} if found[1] == "--env" else {f"env.variables.{found[2]}": found[3]}
+    return f"{train_again(ctx, job, change)}   # {found[4]}"
 
 
 def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
@@ -61,7 +68,7 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
         folder = Path(path).parent.as_posix()
         if folder in (*source_folders(project), _folder_of(job)):
             return cause
-        advice = _again(ctx, job, "--env-var", f"PYTHONPATH={folder}")
+        advice = train_again(ctx, job, {"env.variables.PYTHONPATH": folder})
         return _told(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
     if module != top:  # Python names the whole path only where the package itself was found
         importers = _INSTALLED.findall("\n".join(cause.tail))
@@ -84,10 +91,12 @@ def _of_package(ctx: Context, job: Job, cause: Cause, package: str) -> Cause:
         file = (naming or list(there))[0]
         what = f"names {package}" if naming else "exists"
         here = (project / file).as_posix()
-        return _told(cause, f"{file} {what}, but --env does not name it", _again(ctx, job, *_naming(here)))
+        return _told(
+            cause, f"{file} {what}, but --env does not name it", train_again(ctx, job, _naming(here))
+        )
     file = asked or "requirements.txt"
     why = f"{asked} does not name {package}" if asked else "no requirements file is there"
-    again = _again(ctx, job, *_naming(file))
+    again = train_again(ctx, job, _naming(file))
     if Path(file).name == "uv.lock":
         return _told(cause, why, f"uv add {package}   # then: {again}")
     if Path(file).suffix in (".toml", *CONDA_SUFFIXES):
@@ -95,9 +104,9 @@ def _of_package(ctx: Context, job: Job, cause: Cause, package: str) -> Cause:
     return _told(cause, why, f"echo {package} >> {file}   # then: {again}")
 
 
-def _naming(file: str) -> list[str]:
-    """Return the options that request a file."""
-    return ["--env", file, *(["-o", "env.kind=conda"] if Path(file).suffix in CONDA_SUFFIXES else [])]
+def _naming(file: str) -> dict[str, object]:
+    """Return the keys that request a file."""
+    return {"env.file": file, **({"env.kind": "conda"} if Path(file).suffix in CONDA_SUFFIXES else {})}
 
 
 def _of_file(ctx: Context, job: Job, cause: Cause) -> Cause:
@@ -120,32 +129,25 @@ def _of_variable(ctx: Context, job: Job, cause: Cause) -> Cause:
     found = _VARIABLE.search("\n".join(cause.tail))
     if found is None or found[1] not in os.environ:
         return cause
-    advice = _again(ctx, job, "--env-var", found[1])
+    advice = train_again(ctx, job, {f"env.variables.{found[1]}": None})
     return _told(cause, f"{found[1]} is set here, and not on the nodes", advice)
 
 
 def _kept(ctx: Context, job: Job, cause: Cause, kept: tuple[str, str]) -> Cause:
-    """Say that a path is here, and what keeps it from the nodes."""
+    """Say that a path is here, and what keeps it from the nodes; advise to send all of its folder."""
     path, by = kept
-    patterns = json.dumps([*ctx.job.sync.ignore, f"!/{path}"])
+    folder = path.rpartition("/")[0]
+    let_in = f"!/{folder}/**" if folder and not path.endswith("/") else f"!/{path}"
+    patterns = [*ctx.job.sync.ignore, let_in]
     advice = {
         "sync.ignore": "remove it from sync.ignore",
         "awsddp": f"move it out of {path}, which is never sent",
-    }.get(by, f"{_again(ctx, job, '-o', f'sync.ignore={patterns}')}   # or in awsddp.toml")
+    }.get(by, f"{train_again(ctx, job, {'sync.ignore': patterns})}   # or in awsddp.toml")
     return _told(cause, f"{path} is here, and {by} keeps it from the nodes", advice)
 
 
 def _told(cause: Cause, why: str, advice: str) -> Cause:
     return replace(cause, explanation=f"{cause.explanation} {why}.", next=advice)
-
-
-def _again(ctx: Context, job: Job, *options: str) -> str:
-    """Return the line that starts the job again with these options."""
-    script, workdir = job.script or "", ctx.job.sync.workdir
-    words = ["awsddp", "train", *(["--workdir", workdir] if workdir != "." else []), *options]
-    if script and not script.startswith("/"):  # else the bundled program
-        words += [script] if Path(workdir, script).exists() else ["-m", script]
-    return shlex.join([*words, *(["--", *job.args] if job.args else [])])
 
 
 def _folder_of(job: Job) -> str:

@@ -115,7 +115,7 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
             for text in cluster.still_missing(job).values():
                 ctx.say(text)
         owing = [node for node in cluster.nodes if node.unfetched]
-        return {node: str(fleet.failures[node.node]) for node in owing if node.node in fleet.failures}
+        return {node: fleet.failures[node.node].summary for node in owing if node.node in fleet.failures}
 
 
 def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: str) -> NodeError:

@@ -6,6 +6,7 @@ from awsddp.cluster import ACTIVE
 from awsddp.errors import AwsddpError, ConfigError, Interrupted
 from awsddp.report import iso, money
 from awsddp.state import Record
+from awsddp.verbs.advice import up_again
 from awsddp.verbs.context import Context
 
 
@@ -20,7 +21,7 @@ def interruption(ctx: Context) -> Interrupted:
         why.append(f"job {running[-1]} keeps running without this machine, unless it has ended")
     ways = [f"awsddp logs -f {job}   # follow it and fetch its results" for job in running[-1:]]
     if not record.prepared:
-        ways.append("awsddp up   # continue")
+        ways.append(f"{up_again(ctx)}   # continue")
     ways.append("awsddp down   # terminate them")
     return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), "\n".join(ways))
 

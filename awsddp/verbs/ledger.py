@@ -104,6 +104,14 @@ class Past:
         return {key for row in self.rows if row["event"] == "launched" for key in row.get("instances", ())}
 
 
+def was_local(ctx: Context) -> bool:
+    """Return whether the last cluster of this name that this machine launched was in the local cloud."""
+    launches = (
+        row for past in pasts(ctx.home) if past.name == ctx.spec.name for row in past.rows if "target" in row
+    )
+    return max(launches, key=lambda row: str(row["time"]), default={}).get("target") == "local"
+
+
 def pasts(home: Path) -> Iterator[Past]:
     """Yield every cluster of this machine that has a ledger; `home` is $AWSDDP_HOME."""
     for folder in (*sorted(home.glob("history/*")), *sorted(home.glob("clusters/*"))):

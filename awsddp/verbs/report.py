@@ -23,11 +23,10 @@ from awsddp.report import iso, json_lines
 from awsddp.spec import NOT_SHOWN, option_words
 from awsddp.state import Folder, write_private
 from awsddp.timeline import timeline
+from awsddp.verbs.advice import job_words
 from awsddp.verbs.context import Context
 from awsddp.verbs.ledger import Past, pasts
 from awsddp.verbs.results import job_result, metrics_of, results_dir
-from awsddp.verbs.starting import BUNDLED_SCRIPT
-from awsddp.verbs.sync import BUNDLED
 
 PAGE = "report.html"
 LOG_BYTES = 64 << 10
@@ -288,9 +287,6 @@ def _again(job: Job, past: Past | None) -> list[str]:
     up += ["--local"] if launched.get("target") == "local" else []
     for key, value in launched.get("asked", {}).items():
         up += option_words(key, value) if key not in (*_SIZE, *NOT_SHOWN) else []
-    train = ["awsddp", *globals_, "train"]
-    train += [] if job.script is None or job.script.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}") else [job.script]
-    train += [*job.options, *(("--resume", job.resumed) if job.resumed else ())]
-    train += ["--", *job.args] if job.args else []
+    train = ["awsddp", *globals_, "train", *job_words(job)]
     code = [f"git checkout {job.commit}"] if job.commit else []
     return [*code, shlex.join(up), shlex.join(train), shlex.join(["awsddp", *globals_, "down"])]

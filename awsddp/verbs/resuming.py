@@ -12,10 +12,9 @@ from pathlib import Path
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
 from awsddp.jobs.checkpoints import newest
+from awsddp.resources import is_bundled
 from awsddp.verbs.context import Context
 from awsddp.verbs.results import records_at_home, results_dir
-from awsddp.verbs.starting import BUNDLED_SCRIPT
-from awsddp.verbs.sync import BUNDLED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,7 @@ def _last(ctx: Context) -> str:
         with contextlib.suppress(ConfigError, OSError):
             job = results.decode(path.read_bytes())
             ran = job.script or ""
-            bundled = script is None and ran.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}")
+            bundled = script is None and is_bundled(ran)
             if bundled or (script is not None and normpath(ran) == normpath(script)):
                 started[path.parent.name] = (job.started or "", path.stat().st_mtime)
     if started:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from awsddp.cluster import Target
 from awsddp.errors import (
     AwsddpError,
     CloudError,
@@ -64,7 +65,7 @@ def run(
     check(ctx)
     if not detach:
         check_results_dir(ctx)
-    ctx = with_gpus(with_idle(ctx))
+    ctx = replace(with_gpus(with_idle(ctx)), verb="run")
     result = RunResult()
     try:
         _work(ctx, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
@@ -188,17 +189,19 @@ def _stopped(ctx: Context, error: NodeError) -> NodeError:
 
     Raises CloudError where AWS does not answer.
     """
+    target = record.target if (record := ctx.folder.read()) is not None else Target()
     try:
         stop(ctx, confirm=lambda _: None)
     except AwsddpError as second:
         if isinstance(second, CloudError) and second.retryable:
             raise
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
-        return NodeError(error.message, f"{why}\nthey are still running and cost money", error.next)
+        return NodeError(error.message, f"{why}\nthey are still running{target.costs}", error.next)
+    cost = "" if target.name == "local" else ", and cost a little,"
     return NodeError(
         f"{error.message}; the nodes were stopped",
-        f"{error.why}\ntheir disks are kept, and cost a little, until you terminate them",
-        "awsddp up, then awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them",
+        f"{error.why}\ntheir disks are kept{cost} until you terminate them",
+        "awsddp up && awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them",
     )
 
 

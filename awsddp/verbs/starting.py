@@ -21,6 +21,7 @@ from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
 from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
+from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
 from awsddp.spec import JobSection, JobSpec, gpus_of, words_of
 from awsddp.state import Record
 from awsddp.verbs import launches, sync
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
     from awsddp.verbs.resuming import Checkpoint
 
-BUNDLED_SCRIPT = "main.py"
 CLAIM_S = 60.0
 """How long another client, here or elsewhere, may be at it, starting a job."""
 
@@ -316,7 +316,7 @@ def _spec(cluster: ClusterHandle, spec: JobSpec) -> JobSpec:
         return spec
     from awsddp.nodes.sync import REMOTE_DIR
 
-    script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{sync.BUNDLED}/{BUNDLED_SCRIPT}"
+    script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{BUNDLED}/{BUNDLED_SCRIPT}"
     return replace(spec, job=replace(spec.job, script=script, module=False))
 
 

@@ -60,8 +60,8 @@ def _refuse_spot(cluster: Cluster) -> None:
 
 
 def _what_stops(cluster: ClusterHandle, listed: Cluster) -> str:
-    machines = cluster.machines(listed)
-    question = f"Cluster {listed.name}: {machines} will be stopped; their disks are kept, and cost."
+    machines, cost = cluster.machines(listed), "" if cluster.target.name == "local" else ", and cost"
+    question = f"Cluster {listed.name}: {machines} will be stopped; their disks are kept{cost}."
     if listed.unfetched:
         question += f"\nThe results of {', '.join(listed.unfetched)} stay on the disks."
     return question

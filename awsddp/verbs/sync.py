@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.parallel import both
 from awsddp.report import Event
-from awsddp.resources import train_folder
+from awsddp.resources import BUNDLED, train_folder
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
 
 LARGE_BYTES = 100e6
-BUNDLED = "train"
-"""The folder of the bundled programs on a node, beside the synced one."""
 
 
 def sync(ctx: Context, *, dry_run: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:

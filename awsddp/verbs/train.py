@@ -191,6 +191,6 @@ def attend(cluster: ClusterHandle, job: Job, *, on_lines: Callable[[bytes], None
         return cluster.finish(job)
     raise Interrupted(
         f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
-        "the nodes are still running and cost money",
+        f"the nodes are still running{cluster.target.costs}",
         "awsddp down   # terminate them",
     )

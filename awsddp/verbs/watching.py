@@ -118,9 +118,9 @@ class Watch:
         try:
             outcomes = self._fleet.request(protocol.program(), requests, on_data, silent_after_s=SILENT_S)
         except _Interruption:
-            return {node: str(self._fleet.failures[node]) for node in self._lost(nodes)}
+            return {node: self._fleet.failures[node].summary for node in self._lost(nodes)}
         return {
-            node: str(end) if isinstance(end, NodeError) else end.tail()
+            node: end.summary if isinstance(end, NodeError) else " / ".join(end.tail().splitlines())
             for node, end in outcomes.items()
             if not self._merger.ended(node)
         }

@@ -1,22 +1,28 @@
 """What a message tells to type means this cluster, and names what may still cost money."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from awsddp.aws.refusals import translate
-from awsddp.cli import failures
+from awsddp.cli import failures, session
 from awsddp.cli.advice import named
 from awsddp.cli.options import Globals
 from awsddp.cli.signals import WATCH
-from awsddp.cluster import Prepared, Target
+from awsddp.cluster import Prepared, Target, TargetName
 from awsddp.errors import CloudError
-from awsddp.spec import load
+from awsddp.nodes.failures import NodeFailure
+from awsddp.spec import FLAGS, load
 from awsddp.state import Folder, Record
 from awsddp.verbs.context import Context
+from awsddp.verbs.interruption import interruption
+from tests.cli.advice_lines import texts, type_in
 from tests.cli.conftest import Lab
 
 RECORD = Record(
@@ -117,3 +123,60 @@ def test_a_machine_without_rsync_3_is_told_before_anything_is_launched(lab: Lab,
     assert "openrsync" in refused["why"]
     assert "brew install rsync" in refused["next"]
     assert lab.json("status", "--local")["state"] == "absent"
+
+
+# Lines of which a part is an option or a verb, made beside them.
+BUILT = {"plan/selection.py", "verbs/everywhere.py", "local/control.py", "jobs/health.py"}
+
+
+def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:
+    wrong = {}
+    for place, text in texts("1"):
+        try:
+            type_in(text)
+        except Exception as error:
+            wrong[place] = f"{text!r}: {error}"
+    assert {place.partition(":")[0] for place in wrong} <= BUILT, wrong
+
+
+def test_each_short_option_of_advice_is_one_of_the_command_line() -> None:
+    options = {**session.PLAN_OPTIONS, **session.JOB_OPTIONS}
+    for key, flag in FLAGS.items():
+        made = click.command()(options[key](lambda: None))
+        assert flag in made.params[0].opts, key
+
+
+def test_a_rehearsal_that_ended_is_created_again_in_the_local_cloud(records: Lab) -> None:
+    records.json("up", "--local", "--nodes", "1", "-y")
+    records.json("down", "-y")
+    refused = records.json("train", code=7)["error"]
+    [line] = type_in(refused["next"])
+    assert line == "awsddp up --local"
+    assert records.json(*shlex.split(line)[1:], "--nodes", "1", "-y")["target"] == "local"
+    records.json("down", "-y")
+
+
+def test_an_up_that_goes_on_has_the_options_that_were_typed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "default")
+    folder.write(replace(RECORD, prepared=()))
+    keys = {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge", "cluster.region": "eu-west-1"}
+    spec, job = load(environ={"AWSDDP_CLUSTER_IDLE": "30m"}, overrides=keys)
+    ctx = Context(spec=spec, job=job, folder=folder, on_event=lambda _: None)
+    assert type_in(interruption(ctx).next)[0] == "awsddp up --nodes 1 --instance-type g6.xlarge"
+
+
+@pytest.mark.parametrize(("target", "said"), [("local", "free of charge"), ("aws", "cost money")])
+def test_words_on_money_are_those_of_the_target(target: TargetName, said: str) -> None:
+    assert said in Target(name=target).costs
+
+
+def test_the_local_cloud_that_does_not_answer_is_not_called_aws() -> None:
+    error = EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
+    told = translate(error, "DescribeInstances", where="http://127.0.0.1:1", is_local=True)
+    assert told.message.startswith("could not reach the local cloud for")
+    assert type_in(told.next) == ["awsddp local status"]
+
+
+def test_a_lost_connection_is_told_in_one_line() -> None:
+    error = NodeFailure(1, "lost", "connection lost", "no answer\nfor 12 s")
+    assert error.summary == "node1: connection lost (no answer; for 12 s)"

@@ -18,7 +18,7 @@ from awsddp.spec import load
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES += [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "commands.md"]
-VALUES = {"N": "2", "I": "1", "USD": "5", "TIME": "1h", "MIN:MAX": "1:2"}
+VALUES = {"N": "2", "I": "1", "USD": "5", "TIME": "1h", "MIN:MAX": "1:2", "GB": "300"}
 """What stands for a value in a line."""
 
 

@@ -1,10 +1,12 @@
 """What this machine knows of a module or a file that the nodes do not have."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from awsddp.cluster import Cause, Job
+from awsddp.nodes.listing import files_to_send
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
@@ -24,6 +26,7 @@ def cause_of(
     *,
     script: str,
     tail: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
     **keys: object,
 ) -> Cause:
     """Return the cause of a job of the project `files`."""
@@ -36,7 +39,8 @@ def cause_of(
     cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-", tail=tail)
     spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
     ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
-    told = explained(ctx, Job(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script))
+    job = Job(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script, options=options)
+    told = explained(ctx, job)
     assert told.cause is not None
     return told.cause
 
@@ -86,7 +90,7 @@ def test_a_module_that_an_installed_package_lacks_is_no_missing_package(tmp_path
             "mypkg.train",
             "mypkg.train",
             "code/mypkg is on the nodes, and code is not on the PYTHONPATH",
-            "--env-var PYTHONPATH=code -m mypkg.train",
+            "--env-var PYTHONPATH=code mypkg.train",
         ),
         (
             {"src/mypkg/__init__.py": ""},
@@ -207,6 +211,48 @@ def test_variable_that_is_set_here_alone_is_named_with_the_option(
     assert cause is not None
     assert ("WANDB_API_KEY is set here, and not on the nodes" in cause.explanation) is told
     assert cause.next.endswith("--env-var WANDB_API_KEY t.py") is told
+
+
+def test_a_folder_of_the_missing_file_is_sent_whole_and_the_job_keeps_its_options(tmp_path: Path) -> None:
+    options = ("-o", "job.world_size=4", "-o", 'job.outputs=["a b"]', "-o", "job.module=true")
+    files = {".gitignore": "*.bin\n*.pkl\n", "data/chars/train.bin": "", "data/chars/meta.pkl": ""}
+    said = NO_FILE.format("data/chars/train.bin")
+    cause = cause_of(
+        tmp_path, files, said, script="t", options=(*options, "--env-var", "LR"), **{"env.variables.LR": "2"}
+    )
+    line = "awsddp train --world-size 4 --output 'a b' -m --env-var LR=2 "
+    line += "-o 'sync.ignore=[\"!/data/chars/**\"]' t"
+    assert cause.next == f"{line}   # or in awsddp.toml"
+    sent = files_to_send(tmp_path / "project", ["!/data/chars/**"]).entries
+    assert [one.path for one in sent if one.path.startswith("data/")] == [
+        "data/chars/meta.pkl",
+        "data/chars/train.bin",
+    ]
+
+
+def test_a_value_that_may_be_a_secret_comes_into_no_command(tmp_path: Path) -> None:
+    options = ("--env-var", "MY_TOKEN")
+    keys: dict[str, object] = {"env.variables.MY_TOKEN": "hidden"}
+    cause = cause_of(tmp_path, {"t.py": ""}, MISSING.format("timm"), script="t.py", options=options, **keys)
+    assert cause.next.endswith("awsddp train --env-var MY_TOKEN --env requirements.txt t.py")
+
+
+def test_advice_of_a_node_becomes_the_command_of_this_job(tmp_path: Path) -> None:
+    row = "awsddp train --env-var NCCL_DEBUG=INFO   # NCCL's log then says why"
+    spec, asked = load("second", environ={}, overrides={"sync.workdir": str(tmp_path)})
+    ctx = Context(
+        spec=spec, job=asked, folder=Folder(tmp_path / "home", "second"), on_event=print, local=True
+    )
+    cause = Cause(rank=0, node=0, kind="nccl_error", explanation="NCCL failed.", next=row)
+    options = ("-o", "job.world_size=4")
+    job = Job(job="j", state="failed", cause=cause, ranks=(), home="x", script="t.py", options=options)
+    for verb in ("train", "run"):
+        told = explained(replace(ctx, verb=verb), job).cause
+        assert told is not None
+        assert told.next == (
+            f"awsddp -c second --local {verb} --world-size 4 --env-var NCCL_DEBUG=INFO t.py"
+            "   # NCCL's log then says why"
+        )
 
 
 def test_a_bare_folder_in_the_message_is_enough(tmp_path: Path) -> None:

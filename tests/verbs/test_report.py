@@ -197,7 +197,7 @@ def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
     assert report(home.ctx(), job="one")["again"] == [
         "git checkout 0123456789abcdef",
         "awsddp up --nodes 2 --instance-type g5.xlarge",
-        "awsddp train train.py -o job.timeout=1h --resume before -- 'a b' --x",
+        "awsddp train --timeout 1h --resume before train.py -- 'a b' --x",
         "awsddp down",
     ]
 

@@ -355,7 +355,7 @@ TABLE = (
         False,
         _said("No space left on device|Disk quota exceeded"),
         "The node's disk is full.",
-        "awsddp up --disk GB   # a larger disk",
+        "awsddp down && awsddp up --disk GB   # a larger disk",
     ),
     Row(
         "host_oom",

@@ -48,7 +48,7 @@ JOB_TABLE = (
         False,
         None,
         "The job ran for longer than its timeout of {seconds:g} s.",
-        "awsddp train --timeout   # longer, if it was not hanging",
+        "awsddp train --timeout TIME   # longer, if it was not hanging",
     ),
     Row(
         "hang",
@@ -64,7 +64,7 @@ JOB_TABLE = (
         True,
         None,
         "{why}.",
-        "awsddp up --expires   # starts the nodes with more time; then: awsddp train",
+        "awsddp up --expires TIME   # starts the nodes with more time; then: awsddp train",
     ),
 )
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
