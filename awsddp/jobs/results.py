@@ -10,6 +10,7 @@ import msgspec
 from awsddp.answers import Facts
 from awsddp.cluster import ACTIVE, Job, RankProgress, RankUsage
 from awsddp.errors import ConfigError, NotFoundError
+from awsddp.jobs.wording import worded
 from awsddp.report import iso
 
 _PACE = ("step", "steps_per_second")
@@ -42,6 +43,8 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
         **_times(believed["state"], ranks),
     }
     job = msgspec.convert(document, Job)
+    if job.cause is not None:
+        job = replace(job, cause=worded(job.cause, job=job.job))
     if job.state != "running":
         return job
     progress = tuple(

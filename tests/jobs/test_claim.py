@@ -68,6 +68,9 @@ def test_claim_tells_for_how_long_no_other_client_has_held_it(fleet: "Fleet") ->
 def test_claim_that_is_given_back_is_free_while_its_client_stays_connected(fleet: "Fleet") -> None:
     requests = protocol.claim_request("ann", wait_s=0), protocol.unclaim_request()
     holder = fleet.start(0, *requests, close=False)
+    assert holder.stdout is not None
+    while b'"claimed": false' not in holder.stdout.readline():  # the claim was held, and given back
+        pass
     assert fleet.ask(0, protocol.claim_request("bob", wait_s=5))["claimed"]
     assert holder.poll() is None
     holder.kill()

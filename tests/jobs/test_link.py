@@ -47,6 +47,18 @@ def test_server_that_proves_nothing_is_not_obeyed(said: dict[str, object]) -> No
         client.receive()
 
 
+def test_server_that_sends_the_clients_own_proof_back_is_not_obeyed() -> None:
+    first, second = socket.socketpair()
+    client = Link(second, "s", me=1, node=0)
+    first.sendall(json.dumps({"challenge": "c" * 32}).encode() + b"\n")
+    assert client.receive() == []
+    proof = json.loads(first.recv(4096))["proof"]
+    first.sendall(json.dumps({"proof": proof}).encode() + b"\n")
+    with pytest.raises(LinkLost, match="secret"):
+        client.receive()
+    assert not client.proved
+
+
 def test_answer_cannot_be_reflected_or_replayed() -> None:
     server, client = pair()
     server.flush()
