@@ -1,12 +1,25 @@
 """Two commands on one cluster at once: each ends as it does alone, or names who is in the way."""
 
+import random
 from typing import Any
 
 import boto3
+import pytest
 
 from awsddp.cluster import write_numbers
 from awsddp.state import Folder
+from benchmarks.campaigns import beside
 from tests.cli.conftest import Lab
+from tests.seed import SEED, drawn
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+def test_commands_side_by_side_end_as_alone_or_name_who_is_in_the_way() -> None:
+    with beside.laboratory() as laboratory:
+        for number in drawn(range(len(beside.PAIRS)), 3, what="beside"):
+            row = laboratory.run(number, random.Random(f"{SEED}/{number}"))
+            assert row["ok"], row
 
 
 def client(lab: Lab) -> Any:
