@@ -153,13 +153,14 @@ def main() -> None:
         try:
             commands.run("awsddp up --local --nodes 2 --instance-type g6.xlarge -y")
             commands.run("awsddp train train.py --world-size 2 --name first")
+            commands.run("awsddp down -y")
+            quiet("up", "--local", "--nodes", "2", "--instance-type", "g6.12xlarge", "-y")
             hang.run("awsddp train hangs.py --world-size 4 --name second --detach")
             while not hangs(json.loads(quiet("doctor", "--why", "second", "--json"))):
                 time.sleep(1)
             hang.run("awsddp doctor --why second")
             quiet("cancel", "second")
-            quiet("fetch", "--job", "second")
-            commands.run("awsddp down -y")
+            quiet("down", "-y")
         finally:
             quiet("local", "stop")
         commands.save("commands", "awsddp: up, train, down")
