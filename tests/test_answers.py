@@ -233,3 +233,12 @@ def test_a_nodes_own_places_and_the_logs_of_its_ranks_are_taken() -> None:
 def test_a_file_has_a_size_and_a_hash(file: dict[str, Any]) -> None:
     with pytest.raises(NodeError, match="node1"):
         answers.manifest({**LIST, "files": [file]}, node=1, ranks=[0])
+
+
+@pytest.mark.parametrize("key", ["metrics", "samples"])
+def test_a_node_speaks_for_no_rank_of_another_node(key: str) -> None:
+    row = {"step": None, "loss": 1.0, "steps_per_second": None, "fraction": None} if key == "metrics" else {}
+    ranks = [{**DOCUMENT["ranks"][0], "rank": rank, "node": rank} for rank in (0, 1)]
+    own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **row}]} for rank in (1, 0))
+    check(protocol.state_request(), {"jobs": [own]})
+    assert "of a rank that does not run there" in refused(protocol.state_request(), {"jobs": [other]})
