@@ -22,6 +22,7 @@ from awsddp.parallel import soon
 from awsddp.plan import LaunchPlan
 from awsddp.report import OnEvent, money
 from awsddp.state import Folder, home
+from awsddp.verbs.advice import global_words_of, named
 from awsddp.verbs.cancel import cancel
 from awsddp.verbs.cluster import ClusterHandle, choose_job
 from awsddp.verbs.context import Context
@@ -50,7 +51,7 @@ class JobFailed(JobError):
         super().__init__(
             f"job {job.name} {state}",
             cause.explanation if cause is not None else "",
-            f"awsddp logs {job.name}",
+            named(f"awsddp logs {job.name}", global_words_of(job._context, is_kept=False)),
         )
         self.job = job
         self.cause = cause

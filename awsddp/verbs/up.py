@@ -219,7 +219,9 @@ def _log_in(cluster: ClusterHandle) -> None:
             one for one in error.failures.values() if getattr(one, "layer", "") in ("refused", "banner")
         ]
         if len(refused) == len(silent):  # the machines are there, what answers on them is not
-            restart = "awsddp stop; awsddp up   # boots the nodes anew: a job on them ends, their disks stay"
+            restart = (
+                "awsddp stop && awsddp up   # boots the nodes anew: a job on them ends, their disks stay"
+            )
             replaced = map(replacement, silent)
             error.next = "\n".join(([] if any(node.spot for node in silent) else [restart]) + [*replaced])
         raise

@@ -10,6 +10,7 @@ import click
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
+from awsddp.api import Cluster, Job, JobFailed
 from awsddp.aws.refusals import translate
 from awsddp.cli import failures, session
 from awsddp.cli.advice import named
@@ -180,3 +181,10 @@ def test_the_local_cloud_that_does_not_answer_is_not_called_aws() -> None:
 def test_a_lost_connection_is_told_in_one_line() -> None:
     error = NodeFailure(1, "lost", "connection lost", "no answer\nfor 12 s")
     assert error.summary == "node1: connection lost (no answer; for 12 s)"
+
+
+def test_a_job_that_failed_names_its_cluster_and_the_local_cloud(folder: Folder) -> None:
+    cluster = Cluster("second", local=True)
+    assert type_in(JobFailed(Job(cluster._context(), "j"), "failed", None).next) == [
+        "awsddp -c second --local logs j"
+    ]
