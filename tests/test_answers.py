@@ -118,6 +118,16 @@ def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(protocol.slots_request(), b" " * ((1 << 20) + 1)) == "over 1 MB"
 
 
+@pytest.mark.parametrize("key", ["metrics", "samples"])
+def test_a_node_says_nothing_of_the_ranks_of_others(key: str) -> None:
+    numbers = {"step": 1, "loss": 0.5, "steps_per_second": 1.0, "fraction": None} if key == "metrics" else {}
+    ranks = [RANK, {**RANK, "rank": 2, "node": 0}]
+    own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **numbers}]} for rank in (0, 2))
+    assert check(protocol.state_request("j"), {"jobs": [own]})["jobs"] == [own]
+    why = refused(protocol.state_request("j"), {"jobs": [other]})
+    assert why == f"{key} of a rank that does not run there"
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -10,7 +10,7 @@ from moto_cloud import Cloud
 from awsddp.aws.clusters import describe, find_cluster, find_clusters, tagged, tags_of
 from awsddp.aws.session import Aws
 from awsddp.cluster import Cluster
-from awsddp.errors import CapacityError, ConfigError
+from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
 from awsddp.plan import LaunchPlan
 from awsddp.report import cluster_state
 from awsddp.verbs.costs import costs
@@ -282,6 +282,25 @@ def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: Aws) -> None
     assert set(ended["terminated"]) == {other, *(node.instance_id for node in mine.live)}
     assert asked[0].count("will be terminated") == 2
     assert find_clusters(aws, "demo", mine.owner) == ()
+
+
+def test_down_loses_no_results_of_a_second_cluster_of_the_name(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    mine = laptop.first()
+    other = second(aws, mine)
+    aws.call("CreateTags", {"Resources": [other], "Tags": [{"Key": "awsddp:unfetched", "Value": "theirs"}]})
+    with pytest.raises(NodeError, match="results of theirs are not fetched"):
+        down(laptop.context(), confirm=lambda what: None)
+    assert {one.id for one in find_clusters(aws, "demo", mine.owner) if one.live} == {mine.id, "ffffffff"}
+
+
+def test_yes_alone_ends_no_second_cluster_that_this_machine_did_not_make(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    mine = laptop.first()
+    second(aws, mine)
+    with pytest.raises(UsageError, match="-y does not end cluster demo"):
+        down(laptop.context(), known_only=True, confirm=lambda what: None)
+    assert {one.id for one in find_clusters(aws, "demo", mine.owner) if one.live} == {mine.id, "ffffffff"}
 
 
 @pytest.mark.prove(share=0.5)

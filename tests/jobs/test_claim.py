@@ -1,6 +1,7 @@
 """One job a node, one client at a time: what a node says to the second one."""
 
 import json
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
 
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+def until_claimed(holder: subprocess.Popen[bytes]) -> None:
+    """Wait until a client that stays connected holds the claim."""
+    assert holder.stdout is not None
+    while line := holder.stdout.readline():
+        if b'"claimed": true' in line:
+            return
+    pytest.fail("the claim was refused")
 
 
 def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> None:
@@ -41,9 +51,7 @@ def test_cancel_of_a_refused_launch_leaves_another_launchs_job_of_the_name_alone
 def test_second_client_waits_for_the_claim_and_is_told_who_holds_it(fleet: "Fleet") -> None:
     first = protocol.claim_request("ann on laptop", wait_s=0)
     holder = fleet.start(0, first, close=False)
-    assert holder.stdout is not None
-    while b'"claimed": true' not in holder.stdout.readline():
-        pass
+    until_claimed(holder)
     with pytest.raises(InUse, match="another client is starting a job") as refused:
         fleet.ask(0, protocol.claim_request("bob", wait_s=0.2))
     assert refused.value.why == "held by ann on laptop"
@@ -57,9 +65,7 @@ def test_claim_tells_for_how_long_no_other_client_has_held_it(fleet: "Fleet") ->
     assert fleet.ask(0, request)["free_s"] > 1e9
     began = time.time()
     holder = fleet.start(0, protocol.claim_request("bob", wait_s=0), close=False)
-    assert holder.stdout is not None
-    while b'"claimed": true' not in holder.stdout.readline():
-        pass
+    until_claimed(holder)
     time.sleep(1.0)
     holder.communicate(b"")
     assert 0.0 <= fleet.ask(0, request)["free_s"] < time.time() - began - 1.0
@@ -79,6 +85,7 @@ def test_claim_that_is_given_back_is_free_while_its_client_stays_connected(fleet
 
 def test_claim_of_a_client_that_vanished_ends_by_itself_and_a_launch_ends_its_own(fleet: "Fleet") -> None:
     holder = fleet.start(0, {**protocol.claim_request("ann", wait_s=0), "lease_s": 1}, close=False)
+    until_claimed(holder)
     assert fleet.ask(0, protocol.claim_request("bob", wait_s=10))["claimed"]
     assert holder.poll() is None
     holder.kill()

@@ -219,3 +219,25 @@ def test_report_with_a_kind_that_is_no_loss_is_that_of_a_lost_node(wire: Wire, k
 
 def test_report_to_a_supervisor_that_has_ended_is_given_up(wire: Wire) -> None:
     assert not report_lost({**wire.request, "link_port": free_ports()}, 1, "it burnt", seconds=60)
+
+
+@pytest.fixture
+def unjoined() -> Iterator[Wire]:
+    """Two supervisors that never reach each other."""
+    made = Wire()
+    made.relay.close()
+    yield made
+    for selector in made.selectors:
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()
+        selector.close()
+
+
+def test_a_supervisor_that_has_not_joined_yet_is_not_lost_by_its_silence(unjoined: Wire) -> None:
+    unjoined.pass_time(61, alive=(0,))
+    assert unjoined.lost() == []
+
+
+def test_a_first_supervisor_that_does_not_listen_yet_is_not_lost(unjoined: Wire) -> None:
+    unjoined.pass_time(30, alive=(1,))
+    assert unjoined.lost() == []

@@ -1,6 +1,8 @@
 """The switch of the nodes: real namespaces and interfaces."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,3 +40,39 @@ def test_a_node_that_is_gone_does_not_answer_at_its_address_whatever_holds_its_n
 def test_what_is_not_there_is_unplugged_in_silence(place: Place) -> None:
     network.open_switch(place, None)
     network.unplug(place, GONE)
+
+
+HEARS = """
+import socket, sys
+heard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+heard.bind(("0.0.0.0", 4000))
+print("up", flush=True)
+print(heard.recvfrom(64)[1][0], flush=True)
+"""
+SAYS = """
+import socket, sys
+for source in sys.argv[2:]:
+    said = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    said.bind((source, 0))
+    said.sendto(b"x", (sys.argv[1], 4000))
+"""
+
+
+@needs_root
+def test_a_node_is_not_heard_with_an_address_from_outside(place: Place) -> None:
+    block = network.open_switch(place, None)
+    first, second = str(block[10]), str(block[11])
+    for name, address in ((GONE, first), (NEW, second)):
+        network.plug_in(place, name, address, prefix=block.prefixlen)
+    forged = "203.0.113.5"
+    network.ip([f"addr add {forged}/32 dev lo"], namespace=place.machine(GONE))
+    inside = ["ip", "netns", "exec"]
+    hears = subprocess.Popen(
+        [*inside, place.machine(NEW), sys.executable, "-c", HEARS], stdout=subprocess.PIPE, text=True
+    )
+    assert hears.stdout is not None
+    assert hears.stdout.readline() == "up\n"
+    subprocess.run(
+        [*inside, place.machine(GONE), sys.executable, "-c", SAYS, second, forged, first], check=True
+    )
+    assert hears.communicate(timeout=20)[0] == f"{first}\n"  # the second one it said is the first heard

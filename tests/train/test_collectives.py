@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 sys.path.insert(0, sys.argv[1])
 import torch, torch.distributed as dist
-import checkpoint, group, main
+import checkpoint, group, main, meters
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
 own = Path(f"rank{rank}")
@@ -42,6 +42,9 @@ place = SimpleNamespace(rank=rank, world_size=2)
 seen = main.evaluate(Net(), feed, torch.nn.CrossEntropyLoss(), place=place, device=torch.device("cpu"),
                      print_every=0)
 found["accuracy"] = seen["accuracy"]
+meter = meters.Progress(torch.device("cpu"), hits=False)
+meter.add(torch.tensor(1.0 + rank), None, labels[: 2 * (rank + 1)])
+found["loss"] = meter.row()["loss"]
 print(json.dumps(found))
 dist.destroy_process_group()
 """
@@ -62,3 +65,7 @@ def test_a_checkpoint_that_lies_with_rank_1_alone_is_read_by_all(found: list[dic
 
 def test_a_model_is_judged_with_the_statistics_of_rank_0_on_every_rank(found: list[dict[str, Any]]) -> None:
     assert [one["accuracy"] for one in found] == [1.0, 1.0]
+
+
+def test_a_row_of_metrics_is_the_mean_over_the_images_of_all_ranks(found: list[dict[str, Any]]) -> None:
+    assert [one["loss"] for one in found] == [pytest.approx((1.0 * 2 + 2.0 * 4) / 6)] * 2

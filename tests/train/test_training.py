@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from alone import rows, train, weights
 from launching import TRAIN, run_program, run_ranks, start, wait_all
 
@@ -167,3 +168,16 @@ def test_the_options_are_these(tmp_path: Path) -> None:
         "--compile",
         "--workers",
     } <= options
+
+
+def test_the_learning_rate_drops_when_asked_and_the_last_two_and_the_best_checkpoint_stay(
+    tmp_path: Path,
+) -> None:
+    found = train(tmp_path, "--epochs", "3", "--lr", "0.2", "--lr-drop-every", "2")
+    rates = {row["epoch"]: row["lr"] for row in found if "lr" in row}
+    assert rates == {1: 0.2, 2: 0.2, 3: pytest.approx(0.02)}
+    seen = {row["step"]: row["accuracy"] for row in found if "accuracy" in row}
+    kept = sorted((tmp_path / "checkpoints").glob("step-*.pt"))
+    assert [int(path.stem[5:]) for path in kept] == sorted(seen)[-2:]
+    best = torch.load(tmp_path / "checkpoints" / "best.pt", weights_only=True)["at"]
+    assert (seen[best["step"]], best["best"]) == (max(seen.values()), max(seen.values()))
