@@ -11,13 +11,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "awsddp"
 
-_BASE = {"errors", "harmless", "private"}
+_BASE = {"errors", "harmless", "limits", "private"}
 _RECORDS = {"answers", "spec", "cluster", "resources"} | _BASE
 _PURE = {"plan", "report", "compat", "billing", "parallel", "page", "timeline"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
 LADDER = {
     "errors": _BASE,
     "harmless": _BASE,
+    "limits": _BASE,
     "private": _BASE,
     "answers": _BASE,
     "spec": _RECORDS,

@@ -10,6 +10,7 @@ from typing import Any
 from awsddp.aws.credentials import SESSION
 from awsddp.aws.session import Aws
 from awsddp.cluster import ENDED, Cluster, Node, Remembered, read_numbers
+from awsddp.limits import FILTER_VALUES
 from awsddp.parallel import all_of
 
 LEFT = "none"
@@ -32,9 +33,16 @@ def tagged(name: str, *values: str) -> list[dict[str, Any]]:
 
 
 def describe(aws: Aws, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the instances that match, as EC2 describes them, of all pages. Raises CloudError."""
-    reservations = aws.pages("DescribeInstances", {"Filters": filters}, "Reservations")
-    return [instance for reservation in reservations for instance in reservation["Instances"]]
+    """Return the instances that match, as EC2 describes them, of all pages. Raises CloudError.
+
+    The first filter may have any number of values.
+    """
+    asked = [filters]
+    if filters and len(values := filters[0]["Values"]) > FILTER_VALUES:
+        parts = [values[start : start + FILTER_VALUES] for start in range(0, len(values), FILTER_VALUES)]
+        asked = [[{"Name": filters[0]["Name"], "Values": part}, *filters[1:]] for part in parts]
+    found = [aws.pages("DescribeInstances", {"Filters": one}, "Reservations") for one in asked]
+    return [instance for pages in found for reservation in pages for instance in reservation["Instances"]]
 
 
 def by_id(*instance_ids: str) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag, unlisted
 from awsddp.aws.waits import CLOCK, Clock, patiently
 from awsddp.cluster import MORE, Node
+from awsddp.limits import TAG_VALUE
 from awsddp.parallel import all_of
-from awsddp.plan.limits import TAG_VALUE
 
 TAG = "awsddp:unfetched"
 _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})

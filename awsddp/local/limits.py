@@ -1,14 +1,16 @@
-"""Tags, names, descriptions, tokens and rules over EC2's limits (plan/limits.py), which moto accepts."""
+"""Tags, names, descriptions, tokens and rules over EC2's limits (limits.py), which moto accepts."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
+from awsddp import limits
 from awsddp.local.requests import Refusal, Request, under
-from awsddp.plan import limits
 
 _TAG = re.compile(r"((?:TagSpecifications?\.\d+\.)?Tag\.\d+)\.(Key|Value)")
+_FILTER = re.compile(r"Filter\.\d+\.Value\.\d+")
 _LENGTHS = {
     ("ImportKeyPair", "KeyName"): limits.KEY_NAME,
     ("CreateKeyPair", "KeyName"): limits.KEY_NAME,
@@ -22,12 +24,22 @@ def check(request: Request, backend: Any) -> None:
     """Refuse what is over a limit.
 
     :raises Refusal: InvalidParameterValue, InvalidTagKey.Malformed, TagLimitExceeded,
-        RulesPerSecurityGroupLimitExceeded.
+        RulesPerSecurityGroupLimitExceeded, FilterLimitExceeded.
     """
+    _check_filters(request)
     if request.changes:
         _check_texts(request)
         _check_tags(request, backend)
         _check_rules(request, backend)
+
+
+def _check_filters(request: Request) -> None:
+    names = [name.rpartition(".")[0] for name in request.parameters if _FILTER.fullmatch(name)]
+    if any(count > limits.FILTER_VALUES for count in Counter(names).values()):
+        raise Refusal(
+            "FilterLimitExceeded",
+            f"The maximum number of filter values specified on a single call is {limits.FILTER_VALUES}",
+        )
 
 
 def _check_texts(request: Request) -> None:

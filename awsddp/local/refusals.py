@@ -13,10 +13,10 @@ from moto.core.utils import get_service_model
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from moto.iam.models import iam_backends
 
+from awsddp.limits import USER_DATA_BYTES
 from awsddp.local import quotas, reservations
 from awsddp.local.requests import Refusal, Request
 from awsddp.local.reservations import Reservation
-from awsddp.plan.limits import USER_DATA_BYTES
 
 PRIVATE_ADDRESS = re.compile(r"(NetworkInterface\.\d+\.)?PrivateIpAddress(es\.\d+\.PrivateIpAddress)?")
 

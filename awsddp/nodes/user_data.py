@@ -4,9 +4,9 @@ import json
 from datetime import UTC, datetime
 
 from awsddp.errors import ConfigError
+from awsddp.limits import USER_DATA_BYTES
 from awsddp.nodes.hostkeys import KeyPair
 from awsddp.nodes.rendering import render
-from awsddp.plan.limits import USER_DATA_BYTES
 
 
 def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:

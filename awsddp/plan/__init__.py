@@ -8,10 +8,10 @@ ones that are sent; ids, secrets and times that do not exist yet stand in them a
 from collections.abc import Iterable
 from dataclasses import replace
 
-from awsddp import compat
+from awsddp import compat, limits
 from awsddp.compat import GpuType
 from awsddp.errors import AwsddpError, ConfigError
-from awsddp.plan import limits, network
+from awsddp.plan import network
 from awsddp.plan.converge import LEAST_TERM_S, Convergence, Standing, budget_lasts_s, converge
 from awsddp.plan.document import document
 from awsddp.plan.network import ssh_cidrs

@@ -4,11 +4,10 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from awsddp import compat
+from awsddp import compat, limits
 from awsddp.cluster import Node
 from awsddp.compat import GpuType
 from awsddp.errors import ConfigError
-from awsddp.plan import limits
 from awsddp.plan.records import Efa, Facts, Subnet
 from awsddp.report import node_name
 from awsddp.spec import SSM, ClusterSpec

@@ -11,7 +11,7 @@ from botocore.serialize import create_serializer
 from moto_cloud import IDS, NOW, Cloud, Launcher, plan_for, values, without_zones
 
 from awsddp.aws import instances
-from awsddp.aws.clusters import describe, end_of, find_cluster, find_clusters, tags_of
+from awsddp.aws.clusters import by_id, describe, end_of, find_cluster, find_clusters, tags_of
 from awsddp.aws.instances import appear, resume, wait_running
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag
@@ -221,6 +221,22 @@ def test_node_that_was_given_up_is_none_of_its_launch_any_more(
     found = appear(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock)
     assert found is not None
     assert [node.node for node in found] == [0]
+
+
+def test_nodes_of_a_large_cluster_are_described_by_no_more_values_than_a_filter_takes(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    nodes = launcher(plan_for(aws))
+    cloud.requests.clear()
+    ids = [f"i-{number:017x}" for number in range(400)]
+    found = describe(aws, by_id(*ids, *(node.instance_id for node in nodes)))
+    assert {one["InstanceId"] for one in found} == {node.instance_id for node in nodes}
+    sent = cloud.sent("DescribeInstances")
+    assert [len([name for name in form if name.startswith("Filter.1.Value.")]) for form in sent] == [
+        200,
+        200,
+        2,
+    ]
 
 
 def test_looking_by_tag_ends_after_two_minutes(aws: Aws, cloud: Cloud, clock: Clock) -> None:

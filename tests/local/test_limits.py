@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.plan.limits import TAGS
+from awsddp.limits import TAGS
 from tests.local.conftest import Cloud, refusal
 
 
@@ -92,3 +92,11 @@ def test_group_takes_60_rules_of_each_kind_and_refuses_a_whole_request_over_that
     ec2.authorize_security_group_egress(**add("IpRanges", "CidrIp", blocks[:59]))
     over = refusal(ec2.authorize_security_group_egress, **add("IpRanges", "CidrIp", blocks[59:60]))
     assert over == "RulesPerSecurityGroupLimitExceeded"
+
+
+def test_filter_takes_200_values(records: Cloud, instance: str) -> None:
+    describe = records.client("ec2").describe_instances
+    ids = [f"i-{number:017x}" for number in range(200)]
+    assert describe(Filters=[{"Name": "instance-id", "Values": ids}])["Reservations"] == []
+    over = [{"Name": "instance-id", "Values": [*ids, instance]}]
+    assert refusal(describe, Filters=over) == "FilterLimitExceeded"

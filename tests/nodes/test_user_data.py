@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.limits import USER_DATA_BYTES
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.user_data import user_data
-from awsddp.plan.limits import USER_DATA_BYTES
 from tests.nodes.ssh_hosts import wait_until
 
 yaml = pytest.importorskip("yaml")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from awsddp import compat
+from awsddp import compat, limits
 from awsddp.aws.poweroff import TAG
 from awsddp.compat import GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
@@ -17,7 +17,6 @@ from awsddp.plan import (
     Reservation,
     Subnet,
     document,
-    limits,
     make_plan,
     offers,
     refuse_untried,

@@ -31,6 +31,9 @@ RULES = 60
 USER_DATA_BYTES = 16 * 1024
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 CLIENT_TOKEN = 64
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
+FILTER_VALUES = 200
+"""Values of a filter in one request."""
 OWN_TAGS = 9
 """Tags of an instance that awsddp writes, the one for unfetched jobs among them (docs/design.md)."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
