@@ -14,7 +14,7 @@ from awsddp.aws import facts as facts_module
 from awsddp.aws.facts import enabled_regions, gather
 from awsddp.aws.refusals import translate
 from awsddp.aws.session import Aws, Call
-from awsddp.cluster import Target
+from awsddp.cluster import Target, TargetName
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.spec import ClusterSpec, NetworkSection
 from tests.http_answers import BAD_ANSWERS, CUT, answering
@@ -165,9 +165,10 @@ def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> N
     assert identity.request_id
 
 
-def test_an_endpoint_that_is_down_is_an_error_of_its_own(cloud: Cloud) -> None:
-    aws = Aws(replace(cloud.target, endpoint="http://127.0.0.1:9"))
-    with pytest.raises(CloudError, match="could not reach AWS"):
+@pytest.mark.parametrize(("name", "who"), [("aws", "AWS"), ("local", "the local cloud")])
+def test_an_endpoint_that_is_down_is_an_error_of_its_own(cloud: Cloud, name: TargetName, who: str) -> None:
+    aws = Aws(replace(cloud.target, name=name, endpoint="http://127.0.0.1:9"))
+    with pytest.raises(CloudError, match=f"could not reach {who} for"):
         aws.identity()
 
 
