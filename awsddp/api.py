@@ -7,7 +7,7 @@ command line, and what costs money needs a plan or `max_price_usd`.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,7 +20,7 @@ from awsddp.errors import AwsddpError, ConfigError, JobError, UsageError
 from awsddp.jobs.logs import LogLine, split_lines
 from awsddp.parallel import soon
 from awsddp.plan import LaunchPlan
-from awsddp.report import OnEvent, money
+from awsddp.report import Event, OnEvent, money
 from awsddp.state import Folder, home
 from awsddp.verbs.advice import global_words_of, named
 from awsddp.verbs.cancel import cancel
@@ -94,7 +94,7 @@ class Cluster:
     The constructor sends no requests. `local` is --local, `region` and `profile` as on the command line;
     every other keyword is a key of awsddp.toml that holds for all methods (`workdir=...`, `results=...`).
     awsddp.toml is read from the current folder. `on_event` gets progress, on the thread that called the
-    method. Raises ConfigError.
+    method or iterates `Job.logs`. Raises ConfigError.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Cluster:
 
         Changes nothing. Raises ConfigError, CloudError.
         """
-        context = self._context(keys)
-        return Plan(plan(context), context)
+        with _advising(self._context(keys)) as context:
+            return Plan(plan(context), context)
 
     def up(self, agreed: Plan | None = None, **keys: object) -> dict[str, Any]:
         """Launch and prepare the nodes, or change what exists; return the `up` document.
@@ -141,7 +141,8 @@ class Cluster:
 
     def status(self) -> dict[str, Any]:
         """Return the `status` document. Raises CloudError."""
-        return status(self._context())
+        with _advising(self._context()) as context:
+            return status(context)
 
     def train(self, script: str | None = None, *, args: Sequence[object] = (), **keys: object) -> "Job":
         """Send the files and start a job; return once its ranks run. Without a script the bundled program.
@@ -149,25 +150,27 @@ class Cluster:
         `keys` are those of [job], [env] and [sync], such as `world_size=4`. Raises what `awsddp train` does.
         """
         given = {"script": script, "args": [str(one) for one in args] or None, **keys}
-        context = self._context({key: value for key, value in given.items() if value is not None})
-        document = train(context, on_lines=lambda data: None, detach=True)
+        keys = {key: value for key, value in given.items() if value is not None}
+        with _advising(self._context(keys)) as context:
+            document = train(context, on_lines=lambda data: None, detach=True)
         return Job(context, document["job"])
 
     def jobs(self) -> "list[Job]":
         """Return the jobs that the nodes know, oldest first. Raises NotFoundError, NodeError, CloudError."""
-        context = self._context()
-        return [Job(context, one.job) for one in known_jobs(context)]
+        with _advising(self._context()) as context:
+            return [Job(context, one.job) for one in known_jobs(context)]
 
     def job(self, name: str) -> "Job":
         """Return a job of this cluster by its name. Raises NotFoundError, also in its methods."""
-        context = self._context()
-        if job_at_home(context, name) is None:
-            choose_job(known_jobs(context), name)
+        with _advising(self._context()) as context:
+            if job_at_home(context, name) is None:
+                choose_job(known_jobs(context), name)
         return Job(context, name)
 
     def stop(self) -> dict[str, Any]:
         """Stop the instances, keep their disks; return the `status` document. Raises what `stop` does."""
-        return stop(self._context(), confirm=lambda question: None)
+        with _advising(self._context()) as context:
+            return stop(context, confirm=lambda question: None)
 
     def down(self, *, discard: bool = False) -> dict[str, Any]:
         """Terminate everything and return the `down` document. Unfetched results are fetched first.
@@ -175,7 +178,8 @@ class Cluster:
         Raises NodeError where they cannot be, unless `discard`; LeftoverError, CloudError.
         """
         self.close()
-        return down(self._context(), discard=discard, confirm=lambda question: None)
+        with _advising(self._context()) as context:
+            return down(context, discard=discard, confirm=lambda question: None)
 
     def fabric(self) -> Any:
         """Return a fabric.Group of the nodes, in order: the cluster's key, pinned host keys, jump host.
@@ -184,7 +188,7 @@ class Cluster:
         """
         from awsddp.nodes.fabric_group import fabric_group
 
-        with ClusterHandle.ready(self._context()) as cluster:
+        with _advising(self._context()) as context, ClusterHandle.ready(context) as cluster:
             group = fabric_group(cluster.endpoints(), **cluster.login())
         self._open.callback(group.close)
         return group
@@ -233,8 +237,8 @@ class Job:
 
     def record(self) -> Record:
         """Return what is known of the job now. Raises NotFoundError, NodeError, CloudError."""
-        kept = ended_at_home(self._context, self.name)
-        return kept or choose_job(known_jobs(self._context), self.name)
+        with _advising(self._context) as context:
+            return ended_at_home(context, self.name) or choose_job(known_jobs(context), self.name)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the fetched rows of `$AWSDDP_RUN_DIR/metrics.jsonl` of the first node."""
@@ -243,28 +247,33 @@ class Job:
     def logs(self) -> Iterator[LogLine]:
         """Yield every line of every rank from the first on, until the job ends.
 
-        A thread follows the job and fetches its results at the end. Raises what `awsddp logs -f` does.
+        A thread follows the job and fetches its results at the end; the thread that iterates calls
+        `on_event`. Raises what `awsddp logs -f` does.
         """
-        lines: SimpleQueue[LogLine | None] = SimpleQueue()
+        mailbox: SimpleQueue[LogLine | Event | None] = SimpleQueue()
         left = threading.Event()
 
         def on_lines(data: bytes) -> None:
             if left.is_set():
                 raise _Left
             for line in split_lines(data):
-                lines.put(line)
+                mailbox.put(line)
 
         def follow() -> None:
             try:
-                self._follow(on_lines)
+                _follow(replace(self._context, on_event=mailbox.put), self.name, on_lines)
             finally:
-                lines.put(None)
+                mailbox.put(None)
 
         following = soon(follow)
         try:
-            while (line := lines.get()) is not None:
-                yield line
-            following.result()
+            while (mail := mailbox.get()) is not None:
+                if isinstance(mail, Event):
+                    self._context.on_event(mail)
+                else:
+                    yield mail
+            with _advising(self._context):
+                following.result()
         finally:
             left.set()
 
@@ -273,7 +282,8 @@ class Job:
 
         Raises JobFailed for a job that did not succeed, unless `check` is False; what `awsddp logs -f` does.
         """
-        self._follow(lambda data: None)
+        with _advising(self._context) as context:
+            _follow(context, self.name, lambda data: None)
         record = self.record()
         if check and record.state != "succeeded":
             raise JobFailed(self, record.state, record.cause)
@@ -281,11 +291,9 @@ class Job:
 
     def cancel(self) -> "Job":
         """End the job: its ranks get SIGTERM, the grace, SIGKILL. Raises NotFoundError, NodeError."""
-        cancel(self._context, job=self.name)
+        with _advising(self._context) as context:
+            cancel(context, job=self.name)
         return self
-
-    def _follow(self, on_lines: Callable[[bytes], None]) -> None:
-        logs(self._context, job=self.name, follow=True, on_lines=on_lines)
 
     def __repr__(self) -> str:
         return f"Job({self.name!r})"
@@ -325,7 +333,8 @@ def run(
 def _end(cluster: Cluster, error: BaseException | None) -> None:
     cluster.close()
     try:
-        down_or_stop(cluster._context())
+        with _advising(cluster._context()) as context:
+            down_or_stop(context)
     except AwsddpError as second:
         if error is None:
             raise
@@ -336,9 +345,25 @@ class _Left(Exception):
     """Nobody reads the lines any more."""
 
 
+@contextlib.contextmanager
+def _advising(context: Context) -> Iterator[Context]:
+    """Yield `context`; the commands that an error recommends get the options that select its cluster."""
+    try:
+        yield context
+    except AwsddpError as error:
+        with contextlib.suppress(ConfigError):  # of a record that cannot be read: `error` says so
+            error.next = named(error.next, global_words_of(context))
+        raise
+
+
+def _follow(context: Context, job: str, on_lines: Callable[[bytes], None]) -> None:
+    logs(context, job=job, follow=True, on_lines=on_lines)
+
+
 def _up(context: Context, agreed: Plan | None) -> dict[str, Any]:
     limit = context.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
-    return up(context, confirm=_consent(context, limit, agreed))
+    with _advising(context):
+        return up(context, confirm=_consent(context, limit, agreed))
 
 
 def _consent(

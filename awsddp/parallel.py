@@ -4,11 +4,13 @@ import importlib
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
 S = TypeVar("S")
 Item = TypeVar("Item")
+Message = TypeVar("Message")
 Given = ParamSpec("Given")
 
 
@@ -51,6 +53,24 @@ def each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16)
 def all_of(works: Iterable[Callable[[], T]]) -> list[T]:
     """Do several things at once and return their results in order. Raises as `each` does."""
     return each(lambda work: work(), works)
+
+
+def all_reporting(
+    works: Iterable[Callable[[Callable[[Message], None]], T]], *, on_event: Callable[[Message], None]
+) -> list[T]:
+    """Do several things at once that report events, and return their results in order. Raises as `each` does.
+
+    Each gets a callback; `on_event` receives what they report on this thread, while it waits for them.
+    """
+    mailbox: SimpleQueue[Message | None] = SimpleQueue()
+    with ThreadPoolExecutor() as pool:
+        futures = [pool.submit(work, mailbox.put) for work in works]
+        for future in futures:
+            future.add_done_callback(lambda _: mailbox.put(None))
+        for _ in futures:
+            while (message := mailbox.get()) is not None:
+                on_event(message)
+    return [future.result() for future in futures]
 
 
 def import_soon(module: str) -> None:

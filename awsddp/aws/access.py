@@ -9,7 +9,7 @@ from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
 from awsddp.errors import CloudError
-from awsddp.parallel import all_of, each
+from awsddp.parallel import all_reporting, each
 from awsddp.plan import LaunchPlan, Request, Values, ssh_permission
 from awsddp.report import Event, OnEvent
 
@@ -28,12 +28,12 @@ def ensure_access(
 
     Raises CloudError.
     """
-    works: list[Callable[[], str | None]] = [
-        lambda: ensure_group(aws, plan, values, on_event=on_event, clock=clock),
-        lambda: ensure_key(aws, plan, values, on_event=on_event),
-        lambda: ensure_placement(aws, plan, values, on_event=on_event, clock=clock),
+    works: list[Callable[[OnEvent], str | None]] = [
+        lambda report: ensure_group(aws, plan, values, on_event=report, clock=clock),
+        lambda report: ensure_key(aws, plan, values, on_event=report),
+        lambda report: ensure_placement(aws, plan, values, on_event=report, clock=clock),
     ]
-    return str(all_of(works)[0])
+    return str(all_reporting(works, on_event=on_event)[0])
 
 
 def ensure_placement(

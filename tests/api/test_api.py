@@ -53,6 +53,30 @@ def test_a_cluster_is_planned_made_found_again_and_ended_without_a_word(
     assert capfd.readouterr() == ("", "")
 
 
+def test_events_of_up_and_down_arrive_on_the_thread_that_calls_them(here: Lab) -> None:
+    threads: dict[threading.Thread, list[str]] = {}
+
+    def on_event(event: awsddp.Event) -> None:
+        threads.setdefault(threading.current_thread(), []).append(event.text)
+
+    cluster = awsddp.Cluster("called", local=True, on_event=on_event)
+    cluster.up(nodes=2)
+    cluster.status()
+    cluster.down()
+    (texts,) = threads.values()
+    assert list(threads) == [threading.current_thread()]
+    kinds = {re.sub(r" \S+ (?=imported|made)", " ", text) for text in texts}
+    assert kinds >= {"key pair imported", "security group made", "placement group made"}
+
+
+def test_an_error_recommends_commands_that_select_its_cluster(here: Lab) -> None:
+    cluster = awsddp.Cluster("missing", local=True)
+    for call in (cluster.jobs, cluster.train, cluster.stop, lambda: cluster.job("j"), cluster.fabric):
+        with pytest.raises(awsddp.NotFoundError) as refused:
+            call()
+        assert refused.value.next.startswith("awsddp -c missing up --local")
+
+
 def test_run_ends_on_leaving_and_keeps_the_error_of_its_block(here: Lab) -> None:
     with pytest.raises(ZeroDivisionError), awsddp.run("short", nodes=2, local=True) as cluster:
         assert cluster.status()["idle"] == "10m"
