@@ -55,6 +55,7 @@ def python(top: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
     assert apply("A verb", copy) == {
         "awsddp/verbs/hello.py",
+        "awsddp/verbs/advice.py",
         "awsddp/cli/hello.py",
         "awsddp/cli/verbs.py",
         "awsddp/documents.py",
