@@ -1,5 +1,7 @@
 """What was asked: flags over AWSDDP_* variables over awsddp.toml over defaults.
 
+A cluster that exists keeps its own settings, which stand in the place of awsddp.toml's (`overlaid`).
+
 The sections below are the sections of awsddp.toml, their fields its keys, and their types its schema. A flag
 is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named after it
 (`AWSDDP_CLUSTER_NODES`), so that there is one place where a value is read, checked and explained.
@@ -42,6 +44,8 @@ _MOMENTARY = frozenset(
     {"cluster.nodes", "cluster.profile", "cluster.region", "cluster.replace", "capacity.retry_until_up"}
 )
 """Keys that hold for one command, or that the cluster's record holds elsewhere."""
+_OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capacity.experimental"}
+"""Keys that hold for one command, also where awsddp.toml sets them: limits, consent and the login."""
 _EXCLUSIVE = (
     frozenset({"cluster.instance_type", "cluster.gpus", "capacity.types", "capacity.reservation"}),
     frozenset({"cluster.spot", "capacity.markets"}),
@@ -257,8 +261,8 @@ class ClusterSpec:
 
     `gpus_needed` is how many GPUs a node needs for the ranks of the job; None where it says nothing of them.
     `explicit` are the keys that have a value from anywhere, such as "cluster.nodes"; `from_cli` those that
-    the command line set. `sources` says where the value of a key that is not a default comes from: a file,
-    a variable, "option", or "cluster" where it holds since the launch.
+    the command line set, `from_file` those that awsddp.toml set. `sources` says where the value of a key that
+    is not a default comes from: a file, a variable, "option", or "cluster" where it holds since the launch.
     """
 
     name: str = "default"
@@ -271,6 +275,7 @@ class ClusterSpec:
     tags: dict[str, str] = field(default_factory=dict)
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     from_cli: frozenset[str] = field(default=frozenset(), compare=False)
+    from_file: frozenset[str] = field(default=frozenset(), compare=False)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -348,6 +353,9 @@ def load(
             tags=tags,
             explicit=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
             from_cli=frozenset(overrides or ()),
+            from_file=frozenset(
+                key for key, source in sources.items() if source == str(file) and _of_cluster(key)
+            ),
             sources=sources,
         ),
         JobSpec(
@@ -358,6 +366,10 @@ def load(
             sources=sources,
         ),
     )
+
+
+def _of_cluster(key: str) -> bool:
+    return key.partition(".")[0] in (*_OF_CLUSTER, "tags")
 
 
 def _gpus_needed(nodes: int, job: JobSection) -> int | None:
@@ -379,23 +391,35 @@ def remembered(spec: ClusterSpec) -> dict[str, Any]:
 
 
 def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
-    """Return the spec completed by earlier settings (`remembered`) for keys that are not set now.
+    """Return the spec of a cluster that was requested with `asked`, by key; without any, the spec itself.
 
-    Raises ConfigError for an invalid one.
+    Only an option or a variable changes what the cluster has; awsddp.toml does not. Raises ConfigError for an
+    invalid value.
     """
+    if not asked:
+        return spec
     values: dict[str, Any] = {section: {} for section in SECTIONS}
     tags: dict[str, str] = {}
-    decided = {key for group in _EXCLUSIVE if spec.explicit & group for key in group} | spec.explicit
-    for key, value in asked.items():
-        if key not in decided:
-            _put(values, tags, key, value, key)
-    kept = {name: values[name] for name in _OF_CLUSTER if values[name]}
+    dropped = spec.from_file - _OF_COMMAND
+    typed = (spec.explicit | {f"tags.{name}" for name in spec.tags}) - dropped
+    decided = typed.union(*(group for group in _EXCLUSIVE if typed & group))
+    kept = {key for key in asked if _of_cluster(key) and key not in decided}
+    for key in kept:
+        _put(values, tags, key, asked[key], key)
+    sections = {}
+    for section in _OF_CLUSTER:
+        defaults = {item.name: item.default for item in dataclasses.fields(SECTIONS[section])}
+        unset = {name: value for name, value in defaults.items() if f"{section}.{name}" in dropped}
+        sections[section] = dataclasses.replace(getattr(spec, section), **(unset | values[section]))
+    own = {name: value for name, value in spec.tags.items() if f"tags.{name}" in typed}
     return dataclasses.replace(
         spec,
-        **{name: dataclasses.replace(getattr(spec, name), **keys) for name, keys in kept.items()},
-        tags=tags | spec.tags,
-        explicit=spec.explicit | {f"{name}.{key}" for name, keys in kept.items() for key in keys},
-        sources={key: "cluster" for key in asked if key not in decided} | dict(spec.sources),
+        **sections,
+        tags=tags | own,
+        explicit=(spec.explicit - dropped) | {key for key in kept if not key.startswith("tags.")},
+        from_file=spec.from_file - dropped,
+        sources={key: source for key, source in spec.sources.items() if key not in dropped}
+        | dict.fromkeys(kept, "cluster"),
     )
 
 

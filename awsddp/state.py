@@ -109,6 +109,12 @@ class Record:
     jobs: tuple[Job, ...] = ()
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the cluster by key, its size included; none where nothing of it was ever made."""
+        made = self.prepared or self.intent or self.asked
+        return {**self.asked, "cluster.nodes": self.nodes} if made else {}
+
+    @property
     def remembered(self) -> Remembered:
         """The cluster's id and its instances that were prepared."""
         return Remembered(id=self.id, numbers={one.instance_id: one.node for one in self.prepared})

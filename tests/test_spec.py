@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,13 @@ def test_each_setting_names_its_source(tmp_path: Path) -> None:
     file = written(tmp_path, "[cluster]\nnodes = 3\ndisk_gb = 300\n[job]\nscript = 'a.py'\n")
     environ = {"AWSDDP_CLUSTER_DISK_GB": "400", "AWSDDP_JOB_GRACE": "5s"}
     cluster, job = load(file=file, environ=environ, overrides={"cluster.spot": True, "tags.team": "vision"})
-    cluster = overlaid(cluster, {"cluster.nodes": 9, "access.user": "me", "tags.team": "x", "tags.cost": "y"})
+    asked = {"cluster.disk_gb": 500, "access.user": "me", "tags.team": "x", "tags.cost": "y"}
+    cluster = overlaid(cluster, {})
     found = {key: (value, source) for key, value, source in settings(cluster, job)}
     assert found["cluster.nodes"] == (3, str(file))
+    cluster = overlaid(cluster, asked | {"cluster.nodes": 9})
+    found = {key: (value, source) for key, value, source in settings(cluster, job)}
+    assert found["cluster.nodes"] == (9, "cluster")
     assert found["cluster.disk_gb"] == (400, "AWSDDP_CLUSTER_DISK_GB")
     assert found["cluster.spot"] == (True, "option")
     assert found["cluster.idle"] == ("60m", "default")
@@ -145,6 +150,38 @@ def test_each_setting_names_its_source(tmp_path: Path) -> None:
     assert (found["tags.team"], found["tags.cost"]) == (("vision", "option"), ("y", "cluster"))
     assert (found["job.script"], found["job.grace"]) == (("a.py", str(file)), ("5s", "AWSDDP_JOB_GRACE"))
     assert "cluster.gpus" not in found
+
+
+def test_awsddp_toml_changes_nothing_of_a_cluster_but_limits_and_consent(tmp_path: Path) -> None:
+    text = """
+    [cluster]
+    nodes = 4
+    gpus = "A100:8"
+    expires = "48h"
+    max_price_usd = 3.5
+    [network]
+    jump = "bastion"
+    [local]
+    gpus = "off"
+    [capacity]
+    retry_until_up = true
+    [tags]
+    team = "vision"
+    """
+    cluster, _ = load(file=written(tmp_path, text), environ={"AWSDDP_CLUSTER_IDLE": "30m"})
+    asked = {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge", "cluster.max_price_usd": 9.0}
+    standing = overlaid(cluster, asked)
+    default, _ = load(environ={}, overrides=asked | {"cluster.idle": "30m", "cluster.max_price_usd": 3.5})
+    assert standing == replace(default, capacity=replace(default.capacity, retry_until_up=True))
+    assert standing.explicit == default.explicit | {"capacity.retry_until_up"}
+    assert overlaid(standing, asked) == standing
+
+
+def test_a_typed_type_stands_before_that_of_the_cluster_and_of_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, '[cluster]\ninstance_type = "g5.xlarge"\n')
+    cluster, _ = load(file=file, environ={}, overrides={"cluster.gpus": "L4:1"})
+    standing = overlaid(cluster, {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge"})
+    assert (standing.cluster.instance_type, standing.cluster.gpus) == (None, "L4:1")
 
 
 def test_the_starter_file_sets_what_was_chosen_and_nothing_else(tmp_path: Path) -> None:

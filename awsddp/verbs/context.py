@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from awsddp.cluster import Target
 from awsddp.errors import ConfigError
 from awsddp.report import Event, OnEvent
-from awsddp.spec import SSM, ClusterSpec, JobSpec
+from awsddp.spec import SSM, ClusterSpec, JobSpec, overlaid
 from awsddp.state import Folder, Record
 from awsddp.verbs import local
 from awsddp.verbs.trail import Trail
@@ -169,12 +169,11 @@ def _target(ctx: Context, record: Record | None) -> Iterator[Target]:
 
 
 def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
-    """Return the jump host that is set now, else the one that the cluster was created with.
+    """Return the jump host of an option or a variable, else the cluster's; without a cluster the one set now.
 
     "ssm" is Systems Manager, called as the cluster's own account.
     """
-    asked = record.asked if record is not None and JUMP not in ctx.spec.explicit else {}
-    name = asked.get(JUMP, ctx.spec.network.jump)
+    name = overlaid(ctx.spec, record.settings if record is not None else {}).network.jump
     if not name:
         return None
     if name == SSM:

@@ -58,12 +58,12 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
 
 
 def as_before(ctx: Context) -> Context:
-    """Return the context with the remembered settings for all that is not set now."""
+    """Return the context with the settings of the cluster, for all that no option and no variable sets."""
     record = ctx.folder.read()
     if record is None:
         return ctx
     job = overlaid_environment(ctx.job, record.asked)
-    return replace(ctx, spec=overlaid(ctx.spec, record.asked), job=job)
+    return replace(ctx, spec=overlaid(ctx.spec, record.settings), job=job)
 
 
 def read(ctx: Context, target: Target) -> tuple[Facts, ClusterHandle]:

@@ -22,6 +22,7 @@ class Machine:
     def __init__(self, home: Path, aws: Aws, cloud: Cloud) -> None:
         self.home, self.aws, self.cloud = home, aws, cloud
         self.folder = Folder(home, "demo")
+        self.file = home / "awsddp.toml"
         self.said: list[str] = []
         self.questions: list[LaunchPlan | str] = []
 
@@ -29,7 +30,7 @@ class Machine:
         asked = {"cluster.region": "us-east-1"} | {
             key.replace("__", "."): value for key, value in keys.items()
         }
-        spec, job = load("demo", environ={}, overrides=asked)
+        spec, job = load("demo", file=self.file, environ={}, overrides=asked)
         return Context(
             spec=spec,
             job=job,

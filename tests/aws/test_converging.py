@@ -1,5 +1,6 @@
 """`up` on a cluster that exists: it becomes what is asked for, by the calls that this takes and no others."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from awsddp.aws.session import Aws
 from awsddp.cluster import Cluster
 from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
 from awsddp.plan import LaunchPlan
-from awsddp.report import cluster_state
+from awsddp.report import Event, cluster_state
 from awsddp.verbs.costs import costs
 from awsddp.verbs.down import down
+from awsddp.verbs.interruption import interruption
 from awsddp.verbs.plan import plan
 from awsddp.verbs.up import up
 
@@ -322,3 +324,40 @@ def test_a_plan_over_a_living_cluster_says_what_would_change_or_nothing(on: On) 
     assert (unchanged.exists, unchanged.steps, unchanged.makes) == (True, (), [])
     larger = plan(laptop.context(cluster__nodes=3))
     assert (larger.exists, [str(step) for step in larger.steps]) == (True, ["launch node2"])
+
+
+def test_an_interrupted_up_goes_on_with_its_own_size_whatever_the_file_says(on: On, cloud: Cloud) -> None:
+    laptop = on("laptop")
+    laptop.home.mkdir()
+    laptop.file.write_text("[cluster]\nnodes = 2\n")
+    typed = {"cluster__nodes": 1, "cluster__instance_type": "g6.xlarge", "network__ssh_cidr": "10.0.0.7"}
+
+    def stop(event: Event) -> None:
+        if event.text.startswith("i-"):  # "i-0ab pending"
+            raise KeyboardInterrupt
+
+    ctx = replace(laptop.context(**typed), on_event=stop)
+    with pytest.raises(KeyboardInterrupt):
+        up(ctx, confirm=lambda what: None)
+    record = laptop.folder.read()
+    assert record is not None and record.intent is not None
+    [again, *_] = interruption(ctx).next.split("   # continue")
+    assert again == "awsddp up --nodes 1 --instance-type g6.xlarge -o 'network.ssh_cidr=[\"10.0.0.7\"]'"
+    for keys in (typed, {}):
+        result = laptop.up(**keys)
+        assert [node["node"] for node in result["nodes"]] == [0]
+        assert result["price_usd_per_hour"] == record.price_usd_per_hour
+        assert cloud.sent("RunInstances") == []
+    assert laptop.up(cluster__nodes=2)["state"] == "ready"  # an option changes it
+    assert len(laptop.cluster.live) == 2
+
+
+def test_a_cluster_is_as_requested_in_a_folder_whose_file_asks_for_another(on: On, cloud: Cloud) -> None:
+    laptop = on("laptop")
+    before = laptop.first(cluster__nodes=1)
+    laptop.file.write_text('[cluster]\nnodes = 2\ninstance_type = "g6.xlarge"\nexpires = "48h"\n')
+    made = plan(laptop.context())
+    assert (made.exists, made.steps, made.nodes) == (True, (), 1)
+    laptop.up()
+    assert cloud.sent("RunInstances") == laptop.questions == []
+    assert laptop.cluster == before
