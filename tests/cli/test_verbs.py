@@ -176,6 +176,31 @@ def test_a_cancelled_job_has_time_to_save_and_its_results_come_home(cluster: Lab
     assert len(cluster.json("report", name)["ranks"]) == 2
 
 
+KILLS_ALL = """
+import os, time
+print("ready", flush=True)
+time.sleep(2)
+os.kill(-1, 9) if os.environ["RANK"] == "1" else time.sleep(600)
+"""
+
+
+@pytest.mark.prove
+def test_a_rank_that_kills_every_process_of_its_user_does_not_cost_the_node(cluster: Lab) -> None:
+    before = [node["instance_id"] for node in cluster.json("status")["nodes"]]
+    cluster.script("kills_all.py", KILLS_ALL)
+    job = cluster.json("train", "kills_all.py", "--world-size", "2", "--name", "kills-all", code=1)
+    cause = job["cause"]
+    assert (job["state"], cause["node"]) == ("failed", 1)
+    assert "its supervisor" in cause["explanation"], cause
+    assert "replaces the node if it is gone" in cause["next"]
+    up = cluster.json("up", "-y")
+    assert (up["state"], [node["instance_id"] for node in up["nodes"]]) == ("ready", before)
+    cluster.script("short.py", "print('short')\n")
+    assert cluster.run("train", "short.py", "--world-size", "2").stdout.count("short") == 2
+    assert cluster.run("fetch", "--job", "kills-all").returncode == 0
+    assert "rank 1 @ node1] ready" in cluster.run("logs", "kills-all").stdout
+
+
 @pytest.mark.prove(share=0.5)
 def test_stopped_machines_keep_their_disks_and_up_starts_them(cluster: Lab) -> None:
     before = cluster.json("status")
