@@ -6,11 +6,11 @@ from typing import Any
 from uuid import uuid4
 
 from awsddp.aws.access import not_yet
-from awsddp.aws.clusters import LEFT, by_id, describe, node_of, tagged, tags_of
+from awsddp.aws.clusters import LEFT, by_id, describe, end_of, node_of, tagged, tags_of
 from awsddp.aws.refusals import OutOfCapacity, Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import unlisted
-from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
+from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll, transient
 from awsddp.cluster import ENDED, Node, read_numbers
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
 from awsddp.plan import LaunchPlan, Values, utc
@@ -20,6 +20,9 @@ from awsddp.report import Event, OnEvent, node_name
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 REPLAY_S = 3600
 _LOOK_S = 2.0  # a node that runs is paid for
+_ON = ("pending", "running")
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+_BY_USER = "Client.UserInitiatedShutdown"
 NEXT_ZONE = frozenset({"Unsupported", "InsufficientFreeAddressesInSubnet"})
 
 
@@ -155,21 +158,24 @@ def wait_running(
     *,
     on_event: OnEvent,
     deadline_s: float = 600,
-    instance_ids: Collection[str] = (),
+    awaited: Collection[Node] = (),
     clock: Clock = CLOCK,
 ) -> tuple[Node, ...]:
     """Wait until `count` nodes of this id run and have an address, and return them by number.
 
-    One describe asks for all. `instance_ids` names those that are waited for, so that nodes lost long ago are
-    no failure; instances that are not visible yet count as coming. Raises CapacityError, CloudError or
-    NodeError where a node ended instead, NodeError at the deadline.
+    One describe asks for all. `awaited` are those that are waited for, as they were seen last, so that nodes
+    lost long ago are no failure; instances that are not visible yet count as coming. Raises CapacityError,
+    CloudError or NodeError where a node ended or was stopped instead, NodeError at the deadline.
     """
+    keys = [node.instance_id for node in awaited]
     seen: dict[str, str] = {}
+    begun = {node.instance_id for node in awaited if node.state in _ON}
 
     def look() -> tuple[Node, ...] | None:
-        found = describe(aws, by_id(*instance_ids) if instance_ids else tagged("awsddp:id", cluster_id))
+        found = describe(aws, by_id(*keys) if keys else tagged("awsddp:id", cluster_id))
         for item in found:
-            _refuse_ended(item)
+            _refuse_off(item, begun)
+        begun.update(item["InstanceId"] for item in found if item["State"]["Name"] in _ON)
         nodes = sorted(map(node_of, found), key=lambda node: node.node)
         for node in nodes:
             if seen.get(node.instance_id) != node.state:
@@ -189,14 +195,36 @@ def wait_running(
     return running
 
 
-def _refuse_ended(described: Mapping[str, Any]) -> None:
-    if described["State"]["Name"] not in ENDED:
+def refuse_off(aws: Aws, nodes: Collection[Node]) -> None:
+    """Look once whether nodes that ran still do, as far as AWS answers. Raises as `wait_running` does."""
+    try:
+        found = describe(aws, by_id(*(node.instance_id for node in nodes)))
+    except Refused as refusal:
+        if not transient(refusal):
+            raise
         return
-    node = node_of(described)
-    reason = described.get("StateReason", {})
-    code, text = reason.get("Code", ""), reason.get("Message", "no reason was given")
-    message = f"node{node.node} ({node.instance_id}) ended while it was started"
-    again = "try: awsddp up again, or awsddp down"
+    for item in found:
+        _refuse_off(item, {node.instance_id for node in nodes})
+
+
+def _refuse_off(described: Mapping[str, Any], begun: Collection[str]) -> None:
+    """Raise for a node that ended, or that was stopped after it had `begun` to run, by instance id.
+
+    One that was just started may still be listed as stopped.
+    """
+    node, code = node_of(described), described.get("StateReason", {}).get("Code", "")
+    ended = node.state in ENDED
+    if not ended and (node.state in _ON or node.instance_id not in begun):
+        return
+    _, text = end_of(described)
+    if code == _BY_USER:
+        by = "another command, here or elsewhere, or the EC2 console"
+        text += f"\n{by} {'ended' if ended else 'stopped'} it"
+    what = f"node{node.node} ({node.instance_id})"
+    if not ended:
+        what += f" is {node.state}, while it was started"
+        raise NodeError(what, text, "awsddp up   # starts it again")
+    message, again = f"{what} ended while it was started", "try: awsddp up again, or awsddp down"
     if "InsufficientInstanceCapacity" in code:
         raise CapacityError(message, text, again)
     if "Limit" in code or "Volume" in code or "Client.InternalError" in code:

@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from awsddp.errors import NodeError
 from awsddp.report import Event, OnEvent
 
 Outcome = TypeVar("Outcome")
+MEANWHILE_S = 5.0
+"""How often `meanwhile` is called, at most."""
 
 
 def ignore(event: Event) -> None:
@@ -16,12 +18,17 @@ def ignore(event: Event) -> None:
 
 
 def run_on_nodes(
-    function: Callable[[int, OnEvent, threading.Event], Outcome], nodes: Iterable[int], *, on_event: OnEvent
+    function: Callable[[int, OnEvent, threading.Event], Outcome],
+    nodes: Iterable[int],
+    *,
+    meanwhile: Callable[[], None] | None = None,
+    on_event: OnEvent,
 ) -> dict[int, Outcome | NodeError]:
     """Call `function(node, on_event, stop)` for all nodes at once; return each result or NodeError.
 
-    Events reach `on_event` from the caller's thread only. Any other exception, also an interrupt, is raised
-    at once: it sets `stop`, so that the other calls can end, and does not wait for them.
+    Events reach `on_event` from the caller's thread only, from which `meanwhile` is called, too, after each
+    MEANWHILE_S without an event. Any other exception, also an interrupt, is raised at once: it sets `stop`,
+    so that the other calls can end, and does not wait for them.
     """
     mailbox: SimpleQueue[Event | tuple[int, Outcome | BaseException]] = SimpleQueue()
     stop = threading.Event()
@@ -38,7 +45,12 @@ def run_on_nodes(
         for node in order:
             threading.Thread(target=run, args=(node,), daemon=True, name=f"node{node}").start()
         while len(outcomes) < len(order):
-            mail = mailbox.get()
+            try:
+                mail = mailbox.get(timeout=None if meanwhile is None else MEANWHILE_S)
+            except Empty:
+                assert meanwhile is not None
+                meanwhile()
+                continue
             if isinstance(mail, Event):
                 on_event(mail)
                 continue

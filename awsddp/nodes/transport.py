@@ -27,7 +27,7 @@ class Fleet:
     Entering connects to all nodes at once and raises NodesFailed when any cannot be reached; with `partial`
     the others are used and `failures` holds the rest. `key` is the file of the login key, `known_hosts` the
     accepted host keys by instance id, `jump` the jump host, `preconnect` what may be connected already.
-    Events come from the caller's thread.
+    Events come from the caller's thread, as do calls of `meanwhile` while nodes are connected to.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Fleet:
         deadline_s: float = 600,
         partial: bool = False,
         preconnect: Preconnect | None = None,
+        meanwhile: Callable[[], None] | None = None,
         on_event: OnEvent = ignore,
     ) -> None:
         self.endpoints = {endpoint.node: endpoint for endpoint in endpoints}
@@ -50,6 +51,7 @@ class Fleet:
         self._deadline_s = deadline_s
         self._partial = partial
         self._preconnect = preconnect
+        self._meanwhile = meanwhile
         self._on_event = on_event
         self._connections: dict[int, Connection] = {}
         self._wakeup = Wakeup()
@@ -107,7 +109,7 @@ class Fleet:
         try:
             if self._jump is not None:
                 self._jump.reach(deadline_s=deadline_s if partial else 0)
-            outcomes = run_on_nodes(work, chosen, on_event=self._on_event)
+            outcomes = run_on_nodes(work, chosen, meanwhile=self._meanwhile, on_event=self._on_event)
         except JumpFailure as failure:
             if not partial:
                 raise

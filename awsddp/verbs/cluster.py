@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import ACTIVE, Cluster, Job, Node, Prepared, Target, unfetched_jobs
+from awsddp.cluster import ACTIVE, ENDED, Cluster, Job, Node, Prepared, Target, unfetched_jobs
 from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.nodes.failures import NodesFailed
 from awsddp.parallel import each, soon
@@ -320,11 +320,17 @@ class ClusterHandle:
 
     @contextlib.contextmanager
     def connect(
-        self, nodes: Sequence[Node] | None = None, *, deadline_s: float = 60, partial: bool = False
+        self,
+        nodes: Sequence[Node] | None = None,
+        *,
+        deadline_s: float = 60,
+        partial: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> "Iterator[Fleet]":
         """Connect to the nodes (all that the command works with), for as long as the context.
 
-        Raises NodesFailed where one cannot be reached; with `partial` the fleet's `failures` names it.
+        Raises NodesFailed where one cannot be reached; with `partial` the fleet's `failures` names it. What
+        `meanwhile` raises, as for Fleet, ends the attempt.
         """
         from awsddp.nodes.transport import Fleet
 
@@ -334,6 +340,7 @@ class ClusterHandle:
             deadline_s=deadline_s,
             partial=partial,
             preconnect=self.preconnect,
+            meanwhile=meanwhile,
             on_event=self.ctx.on_event,
         ) as self.connections:
             yield self.connections
@@ -482,6 +489,10 @@ class ClusterHandle:
                 continue
             if node is None:
                 reasons[one.node] = f"{who} is gone; its part of job {job.job} is lost"
+            elif node.state in ENDED:
+                lost = job.job in node.unfetched
+                fate = "lost" if lost else "not here: who ended the node may have fetched it"
+                reasons[one.node] = f"{who} is {node.state}; its part of job {job.job} is {fate}"
             elif node.state != "running":
                 reasons[one.node] = f"{who} is {node.state}; it holds its part of job {job.job}"
             else:
@@ -529,7 +540,7 @@ class ClusterHandle:
 
         nodes, began = holders(self.fleet, job), time.monotonic()
         held = [node for node in self.nodes if node.node in nodes]
-        tagged = soon(unfetched_of, self.aws, held) if job.state not in ACTIVE else None
+        tagged = soon(unfetched_of, self.aws, held) if held and job.state not in ACTIVE else None
         selected = select(self.ctx, self.fleet, job, nodes, folder)
 
         def job_json(came: "Mapping[int, Fetched]") -> dict[str, bytes]:

@@ -140,7 +140,7 @@ def _finish_launch(cluster: ClusterHandle) -> None:
             cluster.remember(intent=None)
             return
         keys = [node.instance_id for node in resumed]
-        nodes = wait_running(cluster.aws, record.id, len(keys), instance_ids=keys, on_event=ctx.on_event)
+        nodes = wait_running(cluster.aws, record.id, len(keys), awaited=resumed, on_event=ctx.on_event)
         listed = (node for node in own.nodes if node.instance_id not in keys)
         own = replace(own, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
     accept_host_keys(ctx, record, nodes)
@@ -159,7 +159,7 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
     The tag is written last: a node with the right tag has the expiry. Without `hosts` (the image says that
     nothing boots: a local cloud of records) there is nothing to prepare.
     """
-    from awsddp.aws.instances import wait_running
+    from awsddp.aws.instances import refuse_off, wait_running
     from awsddp.aws.power import tag_expiry
     from awsddp.aws.poweroff import poweroff
     from awsddp.aws.waits import deadline_s
@@ -168,9 +168,13 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
     term_s = deadline_s([record.instance_type])
     if hosts:
         import_soon("awsddp.nodes.provision")
-    keys = [node.instance_id for node in cluster.nodes]
     nodes = cluster.nodes = wait_running(
-        aws, record.id, len(keys), instance_ids=keys, deadline_s=term_s, on_event=ctx.on_event
+        aws,
+        record.id,
+        len(cluster.nodes),
+        awaited=cluster.nodes,
+        deadline_s=term_s,
+        on_event=ctx.on_event,
     )
     late = [node for node in nodes if node.expires != record.expires]
     cluster.listed = replace(own_or_empty(cluster), nodes=nodes)
@@ -184,7 +188,7 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
     if hosts:
         from awsddp.nodes import provision
 
-        with cluster.connect(deadline_s=term_s) as fleet:
+        with cluster.connect(deadline_s=term_s, meanwhile=lambda: refuse_off(aws, nodes)) as fleet:
             prepared = provision.prepare(
                 fleet,
                 nodes,

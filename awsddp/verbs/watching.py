@@ -5,8 +5,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
 
-from awsddp.cluster import ACTIVE, Job
+from awsddp.cluster import ACTIVE, Cause, Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol, results
 from awsddp.jobs.logs import Merger
@@ -60,6 +62,9 @@ class Watch:
         self._to_the_end = to_the_end
         self._patience_s = seconds(ctx.job.job.heartbeat_timeout) + BEYOND_S
         self._followed = set(holders(fleet, job))
+        self._instances = {
+            node.instance_id: node.node for node in cluster.nodes if node.node in self._followed
+        }
         self._away: dict[int, float] = {}  # nodes without a connection, and since when
         self._heard_at = time.monotonic()
         self._fruitless = Counter[int]()
@@ -69,18 +74,57 @@ class Watch:
         """Show every line, from the first byte, each once, and return the job as it is at the end.
 
         A node that falls silent is connected to again until its supervisors would give it up, or EC2 says
-        that it is gone; then the job is what the others say of it. Raises NodeError where nobody says.
+        that it is gone; then the job is what the others say of it, and interrupted where EC2 says that all
+        are gone. Raises NodeError where nobody says.
         """
         with Events(self._cluster, self._job) if self._to_the_end else contextlib.nullcontext():
             self._follow()
         if lines := self._merger.finish():
             self._on_lines(lines)
-        if not self._merger.documents:
+        told = self._merger.documents
+        job = results.job_document(told, results=self._ctx.job.job.results) if told else self._job
+        if job.state in ACTIVE and not self._followed:
+            job = self._interrupted(job)
+        if not told and job is self._job:
             raise NodeError(
                 f"cannot reach any node of job {self._job.job}", "", "awsddp status   # what still runs"
             )
-        job = results.job_document(self._merger.documents, results=self._ctx.job.job.results)
         return explained(self._ctx, job)
+
+    def _interrupted(self, job: Job) -> Job:
+        """Return a job that its nodes last called active: interrupted, where EC2 says that all are gone.
+
+        The cluster's nodes are then as EC2 describes them.
+        """
+        from awsddp.aws.clusters import end_of, node_of
+        from awsddp.jobs.supervisor.job_causes import JOB_TABLE, words_of
+
+        off: dict[int, dict[str, Any]] = {}
+        with contextlib.suppress(AwsddpError):
+            off = self._off()
+        if not off or len(off) < len(self._instances):
+            return job
+        self._cluster.nodes = tuple(
+            replace(node_of(off[node.node]), node=node.node) if node.node in off else node
+            for node in self._cluster.nodes
+        )
+        first = min(off)
+        kind, _ = end_of(off[first])
+        row = next(row for row in JOB_TABLE if row.kind == kind)
+        words = words_of(row, {"why": _says(off[first])})
+        cause = Cause(rank=None, node=first, instance_id=off[first]["InstanceId"], **words)
+        return replace(job, state="interrupted", cause=cause, progress=(), usage=(), slowest_rank=None)
+
+    def _off(self) -> dict[int, dict[str, Any]]:
+        """Return the followed nodes that do not run, by number, as EC2 describes them. Raises CloudError."""
+        from awsddp.aws.clusters import by_id, describe
+
+        described = describe(self._cluster.aws, by_id(*self._instances))
+        return {
+            self._instances[one["InstanceId"]]: one
+            for one in described
+            if one["State"]["Name"] not in ("pending", "running")
+        }
 
     def _follow(self) -> None:
         """Follow every node until it has sent everything, or is given up."""
@@ -187,20 +231,14 @@ class Watch:
 
     def _give_up_gone(self) -> None:
         """Give up the nodes that EC2 says are gone, and tell the nodes that wait for them."""
-        from awsddp.aws.clusters import by_id, describe, end_of
+        from awsddp.aws.clusters import end_of
 
         with contextlib.suppress(AwsddpError):
-            described = describe(
-                self._cluster.aws, by_id(*(node.instance_id for node in self._cluster.nodes))
-            )
-            instances = {one["InstanceId"]: one for one in described if one["State"]["Name"] in _GONE}
-            ids = {node.node: node.instance_id for node in self._cluster.nodes}
-            for node in [node for node in self._away if ids[node] in instances]:
+            gone = {node: one for node, one in self._off().items() if one["State"]["Name"] in _GONE}
+            for node in sorted(self._away.keys() & gone):
                 self._give_up(node)
-                instance = instances[ids[node]]
-                kind, why = end_of(instance)
-                state = instance["State"]["Name"]
-                self._report(node, f"EC2 says that its instance is {state} ({why})", kind)
+                kind, _ = end_of(gone[node])
+                self._report(node, _says(gone[node]), kind)
 
     def _report(self, node: int, why: str, kind: str) -> None:
         """Tell the first node, which coordinates the job, that `node` is gone; if that is it, the others."""
@@ -215,3 +253,11 @@ class Watch:
         if requests:
             with contextlib.suppress(AwsddpError):
                 ask(self._fleet, requests, timeout_s=_CONNECT_S * 2)
+
+
+def _says(described: Mapping[str, Any]) -> str:
+    """Return what EC2 says of an instance that does not run."""
+    from awsddp.aws.clusters import end_of
+
+    _, why = end_of(described)
+    return f"EC2 says that its instance is {described['State']['Name']} ({why})"

@@ -54,8 +54,8 @@ VERBS: dict[str, tuple[str, ...]] = {
 }
 FIRSTS = ("train", "up", "down", "fetch", "exec --node 0")
 ENDING = ("down", "stop")
-# Two homes have no lock in common: of two that change the nodes each undoes what the other does.
-LEFT_OUT = (("up", "up", 2), ("train", "down", 2))
+# Two homes have no lock in common, and here each asks for another size: who comes last decides which it is.
+LEFT_OUT = (("up", "up", 2),)
 PAIRS = tuple(pair for pair in itertools.product(FIRSTS, VERBS, (1, 2)) if pair not in LEFT_OUT)
 
 NEVER = re.compile(
@@ -107,9 +107,12 @@ class Command:
     def _is_explained(self, other: str) -> bool:
         if self.verb == "cancel" and "no job is running" in self.said:
             return True
-        if other in ENDING and re.search(r"no cluster|is stopped|is stopping|shutting-down", self.said):
+        if other in ENDING and re.search(
+            r"no cluster|is stopped|is stopping|shutting-down|ended while it was started", self.said
+        ):
             return True
-        if self.verb.startswith("train") and other in ("cancel", *ENDING) and "cancelled" in self.said:
+        ended = re.search(r"cancelled|Job \S+: interrupted", self.said)
+        if self.verb.startswith("train") and other in ("cancel", *ENDING) and ended:
             return True
         # From a second home: its record still has the node that the first one has ended.
         return bool(NAMED.search(self.said)) or (other == "up" and "is gone" in self.said)

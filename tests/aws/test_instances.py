@@ -1,6 +1,8 @@
 """Launching: what goes over the wire is what the plan says, and an interrupted launch is finished."""
 
 import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,11 +14,12 @@ from moto_cloud import IDS, NOW, Cloud, Launcher, plan_for, values, without_zone
 
 from awsddp.aws import instances
 from awsddp.aws.clusters import by_id, describe, end_of, find_cluster, find_clusters, tags_of
-from awsddp.aws.instances import appear, resume, wait_running
+from awsddp.aws.instances import appear, refuse_off, resume, wait_running
 from awsddp.aws.session import Aws
 from awsddp.aws.tags import tag
 from awsddp.aws.teardown import give_up
 from awsddp.aws.waits import Clock
+from awsddp.cluster import Node
 from awsddp.errors import AwsddpError, CapacityError, NodeError
 from awsddp.plan import Request
 
@@ -278,7 +281,42 @@ def test_a_node_that_ends_while_it_starts_is_named_with_the_reason(
     with pytest.raises(NodeError) as caught:
         wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append, clock=clock)
     assert nodes[1].instance_id in caught.value.message
-    assert caught.value.why == "Client.UserInitiatedShutdown: User initiated shutdown"
+    assert caught.value.why.splitlines() == [
+        "Client.UserInitiatedShutdown: User initiated shutdown",
+        "another command, here or elsewhere, or the EC2 console ended it",
+    ]
+
+
+def test_a_node_that_another_command_stops_is_named_at_once_and_not_waited_for(
+    aws: Aws, launcher: Launcher, clock: Clock
+) -> None:
+    nodes = launcher(plan_for(aws))
+    refuse_off(aws, nodes)
+    aws.call("StopInstances", {"InstanceIds": [nodes[1].instance_id]})
+    began = clock.monotonic()
+
+    def wait(awaited: Sequence[Node]) -> None:
+        wait_running(
+            aws, "0a1b2c3d", 2, awaited=awaited, on_event=lambda event: None, deadline_s=60, clock=clock
+        )
+
+    for look in (lambda: wait(nodes), lambda: refuse_off(aws, nodes)):
+        with pytest.raises(NodeError, match=r"node1 \(i-\w+\) is stopped, while it was started") as caught:
+            look()
+        assert "another command, here or elsewhere" in caught.value.why
+        assert caught.value.next == "awsddp up   # starts it again"
+    assert clock.monotonic() == began
+    with pytest.raises(NodeError, match="not all 2 nodes run after 60 s"):  # it was just started: AWS is late
+        wait([nodes[0], replace(nodes[1], state="stopped")])
+
+
+def test_a_look_that_aws_does_not_answer_ends_nothing(
+    aws: Aws, cloud: Cloud, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = launcher(plan_for(aws))
+    monkeypatch.setattr("awsddp.aws.session.ATTEMPTS", 1)
+    cloud.fail("DescribeInstances", "RequestLimitExceeded", status=503)
+    refuse_off(aws, nodes)
 
 
 def test_a_poll_that_aws_throttles_goes_on(

@@ -184,6 +184,27 @@ def test_node_that_ec2_says_is_gone_is_given_up_at_once_and_reported(
     assert nodes.reports[0]["kind"] == "spot_interruption"
 
 
+@pytest.mark.parametrize(("second", "state"), [("shutting-down", "interrupted"), ("running", "running")])
+def test_job_that_its_nodes_last_called_running_is_interrupted_once_ec2_says_that_all_are_gone(
+    second: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
+) -> None:
+    class Telling(Nodes):
+        """Each frame is followed by what the node knows of the job."""
+
+        def _frames(self, node: int, offsets: dict[int, int]) -> bytes:
+            running = json.dumps(document(node, "running")).encode()
+            return super()._frames(node, offsets) + HEADER.pack(b"S", 0, 0, len(running)) + running
+
+    states |= {"i-0": "terminated", "i-1": second}
+    job, _, _ = follow(Telling({0: 2, 1: 2}, back_at=10_000), tmp_path, monkeypatch)
+    assert job.state == state
+    if job.cause is None:
+        assert state == "running"
+        return
+    assert (job.cause.kind, job.cause.node, job.cause.retryable) == ("spot_interruption", 0, True)
+    assert job.cause.next.startswith("awsddp up")
+
+
 def test_node_whose_streams_bring_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str]
 ) -> None:

@@ -8,7 +8,7 @@ import paramiko
 import pytest
 
 from awsddp.errors import ConfigError, NodeError
-from awsddp.nodes import hostkeys
+from awsddp.nodes import hostkeys, parallel
 from awsddp.nodes.command import Result, command_line
 from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.nodes.hostkeys import make_key
@@ -223,6 +223,24 @@ def test_a_node_that_boots_is_waited_for(lab: MakeLab) -> None:
     with two.fleet(on_event=start_it) as fleet:
         assert fleet.nodes == (0, 1)
     assert said[0] == Event("waiting for SSH (refused)", who="node1")
+
+
+def test_what_meanwhile_raises_ends_the_wait_for_a_node_that_does_not_boot(
+    lab: MakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "MEANWHILE_S", 0.05)
+    made = lab(1)
+    made.hosts[0].stop()
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(len(looks))
+        if len(looks) == 3:
+            raise NodeError("it was stopped")
+
+    with pytest.raises(NodeError, match="it was stopped"), made.fleet(deadline_s=600, meanwhile=look):
+        pass
+    assert len(looks) == 3
 
 
 def test_streams_are_handed_over_as_they_come(lab: MakeLab) -> None:

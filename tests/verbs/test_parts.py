@@ -17,6 +17,7 @@ from awsddp.verbs.fetch import fetch, fetch_all
 from awsddp.verbs.jobs import jobs
 from awsddp.verbs.logs import logs, merger_of
 from awsddp.verbs.status import cluster_document
+from awsddp.verbs.train import attend
 from awsddp.verbs.watching import Watch
 from tests.verbs.conftest import World, start
 
@@ -205,6 +206,33 @@ def test_node_whose_sshd_refuses_does_not_hold_up_the_end_of_a_job(
     cluster, job = owed.handle(line=line), owed.record.jobs[-1]
     job = Watch(cluster, job, merger=merger_of(cluster.ctx, job), on_lines=lambda _: None).run()
     assert job.state == "succeeded"
+
+
+def test_job_whose_nodes_another_home_has_ended_is_interrupted_and_its_results_are_not_here(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(world, "import time; time.sleep(600)\n", name="j")
+    why = {"Code": "Client.UserInitiatedShutdown", "Message": "User initiated shutdown"}
+    ended = [
+        {
+            "InstanceId": f"i-{number}",
+            "InstanceType": "t",
+            "State": {"Name": "terminated"},
+            "StateReason": why,
+        }
+        for number in (0, 1)
+    ]
+    monkeypatch.setattr(clusters, "describe", lambda *_: ended)
+    line = world.line()
+    line.cut = {0, 1}
+    document = attend(world.handle(line=line), job, on_lines=lambda _: None)
+    cause = document["cause"]
+    assert (document["state"], document["fetched"], document["missing"]) == ("interrupted", False, [0, 1])
+    assert (cause["kind"], cause["node"], cause["instance_id"]) == ("node_lost", 0, "i-0")
+    assert cause["explanation"] == "EC2 says that its instance is terminated (User initiated shutdown)."
+    assert [job.state for job in world.record.jobs] == ["interrupted"]
+    told = "is terminated; its part of job j is not here: who ended the node may have fetched it"
+    assert [said for said in world.said if told in said] == [f"node{n} (i-{n}) {told}" for n in (0, 1)]
 
 
 def test_part_that_is_home_is_not_lost_with_its_node(owed: World, tmp_path: Path) -> None:
