@@ -62,6 +62,9 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     quotas = {code: soon(_quota, aws, code) for code in _quota_codes(spec, asked)}
     listed = soon(prices.on_demand, aws, known)
     market = soon(prices.spot, aws, known) if _spot(spec) else None
+    highest = None
+    if _spot(spec) and spec.cluster.budget_usd is not None:
+        highest = soon(prices.highest_spot, aws, asked or known)
     group = soon(_own_group, aws, spec, callers)
     sources = soon(check_sources, aws, spec.network.ssh_cidr)
     owner = caller.result().user_id
@@ -77,7 +80,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         profile,
         disk_key,
     ]
-    wait([*reads, *described.values(), *quotas.values(), *([market] if market else [])])
+    wait([*reads, *described.values(), *quotas.values(), *filter(None, (market, highest))])
     for looked_for in (sources, profile, disk_key):
         looked_for.result()
     types = {name: future.result() for name, future in described.items()}
@@ -96,6 +99,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         prices=listed.result(),
         price_date=datetime.now(UTC).strftime("%Y-%m-%d"),
         spot_prices=market.result() if market else {},
+        highest_spot_prices=highest.result() if highest else {},
         group=group.result(),
         public_key=key.result(),
         reservation=reserved.result(),

@@ -3,11 +3,13 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
+
+_BUDGET_SINCE = timedelta(days=7)
 
 
 def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
@@ -55,6 +57,14 @@ def spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for (name, zone), prices in spot_history(aws, names, since=datetime.now(UTC)).items():
         found[name][zone] = prices[-1][1]
+    return dict(found)
+
+
+def highest_spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the highest spot price of one machine in the last 7 days, by type and zone; {} if unknown."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for (name, zone), prices in spot_history(aws, names, since=datetime.now(UTC) - _BUDGET_SINCE).items():
+        found[name][zone] = max(price for _, price in prices)
     return dict(found)
 
 

@@ -34,6 +34,7 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         ("creates", ", ".join(facts["makes"])),
         ("uses", ", ".join(f"{what} {name}" for what, name in facts["uses"].items())),
         ("price", _price_line(facts, plan.expires_s)),
+        ("budget", str(plan.budget or "")),
         ("expires", f"after {duration(plan.expires_s)}, by itself"),
     ]
     table(("", ""), [row for row in rows if row[1]], stderr=stderr)

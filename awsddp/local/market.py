@@ -1,4 +1,4 @@
-"""Spot prices: a dated table of what share of the on-demand price the market asks.
+"""Spot prices: what share of the on-demand price the market asks, another each day.
 
 The shares are assumptions of the usual size, not recorded prices: g and p types at 30 to 60 %.
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
 from awsddp import compat
-from awsddp.local.requests import Reply, Request, ec2_reply
+from awsddp.local.requests import Refusal, Reply, Request, ec2_reply
 
-DATE = "2026-07-20T00:00:00.000Z"
-"""Of the on-demand prices (compat) and of the shares."""
+KEPT = timedelta(days=90)
+MOST_RESULTS = 1000
+# Relative prices of seven days, repeated: a budget that assumes the price of today is spent before its time.
+DAYS = (1.0, 1.04, 0.97, 1.1, 0.93, 1.02, 0.95)
 PRODUCT = "Linux/UNIX"
 SHARES = {
     "g4dn": 0.40,
@@ -38,11 +41,12 @@ OTHER_SHARE = 0.38
 USD_PER_VCPU, USD_PER_GIB = 0.0348, 0.0033
 
 
-def price_usd_per_hour(instance_type: str, zone: str) -> float:
-    """Return the spot price of a type in a zone. Zones differ by up to 10 % either way."""
+def price_usd_per_hour(instance_type: str, zone: str, day: date) -> float:
+    """Return the spot price of a type in a zone on a day in UTC. Zones differ by up to 10 % either way."""
     family = instance_type.partition(".")[0]
-    number = int(hashlib.sha256(f"{instance_type} {zone}".encode()).hexdigest()[:4], 16) / 0xFFFF
-    return _on_demand(instance_type) * SHARES.get(family, OTHER_SHARE) * (0.9 + 0.2 * number)
+    number = int(hashlib.sha256(f"{instance_type} {zone}".encode()).hexdigest()[:4], 16)
+    share = SHARES.get(family, OTHER_SHARE) * (0.9 + 0.2 * number / 0xFFFF)
+    return _on_demand(instance_type) * share * DAYS[(day.toordinal() + number) % len(DAYS)]
 
 
 def _on_demand(instance_type: str) -> float:
@@ -56,29 +60,52 @@ def _on_demand(instance_type: str) -> float:
 
 
 def answer(request: Request, backend: Any) -> Reply:
-    """Return DescribeSpotPriceHistory: one price for each type and zone, in force since DATE."""
-    items = "".join(
-        f"<item><instanceType>{kind}</instanceType><productDescription>{PRODUCT}</productDescription>"
-        f"<spotPrice>{price_usd_per_hour(kind, zone):.6f}</spotPrice><timestamp>{DATE}</timestamp>"
-        f"<availabilityZone>{zone}</availabilityZone></item>"
-        for kind, zone in _wanted(request)
+    """Return DescribeSpotPriceHistory: the prices between two times, and those in force at the first."""
+    try:
+        start = int(request.parameters.get("NextToken", 0))
+        most = min(int(request.parameters.get("MaxResults", MOST_RESULTS)), MOST_RESULTS)
+        found = list(islice(_history(request), start, start + most + 1))
+    except ValueError as error:
+        raise Refusal("InvalidParameterValue", f"Invalid value: {error}") from error
+    items, more = "".join(found[:most]), str(start + most) if len(found) > most else ""
+    return ec2_reply(
+        request, f"<spotPriceHistorySet>{items}</spotPriceHistorySet><nextToken>{more}</nextToken>"
     )
-    return ec2_reply(request, f"<spotPriceHistorySet>{items}</spotPriceHistorySet><nextToken/>")
 
 
-def _wanted(request: Request) -> Iterator[tuple[str, str]]:
-    names = set(request.listed("InstanceType"))
-    zone = request.parameters.get("AvailabilityZone")
+def _history(request: Request) -> Iterator[str]:
+    """Yield the entries that a request picks, the newest of each type and zone first."""
     products = request.listed("ProductDescription")
     if products and not {PRODUCT, f"{PRODUCT} (Amazon VPC)"} & set(products):
         return
-    end = request.parameters.get("EndTime")
-    if end and datetime.fromisoformat(end).replace(tzinfo=UTC) < datetime.fromisoformat(DATE):
-        return
+    now = datetime.now(UTC)
+    end = min(_time(request, "EndTime", now), now)
+    first = max(min(_time(request, "StartTime", now - KEPT), end), now - KEPT).date()
+    last = end.date()
+    days = [last - timedelta(days=back) for back in range((last - first).days + 1)]
+    for kind, zone in _wanted(request):
+        for day in days:
+            price, timestamp = f"{price_usd_per_hour(kind, zone, day):.6f}", f"{day}T00:00:00.000Z"
+            have = {"availability_zone": zone, "instance_type": kind, "product_description": PRODUCT}
+            if request.picks({}, spot_price=price, timestamp=timestamp, **have):
+                yield (
+                    f"<item><instanceType>{kind}</instanceType><productDescription>{PRODUCT}"
+                    f"</productDescription><spotPrice>{price}</spotPrice><timestamp>{timestamp}</timestamp>"
+                    f"<availabilityZone>{zone}</availabilityZone></item>"
+                )
+
+
+def _time(request: Request, name: str, default: datetime) -> datetime:
+    given = request.parameters.get(name)
+    if given is None:
+        return default
+    time = datetime.fromisoformat(given)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _wanted(request: Request) -> Iterator[tuple[str, str]]:
+    names, zone = set(request.listed("InstanceType")), request.parameters.get("AvailabilityZone")
     for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, []):
         kind, where = offer["InstanceType"], offer["Location"]
         if (not names or kind in names) and zone in (None, where) and kind in INSTANCE_TYPES:
-            price = f"{price_usd_per_hour(kind, where):.6f}"
-            have = {"availability_zone": where, "instance_type": kind, "product_description": PRODUCT}
-            if request.picks({}, spot_price=price, timestamp=DATE, **have):
-                yield kind, where
+            yield kind, where

@@ -12,10 +12,12 @@ from awsddp import compat, limits
 from awsddp.compat import GpuType
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
-from awsddp.plan.converge import LEAST_TERM_S, Convergence, Standing, budget_lasts_s, converge
+from awsddp.plan.budget import LEAST_TERM_S, lasts_s, spot_rate
+from awsddp.plan.converge import Convergence, Standing, converge
 from awsddp.plan.document import document
 from awsddp.plan.network import ssh_cidrs
 from awsddp.plan.records import (
+    Budget,
     Choice,
     Efa,
     Facts,
@@ -23,6 +25,7 @@ from awsddp.plan.records import (
     Image,
     LaunchPlan,
     Price,
+    Rate,
     Request,
     Reservation,
     Step,
@@ -37,6 +40,7 @@ from awsddp.report import duration
 from awsddp.spec import ClusterSpec, seconds
 
 __all__ = [
+    "Budget",
     "Choice",
     "Convergence",
     "Efa",
@@ -45,6 +49,7 @@ __all__ = [
     "Image",
     "LaunchPlan",
     "Price",
+    "Rate",
     "Request",
     "Reservation",
     "Standing",
@@ -58,6 +63,7 @@ __all__ = [
     "names",
     "offers",
     "refuse_untried",
+    "spot_rate",
     "ssh_cidrs",
     "ssh_permission",
     "utc",
@@ -68,12 +74,18 @@ LEAST_DISK_GB = 200
 
 
 def make_plan(
-    spec: ClusterSpec, facts: Facts, *, numbers: Iterable[int] | None = None, zone: str | None = None
+    spec: ClusterSpec,
+    facts: Facts,
+    *,
+    numbers: Iterable[int] | None = None,
+    zone: str | None = None,
+    spent_usd: float = 0.0,
 ) -> LaunchPlan:
     """Return the plan that launches the cluster of `spec`.
 
     `numbers` are the node numbers to fill (None: all) and `zone` the only zone to try, so that lost nodes can
-    be replaced beside the others. Its `alternatives` are the other types and markets that the spec lists.
+    be replaced beside the others; `spent_usd` is what the cluster has cost of its budget. The plan's
+    `alternatives` are the other types and markets that the spec lists.
     Raises ConfigError for an invalid spec, CloudError where AWS does not offer or allow it.
     """
     _check_key(spec)
@@ -86,7 +98,7 @@ def make_plan(
     refusals: list[AwsddpError] = []
     for candidate in tried:
         try:
-            made.append(_plan(spec, facts, candidate, fill))
+            made.append(_plan(spec, facts, candidate, fill, spent_usd))
         except AwsddpError as refusal:
             refusals.append(refusal)
     if not made:
@@ -110,7 +122,9 @@ def refuse_untried(plan: LaunchPlan) -> None:
         )
 
 
-def _plan(spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int, ...]) -> LaunchPlan:
+def _plan(
+    spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int, ...], spent_usd: float
+) -> LaunchPlan:
     kind, market, image = candidate.kind, candidate.market, facts.image
     _check_image(image, kind)
     _check_reservation(facts, len(fill))
@@ -155,7 +169,7 @@ def _plan(spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int
         experimental=spec.capacity.experimental,
     )
     _check_price(spec, plan)
-    plan, limited = _within_budget(spec, plan)
+    plan, limited = _within_budget(replace(plan, budget=_budget(spec, facts, plan, spent_usd)))
     warnings = (
         *candidate.warnings,
         *limited,
@@ -207,27 +221,38 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
         )
 
 
-def _within_budget(spec: ClusterSpec, plan: LaunchPlan) -> tuple[LaunchPlan, list[str]]:
+def _budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float) -> Budget | None:
+    if spec.cluster.budget_usd is None:
+        return None
+    rate = Rate(usd_per_hour=plan.price_usd_per_hour)
+    if plan.market == "spot":
+        rate = spot_rate(plan.price, plan.nodes, plan.instance_type, plan.zones, facts)
+    return Budget(
+        usd=spec.cluster.budget_usd,
+        spent_usd=spent_usd,
+        usd_per_hour=rate.usd_per_hour,
+        source=rate.source,
+    )
+
+
+def _within_budget(plan: LaunchPlan) -> tuple[LaunchPlan, list[str]]:
     """Return the plan with the expiry that the budget allows, and a warning where that is an earlier one.
 
     Raises ConfigError for a budget that does not last `LEAST_TERM_S`, or where no price is known.
     """
-    budget, price = spec.cluster.budget_usd, plan.price_usd_per_hour
-    if budget is None:
+    if plan.budget is None:
         return plan, []
-    lasts_s = budget_lasts_s(budget, price)
-    if lasts_s < LEAST_TERM_S:
-        cost = f"${price:,.2f}" if price is not None else "an unknown amount"
+    term_s = lasts_s(plan.budget)
+    if term_s < LEAST_TERM_S:
         raise ConfigError(
-            f"cluster.budget_usd: {plan.nodes} x {plan.instance_type} cost {cost} per hour, ${budget:,.2f} "
-            f"is allowed in all",
+            f"cluster.budget_usd: {plan.nodes} x {plan.instance_type} have a budget of {plan.budget}",
             f"that does not last {duration(LEAST_TERM_S)}",
             "try fewer --nodes, a larger --budget, or another --instance-type",
         )
-    if lasts_s >= plan.expires_s:
+    if term_s >= plan.expires_s:
         return plan, []
-    text = f"the budget of ${budget:,.2f} lasts {duration(lasts_s)}: the nodes terminate then"
-    return replace(plan, expires_s=int(lasts_s)), [text]
+    text = f"the budget of ${plan.budget.usd:,.2f} lasts {duration(term_s)}: the nodes terminate then"
+    return replace(plan, expires_s=int(term_s)), [text]
 
 
 def _check_image(image: Image, kind: GpuType) -> None:

@@ -1,7 +1,7 @@
 """Reconcile a cluster with its spec: the steps, as pure data."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from typing import Literal
@@ -9,26 +9,25 @@ from typing import Literal
 from awsddp import compat
 from awsddp.cluster import Cluster, Node
 from awsddp.errors import ConfigError
+from awsddp.plan.budget import LEAST_TERM_S, lasts_s
 from awsddp.plan.network import check_profiles, check_session, ssh_cidrs
-from awsddp.plan.records import Step, utc
+from awsddp.plan.records import Budget, Rate, Step, utc
 from awsddp.plan.selection import wanted_gpus
-from awsddp.report import node_name
+from awsddp.report import duration, node_name
 from awsddp.spec import ClusterSpec, seconds
 
 _LAST = datetime.max.replace(tzinfo=UTC)
 # Expiries within a minute of each other are one.
 _SAME_S = 60.0
-LEAST_TERM_S = 300.0
-"""The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
     """What exists: the cluster by its tags, and what was last requested from this machine.
 
-    `image` is the image as requested, `gpus` the `local.gpus` of the nodes. `spent_usd` is what it has cost,
-    `price_usd_per_hour` what all `nodes` cost (None: not known). `impaired` holds the instances that fail
-    AWS's own checks, `others` the clusters of the same name and owner, which another machine made.
+    `image` is the image as requested, `gpus` the `local.gpus` of the nodes. `spent_usd` is what it has cost
+    (None: not known), `rate` what a budget assumes that all `nodes` cost. `impaired` holds the instances
+    that fail AWS's own checks, `others` the clusters of the same name and owner, which another machine made.
     """
 
     cluster: Cluster
@@ -38,7 +37,7 @@ class Standing:
     image: str | None = None
     gpus: str = "on"
     spent_usd: float | None = 0.0
-    price_usd_per_hour: float | None = None
+    rate: Rate = field(default_factory=Rate)
     impaired: frozenset[str] = frozenset()
     others: tuple[Cluster, ...] = ()
 
@@ -46,13 +45,14 @@ class Standing:
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
     """The steps, in order. `spec` holds the nodes of the launch, in `zone` where that is fixed;
-    `nodes` stay, `expires` holds for all."""
+    `nodes` stay, `expires` holds for all. `spent_usd` is what the cluster has cost."""
 
     spec: ClusterSpec
     steps: tuple[Step, ...]
     nodes: tuple[Node, ...]
     zone: str | None
     expires: datetime
+    spent_usd: float = 0.0
 
     def of(self, do: str) -> tuple[Step, ...]:
         """Return the steps of this kind."""
@@ -96,8 +96,12 @@ def converge(
     check_profiles(spec, nodes, region=standing.cluster.region)
     if missing:
         check_session(spec)
-    expires = _within_budget(
-        spec, standing, now, want, _expiry(spec, standing, now, anew=bool(starts) or not nodes)
+    expires, why = _within_budget(
+        spec,
+        standing,
+        now,
+        want if nodes else 0,
+        _expiry(spec, standing, now, anew=bool(starts) or not nodes),
     )
     late = tuple(node.instance_id for node in nodes if node.expires != expires)
     cidrs = _cidrs(spec, standing.cluster.ssh_cidrs, callers)
@@ -106,7 +110,7 @@ def converge(
         *ends,
         *([_step("start", starts)] if starts else ()),
         *([_launch(standing, missing, ends)] if missing else ()),
-        *([Step(do="expire", instances=late, value=utc(expires))] if late else ()),
+        *([Step(do="expire", instances=late, value=utc(expires), why=why)] if late else ()),
     ]
     return Convergence(
         spec=_launched(spec, standing, nodes, want, cidrs, int((expires - now).total_seconds())),
@@ -114,6 +118,7 @@ def converge(
         nodes=nodes,
         zone=nodes[0].zone if nodes else None,
         expires=expires,
+        spent_usd=_spent_usd(standing, now),
     )
 
 
@@ -199,32 +204,42 @@ def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, anew: bool)
     return standing.expires if near else wanted
 
 
-def budget_lasts_s(budget_usd: float, price_usd_per_hour: float | None) -> float:
-    """Return the seconds that a budget lasts at a price per hour; 0 where no price is known."""
-    if price_usd_per_hour == 0:
-        return float("inf")
-    return max(0.0, budget_usd / price_usd_per_hour * 3600) if price_usd_per_hour is not None else 0.0
-
-
 def _within_budget(
     spec: ClusterSpec, standing: Standing, now: datetime, nodes: int, expires: datetime
-) -> datetime:
-    """Return the expiry, or the moment at which the budget of all `nodes` is spent, which is earlier."""
-    budget = spec.cluster.budget_usd
-    if budget is None:
-        return expires
-    each = None if standing.price_usd_per_hour is None else standing.price_usd_per_hour / standing.nodes
-    left_s = budget_lasts_s(budget - (standing.spent_usd or 0.0), each and each * nodes)
-    if left_s < LEAST_TERM_S:
+) -> tuple[datetime, str]:
+    """Return the expiry, or the earlier moment at which the budget of all `nodes` is spent, and why.
+
+    The plan of the launch knows the price where no node stays (`nodes` is 0).
+    """
+    if spec.cluster.budget_usd is None or not nodes:
+        return expires, ""
+    all_usd = standing.rate.usd_per_hour
+    budget = Budget(
+        usd=spec.cluster.budget_usd,
+        spent_usd=_spent_usd(standing, now),
+        usd_per_hour=None if all_usd is None else all_usd / standing.nodes * nodes,
+        source=standing.rate.source,
+    )
+    term_s = lasts_s(budget)
+    if term_s < LEAST_TERM_S:
         raise ConfigError(
-            f"cluster.budget_usd: ${budget:,.2f} is spent, or does not last {LEAST_TERM_S / 60:.0f} minutes",
-            f"the cluster has cost ${standing.spent_usd or 0.0:,.2f}",
+            f"cluster.budget_usd: ${budget.usd:,.2f} is spent, or does not last {duration(LEAST_TERM_S)}",
+            f"the budget is {budget}",
             "a larger --budget, fewer --nodes; or awsddp down",
         )
-    spent = now + timedelta(seconds=int(min(left_s, 1e9)))
+    spent = now + timedelta(seconds=int(min(term_s, 1e9)))
     if spent >= expires:
-        return expires
-    return standing.expires if abs((spent - standing.expires).total_seconds()) <= _SAME_S else spent
+        return expires, ""
+    near = abs((spent - standing.expires).total_seconds()) <= _SAME_S
+    return standing.expires if near else spent, f"the budget of {budget}"
+
+
+def _spent_usd(standing: Standing, now: datetime) -> float:
+    """Return what the cluster has cost; where that is unknown, what it cost at most by the assumed rate."""
+    if standing.spent_usd is not None:
+        return standing.spent_usd
+    hours = (now - (standing.cluster.created or now)).total_seconds() / 3600
+    return hours * (standing.rate.usd_per_hour or 0.0)
 
 
 def _cidrs(

@@ -7,7 +7,7 @@ import msgspec
 
 from awsddp.cluster import TargetName
 from awsddp.compat import Market
-from awsddp.plan.records import Choice, Efa, LaunchPlan, Request, Step
+from awsddp.plan.records import Budget, Choice, Efa, LaunchPlan, Request, Step
 
 __all__ = ["PlanDocument", "document"]
 
@@ -87,6 +87,7 @@ class PlanDocument:
     price_date: str
     price_source: str
     price_until_expiry_usd: float | None
+    budget: Budget | None
     egress_usd_per_gb: float
     expires: dict[str, int]
     warnings: list[str]

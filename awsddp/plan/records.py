@@ -120,7 +120,9 @@ class Facts:
     its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
     CIDRs; `public_key` is the public half of `access.key`, "" where it is not told. `prices` are on-demand
     prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those of a zone
-    now. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no end).
+    now, `highest_spot_prices` their highest of the last 7 days, where spot and a budget are
+    requested. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no
+    end).
     """
 
     region: str
@@ -136,6 +138,7 @@ class Facts:
     prices: Mapping[str, float] = field(default_factory=dict)
     price_date: str = ""
     spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    highest_spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     group: Group | None = None
     public_key: str = ""
     reservation: Reservation | None = None
@@ -188,6 +191,33 @@ class Price:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rate:
+    """What a budget assumes that all nodes cost per hour (None: unknown), in US dollars.
+
+    `source` tells which price that is; "" is the price of the plan, which does not change.
+    """
+
+    usd_per_hour: float | None = None
+    source: str = ""
+
+    def __str__(self) -> str:
+        cost = "an unknown amount" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f}"
+        return f"up to {cost} per hour, {self.source}" if self.source else f"{cost} per hour"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Rate):
+    """A budget in US dollars, what of it is spent, and the rate that it assumes."""
+
+    usd: float
+    spent_usd: float = 0.0
+
+    def __str__(self) -> str:
+        spent = f" (${self.spent_usd:,.2f} spent)" if self.spent_usd else ""
+        return f"${self.usd:,.2f}{spent} at {super().__str__()}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Efa:
     """How many of the `most` EFA interfaces that the type takes a node gets, and why."""
 
@@ -216,8 +246,10 @@ class Step:
             case "open":
                 return f"open port 22 for {self.value or 'nobody'}: {self.why}"
             case "expire":
-                return f"move the expiry to {self.value}"
-        return f"{self.do} {who.strip()}" + (f": {self.why}" if self.why else "")
+                what = f"move the expiry to {self.value}"
+            case _:
+                what = f"{self.do} {who.strip()}"
+        return what + (f": {self.why}" if self.why else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +261,7 @@ class LaunchPlan:
     is allowed from `ssh_cidrs`, blocks and groups. `untried` names what was never launched on AWS,
     which `experimental` allows. `alternatives` are tried next, in order, when AWS has no
     capacity for this plan. `steps` reconcile a cluster that `exists`; where there are none nothing changes.
+    `budget` is `cluster.budget_usd` with the rate that it assumes.
     """
 
     cluster: str
@@ -255,6 +288,7 @@ class LaunchPlan:
     price: Price
     quota: str
     expires_s: int
+    budget: Budget | None = None
     requests: tuple[Request, ...] = ()
     warnings: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()

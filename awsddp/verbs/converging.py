@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from awsddp.cluster import ACTIVE, Cluster, Node, unfetched_jobs
+from awsddp.compat import ADDRESS_USD_PER_HOUR
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan import Convergence, Facts, LaunchPlan, Standing, converge, make_plan
+from awsddp.plan import Convergence, Facts, LaunchPlan, Price, Rate, Standing, converge, make_plan, spot_rate
 from awsddp.report import money, node_name
 from awsddp.spec import remembered
 from awsddp.state import Record
@@ -41,11 +42,27 @@ def changes(cluster: ClusterHandle, facts: Facts, *, now: datetime) -> Convergen
         image=record.asked.get("cluster.image"),
         gpus=record.asked.get("local.gpus", "on") if facts.image.pretends else cluster.ctx.spec.local.gpus,
         spent_usd=bill.cost_usd if bill else None,
-        price_usd_per_hour=record.price_usd_per_hour,
+        rate=_rate(cluster, facts, own),
         impaired=impaired(cluster.aws, own.live),
         others=tuple(one for one in cluster.all_listed if one.id != record.id and one.live),
     )
     return converge(cluster.ctx.spec, standing, image_id=facts.image.id, callers=facts.callers, now=now)
+
+
+def _rate(cluster: ClusterHandle, facts: Facts, own: Cluster) -> Rate:
+    """Return what a budget assumes that the nodes of the record cost per hour."""
+    record, zones = cluster.record, {node.zone for node in own.live if node.spot}
+    if not zones:
+        return Rate(usd_per_hour=record.price_usd_per_hour)
+    address = ADDRESS_USD_PER_HOUR if cluster.ctx.spec.network.address == "public" else 0.0
+    fixed = Price(
+        machines=None,
+        disks=record.disk_usd_per_hour * record.nodes,
+        addresses=address * record.nodes,
+        date="",
+        source="",
+    )
+    return spot_rate(fixed, record.nodes, record.instance_type, zones, facts)
 
 
 def own_or_empty(cluster: ClusterHandle) -> Cluster:
@@ -58,7 +75,7 @@ def own_or_empty(cluster: ClusterHandle) -> Cluster:
 def plan_of(cluster: ClusterHandle, change: Convergence) -> LaunchPlan:
     """Return the plan that launches what is missing, with all the steps. Raises as `make_plan` does."""
     facts = facts_of(cluster.aws, change.spec, cluster.target, cluster.record)
-    plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone)
+    plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone, spent_usd=change.spent_usd)
     warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
     return replace(plan, exists=True, steps=change.steps, warnings=warnings)
 
@@ -96,7 +113,7 @@ def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[N
     if change.expires != record.expires:
         ctx.folder.note("extended", id=record.id, expires=change.expires)
     for step in change.steps:
-        if step.do in ("end", "start"):
+        if step.do in ("end", "start") or (step.do == "expire" and step.why):
             ctx.say(str(step))
     if ending:
         _end(cluster, ending)

@@ -1,7 +1,7 @@
 """Before a launch: what is checked, what AWS is asked, and that nothing is made."""
 
 import secrets
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,28 @@ def test_spot_prices_are_those_of_the_zones(aws: Aws, cloud: Cloud) -> None:
     assert plan.market == "spot"
     assert plan.price.machines == pytest.approx(2 * 0.00001)
     assert plan.price.source.startswith("spot market")
+
+
+def test_only_a_budget_on_spot_reads_the_prices_of_the_last_7_days(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, asked = aws.call, []
+
+    def noted(operation: str, parameters: dict[str, Any], **where: Any) -> dict[str, Any]:
+        if operation == "DescribeSpotPriceHistory":
+            asked.append((parameters["InstanceTypes"], datetime.now(UTC) - parameters["StartTime"]))
+        return call(operation, parameters, **where)
+
+    monkeypatch.setattr(aws, "call", noted)
+    plan_for(aws, budget_usd=100.0, instance_type="g6.48xlarge")
+    assert asked == []
+    plan_for(aws, spot=True, instance_type="g6.48xlarge")
+    assert len(asked) == 1
+    plan = plan_for(aws, spot=True, budget_usd=100.0, instance_type="g6.48xlarge")
+    _, (week, since) = sorted(asked[1:], key=lambda one: one[1])
+    assert (week, since.days) == (["g6.48xlarge"], 7)
+    assert plan.budget is not None
+    assert plan.budget.usd_per_hour == pytest.approx(plan.price_usd_per_hour)
 
 
 def test_a_subnet_of_ones_own_is_read_with_its_way_out(aws: Aws, cloud: Cloud) -> None:

@@ -1,10 +1,13 @@
-"""`status --all` says of a cluster what `status` says: one state, one price."""
+"""What a spot cluster costs: `status --all` says what `status` says, and a budget is not exceeded."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from awsddp.compat import ADDRESS_USD_PER_HOUR, disk_usd_per_hour
+from awsddp.local.market import price_usd_per_hour
 from tests.cli.conftest import Lab
 
 
@@ -42,3 +45,44 @@ def test_a_spot_cluster_has_one_price_and_one_state(records: Lab) -> None:
     finally:
         records.environ = before
         assert records.run("down", "-c", "spot", "-y").returncode == 0
+
+
+def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days(records: Lab) -> None:
+    size = ("--instance-type", "g6.xlarge", "--spot")
+    began = datetime.now(UTC)
+    days = [(began - timedelta(days=back)).date() for back in range(8)]
+    up = records.json(
+        "up",
+        "-c",
+        "cheap",
+        "--local",
+        "--nodes",
+        "1",
+        *size,
+        "--budget",
+        "2",
+        "-y",
+        "-o",
+        "capacity.zones=us-east-1b",
+    )
+    try:
+        highest = max(price_usd_per_hour("g6.xlarge", "us-east-1b", day) for day in days)
+        rate = highest + disk_usd_per_hour(200) + ADDRESS_USD_PER_HOUR
+        expires = datetime.fromisoformat(up["expires"])
+        assert (expires - began).total_seconds() == pytest.approx(2 / rate * 3600, abs=60)
+
+        grown = records.json("plan", "-c", "cheap", "--nodes", "2")
+        [step] = [step for step in grown["steps"] if step["do"] == "expire"]
+        assert f"at up to ${2 * rate:.2f} per hour, the highest spot price of the last 7 days" in step["why"]
+        left_s = (datetime.fromisoformat(step["value"]) - began).total_seconds()
+        assert left_s == pytest.approx(2 / rate * 1800, abs=120)
+        assert grown["budget"]["usd_per_hour"] == pytest.approx(2 * rate, abs=1e-3)
+
+        denied = ("fault", "add", "DescribeSpotPriceHistory", "UnauthorizedOperation")
+        assert records.run("local", *denied).returncode == 0
+        unknown = records.json("plan", "-c", "other", "--local", "--nodes", "1", *size, "--budget", "2")
+        assert unknown["budget"]["source"].startswith("the on-demand price")
+        assert unknown["price_usd_per_hour"] is None
+    finally:
+        records.run("local", "fault", "clear")
+        assert records.run("down", "-c", "cheap", "-y").returncode == 0

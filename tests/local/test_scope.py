@@ -1,5 +1,6 @@
 """What is not carried out is refused by name; what is carried out does what EC2 does. No host boots here."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -147,19 +148,47 @@ def test_an_elastic_address_moves_with_its_association(records: Cloud, instance:
     ec2.release_address(AllocationId=made["AllocationId"])
 
 
-def test_spot_prices_are_a_share_of_the_on_demand_price_from_a_dated_table(records: Cloud) -> None:
+def test_spot_prices_are_a_share_of_the_on_demand_price(records: Cloud) -> None:
     ec2 = records.client("ec2")
     asked = {"InstanceTypes": ["g5.12xlarge", "m5.large"], "ProductDescriptions": ["Linux/UNIX"]}
     history = ec2.describe_spot_price_history(**asked)["SpotPriceHistory"]
     prices: dict[str, list[float]] = {}
     for one in history:
         prices.setdefault(one["InstanceType"], []).append(float(one["SpotPrice"]))
-        assert one["Timestamp"].isoformat()[:10] == market.DATE[:10]
     assert len(set(prices["g5.12xlarge"])) > 1
     assert all(0.3 * 5.672 < price < 0.6 * 5.672 for price in prices["g5.12xlarge"])
     assert all(0.02 < price < 0.06 for price in prices["m5.large"])
     zone = ec2.describe_spot_price_history(**asked, AvailabilityZone="us-east-1a")["SpotPriceHistory"]
     assert {one["AvailabilityZone"] for one in zone} == {"us-east-1a"}
+
+
+def test_spot_prices_change_each_day_and_are_listed_from_the_one_in_force_at_the_start(
+    records: Cloud,
+) -> None:
+    ec2 = records.client("ec2")
+    asked = {"InstanceTypes": ["g5.12xlarge"], "AvailabilityZone": "us-east-1a"}
+    now = datetime.now(UTC)
+    week = ec2.describe_spot_price_history(**asked, StartTime=now - timedelta(days=7))["SpotPriceHistory"]
+    times = [one["Timestamp"] for one in week]
+    assert times[-1] <= now - timedelta(days=7) < times[-2]
+    assert times == sorted(times, reverse=True)
+    assert len(week) == 8
+    assert len({one["SpotPrice"] for one in week}) == 7
+    assert {float(one["SpotPrice"]) for one in week} == {
+        round(market.price_usd_per_hour("g5.12xlarge", "us-east-1a", time.date()), 6) for time in times
+    }
+    [current] = ec2.describe_spot_price_history(**asked, StartTime=datetime.now(UTC))["SpotPriceHistory"]
+    assert current["SpotPrice"] == week[0]["SpotPrice"]
+    days = {"StartTime": now - timedelta(days=5), "EndTime": now - timedelta(days=3)}
+    assert ec2.describe_spot_price_history(**asked, **days)["SpotPriceHistory"] == week[3:6]
+    pages = ec2.get_paginator("describe_spot_price_history").paginate(
+        **asked, StartTime=now - timedelta(days=7), MaxResults=3
+    )
+    assert [len(page["SpotPriceHistory"]) for page in pages] == [3, 3, 2]
+    stamp = {"Name": "timestamp", "Values": [times[2].strftime("%Y-%m-%dT00:00:00.000Z")]}
+    assert ec2.describe_spot_price_history(**asked, Filters=[stamp])["SpotPriceHistory"] == [week[2]]
+    assert len(ec2.describe_spot_price_history(**asked)["SpotPriceHistory"]) == 91
+    assert refusal(ec2.describe_spot_price_history, NextToken="x") == "InvalidParameterValue"
 
 
 def test_a_roles_credentials_are_valid_with_their_token_alone(records: Cloud) -> None:

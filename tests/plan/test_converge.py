@@ -8,7 +8,7 @@ import pytest
 
 from awsddp.cluster import Cluster, Node
 from awsddp.errors import ConfigError
-from awsddp.plan import Convergence, Standing, Step, converge
+from awsddp.plan import Convergence, Rate, Standing, Step, converge
 from awsddp.spec import ClusterSpec, load
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -281,7 +281,7 @@ def test_a_longer_term_in_the_file_moves_the_expiry_and_a_shorter_one_does_not()
 
 
 def test_a_budget_ends_a_cluster_earlier_the_more_nodes_it_has() -> None:
-    exists = standing(*PAIR, spent_usd=40.0, price_usd_per_hour=40.0)
+    exists = standing(*PAIR, spent_usd=40.0, rate=Rate(usd_per_hour=40.0))
     kept = steps(asked(cluster__budget_usd=100.0), exists)
     assert kept.expires == NOW + timedelta(hours=1.5)
     grown = steps(asked(cluster__budget_usd=100.0, cluster__nodes=4), exists)
@@ -290,6 +290,22 @@ def test_a_budget_ends_a_cluster_earlier_the_more_nodes_it_has() -> None:
     # What was computed a moment ago is not moved by seconds.
     again = replace(exists, expires=kept.expires + timedelta(seconds=20))
     assert steps(asked(cluster__budget_usd=100.0), again).expires == again.expires
+
+
+def test_a_budget_on_spot_tells_the_price_that_moves_the_expiry() -> None:
+    rate = Rate(usd_per_hour=40.0, source="the highest spot price of the last 7 days")
+    [step] = steps(asked(cluster__budget_usd=100.0), standing(*PAIR, spent_usd=40.0, rate=rate)).steps
+    assert str(step) == (
+        "move the expiry to 2026-11-21T13:30:00Z: the budget of $100.00 ($40.00 spent) at up to $40.00 per "
+        "hour, the highest spot price of the last 7 days"
+    )
+
+
+def test_a_cluster_that_is_rebuilt_has_the_budget_that_is_left_at_the_price_of_its_new_type() -> None:
+    exists = standing(*PAIR, spent_usd=99.0, rate=Rate(usd_per_hour=40.0))
+    change = steps(asked(cluster__budget_usd=100.0, cluster__instance_type="g6.xlarge"), exists)
+    assert (change.nodes, change.spent_usd) == ((), 99.0)
+    assert change.spec.cluster.budget_usd == 100.0
 
 
 def test_nodes_without_a_role_are_not_moved_to_systems_manager() -> None:
@@ -312,6 +328,6 @@ def test_nodes_without_a_role_are_not_moved_to_systems_manager() -> None:
 
 @pytest.mark.parametrize("price", [40.0, None])
 def test_a_budget_that_is_spent_is_refused(price: float | None) -> None:
-    exists = standing(*PAIR, spent_usd=99.0, price_usd_per_hour=price)
+    exists = standing(*PAIR, spent_usd=99.0, rate=Rate(usd_per_hour=price))
     with pytest.raises(ConfigError, match=r"cluster\.budget_usd: \$100\.00 is spent"):
         steps(asked(cluster__budget_usd=100.0), exists)

@@ -353,7 +353,49 @@ def test_a_budget_is_an_earlier_expiry() -> None:
     assert limited.expires_s == int(100 / price * 3600) < whole.expires_s
     assert limited.price_until_expiry_usd == pytest.approx(100.0, abs=0.01)
     assert any("the budget of $100.00 lasts 3 h 44 min" in text for text in limited.warnings)
-    assert plan(FACTS, budget_usd=10_000.0) == whole
+    assert replace(plan(FACTS, budget_usd=10_000.0), budget=None) == whole
+
+
+SPOT = replace(
+    FACTS,
+    spot_prices={"g5.48xlarge": {"us-east-1a": 5.0, "us-east-1b": 5.5, "us-east-1c": 6.0}},
+    highest_spot_prices={"g5.48xlarge": {"us-east-1a": 9.0, "us-east-1b": 7.0, "us-east-1c": 6.0}},
+)
+
+
+def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days_in_the_zones_that_are_tried() -> None:
+    wish: dict[str, Any] = {"instance_type": "g5.48xlarge", "spot": True, "budget_usd": 100.0}
+    now = plan(SPOT, **wish).price
+    made = plan(SPOT, **wish)
+    rate = 2 * 9.0 + now.disks + now.addresses
+    assert (now.machines, made.expires_s) == (2 * 6.0, int(100 / rate * 3600))
+    assert str(made.budget) == (
+        f"$100.00 at up to ${rate:.2f} per hour, the highest spot price of the last 7 days"
+    )
+    assert document(made)["budget"]["usd_per_hour"] == pytest.approx(rate, abs=1e-4)
+    narrow = plan(SPOT, capacity={"zones": ("us-east-1b", "us-east-1c")}, **wish)
+    assert narrow.budget is not None
+    assert narrow.budget.usd_per_hour == pytest.approx(rate - 2 * 2.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("known", [{}, {"us-east-1a": 9.0}])
+def test_a_budget_on_spot_assumes_the_on_demand_price_where_no_history_is_known(
+    known: dict[str, float],
+) -> None:
+    facts = replace(SPOT, highest_spot_prices={"g5.48xlarge": known})
+    wish: dict[str, Any] = {"instance_type": "g5.48xlarge", "budget_usd": 100.0}
+    spot, on_demand = plan(facts, spot=True, **wish), plan(facts, **wish)
+    assert spot.expires_s == on_demand.expires_s
+    assert "the on-demand price: the spot prices of the last 7 days are unknown" in str(spot.budget)
+    assert str(on_demand.budget) == f"$100.00 at ${on_demand.price_usd_per_hour:.2f} per hour"
+
+
+def test_what_a_cluster_has_cost_is_no_longer_in_its_budget() -> None:
+    spec = ClusterSpec(name="demo", cluster=ClusterSection(budget_usd=100.0))
+    whole, rest = make_plan(spec, FACTS), make_plan(spec, FACTS, spent_usd=40.0)
+    assert rest.expires_s == pytest.approx(whole.expires_s * 0.6, abs=1)
+    with pytest.raises(ConfigError, match=r"\$100\.00 \(\$99\.50 spent\) at \$26\.\d\d per hour"):
+        make_plan(spec, FACTS, spent_usd=99.5)
 
 
 def test_a_v100_is_launched_with_an_image_of_ones_own() -> None:

@@ -1,0 +1,34 @@
+"""How long a budget lasts, and the price that it assumes: a spot price may rise until the nodes end."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from awsddp import compat
+from awsddp.plan.records import Budget, Facts, Price, Rate
+
+LEAST_TERM_S = 300.0
+"""The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
+_HIGHEST = "the highest spot price of the last 7 days"
+_UNKNOWN = "the on-demand price: the spot prices of the last 7 days are unknown"
+
+
+def spot_rate(price: Price, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts) -> Rate:
+    """Return what spot nodes in any of the zones cost at most: disks and addresses as in `price`."""
+    each: float | None
+    highest, zones = facts.highest_spot_prices.get(instance_type, {}), tuple(zones)
+    if zones and all(zone in highest for zone in zones):
+        each, source = max(highest[zone] for zone in zones), _HIGHEST
+    else:
+        each, source = facts.prices.get(instance_type), _UNKNOWN
+        if each is None and instance_type in compat.GPU_TYPES:
+            each = compat.GPU_TYPES[instance_type].price_usd_per_hour
+    machines = None if each is None else each * nodes
+    return Rate(usd_per_hour=replace(price, machines=machines).total, source=source)
+
+
+def lasts_s(budget: Budget) -> float:
+    """Return the seconds that what is left of a budget lasts; 0 where no price is known."""
+    if budget.usd_per_hour == 0:
+        return float("inf")
+    left_usd = max(0.0, budget.usd - budget.spent_usd)
+    return left_usd / budget.usd_per_hour * 3600 if budget.usd_per_hour is not None else 0.0
