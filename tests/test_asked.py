@@ -225,7 +225,10 @@ def _sees_the_ranks(laptop: Laptop) -> None:
         assert (environ["WORLD_SIZE"], environ["NCCL_SOCKET_IFNAME"]) == ("16", "=ens5")
     said = [(home / f"logs/rank{rank}.log").read_text() for rank in range(16)]
     assert all(f"rank {rank} of 16 on cuda:{rank % 8}" in text for rank, text in enumerate(said))
-    weights = [torch.load(path, weights_only=True) for path in sorted(home.glob("node*/weights.pt"))]
+    weights = [
+        torch.load(path, map_location="cpu", weights_only=True)
+        for path in sorted(home.glob("node*/weights.pt"))
+    ]
     assert len(weights) == 2
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     conda = laptop.lab.run("exec", "--", "sh", "-c", "cat ~/conda.log").stdout.splitlines()

@@ -1,6 +1,7 @@
 """A moto server on the loopback that remembers what it received, and fails where a test says so."""
 
 import json
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -110,6 +111,7 @@ class Server:
     def __init__(self) -> None:
         self.cloud = Cloud()
         self._app = DomainDispatcherApplication(create_backend_app)
+        self._alone = threading.Lock()  # moto's backends change while they are read
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -133,7 +135,8 @@ class Server:
         if operation == "GetProducts":
             return self._products(start)
         status: list[Any] = []
-        reply = b"".join(self._app(environ, lambda *words: status.append(words) or start))
+        with self._alone:
+            reply = b"".join(self._app(environ, lambda *words: status.append(words) or start))
         if token and status[0][0].startswith("200"):
             self.cloud.tokens[token] = reply
         if fault is not None:

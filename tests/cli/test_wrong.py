@@ -179,7 +179,7 @@ def test_a_character_that_the_output_cannot_hold_is_escaped(cluster: Lab) -> Non
 def test_without_a_cluster_the_way_to_one_is_named(lab: Lab) -> None:
     lab.script("x.py", "print(1)")
     said = refused(lab, "train", "x.py", "--local", code=7)
-    assert "awsddp --local up" in said
+    assert "awsddp up --local" in said
 
 
 def test_the_error_is_a_document_with_json(lab: Lab) -> None:
