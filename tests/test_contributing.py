@@ -58,7 +58,6 @@ def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
         "awsddp/verbs/advice.py",
         "awsddp/cli/hello.py",
         "awsddp/cli/verbs.py",
-        "awsddp/verbs/advice.py",
         "awsddp/documents.py",
     }
     shown = python(copy, "-m", "awsddp", "hello", "-c", "mine", "--json")
