@@ -12,7 +12,7 @@ CASES = 60
 
 
 @pytest.mark.prove
-def test_a_hostile_node_changes_nothing_but_its_jobs_own_folder(tmp_path: Path) -> None:
+def test_a_hostile_node_changes_its_jobs_own_folder_alone_and_words_no_line(tmp_path: Path) -> None:
     seed = os.environ.get("AWSDDP_SEED") or str(random.SystemRandom().randrange(10**6))
     home = hostile_node.Home(tmp_path / "home")
     cases = (f"{seed}/{number}" for number in range(CASES))

