@@ -140,6 +140,38 @@ def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -
 
 
 @pytest.mark.prove(share=0.5)
+def test_ctrl_c_while_aws_does_not_end_a_run_goes_on_with_it_and_leaves_at_the_second(lab: Lab) -> None:
+    lab.script("short.py", "import time\nprint('begun', flush=True)\ntime.sleep(5)\n")
+    assert lab.run("local", "start", "--loopback").returncode == 0
+    for presses in (1, 2):
+        client = lab.start("run", "short.py", "--local", "--nodes", "1", "-y", "-o", "local.gpus=off")
+        assert client.stdout is not None
+        assert b"begun" in client.stdout.readline()
+        assert lab.run("local", "fault", "add", "*", "InternalError", "--for", "5m").returncode == 0
+        _read_to(client, b"terminating again")
+        os.killpg(client.pid, signal.SIGINT)
+        _read_to(client, b"interrupted: terminating everything")
+        if presses == 2:
+            os.killpg(client.pid, signal.SIGINT)
+        else:
+            _read_to(client, b"terminating again")
+            assert lab.run("local", "fault", "clear").returncode == 0
+        assert client.stderr is not None
+        err = client.stderr.read().decode()
+        assert client.wait() == 130
+        words = "nothing is left" if presses == 1 else "1 x g6.xlarge may run"
+        assert (words in err, "awsddp down" in err) == (True, presses == 2), err
+    assert lab.run("local", "fault", "clear").returncode == 0
+    assert lab.run("down", "-y").returncode == 0
+
+
+def _read_to(client: subprocess.Popen[bytes], text: bytes) -> None:
+    assert client.stderr is not None
+    while text not in (line := client.stderr.readline()):
+        assert line, text
+
+
+@pytest.mark.prove(share=0.5)
 @pytest.mark.timeout(900)
 def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
     lab.script("saves.py", SAVES)
