@@ -423,6 +423,22 @@ def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
     )
 
 
+def differences(spec: ClusterSpec, standing: ClusterSpec) -> dict[str, tuple[Any, Any]]:
+    """Return the keys of awsddp.toml whose values the cluster does not have, each with both values.
+
+    `standing` is `overlaid` of `spec`. A key that an option or a variable excludes is left out.
+    """
+    typed = spec.explicit - spec.from_file
+    excluded = {key for group in _EXCLUSIVE if typed & group for key in group}
+    found = {key: (_value(spec, key), _value(standing, key)) for key in sorted(spec.from_file - excluded)}
+    return {key: values for key, values in found.items() if values[0] != values[1]}
+
+
+def _value(spec: ClusterSpec, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return spec.tags.get(name) if section == "tags" else getattr(getattr(spec, section), name)
+
+
 def remembered_environment(spec: JobSpec) -> dict[str, Any]:
     """Return the explicit settings of the nodes' environment, by key; variables belong to a job."""
     keys = sorted(spec.explicit - {"env.variables", "env.secrets"})

@@ -16,6 +16,9 @@ from awsddp.plan.selection import wanted_gpus
 from awsddp.report import duration, node_name
 from awsddp.spec import ClusterSpec, seconds
 
+TYPE_KEYS = ("cluster.instance_type", "cluster.gpus", "capacity.types")
+NODE_KEYS = (*TYPE_KEYS, "cluster.image", "cluster.spot", "capacity.markets", "local.gpus")
+"""What a node is held against: one that does not have it is rebuilt."""
 _LAST = datetime.max.replace(tzinfo=UTC)
 # Expiries within a minute of each other are one.
 _SAME_S = 60.0
@@ -161,7 +164,7 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
         return "its replacement is requested"
     if node.instance_id in standing.impaired:
         return "AWS's status checks report it impaired"
-    if not _of_type(spec, node.instance_type):
+    if not is_of_type(spec, node.instance_type):
         requested = spec.cluster.instance_type or spec.cluster.gpus or ", ".join(spec.capacity.types)
         return f"it is a {node.instance_type}, {requested} is requested: it is rebuilt"
     if not _in_market(spec, node):
@@ -174,7 +177,8 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
     return ""
 
 
-def _of_type(spec: ClusterSpec, name: str) -> bool:
+def is_of_type(spec: ClusterSpec, name: str) -> bool:
+    """Return whether `spec` accepts nodes of this instance type. Raises ConfigError for invalid GPUs."""
     listed = (*((spec.cluster.instance_type,) if spec.cluster.instance_type else ()), *spec.capacity.types)
     if listed:
         return name in listed

@@ -1,5 +1,7 @@
 """Reconcile a cluster that exists with the spec: grow, shrink, repair, start, rebuild, keep longer."""
 
+import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,11 +11,13 @@ from awsddp.cluster import ACTIVE, Cluster, Node, unfetched_jobs
 from awsddp.compat import ADDRESS_USD_PER_HOUR
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan import Convergence, Facts, LaunchPlan, Price, Rate, Standing, converge, make_plan, spot_rate
+from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, is_of_type
 from awsddp.report import money, node_name
-from awsddp.spec import remembered
+from awsddp.spec import FILE, ClusterSpec, differences, option_words, remembered
 from awsddp.state import Record
+from awsddp.verbs.advice import global_words_of
 from awsddp.verbs.cluster import ClusterHandle, reachable
-from awsddp.verbs.context import JUMP, facts_of, reach_jump
+from awsddp.verbs.context import JUMP, Context, facts_of, reach_jump
 from awsddp.verbs.launching import launch
 from awsddp.verbs.ledger import bill_of
 from awsddp.verbs.results import is_owed
@@ -22,7 +26,35 @@ Confirm = Callable[[LaunchPlan | str], None]
 
 # What holds from now on without a launch.
 _REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.idle", "cluster.budget_usd")
+_CHANGEABLE = {"cluster.nodes", *NODE_KEYS, *_REACH}
 _LOST = "what only the disks of ended nodes hold is lost; results are fetched first"
+
+
+def say_differences(ctx: Context, standing: ClusterSpec) -> None:
+    """Report what awsddp.toml says and the cluster does not have, and the `up` that changes it.
+
+    `standing` is the spec of the cluster. Raises ConfigError for an invalid `cluster.gpus`.
+    """
+    record, found = ctx.folder.read(), differences(ctx.spec, standing)
+    if record is not None and found.keys() & set(TYPE_KEYS) and is_of_type(ctx.spec, record.instance_type):
+        found = {key: values for key, values in found.items() if key not in TYPE_KEYS}
+    if record is None or not found:
+        return
+    launched = {"cluster.instance_type": record.instance_type}
+    parts, words = [], []
+    for key, (wanted, has) in sorted(found.items(), key=lambda one: one[0] in _CHANGEABLE):
+        name = f"{key.removeprefix('cluster.')} = {_shown(wanted)}"
+        if key in _CHANGEABLE:
+            parts.append(f"{name}, the cluster has {_shown(launched.get(key) if has is None else has)}")
+            words += option_words(key, wanted)
+        else:
+            parts.append(f"{name}, which only a new cluster gets")
+    command = shlex.join(["awsddp", *global_words_of(ctx), "up", *words])
+    ctx.say(f"{FILE} says {'; '.join(parts)}{f': {command}' if words else ''}")
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else "none" if value in (None, ()) else json.dumps(value)
 
 
 def changes(cluster: ClusterHandle, facts: Facts, *, now: datetime) -> Convergence:

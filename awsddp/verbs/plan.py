@@ -9,7 +9,7 @@ from awsddp.plan import LaunchPlan
 from awsddp.plan import offers as offered
 from awsddp.spec import settings
 from awsddp.verbs.context import Context, aws_of, facts_of, target_for
-from awsddp.verbs.converging import changes, plan_of
+from awsddp.verbs.converging import changes, plan_of, say_differences
 from awsddp.verbs.environment import check_environment
 from awsddp.verbs.launching import plan_everywhere
 from awsddp.verbs.up import as_before, read, to_reconcile
@@ -21,7 +21,8 @@ def plan(ctx: Context) -> LaunchPlan:
     Raises ConfigError for an invalid spec or environment, CloudError where AWS does not answer or refuses.
     """
     with target_for(ctx) as target:
-        ctx = as_before(ctx)
+        requested, ctx = ctx, as_before(ctx)
+        say_differences(requested, ctx.spec)
         facts, cluster = read(ctx, target)
         check_environment(ctx, internet=facts.image.has_internet)
         if not to_reconcile(cluster):

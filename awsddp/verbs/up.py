@@ -15,7 +15,7 @@ from awsddp.spec import idle_seconds, overlaid, overlaid_environment
 from awsddp.state import Record
 from awsddp.verbs.cluster import REACH_S, ClusterHandle
 from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, reach_jump, target_for
-from awsddp.verbs.converging import Confirm, own_or_empty, reconcile
+from awsddp.verbs.converging import Confirm, own_or_empty, reconcile, say_differences
 from awsddp.verbs.environment import check_environment, environment_of
 from awsddp.verbs.launching import launch, plan_everywhere
 from awsddp.verbs.status import cluster_document
@@ -29,7 +29,8 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     LeftoverError; run again, `up` continues where it stopped.
     """
     with ctx.folder.lock("up"), target_for(ctx) as target:
-        ctx = as_before(ctx)
+        requested, ctx = ctx, as_before(ctx)
+        say_differences(requested, ctx.spec)
         facts, cluster = read(ctx, target)
         check_environment(ctx, internet=facts.image.has_internet)
         hosts = facts.image.has_hosts

@@ -348,8 +348,6 @@ def test_an_interrupted_up_goes_on_with_its_own_size_whatever_the_file_says(on: 
         assert [node["node"] for node in result["nodes"]] == [0]
         assert result["price_usd_per_hour"] == record.price_usd_per_hour
         assert cloud.sent("RunInstances") == []
-    assert laptop.up(cluster__nodes=2)["state"] == "ready"  # an option changes it
-    assert len(laptop.cluster.live) == 2
 
 
 def test_a_cluster_is_as_requested_in_a_folder_whose_file_asks_for_another(on: On, cloud: Cloud) -> None:
@@ -361,3 +359,27 @@ def test_a_cluster_is_as_requested_in_a_folder_whose_file_asks_for_another(on: O
     laptop.up()
     assert cloud.sent("RunInstances") == laptop.questions == []
     assert laptop.cluster == before
+
+
+def test_up_names_what_the_file_says_otherwise_and_the_options_that_apply_it(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first(cluster__nodes=1)
+    laptop.file.write_text('[cluster]\ninstance_type = "g5.xlarge"\nnodes = 1\nexpires = "24h"\n')
+    laptop.said.clear()
+    laptop.up()
+    assert [line for line in laptop.said if "awsddp.toml" in line] == []
+    laptop.file.write_text('[cluster]\nnodes = 2\nexpires = "48h"\ndisk_gb = 300\n')
+    line = (
+        "awsddp.toml says disk_gb = 300, which only a new cluster gets; expires = 48h, the cluster has 24h; "
+        "nodes = 2, the cluster has 1: awsddp -c demo up --expires 48h --nodes 2"
+    )
+    for verb in (laptop.up, lambda: plan(laptop.context())):
+        laptop.said.clear()
+        verb()
+        assert [said for said in laptop.said if "awsddp.toml" in said] == [line]
+    laptop.file.write_text('[cluster]\nnodes = 2\nexpires = "48h"\n')
+    for keys in ({"cluster__nodes": 2, "cluster__expires": "48h"}, {}):
+        laptop.said.clear()
+        laptop.up(**keys)
+        assert [said for said in laptop.said if "awsddp.toml" in said] == []
+    assert len(laptop.cluster.live) == 2
