@@ -1,6 +1,8 @@
 """Two commands on one cluster at once: each ends as it does alone, or names who is in the way."""
 
 import random
+import subprocess
+import sys
 from typing import Any
 
 import boto3
@@ -69,3 +71,27 @@ def test_a_node_that_is_listed_and_not_prepared_is_being_prepared_for_every_verb
     error = records.json("train", "train.py", "--on", "0", code=6)["error"]
     assert (error["why"], error["next"]) == ("node1 is stopped", "awsddp up   # finish it")
     assert records.run("down", "-y").returncode == 0
+
+
+@pytest.mark.prove
+def test_up_ends_at_once_where_another_command_stops_the_node_whose_sshd_it_waits_for(lab: Lab) -> None:
+    assert lab.run("up", "--local", "--nodes", "1", "-o", "local.gpus=off", "-y").returncode == 0
+    assert lab.run("local", "fault", "add", "node0", "cut").returncode == 0
+    up = subprocess.Popen(
+        [sys.executable, "-m", "awsddp", "up", "-o", "cluster.idle=40m", "-y"],
+        cwd=lab.project,
+        env=lab.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert up.stderr is not None
+    assert any("waiting for SSH" in line for line in up.stderr)
+    filters = [{"Name": "instance-state-name", "Values": ["running"]}]
+    [known] = client(lab).describe_instances(Filters=filters)["Reservations"]
+    client(lab).stop_instances(InstanceIds=[known["Instances"][0]["InstanceId"]])
+    _, said = up.communicate(timeout=120)
+    assert up.returncode == 6
+    assert "while it was started" in said
+    assert "another command, here or elsewhere" in said
