@@ -71,7 +71,7 @@ def test_events_of_up_and_down_arrive_on_the_thread_that_calls_them(here: Lab) -
 
 def test_an_error_recommends_commands_that_select_its_cluster(here: Lab) -> None:
     cluster = awsddp.Cluster("missing", local=True)
-    for call in (cluster.jobs, cluster.train, cluster.stop, lambda: cluster.job("j"), cluster.fabric):
+    for call in (cluster.jobs, cluster.train, lambda: cluster.job("j")):
         with pytest.raises(awsddp.NotFoundError) as refused:
             call()
         assert refused.value.next.startswith("awsddp -c missing up --local")
