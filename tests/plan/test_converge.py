@@ -301,6 +301,11 @@ def test_a_budget_on_spot_tells_the_price_that_moves_the_expiry() -> None:
     )
 
 
+def test_a_cluster_whose_cost_is_unknown_has_spent_its_budget_at_the_assumed_price_since_its_launch() -> None:
+    exists = standing(*PAIR, spent_usd=None, rate=Rate(usd_per_hour=40.0))  # 20 h old
+    assert steps(asked(cluster__budget_usd=900.0), exists).expires == NOW + timedelta(hours=2.5)
+
+
 def test_a_cluster_that_is_rebuilt_has_the_budget_that_is_left_at_the_price_of_its_new_type() -> None:
     exists = standing(*PAIR, spent_usd=99.0, rate=Rate(usd_per_hour=40.0))
     change = steps(asked(cluster__budget_usd=100.0, cluster__instance_type="g6.xlarge"), exists)
