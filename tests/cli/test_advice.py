@@ -1,5 +1,6 @@
 """What a message tells to type means this cluster, and names what may still cost money."""
 
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -188,3 +189,43 @@ def test_a_job_that_failed_names_its_cluster_and_the_local_cloud(folder: Folder)
     assert type_in(JobFailed(Job(cluster._context(), "j"), "failed", None).next) == [
         "awsddp -c second --local logs j"
     ]
+
+
+NEEDS = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for name in ("train", "val"):
+    with open(f"data/letters/{name}.txt") as file:
+        assert file.read() == name
+assert (dist.get_world_size(), os.environ["WIDTH"]) == (2, "8")
+print("trained with", dist.get_world_size(), "ranks", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    "verb",
+    ["train", "-c once run --local --nodes 1 --instance-type g4dn.12xlarge -o local.gpus=off"],
+    ids=["train", "run"],
+)
+def test_the_line_after_a_file_that_was_not_sent_runs_the_same_job(
+    cluster: Lab, tmp_path: Path, verb: str
+) -> None:
+    (tmp_path / "letters.py").write_text(NEEDS)
+    (tmp_path / ".gitignore").write_text("data/\n")
+    letters = tmp_path / "data" / "letters"
+    letters.mkdir(parents=True)
+    for name in ("train", "val"):
+        (letters / f"{name}.txt").write_text(name)
+    yes = ["-y"] if "run" in verb else []
+    words = [*verb.split(), *yes, "--world-size", "2", "--env-var", "WIDTH=8", "--json", "letters.py"]
+    failed = cluster.run(*words, timeout=300, cwd=tmp_path)
+    document = json.loads(failed.stdout)
+    cause = (document.get("train") or document)["cause"]
+    assert cause["kind"] == "file_not_found", failed.stderr
+    [line] = type_in(cause["next"])
+    again = cluster.run(*shlex.split(line)[1:], *yes, timeout=300, cwd=tmp_path)
+    assert again.returncode == 0, f"{line}\n{again.stderr}"
+    assert again.stdout.count("trained with 2 ranks") == 2
