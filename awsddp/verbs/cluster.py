@@ -251,8 +251,8 @@ class ClusterHandle:
         if self.listed is None or not self.listed.live:
             self.refuse_sessions()
             name, searched = self.ctx.spec.name, ", ".join(self.searched)
-            up = "awsddp up --local" if self.target.name == "local" or was_local(self.ctx) else "awsddp up"
-            raise NotFoundError(f"no cluster {name}", f"searched: {searched}", f"{up}   # create it")
+            creates = _creates(self.ctx, is_local=self.target.name == "local")
+            raise NotFoundError(f"no cluster {name}", f"searched: {searched}", creates)
         return self.listed
 
     def refuse_sessions(self) -> None:
@@ -642,14 +642,22 @@ def reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 @contextlib.contextmanager
 def naming_holder(ctx: Context) -> Iterator[None]:
-    """Name the command that changes the cluster now, if one does, as a cause of what fails meanwhile."""
+    """Name the command that changes the cluster now, or that it was terminated, as a cause of what fails."""
     try:
         yield
     except (NodeError, NotFoundError) as error:
         holder = ctx.folder.holder()
         if holder is not None:
             error.why = "\n".join(filter(None, (error.why, f"{holder} is changing the cluster")))
+        elif isinstance(error, NodeError) and ctx.folder.read(newer=True) is None:  # it had a record before
+            error.why = "\n".join(filter(None, (error.why, "another command has terminated the cluster")))
+            error.next = _creates(ctx)
         raise
+
+
+def _creates(ctx: Context, *, is_local: bool = False) -> str:
+    """Return the command that creates the cluster, where it was or was searched."""
+    return f"awsddp up{' --local' if is_local or was_local(ctx) else ''}   # create it"
 
 
 def _endpoints(

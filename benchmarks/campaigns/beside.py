@@ -108,7 +108,8 @@ class Command:
         if self.verb == "cancel" and "no job is running" in self.said:
             return True
         if other in ENDING and re.search(
-            r"no cluster|is stopped|is stopping|shutting-down|ended while it was started", self.said
+            r"no cluster|is stopped|is stopping|shutting-down|ended while it was started|has terminated the cluster",
+            self.said,
         ):
             return True
         ended = re.search(r"cancelled|Job \S+: interrupted", self.said)

@@ -276,3 +276,12 @@ def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed
     assert told() == ("succeeded", None, False)
     fetch(owed.ctx(), confirm=print)
     assert told() == ("succeeded", None, True)
+
+
+def test_a_verb_whose_cluster_another_command_terminated_says_so(world: World) -> None:
+    ctx = world.ctx()
+    with pytest.raises(NodeError) as refused, cluster.naming_holder(ctx):
+        world.folder.retire("0a1b2c3d")
+        raise NodeError("node0: the connection was lost", "Channel is not open", "awsddp status")
+    assert refused.value.why == "Channel is not open\nanother command has terminated the cluster"
+    assert refused.value.next.startswith("awsddp up")
