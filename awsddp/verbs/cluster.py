@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import ACTIVE, ENDED, Cluster, Job, Node, Prepared, Target, unfetched_jobs
 from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
-from awsddp.nodes.failures import NodesFailed
+from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.parallel import each, soon
 from awsddp.report import node_name
 from awsddp.spec import seconds
@@ -116,7 +116,9 @@ class ClusterHandle:
         record = ctx.folder.read(newer=newer)
         with contextlib.ExitStack() as stack:
             if record is not None:
-                yield _search_recorded(ctx, record, stack, whole=whole)
+                cluster = _search_recorded(ctx, record, stack, whole=whole)
+                with cluster.naming_ended():
+                    yield cluster
             else:
                 yield _search_unrecorded(ctx, stack, whole=whole, everywhere=everywhere)
 
@@ -243,6 +245,22 @@ class ClusterHandle:
         record = self.record
         clusters = find_clusters(self.aws, self.ctx.spec.name, record.owner, remembered=record.remembered)
         return next((one for one in clusters if one.id == record.id), None)
+
+    @contextlib.contextmanager
+    def naming_ended(self) -> Iterator[None]:
+        """Add to a failure of nodes which of them EC2 has stopped or terminated meanwhile."""
+        try:
+            yield
+        except (NodeFailure, NodesFailed) as error:
+            with contextlib.suppress(CloudError):
+                own = self.list_own() if self.nodes else None
+                states = {node.instance_id: node.state for node in own.nodes} if own is not None else {}
+                now = [(node, states.get(node.instance_id, "terminated")) for node in self.nodes]
+                off = [
+                    f"EC2 says: {node_name(one.node)} is {state}" for one, state in now if state != "running"
+                ]
+                error.why = "\n".join(filter(None, (error.why, *off)))
+            raise
 
     def require_live(self) -> Cluster:
         """Return what AWS lists of a cluster that has nodes. Raises NotFoundError, CloudError."""

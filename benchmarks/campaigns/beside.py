@@ -108,7 +108,8 @@ class Command:
         if self.verb == "cancel" and "no job is running" in self.said:
             return True
         if other in ENDING and re.search(
-            r"no cluster|is stopped|is stopping|shutting-down|ended while it was started|has terminated the cluster",
+            r"no cluster|is stopped|is stopping|shutting-down|EC2 says|ended while it was started"
+            r"|has terminated the cluster",
             self.said,
         ):
             return True
@@ -188,10 +189,14 @@ class Laboratory:
         if first == "up" and name == "shared":  # it grows and shrinks in turn
             self.size = 5 - self.size
             more = ("--nodes", str(self.size))
-        words = {"job": f"first-{number}", "to": f"to/{number}-first", "base": f"base-{name}"}
+        words = {
+            "job": f"first-{number}",
+            "to": str(self.lab.root / f"to/{number}-first"),
+            "base": f"base-{name}",
+        }
         one = self.start(first, home, name, *more, **words)
         time.sleep(delay_s)
-        words |= {"job": f"second-{number}", "to": f"to/{number}-second"}
+        words |= {"job": f"second-{number}", "to": str(self.lab.root / f"to/{number}-second")}
         two = self.start(second, other, name, **words)
         deadline = time.monotonic() + ENDS_S
         for command in (one, two):
