@@ -167,17 +167,17 @@ def test_everything_goes_over_a_jump_host_and_nothing_past_it(bastion: Bastion, 
     )
     assert (plain.returncode, plain.stderr) == (0, "")
 
-    left = lab.run("train", "train.py", "--world-size", "4", "--detach", "--name", "one")
+    left = lab.run("train", "train.py", "--world-size", "2", "--detach", "--name", "one")
     assert left.returncode == 0, left.stderr
     shown = lab.run("logs", "-f", "one")
     assert shown.returncode == 0, shown.stderr
-    assert sum("line 29" in line for line in shown.stdout.splitlines()) == 4
+    assert sum("line 29" in line for line in shown.stdout.splitlines()) == 2
     home = tmp_path / "came home"
     fetched = lab.json("fetch", "--job", "one", "--to", str(home))
     assert len(fetched["nodes"]) == 2
     assert {path.read_text() for path in home.rglob("made.txt")} <= {"0", "1", "2", "3"}
-    job = lab.json("train", "train.py", "--world-size", "4", "--name", "two")
-    assert (job["state"], len(job["ranks"])) == ("succeeded", 4)
+    job = lab.json("train", "train.py", "--world-size", "2", "--name", "two")
+    assert (job["state"], len(job["ranks"])) == ("succeeded", 2)
 
     again = lab.json("up", "-y", cwd=elsewhere)
     assert again["nodes"] == up["nodes"]

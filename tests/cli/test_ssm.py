@@ -89,14 +89,15 @@ def test_what_is_missing_is_told_before_anything_is_made(lab: Lab) -> None:
 def test_a_living_cluster_keeps_its_open_port_until_sessions_can_reach_it(lab: Lab) -> None:
     open_port = ("-o", "network.address=public", "-o", "network.jump=", "-o", "access.instance_profile=")
     (node,) = lab.json("up", "--local", "-y", "--nodes", "1", *open_port)["nodes"]
-    shown = lab.run("up", "--local", "-y", "--nodes", "1")
+    sessions = ("-o", "network.jump=ssm", "-o", "access.instance_profile=trainers")
+    shown = lab.run("up", "--local", "-y", *sessions)
     assert (shown.returncode, "node0 without an instance profile" in shown.stderr) == (3, True), shown.stderr
     assert f"for i in {node['instance_id']}; do aws ec2 associate-iam-instance-profile" in shown.stderr
     client(lab, "ec2").associate_iam_instance_profile(
         InstanceId=node["instance_id"], IamInstanceProfile={"Name": "trainers"}
     )
     lab.environ["PATH"] = f"{Path(shutil.which('aws') or '/').parent}:/usr/bin:/bin:/usr/sbin:/sbin"
-    shown = lab.run("up", "--local", "-y", "--nodes", "1")
+    shown = lab.run("up", "--local", "-y", *sessions)
     assert (shown.returncode, "session-manager-plugin not found" in shown.stderr) == (3, True), shown.stderr
     assert lab.run("exec", *open_port[2:4], "--", "true").returncode == 0
 

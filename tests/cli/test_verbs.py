@@ -226,7 +226,7 @@ def test_up_looks_at_each_node_and_its_advice_brings_a_dead_sshd_back(cluster: L
     assert error["message"].startswith("node1: no sshd is listening")
     restart, replaced = error["next"].splitlines()
     assert replaced.startswith("awsddp up -o cluster.replace=i-")
-    for command in restart.partition("   #")[0].split("; "):
+    for command in restart.partition("   #")[0].split(" && "):
         assert cluster.run(*command.split()[1:], "-y").returncode == 0
     assert cluster.run("exec", "--node", "1", "true").returncode == 0
 
