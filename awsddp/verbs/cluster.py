@@ -254,10 +254,10 @@ class ClusterHandle:
         except (NodeFailure, NodesFailed) as error:
             with contextlib.suppress(CloudError):
                 own = self.list_own() if self.nodes else None
-                states = {node.instance_id: node.state for node in own.nodes} if own is not None else {}
-                now = [(node, states.get(node.instance_id, "terminated")) for node in self.nodes]
+                used = {node.instance_id for node in self.nodes}
+                now = [node for node in own.nodes if node.instance_id in used] if own is not None else []
                 off = [
-                    f"EC2 says: {node_name(one.node)} is {state}" for one, state in now if state != "running"
+                    f"EC2 says: {node_name(one.node)} is {one.state}" for one in now if one.state != "running"
                 ]
                 error.why = "\n".join(filter(None, (error.why, *off)))
             raise
