@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Job, JobNode, RankResult, Target
+from awsddp.cluster import Job, JobNode, Node, RankResult, Target
 from awsddp.errors import NodeError
 from awsddp.report import Event
 from awsddp.spec import load
@@ -21,6 +21,17 @@ from awsddp.verbs.selecting import Ephemeral, Unfetched
 
 RANKS = tuple(RankResult(rank=node, local_rank=0, node=node, exit_code=0, seconds=1.0) for node in (0, 1))
 MACHINES = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
+LIVING = tuple(
+    Node(
+        node=one.node,
+        instance_id=one.instance_id,
+        state="running",
+        instance_type="c6i.large",
+        zone="us-east-1a",
+        image_id="ami-1",
+    )
+    for one in MACHINES
+)
 JOB = Job(job="j", state="succeeded", cause=None, ranks=RANKS, home="runs/j", nodes=MACHINES)
 FLEET: Any = SimpleNamespace(
     nodes=(0, 1),
@@ -95,7 +106,10 @@ class Nodes:
         ctx = Context(spec=spec, job=job, folder=folder, on_event=on_event, agree=agree)
         record: Any = SimpleNamespace(id="0a1b2c3d")
         aws: Any = object()
-        ClusterHandle(ctx=ctx, target=Target(), gateway=aws, known=record, connections=FLEET).fetch(JOB)
+        cluster = ClusterHandle(
+            ctx=ctx, target=Target(), gateway=aws, known=record, connections=FLEET, nodes=LIVING
+        )
+        cluster.fetch(JOB)
 
 
 @pytest.fixture
