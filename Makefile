@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEBIAN := systemd-container cloud-init openssh-server sudo nftables rsync iproute2
 PYTEST := $(BIN)/python -m pytest
+# Without its bytecode each of the tests' hundreds of commands would compile awsddp again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test prove prove-aws mutants lint docs dist bench clean

@@ -41,7 +41,9 @@ def test_a_line_that_installs_by_name_is_seen(line: str) -> None:
 
 
 def test_nothing_installs_awsddp_by_a_name_that_is_free_for_anybody_to_take() -> None:
-    texts = {path: path.read_text(errors="replace") for path in TEXTS if path.is_file()}
+    texts = {
+        path: path.read_text(errors="replace") for path in TEXTS if path.is_file() and path.suffix != ".pyc"
+    }
     assert len(texts) > 300
     assert {path: lines for path, text in texts.items() if (lines := installs_by_name(text))} == {}
     assert [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.client import ClientCreator
 from botocore.loaders import Loader
 from machine import Machine, On
 from moto.ec2.models.vpcs import VPCBackend
@@ -37,8 +38,17 @@ def server() -> Iterator[Server]:
             return vpc
 
         patch.setattr(VPCBackend, "create_default_vpc", create_default_vpc)
-        models = Loader()  # the models of the services are read once for all gateways
+        models = Loader()  # the models of the services are read once for all gateways,
         patch.setattr("botocore.session.create_loader", lambda path=None: models)
+        made = ClientCreator._create_client_class  # as are the classes of their clients
+        classes: dict[str, Any] = {}
+
+        def create_client_class(creator: Any, name: str, model: Any) -> Any:
+            if name not in classes:
+                classes[name] = made(creator, name, model)
+            return classes[name]
+
+        patch.setattr(ClientCreator, "_create_client_class", create_client_class)
         yield application
     listener.shutdown()
     thread.join()

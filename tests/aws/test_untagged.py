@@ -54,7 +54,8 @@ def test_a_node_without_its_tags_is_no_lost_node(on: On, cloud: Cloud, tags: lis
     assert not laptop.folder.path.exists()
 
 
-def test_a_node_without_its_tags_still_owes_its_results(on: On) -> None:
+def test_a_node_without_its_tags_still_owes_its_results(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("awsddp.verbs.cluster.REACH_S", 1.0)
     laptop = on("laptop")
     key = untag(laptop, laptop.first(), 1, *TAGS)
     laptop.said.clear()

@@ -92,6 +92,7 @@ with open(os.environ["AWSDDP_RUN_DIR"] + "/metrics.jsonl", "a") as file:
 """
 
 
+@pytest.mark.prove
 def test_the_bundled_program_trains_on_both_nodes(cluster: Lab) -> None:
     result = cluster.json("train", "--world-size", "4", "--name", "bundled")
     assert result["state"] == "succeeded"

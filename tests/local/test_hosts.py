@@ -587,7 +587,7 @@ def test_poweroff_inside_does_what_the_instance_was_launched_for(
     assert not (pair.cloud.home / "local/nodes" / made).exists()
 
 
-@pytest.mark.parametrize("files", ["there", "removed"])
+@pytest.mark.parametrize("files", ["there", pytest.param("removed", marks=pytest.mark.prove)])
 def test_stop_leaves_nothing(tmp_path: Path, files: str) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path))
     try:
