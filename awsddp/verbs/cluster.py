@@ -249,16 +249,18 @@ class ClusterHandle:
     @contextlib.contextmanager
     def naming_ended(self) -> Iterator[None]:
         """Add to a failure of nodes which of them EC2 has stopped or terminated meanwhile."""
+        from awsddp.aws.clusters import by_id, describe
+
         try:
             yield
         except (NodeFailure, NodesFailed) as error:
             with contextlib.suppress(CloudError):
-                own = self.list_own() if self.nodes else None
-                used = {node.instance_id for node in self.nodes}
-                now = [node for node in own.nodes if node.instance_id in used] if own is not None else []
-                off = [
-                    f"EC2 says: {node_name(one.node)} is {one.state}" for one in now if one.state != "running"
-                ]
+                numbers = {node.instance_id: node.node for node in self.nodes}
+                off = sorted(
+                    f"EC2 says: {node_name(numbers[one['InstanceId']])} is {one['State']['Name']}"
+                    for one in (describe(self.aws, by_id(*numbers)) if numbers else ())
+                    if one["State"]["Name"] != "running"
+                )
                 error.why = "\n".join(filter(None, (error.why, *off)))
             raise
 

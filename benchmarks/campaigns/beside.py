@@ -113,6 +113,8 @@ class Command:
             self.said,
         ):
             return True
+        if other in ENDING and self.verb in ("plan", "doctor") and "no AWS region configured" in self.said:
+            return True  # as alone: the region was the cluster's
         ended = re.search(r"cancelled|Job \S+: interrupted", self.said)
         if self.verb.startswith("train") and other in ("cancel", *ENDING) and ended:
             return True

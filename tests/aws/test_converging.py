@@ -12,8 +12,10 @@ from awsddp.aws.clusters import describe, find_cluster, find_clusters, tagged, t
 from awsddp.aws.session import Aws
 from awsddp.cluster import Cluster
 from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
+from awsddp.nodes.failures import NodeFailure
 from awsddp.plan import LaunchPlan
 from awsddp.report import Event, cluster_state
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.costs import costs
 from awsddp.verbs.down import down
 from awsddp.verbs.interruption import interruption
@@ -383,3 +385,13 @@ def test_up_names_what_the_file_says_otherwise_and_the_options_that_apply_it(on:
         laptop.up(**keys)
         assert [said for said in laptop.said if "awsddp.toml" in said] == []
     assert len(laptop.cluster.live) == 2
+
+
+def test_nodes_that_another_command_terminates_are_named_with_what_ec2_says(on: On) -> None:
+    laptop = on("laptop")
+    nodes = laptop.first().live
+    with pytest.raises(NodeFailure) as failed, ClusterHandle.find(laptop.context()) as cluster:
+        cluster.use(nodes, of=nodes)
+        down(laptop.context(), confirm=lambda _: None)
+        raise NodeFailure(1, "files", "the transfer was interrupted")
+    assert failed.value.why.splitlines() == [f"EC2 says: node{node} is terminated" for node in (0, 1)]

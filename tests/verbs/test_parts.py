@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,19 +285,3 @@ def test_a_verb_whose_cluster_another_command_terminated_says_so(world: World) -
         raise NodeError("node0: the connection was lost", "Channel is not open", "awsddp status")
     assert refused.value.why == "Channel is not open\nanother command has terminated the cluster"
     assert refused.value.next.startswith("awsddp up")
-
-
-def test_a_node_that_another_home_terminates_is_named_with_what_ec2_says(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = world.handle()
-    monkeypatch.setattr(clusters, "find_clusters", lambda *_, **__: [replace_states(found, "shutting-down")])
-    with pytest.raises(NodeFailure) as refused, found.naming_ended():
-        raise NodeFailure(0, "files", "the transfer was interrupted")
-    assert refused.value.why.splitlines() == [f"EC2 says: node{n} is shutting-down" for n in (0, 1)]
-
-
-def replace_states(found: ClusterHandle, state: str) -> Any:
-    """Return what AWS lists of the cluster once all its nodes are in this state."""
-    assert found.listed is not None
-    return replace(found.listed, nodes=tuple(replace(one, state=state) for one in found.listed.nodes))
