@@ -37,5 +37,7 @@ def command(
         show.result(result, lambda _: None)
         failed = [one for one in result["nodes"] if one["exit_code"] != 0]
         for one in failed:
-            show.say(f"node{one['node']}: exited with code {one['exit_code']}")
+            code = one["exit_code"]
+            how = "a signal ended the command" if code == -1 else f"exited with code {code}"
+            show.say(f"node{one['node']}: {how}")
     ctx.exit(1 if failed else 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.errors import NodeError
 from awsddp.jobs.protocol import FIRST_PORT
 from awsddp.jobs.ranks import Rendezvous, fill, layout
-from awsddp.report import node_name
+from awsddp.nodes.failures import split
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle, choose_nodes
 from awsddp.verbs.context import Context
@@ -59,21 +59,16 @@ def exec(
                 number for number, end in ends.items() if not isinstance(end, NodeError) and end.exit_code
             ]
             _say_missing(ctx, fleet, failed, words)
-    lost = {number: end for number, end in ends.items() if isinstance(end, NodeError)}
-    if lost:
-        first = next(iter(lost.values()))
-        raise NodeError(
-            f"{', '.join(map(node_name, lost))}: lost while the command ran", str(first), first.next
-        )
+            results = split(ends)
     return {
         "nodes": [
             {
                 "node": number,
-                "exit_code": None if isinstance(end, NodeError) else end.exit_code,
+                "exit_code": end.exit_code,
                 "stdout": bytes(said.get((number, False), b"")).decode(errors="replace"),
                 "stderr": bytes(said.get((number, True), b"")).decode(errors="replace"),
             }
-            for number, end in sorted(ends.items())
+            for number, end in sorted(results.items())
         ]
     }
 

@@ -109,7 +109,7 @@ class Command:
             return True
         if other in ENDING and re.search(
             r"no cluster|is stopped|is stopping|shutting-down|EC2 says|ended while it was started"
-            r"|has terminated the cluster",
+            r"|has terminated the cluster|a signal ended the command",
             self.said,
         ):
             return True

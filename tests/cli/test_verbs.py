@@ -52,7 +52,8 @@ def test_exec_takes_words_as_they_are_and_answers_with_each_exit_code(cluster: L
     assert result["nodes"][0]["stdout"] == str(["a b", "$(touch canary)", "'"])
     one = cluster.run("exec", "--node", "1", "-i", "cat", stdin="typed")
     assert (one.returncode, one.stdout) == (0, "[node1] typed\n")
-    assert "node0: exited with code" in cluster.run("exec", "exit 3").stderr
+    assert "node0: exited with code 3" in cluster.run("exec", "exit 3").stderr
+    assert "node0: a signal ended the command" in cluster.run("exec", "--node", "0", "kill -9 $$").stderr
     assert cluster.run("exec", "--node", "7", "true").returncode == 7
 
 
