@@ -22,12 +22,12 @@ $(VENV)/.ready: pyproject.toml tools/debian.sh
 	@echo "1/4 programs of this machine"
 	@sh tools/debian.sh $(DEBIAN)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "2/4 awsddp and its tools into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[local,dev]'
-	@echo "3/4 $(TORCH), the CPU build: about 200 MB"
+	@echo "2/4 $(TORCH), the CPU build: about 200 MB"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 0 --extra-index-url $(TORCH_INDEX) '$(TORCH)'
-	@echo "4/4 $(TORCHVISION), alone: its requirement names torch for CUDA"
+	@echo "3/4 $(TORCHVISION), alone: its requirement names torch for CUDA"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 0 --extra-index-url $(TORCH_INDEX) --no-deps '$(TORCHVISION)'
+	@echo "4/4 awsddp and its tools into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[local,dev]'
 	@touch $@
 	@echo "ready. Type: make demo   # a rehearsal; or: . $(BIN)/activate, then: awsddp"
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
@@ -383,6 +384,56 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+SITE = sysconfig.get_path("purelib")
+# accelerate and Lightning as they install: each moves a model to its GPU, wraps it and trains it.
+FOREIGN = f"""
+import sys
+sys.path.append({SITE!r})  # after the torch of the node
+import lightning, torch
+from accelerate import Accelerator
+from torch.nn.functional import mse_loss
+
+def data():
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.eye(16), torch.ones(16, 1)), batch_size=4)
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.losses = torch.nn.Linear(16, 1), []
+
+    def training_step(self, batch, _):
+        loss = mse_loss(self.layer(batch[0]), batch[1])
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+module = Module()
+trainer = lightning.Trainer(
+    accelerator="gpu", devices=2, strategy="ddp", precision="16-mixed", max_epochs=2, logger=False,
+    enable_progress_bar=False, enable_checkpointing=False, deterministic=True, sync_batchnorm=True,
+)
+trainer.fit(module, data())
+print("lightning", trainer.world_size, trainer.strategy.root_device, module.losses[-1] < module.losses[0])
+
+accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+layer = torch.nn.Linear(16, 1)
+model, optimizer, batches = accelerator.prepare(layer, torch.optim.AdamW(layer.parameters(), lr=0.1), data())
+losses = []
+for _ in range(2):
+    for inputs, wanted in batches:
+        with accelerator.accumulate(model):
+            loss = mse_loss(model(inputs), wanted)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(float(accelerator.gather(loss.detach()).mean()))
+print("accelerate", accelerator.num_processes, accelerator.device, losses[-1] < losses[0])
+accelerator.end_training()
+"""
+
 BOTH_ON_ONE = """
 import torch, torch.distributed as dist
 dist.init_process_group("cpu:gloo,cuda:nccl")
@@ -537,6 +588,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made = Lab(tmp_path_factory.mktemp("lab"))
     made.script("rank.py", RANK)
     try:
+        assert made.run("local", "start", "--share", SITE).returncode == 0
         shown = made.run("up", "--local", "--instance-type", "g6.12xlarge", "-y")
         assert shown.returncode == 0, shown.stderr
         assert "node1: ready: torch" in shown.stderr
@@ -596,6 +648,17 @@ def test_hooks_checkpoints_pairs_and_tensor_parallelism_of_torch_hold_between_ra
     shown = rehearsed.run("train", "pair.py", "--world-size", "2", "--on", "0")
     assert shown.returncode == 0, shown.stdout
     assert sum("all held" in line for line in shown.stdout.splitlines()) == 2
+
+
+@pytest.mark.prove(share=0.5)
+def test_accelerate_and_lightning_train_unchanged(rehearsed: Lab) -> None:
+    rehearsed.script("foreign.py", FOREIGN)
+    shown = rehearsed.run("train", "foreign.py", "--world-size", "2", "--on", "0")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    lines = shown.stdout.splitlines()
+    for rank in range(2):
+        for library in ("lightning", "accelerate"):
+            assert f"[rank {rank} @ node0] {library} 2 cuda:{rank} True" in lines
 
 
 @pytest.mark.prove(share=0.5)
