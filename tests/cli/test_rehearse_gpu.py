@@ -394,7 +394,8 @@ from accelerate import Accelerator
 from torch.nn.functional import mse_loss
 
 def data():
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.eye(16), torch.ones(16, 1)), batch_size=4)
+    pairs = torch.utils.data.TensorDataset(torch.eye(16), torch.ones(16, 1))
+    return torch.utils.data.DataLoader(pairs, batch_size=4)
 
 class Module(lightning.LightningModule):
     def __init__(self):
