@@ -87,7 +87,8 @@ class Lab:
 
     def close(self) -> None:
         """End whatever is left."""
-        self.run("local", "stop", timeout=60)
+        if (self.home / "local").exists():
+            self.run("local", "stop", timeout=60)
 
 
 @pytest.fixture(scope="session", autouse=True)
