@@ -18,6 +18,7 @@ help: ## list the targets
 
 setup: $(VENV)/.ready ## a virtual environment in .venv with everything; Debian packages when root
 
+# torch comes before the tools: one that needs it, as Lightning does, would bring torch for CUDA.
 $(VENV)/.ready: pyproject.toml tools/debian.sh
 	@echo "1/4 programs of this machine"
 	@sh tools/debian.sh $(DEBIAN)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from awsddp.local import control
 from tests.cli import schema
 
 
@@ -87,8 +88,7 @@ class Lab:
 
     def close(self) -> None:
         """End whatever is left."""
-        if (self.home / "local").exists():
-            self.run("local", "stop", timeout=60)
+        control.stop(self.home)
 
 
 @pytest.fixture(scope="session", autouse=True)
