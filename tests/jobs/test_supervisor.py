@@ -30,6 +30,12 @@ def wait(condition: Any, seconds: float = 30) -> None:
     until(condition, seconds=seconds)
 
 
+def unread_bytes(port: int) -> list[int]:
+    """Return for each connection to `port` how many bytes its maker has not read yet (proc_pid_net(5))."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [int(row[4].split(":")[1], 16) for row in rows if int(row[2].split(":")[1], 16) == port]
+
+
 def codes(job: Any) -> list[int | None]:
     return [rank.exit_code for rank in job.ranks]
 
@@ -153,8 +159,13 @@ def test_killed_supervisor_takes_its_ranks_with_it_and_the_job_fails(fleet: "Fle
 def test_processes_that_a_rank_killed_with_its_guard_are_no_lost_node(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     wait(lambda: len(fleet.processes()) == 4)
+    first = fleet.document(0)["pid"]
+    os.kill(first, signal.SIGSTOP)  # it sends nothing more: what a dead process has not read resets its link
+    port = fleet.requests(SLEEP)[0]["link_port"]
+    wait(lambda: not any(unread_bytes(port)))
     for pid in fleet.supervisors(1):  # as kill(-1, SIGKILL) does to all processes of its user on the node
         os.kill(pid, signal.SIGKILL)
+    os.kill(first, signal.SIGCONT)
     job = fleet.wait()
     assert job.cause is not None
     said = job.cause.explanation
