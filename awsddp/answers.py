@@ -214,7 +214,9 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
 class _Slots(msgspec.Struct, frozen=True, kw_only=True):
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
-    jobs: Annotated[dict[_Name, bool], Meta(max_length=100_000)]
+    jobs: Annotated[
+        dict[_Name, Annotated[tuple[_Node, ...], Meta(max_length=10_000)]], Meta(max_length=100_000)
+    ]
 
 
 _Record = tuple[_Size, _Word, _Word, bool]

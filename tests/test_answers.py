@@ -51,7 +51,7 @@ ANSWERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (protocol.state_request(), {"jobs": [DOCUMENT]}),
     (protocol.state_request("j"), {"jobs": [DOCUMENT]}),
     (protocol.cancel_request("j"), {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
-    (protocol.slots_request(), {"used": [0], "taken": [29400], "jobs": {"seq-1": True}}),
+    (protocol.slots_request(), {"used": [0], "taken": [29400], "jobs": {"seq-1": [0, 1]}}),
     ({"do": "launch", "job": "j"}, {"job": "j", "pid": 7}),
     (protocol.manifest_request("j"), LIST),
     (protocol.hashes_request(["/w/x"]), {"hashes": [{"size": 1, "sha256": "0" * 64}]}),

@@ -241,17 +241,16 @@ def _after(asked: str | None, answers: Mapping[int, Mapping[str, Any]]) -> tuple
             f"they know: {', '.join(known) or 'none'}",
             "awsddp jobs   # and their nodes",
         )
-    in_the_way = {job for told in answers.values() for job, is_ in told["jobs"].items() if is_}
+    in_the_way = {job for told in answers.values() for job, nodes in told["jobs"].items() if nodes}
     return tuple(job for job in known if job == asked or job in in_the_way)
 
 
 def refuse_in_use(answers: Mapping[int, Mapping[str, Any]]) -> None:
     """Raise InUse where one node, by its answer to `slots_request`, has a job that runs or waits."""
-    running = {job: node for node, told in answers.items() for job, runs in told["jobs"].items() if runs}
-    for job in running:
-        nodes = [node_name(node) for node, told in sorted(answers.items()) if told["jobs"].get(job)]
+    running = [entry for told in answers.values() for entry in told["jobs"].items() if entry[1]]
+    for job, nodes in running[:1]:
         raise InUse(
-            f"job {job} runs on {', '.join(nodes)}",
+            f"job {job} runs on {', '.join(map(node_name, nodes))}",
             "a node runs one job at a time, and those that wait come first",
             f"awsddp logs -f {job}   # wait for its end and its results\n"
             f"awsddp cancel {job}   # or end it\nawsddp train --after {job} ...   # or let this one wait",

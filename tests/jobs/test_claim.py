@@ -29,13 +29,13 @@ def until_claimed(holder: subprocess.Popen[bytes]) -> None:
 def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, job="one")
     told = fleet.ask(0, protocol.slots_request(free_ports()))
-    assert (told["used"], told["jobs"]) == ([0], {"one": True})
+    assert (told["used"], told["jobs"]) == ([0], {"one": [0, 1]})
     fleet.port = free_ports()
     with pytest.raises(InUse, match="job one runs on this node"):
         fleet.ask(0, fleet.requests("print()\n", job="two", slot=1)[0])
     assert not fleet.folder(0, "two").exists()
     fleet.ask(0, protocol.cancel_request("one"))
-    assert fleet.ask(0, protocol.slots_request())["jobs"] == {"one": False}
+    assert fleet.ask(0, protocol.slots_request())["jobs"] == {"one": []}
     fleet.launch("print()\n", job="two")
     assert fleet.wait("two").state == "succeeded"
 

@@ -44,8 +44,8 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
     folder = JobFolder(request["job"])
     if request["folder"] != str(folder.path):
         raise CommandError(f"the home of this node is {Path.home()}, not as it was probed", kind="node")
-    for other, runs in jobs(request["gpus"]).items():
-        if runs and other != folder.job and other not in request["after"]:
+    for other, nodes in jobs(request["gpus"]).items():
+        if nodes and other != folder.job and other not in request["after"]:
             raise CommandError(f"job {other} runs on this node", "a node runs one job at a time", kind="busy")
     _check(request)
     listener = _listen(request) if request["node"] == request["nodes"][0]["node"] else None
@@ -74,17 +74,19 @@ def slots(ports: list[int], gpus: list[int]) -> dict[str, Any]:
     return {"used": sorted(used), "taken": [port for port in ports if not _is_free(port)], "jobs": jobs(gpus)}
 
 
-def jobs(gpus: list[int]) -> dict[str, bool]:
-    """Return every job of this node by name, and whether it is in the way: not ended, and on a GPU of these.
+def jobs(gpus: list[int]) -> dict[str, list[int]]:
+    """Return every job of this node by name, and its nodes where it is in the way, else none.
 
-    Without `gpus` a job uses all of them.
+    In the way is one that has not ended, on a GPU of `gpus`; without `gpus` a job uses all of them.
     """
-    return {folder.job: folder.active() and _in_the_way(folder, gpus) for folder in folders()}
+    return {folder.job: _in_the_way(folder, gpus) if folder.active() else [] for folder in folders()}
 
 
-def _in_the_way(folder: JobFolder, gpus: list[int]) -> bool:
-    theirs = folder.request().get("gpus", [])
-    return not (gpus and theirs) or bool(set(gpus) & set(theirs))
+def _in_the_way(folder: JobFolder, gpus: list[int]) -> list[int]:
+    request = folder.request()
+    theirs = request.get("gpus", [])
+    disjoint = gpus and theirs and not set(gpus) & set(theirs)
+    return [] if disjoint else [entry["node"] for entry in request["nodes"]]
 
 
 def _check(request: dict[str, Any]) -> None:
