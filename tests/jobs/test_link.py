@@ -5,12 +5,18 @@ import socket
 
 import pytest
 
-from awsddp.jobs.supervisor.link import Link, LinkLost
+from awsddp.jobs.supervisor.link import Link, LinkClosed, LinkLost
 
 
 def pair(secret: str = "s", other: str = "s") -> tuple[Link, Link]:
     first, second = socket.socketpair()
     return Link(first, secret, me=0), Link(second, other, me=1, node=0)
+
+
+def tcp_pair() -> tuple[Link, Link]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        return Link(server.accept()[0], "s", me=0), Link(client, "s", me=1, node=0)
 
 
 def turn(*links: Link) -> list[dict[str, object]]:
@@ -29,6 +35,17 @@ def test_both_sides_prove_themselves_and_then_talk() -> None:
     server.send({"do": "go"})
     client.send({"is": "here"})
     assert turn(client, server) == [{"do": "go"}, {"is": "here"}]
+
+
+def test_answers_to_a_side_that_has_ended_find_it_closed_and_not_lost() -> None:
+    server, client = tcp_pair()
+    turn(server, client)
+    client.send({"is": "started"})
+    client.close()
+    assert server.receive() == [{"is": "started"}]
+    with pytest.raises(LinkClosed):
+        for _ in range(100):  # the first answers reach nobody, and are refused by its kernel
+            server.send({"received": 1})
 
 
 def test_other_secret_is_refused() -> None:

@@ -16,6 +16,7 @@ from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.jump import Jump
 from awsddp.nodes.sync import ssh_config
 from awsddp.nodes.transport import Endpoint, Fleet
+from tests.jobs.conftest import free_ports
 
 SSHD = "/usr/sbin/sshd"
 
@@ -185,10 +186,8 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 20) -> None
 
 
 def make_host(folder: Path, node: int, login: KeyPair) -> Host:
-    address = f"127.77.{os.getpid() % 250 + 1}.{node + 1}"
-    with socket.create_server((address, 0)) as probe:
-        port = probe.getsockname()[1]
     """Lay out a host in `folder`; it is not started yet."""
+    address, port = f"127.77.{os.getpid() % 250 + 1}.{node + 1}", free_ports()
     host = Host(node, address, port, folder / f"node{node}", make_key("seed"))
     (host.root / "etc/ssh").mkdir(parents=True)
     host.home.mkdir()

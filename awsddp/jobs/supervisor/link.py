@@ -65,6 +65,8 @@ class Link:
                 self._out = self._out[self.socket.send(self._out) :]
         except BlockingIOError:
             return
+        except BrokenPipeError as error:  # tcp(7): the other end closed; ECONNRESET where it did not
+            raise LinkClosed(str(error)) from error
         except OSError as error:
             raise LinkLost(str(error)) from error
 
