@@ -1,4 +1,4 @@
-# The rehearsal where there is no Linux: docs/macos.md.
+# The rehearsal where there is no Linux: docs/local.md.
 FROM debian:12
 RUN apt-get update && apt-get install -y --no-install-recommends \
     systemd-container cloud-init openssh-server openssh-client sudo nftables rsync iproute2 e2fsprogs \

@@ -2,27 +2,23 @@
 
 from typing import TYPE_CHECKING, Any
 
+from awsddp.errors import AwsddpError as AwsddpError
+from awsddp.errors import CapacityError as CapacityError
+from awsddp.errors import CloudError as CloudError
+from awsddp.errors import ConfigError as ConfigError
+from awsddp.errors import Interrupted as Interrupted
+from awsddp.errors import InUse as InUse
+from awsddp.errors import JobError as JobError
+from awsddp.errors import LeftoverError as LeftoverError
+from awsddp.errors import LocalCloudError as LocalCloudError
+from awsddp.errors import NodeError as NodeError
+from awsddp.errors import NotFoundError as NotFoundError
+from awsddp.errors import UsageError as UsageError
+
 __version__ = "0.1.0"
 
 _EXPORTS = {
     **dict.fromkeys(("Cluster", "Job", "JobFailed", "Plan", "run"), "awsddp.api"),
-    **dict.fromkeys(
-        (
-            "AwsddpError",
-            "CapacityError",
-            "CloudError",
-            "ConfigError",
-            "InUse",
-            "Interrupted",
-            "JobError",
-            "LeftoverError",
-            "LocalCloudError",
-            "NodeError",
-            "NotFoundError",
-            "UsageError",
-        ),
-        "awsddp.errors",
-    ),
     "Event": "awsddp.report",
     "LogLine": "awsddp.jobs.logs",
 }
@@ -33,18 +29,6 @@ if TYPE_CHECKING:
     from awsddp.api import JobFailed as JobFailed
     from awsddp.api import Plan as Plan
     from awsddp.api import run as run
-    from awsddp.errors import AwsddpError as AwsddpError
-    from awsddp.errors import CapacityError as CapacityError
-    from awsddp.errors import CloudError as CloudError
-    from awsddp.errors import ConfigError as ConfigError
-    from awsddp.errors import Interrupted as Interrupted
-    from awsddp.errors import InUse as InUse
-    from awsddp.errors import JobError as JobError
-    from awsddp.errors import LeftoverError as LeftoverError
-    from awsddp.errors import LocalCloudError as LocalCloudError
-    from awsddp.errors import NodeError as NodeError
-    from awsddp.errors import NotFoundError as NotFoundError
-    from awsddp.errors import UsageError as UsageError
     from awsddp.jobs.logs import LogLine as LogLine
     from awsddp.report import Event as Event
 
@@ -59,5 +43,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names."""
-    return [*_EXPORTS, "__version__"]
+    """Return the names, those too that are imported when they are used."""
+    return [*globals(), *_EXPORTS]

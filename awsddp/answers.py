@@ -130,8 +130,6 @@ class _RankLine(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: _Exit | None
     seconds: _Seconds
     started: _Seconds | None = None
-    round: _Rank | None = None
-    number: _Rank | None = None
 
 
 class _Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,15 +165,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
 
 
-class _Restart(msgspec.Struct, frozen=True, kw_only=True):
-    round: _Rank
-    restart: _Rank
-    max_restarts: _Rank
-    rank: _Rank | None
-    node: _Node
-    explanation: _Text
-
-
 class _Metrics(msgspec.Struct, frozen=True, kw_only=True):
     rank: _Rank
     step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None
@@ -202,7 +191,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
     nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
     facts: Facts = Facts()
-    restarts: Annotated[tuple[_Restart, ...], Meta(max_length=100_000)] = ()
+    restarts: Annotated[tuple[_Text, ...], Meta(max_length=100_000)] = ()
     metrics: Annotated[tuple[_Metrics, ...], Meta(max_length=100_000)] = ()
     samples: Annotated[tuple[_Sample, ...], Meta(max_length=100_000)] = ()
 
@@ -246,7 +235,6 @@ class _Stacks(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: _Word
-    driver: _Word
     memory_mib: _Size
     errors: _Size
     faults: Annotated[tuple[_Word, ...], Meta(max_length=100)]
@@ -266,21 +254,11 @@ class _Probe(msgspec.Struct, frozen=True, kw_only=True):
     kernel: _Word = ""
     smi: Annotated[tuple[_Gpu, ...], Meta(max_length=1024)] = ()
     links_down: _Size = 0
-    xids: Annotated[tuple[tuple[_Word, _Size], ...], Meta(max_length=1000)] = ()
-    speed: _Measure = 0.0
+    xids: Annotated[tuple[_Size, ...], Meta(max_length=1000)] = ()
 
 
 class _Dials(msgspec.Struct, frozen=True, kw_only=True):
     dials: Annotated[tuple[tuple[_Node, _Port, _Word], ...], Meta(max_length=100_000)]
-
-
-class _Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    bytes: _Size
-    seconds: _Seconds = 0.0
-
-
-class _Texts(msgspec.Struct, frozen=True, kw_only=True):
-    texts: Annotated[tuple[str, ...], Meta(max_length=64)]
 
 
 class _Claimed(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,7 +272,6 @@ class _Heard(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Launched(msgspec.Struct, frozen=True, kw_only=True):
     job: _Name
-    pid: Annotated[int, Meta(ge=1, lt=1 << 32)]
 
 
 class _Error(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,9 +311,6 @@ _KINDS: dict[str, Any] = {
     "stacks": _Stacks,
     "probe": _Probe,
     "dial": _Dials,
-    "send": _Transfer,
-    "receive": _Transfer,
-    "text": _Texts,
     "cancel": _Document,
     "manifest": Manifest,
     "hashes": _Hashes,
@@ -381,17 +355,6 @@ def check_document(
     return document
 
 
-def check_positions(said: bytes, *, node: int, ranks: Collection[int]) -> dict[int, int]:
-    """Return the positions in the logs of ranks that a node's stream tells. Raises NodeError."""
-    try:
-        found = msgspec.convert(_loaded(said), dict[int, _Size], strict=False)
-        if not found.keys() <= set(ranks):
-            raise ValueError("positions of a rank that the job does not have")
-    except _WRONG as error:
-        raise malformed(node, str(error)) from error
-    return found
-
-
 def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) -> Manifest:
     """Return a node's answer to "manifest", of which every place at home is the node's own.
 
@@ -400,7 +363,7 @@ def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) ->
     try:
         found = msgspec.convert(dict(answer), Manifest)
         logs = {f"logs/rank{rank}.log" for rank in ranks}
-        logs |= {f"logs/times{node}.jsonl", f"logs/supervisor{node}.log", f"logs/launcher{node}.log"}
+        logs |= {f"logs/supervisor{node}.log", f"logs/launcher{node}.log"}
         logs.add(f"logs/samples{node}.json")
         for file in found.files:
             _check_path(file.path[1:])
@@ -425,23 +388,23 @@ def environment(said: bytes, *, node: int) -> Environment:
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a rank of `doctor`'s process group is; `seconds` of an all-reduce, `why` it failed."""
+    """How far a rank of `doctor`'s process group is, its bus bandwidth there, or `why` it failed."""
 
     rank: _Rank
-    at: Literal["started", "arrived", "joined", "reduced", "failed"]
-    seconds: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    at: Literal["", "started", "arrived", "joined", "reduced", "failed"] = ""
+    gbyte_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     why: _Text = ""
 
 
 def rank_step(said: bytes, *, node: int, ranks: Collection[int]) -> RankStep | None:
-    """Return a line of templates/process_group.py, None for what others print there. Raises NodeError."""
+    """Return a line of train/probe.py, None for what others print there. Raises NodeError."""
     if not said.startswith(b"{"):
         return None
     try:
         answer = _loaded(said)
         _check_text(answer)
         step = msgspec.convert(answer, RankStep)
-        if step.rank not in ranks or (step.at == "reduced" and step.seconds is None):
+        if step.rank not in ranks:
             raise ValueError("it speaks of another rank")
         return step
     except _WRONG as error:
@@ -512,8 +475,6 @@ def _check_against(answer: dict[str, Any], request: Mapping[str, Any], node: int
         _check_job(answer, node, job)
     if kind == "launch" and answer["job"] != job:
         raise ValueError(f"it speaks of job {answer['job']!r}, not of {job!r}")
-    if kind == "text" and [len(one) for one in answer["texts"]] != [1_000_000] * request["count"]:
-        raise ValueError("texts of another size")
     if kind == "dial" and sorted(one[:2] for one in answer["dials"]) != sorted(
         [node, port] for node, _, port in request["peers"]
     ):

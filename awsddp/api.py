@@ -19,7 +19,7 @@ from awsddp.cluster import Job as Record
 from awsddp.errors import AwsddpError, ConfigError, JobError, UsageError
 from awsddp.jobs.logs import LogLine, split_lines
 from awsddp.parallel import soon
-from awsddp.plan import LaunchPlan
+from awsddp.plan.records import LaunchPlan
 from awsddp.report import Event, OnEvent, money
 from awsddp.state import Folder, home
 from awsddp.verbs.advice import global_words_of, named
@@ -74,7 +74,7 @@ class Plan:
         one = self.launch
         return [
             ("cluster", f"{one.cluster}, {one.target}, {one.region}"),
-            ("nodes", f"{one.nodes} x {one.instance_type}, {one.gpus_per_node} GPUs each"),
+            ("nodes", f"{one.nodes} x {one.instance_type}, {one.kind.gpus} GPUs each"),
             ("image", one.image.name),
             ("price per hour", money(one.price_usd_per_hour)),
             *(("step", str(step)) for step in one.steps),
@@ -199,7 +199,7 @@ class Cluster:
         unknown = [key for key in merged if key not in _KEYS]
         if unknown:
             raise UsageError(f"unknown keyword {unknown[0]!r}", "", "use a key of awsddp.toml")
-        overrides = {_KEYS[key]: _plain(value) for key, value in merged.items()}
+        overrides = {_KEYS[key]: value for key, value in merged.items()}
         cluster, job = spec.load(self.name, file=Path(spec.FILE), overrides=overrides)
         return Context(
             spec=cluster,
@@ -261,7 +261,8 @@ class Job:
 
         def follow() -> None:
             try:
-                _follow(replace(self._context, on_event=mailbox.put), self.name, on_lines)
+                context = replace(self._context, on_event=mailbox.put)
+                logs(context, job=self.name, follow=True, on_lines=on_lines)
             finally:
                 mailbox.put(None)
 
@@ -283,7 +284,7 @@ class Job:
         Raises JobFailed for a job that did not succeed, unless `check` is False; what `awsddp logs -f` does.
         """
         with _advising(self._context) as context:
-            _follow(context, self.name, lambda data: None)
+            logs(context, job=self.name, follow=True, on_lines=lambda data: None)
         record = self.record()
         if check and record.state != "succeeded":
             raise JobFailed(self, record.state, record.cause)
@@ -351,13 +352,8 @@ def _advising(context: Context) -> Iterator[Context]:
     try:
         yield context
     except AwsddpError as error:
-        with contextlib.suppress(ConfigError):  # of a record that cannot be read: `error` says so
-            error.next = named(error.next, global_words_of(context))
+        error.next = named(error.next, global_words_of(context))
         raise
-
-
-def _follow(context: Context, job: str, on_lines: Callable[[bytes], None]) -> None:
-    logs(context, job=job, follow=True, on_lines=on_lines)
 
 
 def _up(context: Context, agreed: Plan | None) -> dict[str, Any]:
@@ -389,7 +385,3 @@ def _consent(
             )
 
     return confirm
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value

@@ -1,9 +1,8 @@
-"""What a cluster costs, from its ledger: one account for `status`, `down` and `report --cost`. Pure.
+"""What a cluster costs, from its ledger: one account for `status`, `down` and `jobs`. Pure.
 
 The ledger has a row for each change: "launched", "started", "stopped", "resized", "ended", "extended" (a new
 expiry), "repriced" (a new spot price), "fetched" (bytes that left AWS). `time` is when the row was written,
-`at` when it happened, where that is known better. Rows of an older awsddp have no rates of one node: theirs
-is the price of all, divided.
+`at` when it happened, where that is known better.
 
 EC2 bills by the second, at least 60 of them at each start; a stopped instance costs its disk alone:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
@@ -59,11 +58,6 @@ class _Meter:
         return began[-1] if began else estimate[1]
 
     @property
-    def hours(self) -> float:
-        """How long the machine ran."""
-        return sum(_hours(*span) for span in self.ran)
-
-    @property
     def machine_usd(self) -> float:
         """What the machine cost, without its disk, until it stopped or ended."""
         total = 0.0
@@ -78,8 +72,7 @@ class _Meter:
 class Bill:
     """A cluster's account. `began` and `ended` are UTC; `ended` is None while anything of it exists.
 
-    `cost_usd` and `price_usd_per_hour` (of what runs or is kept now) are None where a price is not known;
-    `parts_usd` are the parts of `cost_usd`: "machines", "disks" and "transfer" (bytes that left AWS).
+    `cost_usd` and `price_usd_per_hour` (of what runs or is kept now) are None where a price is not known.
     """
 
     id: str | None
@@ -89,26 +82,23 @@ class Bill:
     nodes: int
     began: datetime
     ended: datetime | None = None
-    hours: float = 0.0
     cost_usd: float | None = 0.0
     price_usd_per_hour: float | None = 0.0
-    parts_usd: Mapping[str, float] = field(default_factory=dict)
     running: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
     settled: frozenset[str] = frozenset()
     """Those of `running` and `stopped` that EC2 lists, if they exist."""
 
     def document(self) -> dict[str, Any]:
-        """Return the account as `report --cost` shows it."""
+        """Return the account as `jobs` shows it."""
         return {
             "id": self.id,
             "target": self.target,
             "region": self.region,
             "instance_type": self.instance_type,
             "nodes": self.nodes,
-            "from": iso(self.began),
-            "to": iso(self.ended),
-            "hours": self.hours,
+            "began": iso(self.began),
+            "ended": iso(self.ended),
             "price_usd_per_hour": self.price_usd_per_hour,
             "cost_usd": self.cost_usd,
         }
@@ -125,8 +115,7 @@ class _Account:
     ended: datetime | None = None
 
     def read(self, row: Mapping[str, Any], at: datetime) -> None:
-        named = row.get("instances") or row.get("terminated")
-        chosen = [self.meters[key] for key in named or self.meters if key in self.meters]
+        chosen = [self.meters[key] for key in row.get("instances") or self.meters if key in self.meters]
         match row.get("event"):
             case "launched":
                 self._launch(row, at)
@@ -137,15 +126,12 @@ class _Account:
             case "stopped":
                 for meter in chosen:
                     meter.stop(at)
-            case "resized":
+            case "resized" | "ended" as event:
                 for meter in chosen:
                     meter.end(at)
-            case "ended":
-                for meter in self.meters.values():
-                    meter.end(at)
-                self.ended = at
+                self.ended = at if event == "ended" else self.ended
             case "extended":
-                for meter in self.meters.values():
+                for meter in chosen:
                     meter.expires = _moment(row.get("expires"))
             case "repriced":
                 for meter in chosen:
@@ -154,13 +140,13 @@ class _Account:
                 self.egress_usd += float(row.get("usd", 0.0))
 
     def _launch(self, row: Mapping[str, Any], at: datetime) -> None:
-        instances = row.get("instances", ())
-        price, nodes = row.get("price_usd_per_hour"), row.get("nodes") or len(instances) or 1
-        machine = row.get("node_usd_per_hour", None if price is None else price / nodes)
+        machine = row.get("node_usd_per_hour")
         self.first |= {key: row[key] for key in ("target", "region", "instance_type", "nodes") if key in row}
         self.ended = None
         disk, expires = row.get("disk_usd_per_hour", 0.0), _moment(row.get("expires"))
-        for key in instances:  # a `status` beside `up` may have written the row of the same launch before
+        for key in row.get(
+            "instances", ()
+        ):  # a `status` beside `up` may have written the row of the same launch before
             self.meters.setdefault(key, _Meter([(at, machine)], disk, at, at, expires))
 
 
@@ -195,11 +181,7 @@ def _bill(made: _Account, now: datetime, running: Collection[str]) -> Bill:
         until = meter.expires if late and meter.expires is not None else now
         meter.stop(max(until, meter.runs) if meter.runs else until)
         meter.end(now if not late or key not in runs else until)
-    parts = {
-        "machines": sum(meter.machine_usd for meter in meters.values()),
-        "disks": sum(meter.disk_usd for meter in meters.values()),
-        "transfer": made.egress_usd,
-    }
+    cost = made.egress_usd + sum(meter.machine_usd + meter.disk_usd for meter in meters.values())
     return Bill(
         id=made.first["id"],
         target=str(made.first.get("target", "aws")),
@@ -208,10 +190,8 @@ def _bill(made: _Account, now: datetime, running: Collection[str]) -> Bill:
         nodes=int(made.first.get("nodes", len(meters))),
         began=made.began,
         ended=made.ended,
-        hours=round(max((meter.hours for meter in meters.values()), default=0.0), 4),
-        cost_usd=round(sum(parts.values()), 2) if known else None,
+        cost_usd=round(cost, 2) if known else None,
         price_usd_per_hour=round(price, 4) if known else None,
-        parts_usd={part: round(usd, 4) for part, usd in parts.items()} if known else {},
         running=runs,
         stopped=exists - runs,
         settled=settled,
@@ -255,7 +235,7 @@ def repriced(
     rows: Iterable[Mapping[str, Any]], nodes: Iterable[Node], history: History
 ) -> Iterator[dict[str, Any]]:
     """Return the rows that a ledger lacks of the spot prices that held since each spot node was launched."""
-    from awsddp.compat import ADDRESS_USD_PER_HOUR
+    from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 
     written = {(key, row["at"]) for row in rows if row.get("event") == "repriced" for key in row["instances"]}
     for node in nodes:

@@ -133,7 +133,6 @@ class Prepared:
 
     node: int
     instance_id: str
-    user: str
     home: str
     python: str
     nic: str
@@ -175,8 +174,7 @@ class Cause:
 class RankResult:
     """How one rank ended. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time.
 
-    `rank` is the number of its log. Under torchrun it is the rank `number` in its last `round`: they differ
-    when nodes have come or gone.
+    `rank` is the number of its log; under torchrun its RANK differs from it once a node was lost.
     """
 
     rank: int
@@ -184,25 +182,11 @@ class RankResult:
     node: int
     exit_code: int | None
     seconds: float
-    round: int | None = None
-    number: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restart:
-    """The end of a round under torchrun: the worker that failed first, and which restart came after it."""
-
-    round: int
-    restart: int
-    max_restarts: int
-    rank: int | None
-    node: int
-    explanation: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """How far a rank is, from the rows that it wrote (docs/metrics.md); None: its rows do not tell."""
+    """How far a rank is, from the rows that it wrote (docs/results.md); None: its rows do not tell."""
 
     rank: int
     step: int | None = None
@@ -241,8 +225,9 @@ class Job:
     `dirty` whether its files differed (None: no repository); `options` are its settings that were not
     defaults, as words of a command line; `resumed` is the job whose checkpoint it got; `started` and `ended`
     are when its first rank started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is
-    of its nodes. `progress` holds the ranks that write metrics, while the job runs; `slowest_rank` is more
-    than 10 % behind the best; `usage` is what the nodes sampled.
+    of its nodes. `restarts` are torchrun's: "1 of 3: rank 3 @ node1: ValueError". `progress` holds the ranks
+    that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best; `usage` is what
+    the nodes sampled.
     """
 
     job: str
@@ -264,7 +249,7 @@ class Job:
     price_usd_per_hour: float | None = None
     started: str | None = None
     ended: str | None = None
-    restarts: tuple[Restart, ...] = ()
+    restarts: tuple[str, ...] = ()
     progress: tuple[RankProgress, ...] = ()
     slowest_rank: int | None = None
     usage: tuple[RankUsage, ...] = ()

@@ -3,13 +3,12 @@
 A document on stdout also has "schema". A key with a default may be absent.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from awsddp.cluster import ClusterState, Job, JobState, TargetName
+from awsddp.cluster import Check, ClusterState, Job, JobState, TargetName
 from awsddp.plan.document import PlanDocument
 from awsddp.plan.records import Choice
-from awsddp.timeline import TimelineStep
 
 __all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
 
@@ -38,48 +37,46 @@ class SeenJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterDocument:
-    """`up`, `status`, `stop`."""
+class _AnyCluster:
+    """What is said of every cluster."""
 
     cluster: str
     state: ClusterState
     target: TargetName
-    region: str | None
     instance_type: str | None
     nodes: tuple[NodeState, ...]
-    jobs: tuple[SeenJob, ...]
     price_usd_per_hour: float | None
     cost_usd: float | None
-    budget_usd: float | None
     expires: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterDocument(_AnyCluster):
+    """`up`, `status`, `stop`."""
+
+    region: str | None
+    jobs: tuple[SeenJob, ...]
+    budget_usd: float | None
     idle: str | None
     looked: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundCluster:
+class FoundCluster(_AnyCluster):
     """One of `status --all`. `jobs` are those whose results are not fetched."""
 
-    cluster: str
     id: str
-    state: ClusterState
-    target: TargetName
     region: str
     owner: str
     mine: bool
     orphan: bool
-    instance_type: str | None
-    nodes: tuple[NodeState, ...]
     jobs: tuple[str, ...]
     leftovers: tuple[str, ...]
-    price_usd_per_hour: float | None
-    cost_usd: float | None
-    expires: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobDocument(Job):
-    """`train`, `cancel`, `logs`; one of `jobs`."""
+    """`train`, `cancel`, `logs`."""
 
     accuracy: float | None = None
     data: str | None = None
@@ -88,56 +85,60 @@ class JobDocument(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Excerpt:
-    """The last lines of a rank's log."""
+class ListedJob(Job):
+    """A job of any cluster of this machine, its time, and what its nodes cost meanwhile, by list price.
 
-    rank: int
-    node: int
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobReport(JobDocument):
-    """`report JOB`. `files` are (path, bytes); `metrics` is the last row of the job's metrics.jsonl.
-
-    `measures` are the first, last, least and most value of its loss and accuracy; `seconds` is its run time;
-    the steps of `timeline` are in seconds since `timeline_from`; `costs` are list prices in US dollars:
-    `job_usd` of the job's nodes while it ran, `machines_usd`, `disks_usd` and `transfer_usd` of its cluster,
-    `cluster_usd` in all; `again` are commands that run it again; `page` is the HTML file, made at `made`.
+    `reported`: its nodes have just told it; else it is as last seen.
     """
 
-    files: tuple[tuple[str, int], ...]
-    metrics: dict[str, Any] | None
-    measures: dict[str, dict[str, float]] = field(default_factory=dict)
-    cluster: str | None = None
-    target: TargetName | None = None
-    region: str | None = None
-    seconds: float | None = None
-    timeline_from: str | None = None
-    timeline: tuple[TimelineStep, ...] = ()
-    costs: dict[str, float | None] | None = None
-    excerpts: tuple[Excerpt, ...] = ()
-    again: tuple[str, ...] = ()
-    made: str | None = None
-    page: str = ""
+    cluster: str | None
+    cluster_id: str | None
+    seconds: float | None
+    job_usd: float | None
+    reported: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportedJob:
-    """A job of any cluster of this machine: `page` is its HTML file ("": its results directory is gone or
-    cannot be written), `job_usd` what it cost at list price."""
+class CostedCluster:
+    """A cluster of this machine, living (`ended` null) or ended.
 
-    job: str
-    state: JobState
-    cause: str | None
-    cluster: str | None
-    instance_type: str | None
+    `cost_usd` is its list price, `idle_usd` the part in which no job ran.
+    """
+
+    cluster: str
+    id: str | None
+    target: TargetName
+    region: str | None
+    instance_type: str
     nodes: int
-    world_size: int
-    started: str | None
+    began: str
     ended: str | None
-    seconds: float | None
-    job_usd: float | None
+    price_usd_per_hour: float | None
+    cost_usd: float | None
+    idle_usd: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsDocument:
+    """`jobs`, the oldest first. The totals are of `clusters`: those on AWS, and those of the local cloud."""
+
+    jobs: tuple[ListedJob, ...]
+    clusters: tuple[CostedCluster, ...]
+    total_usd: float
+    would_have_cost_usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport(JobDocument, ListedJob):
+    """`report`. `measures` are the last and the best value of its loss and accuracy.
+
+    `again` are commands that run it again; `page` is the HTML file.
+    """
+
+    measures: dict[str, dict[str, float]]
+    target: TargetName | None
+    region: str | None
+    again: tuple[str, ...]
     page: str
 
 
@@ -183,14 +184,14 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncDocument:
-    """`sync`; `files`, `largest` and `kept` with --dry-run."""
+    """`sync`. `kept`: what stays here, and which file or key says so."""
 
     nodes: tuple[NodeFiles, ...]
     job: None = None
     home: None = None
-    files: tuple[str, ...] = ()
-    largest: tuple[PathSize, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    files: tuple[str, ...]
+    largest: tuple[PathSize, ...]
+    kept: tuple[Kept, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,40 +251,10 @@ class SshDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """One check. `ok` null: unknown, or only a warning."""
-
-    name: str
-    node: int | None
-    ok: bool | None
-    value: str
-    expected: str
-    hint: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class DoctorDocument:
     """`doctor`."""
 
     checks: tuple[Check, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Permission:
-    """A call of the EC2 API, and whether it is allowed."""
-
-    operation: str
-    answer: Literal["allowed", "denied", "not asked", "refused"]
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PermissionsDocument:
-    """`up --dry-run`."""
-
-    cluster: str
-    region: str
-    permissions: tuple[Permission, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,15 +286,6 @@ class OffersDocument:
     nodes: int
     price_date: str
     offers: tuple[Offer, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostDocument:
-    """`report --cost`: a cluster's id, target, region, instance_type, nodes, from, to, hours and cost_usd."""
-
-    clusters: tuple[dict[str, Any], ...]
-    total_usd: float
-    would_have_cost_usd: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,44 +407,6 @@ class EventLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchRank:
-    """A rank that `train` would start."""
-
-    rank: int
-    local_rank: int
-    node: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchProcess:
-    """A process that `train` would start; values of secret variables are [REDACTED]."""
-
-    ranks: tuple[int, ...]
-    argv: tuple[str, ...]
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchNode:
-    """What `train` would start on a node, in its folder `workdir`."""
-
-    node: int
-    workdir: str
-    processes: tuple[LaunchProcess, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchDocument:
-    """`train --dry-run`."""
-
-    job: str
-    launcher: str
-    world_size: int
-    ranks: tuple[LaunchRank, ...]
-    nodes: tuple[LaunchNode, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Collective:
     """A collective operation that is not over, and its number in its process group."""
 
@@ -537,13 +461,11 @@ DOCUMENTS: dict[str, Any] = {
     "plan": PlanDocument,
     "plan --offers": OffersDocument,
     "up": ClusterDocument,
-    "up --dry-run": PermissionsDocument,
     "status": ClusterDocument,
     "status --all": list[FoundCluster],
     "sync": SyncDocument,
     "train": JobDocument,
-    "train --dry-run": LaunchDocument,
-    "jobs": list[JobDocument],
+    "jobs": JobsDocument,
     "logs": JobDocument,
     "cancel": JobDocument,
     "fetch": FetchDocument,
@@ -552,9 +474,7 @@ DOCUMENTS: dict[str, Any] = {
     "doctor": DoctorDocument,
     "doctor --request-quota": QuotaDocument,
     "doctor --why": WhyDocument,
-    "report": list[ReportedJob],
-    "report JOB": JobReport,
-    "report --cost": CostDocument,
+    "report": JobReport,
     "stop": ClusterDocument,
     "down": DownDocument,
     "down --orphans": Orphans,

@@ -1,232 +1,246 @@
-"""The pages of `report`: one HTML file each, with style and plots inside and nothing from elsewhere. Pure.
+"""The page of a job: one HTML file with its style and its plot inside, and nothing from elsewhere. Pure.
 
-What a node sent is text to the template, which escapes it; jinja2 and pygal are imported when a page is made.
+What a node sent is text, which is escaped. `<data title=...>` names the source of each number.
 """
 
-import functools
+import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise
+from html import escape
+from string import Template
 from typing import Any
 
-from awsddp import harmless, report
+from awsddp import harmless
+from awsddp.report import duration, money, number, rank_columns
 from awsddp.resources import template
 
-_MOST_POINTS = 300
-_SPOKEN = re.compile(r"\x1b\[[0-9;:]*m")
-_COLORS = tuple(
-    f"var(--line{number}, {color})"
-    for number, color in enumerate(
-        ("#0969da", "#bf5700", "#1a7f37", "#8250df", "#cf222e", "#057a85", "#9a6700", "#bf3989")
-    )
-)
-_MOST_LINES = len(_COLORS)
+_COLOR = re.compile(r"\x1b\[[0-9;:]*m")
+_MOST_LINES, _MOST_POINTS = 8, 300
+_WIDTH, _HEIGHT, _LEFT, _TOP = 560, 300, 60, 24
+_RIGHT, _BOTTOM = _WIDTH - 12, _HEIGHT - 62
+_LINES = ("#0969da", "#bf5700", "#1a7f37", "#8250df", "#cf222e", "#057a85", "#9a6700", "#bf3989")
 
 Rows = Sequence[Mapping[str, Any]]
 Points = list[tuple[float, float]]
 
 
-def job_page(document: Mapping[str, Any], rows: Rows) -> str:
-    """Return the page of a job: its `report` document, and the rows of all its metrics."""
-    return _rendered(
-        "report.html",
-        document=document,
-        progress={one["rank"]: one for one in document["progress"]},
-        usage=_usage(document["usage"]),
-        plots=plots(rows, document["slowest_rank"]),
+class _Html(str):
+    """HTML; any other string is text."""
+
+
+def _html(value: object) -> str:
+    """Return HTML as it is, and a text escaped: without colors, other control characters visible."""
+    return value if isinstance(value, _Html) else escape(harmless.lines(_COLOR.sub("", str(value))))
+
+
+def _tag(name: str, *content: object, **attributes: object) -> _Html:
+    """Return an element; `class_` and names with "_" are attributes as in HTML."""
+    given = "".join(
+        f' {key.strip("_").replace("_", "-")}="{_html(value)}"' for key, value in attributes.items()
     )
+    return _Html(f"<{name}{given}>{''.join(map(_html, content))}</{name}>")
 
 
-def _usage(rows: Rows) -> dict[str, dict[int, tuple[float, bool]]]:
-    """Return by key what each rank used, and whether that is far from what the others used."""
-    found = {}
-    for key in report.USAGE_NOISE:
-        values = [row[key] for row in rows]
-        far = report.far_from_others(key, values)
-        if any(value is not None for value in values):
-            found[key] = {
-                row["rank"]: (value, one)
-                for row, value, one in zip(rows, values, far, strict=True)
-                if value is not None
-            }
-    return found
+def _data(value: float, shown: object, source: str) -> _Html:
+    return _tag("data", shown, value=value, title=source)
 
 
-def jobs_page(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page of all jobs: the documents of `report` without a job."""
-    return _rendered("reports.html", documents=documents)
-
-
-def _rendered(name: str, **values: Any) -> str:
-    return str(_templates().get_template(name).render(**values))
-
-
-@functools.cache
-def _templates() -> Any:
-    """Return the templates of the pages; each is compiled once."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(template),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_harmless,
-    )
-    environment.filters |= {
-        "duration": report.duration,
-        "money": report.money,
-        "size": report.size_text,
-        "moment": _moment,
-        "number": _number,
-    }
-    return environment
-
-
-def _harmless(value: Any) -> Any:
-    """Return a text without colours, its other control characters visible: no node hides text on a page."""
-    if type(value) is not str:
-        return value
-    return harmless.lines(_SPOKEN.sub("", value))
-
-
-def _moment(text: str | None) -> str:
-    """Return a UTC time as 2026-11-22 12:00:00."""
-    return "" if text is None else f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S}"
-
-
-def _number(value: float) -> str:
-    """Return a number in at most four digits, or all of a whole one."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def plots(rows: Rows, outlier: int | None = None) -> dict[str, str]:
-    """Return the plots that metrics give, as SVG by title: loss, accuracy, and steps per second by rank.
-
-    At most eight ranks are drawn, among them `outlier`.
-    """
-    drawn = {
-        "Loss": _by_rank(rows, "loss"),
-        "Accuracy": _by_rank(rows, "accuracy"),
-        "Steps per second": {rank: _pace(some) for rank, some in _ranks(rows).items()},
-    }
-    return {
-        title: _plot({f"rank {rank}": points[rank] for rank in chosen})
-        for title, points in drawn.items()
-        if (chosen := _chosen([rank for rank, some in points.items() if len(some) > 1], outlier))
-    }
-
-
-def loss_plot(rows: Rows, *, title: str) -> str | None:
-    """Return an SVG of the training loss over the steps, None where no rank has two points."""
-    points = {rank: some for rank, some in _by_rank(rows, "loss").items() if len(some) > 1}
-    chosen = _chosen(list(points), None)
-    return _plot({f"rank {rank}": points[rank] for rank in chosen}, title=title) if chosen else None
-
-
-def _ranks(rows: Rows) -> dict[int, Rows]:
-    """Return the rows by rank."""
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        rank = row.get("rank", 0)
-        if type(rank) is int:
-            found.setdefault(rank, []).append(row)
-    return dict(sorted(found.items()))
-
-
-def _by_rank(rows: Rows, key: str) -> dict[int, Points]:
-    """Return (step, value) by rank; rows without a step are counted."""
-    return {
-        rank: [
-            (index if (step := report.number(row.get("step"))) is None else step, value)
-            for index, row in enumerate(some)
-            if (value := report.number(row.get(key))) is not None
-        ]
-        for rank, some in _ranks(rows).items()
-    }
-
-
-def _pace(rows: Rows) -> Points:
-    """Return (step, steps per second since the row before), where both rows have a step and a later time."""
-    told = [
-        (step, time)
-        for row in rows
-        if (step := report.number(row.get("step"))) is not None
-        and (time := report.number(row.get("time"))) is not None
+def job_page(job: Mapping[str, Any], rows: Rows) -> str:
+    """Return the page of a job: its `report` document, and the rows of its metrics."""
+    plot = loss_plot(rows, title="loss", outlier=job["slowest_rank"])
+    body = [
+        _tag("h1", _tag("code", job["job"]), " ", _tag("span", job["state"], class_=f"state {job['state']}")),
+        _tag("p", _tag("code", " ".join([job["script"] or "unknown script", *job["args"]]))),
+        _tag("dl", *(_tag("div", _tag("dt", name), _tag("dd", *shown)) for name, shown in _facts(job))),
+        *_cause(job),
+        *([_tag("h2", "Training"), _Html(plot)] if plot else []),
+        _tag("h2", "Ranks"),
+        _ranks(job),
+        _tag("h2", "Run it again"),
+        _tag("pre", "\n".join(job["again"])),
+        *([_tag("p", "The commit does not hold the uncommitted changes.")] if job["dirty"] else []),
     ]
-    told = told[:: max(1, len(told) // _MOST_POINTS)]
+    title = _html(f"{job['job']}: {job['state']}")
+    return Template(template("page.html")).substitute(title=title, body="\n".join(body))
+
+
+def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[object]]]:
+    """Yield what a job ran on, its times, its results and its cost: each with its name."""
+    count, kind = len(job["nodes"]), job["instance_type"] or "unknown type"
+    place = ("the local cloud" if job["target"] == "local" else "AWS", " ", _tag("code", job["region"]))
+    where = (", ", *place) if job["region"] else ()
+    yield "Nodes", (_data(count, count, "job.json: nodes, counted"), " x ", _tag("code", kind), *where)
+    ranks = _data(job["world_size"], job["world_size"], "job.json: world_size")
+    yield "Ranks", (ranks, ", launcher ", _tag("code", job["launcher"]))
+    changed = " with uncommitted changes" if job["dirty"] else ""
+    commit = ("commit ", _tag("code", job["commit"][:12]), changed) if job["commit"] else None
+    yield "Code", commit or ("no commit was recorded",)
+    if job["resumed"]:
+        yield "Resumed from", (_tag("code", job["resumed"]),)
+    if job["started"]:
+        shown = f"{datetime.fromisoformat(job['started']):%Y-%m-%d %H:%M:%S}"
+        yield "Started", (_tag("time", shown, datetime=job["started"]), " UTC")
+        seconds = job["seconds"]
+        yield "Time", (_data(seconds, duration(seconds), "job.json: ended less started"),)
+    for name, found in job["measures"].items():
+        last, best = (_data(found[key], f"{found[key]:.4g}", f"metrics: {name}.{key}") for key in found)
+        data = f" ({job['data']})" if name == "accuracy" and job["data"] else ""
+        yield name.capitalize(), ("last ", last, ", best ", best, data)
+    if job["job_usd"] is not None:
+        source = "job.json: price_usd_per_hour over the time"
+        free = ", a rehearsal, not billed" if job["target"] == "local" else ""
+        yield "Cost of the job", (_data(job["job_usd"], money(job["job_usd"]), source), free)
+
+
+def _cause(job: Mapping[str, Any]) -> list[_Html]:
+    """Return why a job ended as it did; nothing for one that succeeded or runs."""
+    cause = job["cause"]
+    if cause is None:
+        return []
+    who = [
+        part
+        for key in ("rank", "node")
+        if cause[key] is not None
+        for part in (f"{key} ", _data(cause[key], cause[key], f"job.json: cause.{key}"), " ")
+    ]
+    tail = [_tag("pre", "\n".join(cause["tail"]))] if cause["tail"] else []
+    following = [_tag("p", "Next: ", _tag("code", cause["next"]))] if cause["next"] else []
     return [
-        (step, (step - before) / (time - since))
-        for (before, since), (step, time) in pairwise(told)
-        if time > since and step > before
+        _tag("h2", "Why it failed" if job["state"] == "failed" else "Why it ended"),
+        _tag("p", *who, _tag("code", cause["kind"])),
+        _tag("pre", cause["explanation"]),
+        *tail,
+        *following,
     ]
 
 
-def _chosen(ranks: list[int], outlier: int | None) -> list[int]:
-    first = sorted(ranks, key=lambda rank: (rank != outlier, rank))[:_MOST_LINES]
-    return sorted(first)
+def _row(cell: str, values: Iterable[object]) -> _Html:
+    return _tag("tr", *(_tag(cell, value) for value in values))
+
+
+def _ranks(job: Mapping[str, Any]) -> _Html:
+    """Return a row for each rank; the slowest is marked."""
+    columns = list(rank_columns(job))
+    rows = [_row("th", ("rank", "node", "time", "exit", *(one.heading for one in columns)))]
+    for index, one in enumerate(job["ranks"]):
+        rank, shown = one["rank"], {**one, "seconds": duration(one["seconds"])}
+        cells: list[object] = [
+            "runs" if shown[key] is None else _data(one[key], shown[key], f"job.json: ranks[{index}].{key}")
+            for key in ("rank", "node", "seconds", "exit_code")
+        ]
+        for column in columns:
+            value, source = column.values.get(rank), f"{column.source}: rank {rank}.{column.key}"
+            cells.append("" if value is None else _data(value, column.shown[rank], source))
+        rows.append(_row("td", (*cells, "slowest" if rank == job["slowest_rank"] else "")))
+    return _tag("div", _tag("table", *rows), class_="wide")
+
+
+def loss_plot(rows: Rows, *, title: str, outlier: int | None = None) -> str | None:
+    """Return an SVG of the loss over the steps: a line for each of at most eight ranks, `outlier` among them.
+
+    None where no rank has two points. A row without a rank is of rank 0; one without a step is counted.
+    """
+    points: dict[int, Points] = {}
+    for row in rows:
+        rank, value, step = row.get("rank", 0), number(row.get("loss")), number(row.get("step"))
+        if type(rank) is int and value is not None:
+            some = points.setdefault(rank, [])
+            some.append((len(some) if step is None else step, value))
+    ranks = [rank for rank, some in points.items() if len(some) > 1]
+    drawn = sorted(ranks, key=lambda rank: (rank != outlier, rank))[:_MOST_LINES]
+    return _plot({rank: _thinned(points[rank]) for rank in sorted(drawn)}, title) if drawn else None
 
 
 def _thinned(points: Points) -> Points:
     """Return at most about 300 of the points, the first and the last among them."""
-    apart = max(1, len(points) // _MOST_POINTS)
-    return [*points[:-1:apart], points[-1]]
+    return [*points[: -1 : max(1, len(points) // _MOST_POINTS)], points[-1]]
 
 
-def _plot(lines: Mapping[str, Points], *, title: str | None = None) -> str:
-    import pygal
-    from pygal.style import Style
+def _plot(lines: Mapping[int, Points], title: str) -> str:
+    steps, values = zip(*(point for points in lines.values() for point in points), strict=True)
+    first, low = min(steps), min(values)
+    across, up = (max(steps) - first) or 1.0, (max(values) - low) or 1.0
 
-    rule = "var(--rule, #d0d7de)"
-    style = Style(
-        background="var(--page, white)",
-        plot_background="transparent",
-        foreground="var(--muted, #57606a)",
-        foreground_strong="var(--text, black)",
-        foreground_subtle=rule,
-        guide_stroke_color=rule,
-        major_guide_stroke_color=rule,
-        colors=_COLORS,
-        font_family="inherit",
-        label_font_size=13,
-        major_label_font_size=13,
-        legend_font_size=13,
-        title_font_size=13,
-        opacity="1",
-        stroke_width="2",
-    )
-    chart = pygal.XY(
-        style=style,
-        width=480,
-        height=250,
-        js=(),
-        show_dots=False,
-        show_legend=len(lines) > 1,
-        legend_at_bottom=True,
-        legend_at_bottom_columns=4,
-        legend_box_size=10,
-        x_title="step",
-        title=title,
-        max_scale=6,
-        truncate_legend=-1,
-        margin=8,
-        disable_xml_declaration=True,
-    )
-    for name, points in lines.items():
-        chart.add(name, _thinned(points))
-    return _still(chart.render())
+    def text(x: float, y: float, shown: object, **more: object) -> _Html:
+        return _tag("text", shown, x=x, y=y, **{"fill": "var(--muted, #57606a)", **more})
+
+    middle = (_LEFT + _RIGHT) / 2
+    marks = [text(_LEFT, _TOP - 8, title), text(middle, _BOTTOM + 18, "step", text_anchor="middle")]
+    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = _BOTTOM - part * (_BOTTOM - _TOP)
+        marks.append(_tag("path", d=f"M{_LEFT},{y}H{_RIGHT}", stroke="var(--rule, #d0d7de)"))
+        marks.append(text(_LEFT - 6, y + 4, f"{low + part * up:.4g}", text_anchor="end"))
+    for x, anchor, step in ((_LEFT, "start", first), (_RIGHT, "end", first + across)):
+        marks.append(text(x, _BOTTOM + 18, f"{step:.6g}", text_anchor=anchor))
+    for index, (rank, points) in enumerate(lines.items()):
+        color = f"var(--line{index}, {_LINES[index]})"
+        path = " ".join(
+            f"{_LEFT + (step - first) / across * (_RIGHT - _LEFT):.1f},"
+            f"{_BOTTOM - (value - low) / up * (_BOTTOM - _TOP):.1f}"
+            for step, value in points
+        )
+        marks.append(_tag("polyline", points=path, fill="none", stroke=color, stroke_width=2))
+        if len(lines) > 1:
+            x, y = _LEFT + index % 4 * 120, _BOTTOM + 38 + index // 4 * 16
+            marks.append(text(x, y, f"rank {rank}", fill=color))
+    space, box = "http://www.w3.org/2000/svg", f"0 0 {_WIDTH} {_HEIGHT}"
+    return _tag("svg", *marks, xmlns=space, viewBox=box, font_size=13, font_family="sans-serif")
 
 
-def _still(svg: str) -> str:
-    """Return an SVG without the script and the comments that pygal writes into it."""
-    return re.sub(r"<script\b.*?</script>|<script\b[^>]*/>|<!--.*?-->", "", svg, flags=re.DOTALL)
+def event_rows(data: bytes) -> list[dict[str, float]]:
+    """Return step and loss of a TensorBoard event file: of the first tag that names a loss.
+
+    Records of TFRecord, each an Event: step is field 2, summary 5, of which a value has tag 1 and
+    simple_value 2 (tensorboard/compat/proto in github.com/tensorflow/tensorboard). A torn end is left.
+    """
+    rows: list[dict[str, float]] = []
+    chosen, at = b"", 0
+    with contextlib.suppress(IndexError, struct.error):
+        while at < len(data):
+            (size,) = struct.unpack_from("<Q", data, at)
+            event = _fields(data[at + 12 : at + 12 + size])
+            at += size + 16
+            for summary in event.get(5, ()):
+                for scalar in map(_fields, _fields(summary).get(1, ())):
+                    tag, value = scalar.get(1, [b""])[0], scalar.get(2, [b""])[0]
+                    if len(value) == 4 and b"loss" in tag.lower() and (chosen := chosen or tag) == tag:
+                        step = int.from_bytes(event.get(2, [b""])[0], "little")
+                        rows.append({"step": step, "loss": struct.unpack("<f", value)[0]})
+    return rows
 
 
-def extremes(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, float] | None:
-    """Return the first, last, least and most value of a metric; None where no row has it."""
-    values = [value for row in rows if (value := report.number(row.get(key))) is not None]
-    if not values:
-        return None
-    return {"first": values[0], "last": values[-1], "least": min(values), "most": max(values)}
+def _fields(message: bytes) -> dict[int, list[bytes]]:
+    """Return the fields of a protobuf message by number; a varint as its bytes, the lowest first."""
+    found: dict[int, list[bytes]] = {}
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            at, byte = at + 1, message[at]
+            value, shift = value | (byte & 127) << shift, shift + 7
+            if byte < 128 or shift > 63:
+                return value
+
+    while at < len(message):
+        key = varint()
+        if key & 7 == 0:
+            value = (varint() & (1 << 64) - 1).to_bytes(8, "little")
+        else:
+            size = {1: 8, 5: 4}.get(key & 7) or varint()
+            at, value = at + size, message[at : at + size]
+        found.setdefault(key >> 3, []).append(value)
+    return found
+
+
+def measures(rows: Rows) -> dict[str, dict[str, float]]:
+    """Return the last and the best value of loss and accuracy, where rows have them."""
+    found = {}
+    for key, best in (("loss", min), ("accuracy", max)):
+        values = [value for row in rows if (value := number(row.get(key))) is not None]
+        if values:
+            found[key] = {"last": values[-1], "best": best(values)}
+    return found

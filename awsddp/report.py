@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from awsddp.cluster import Cluster, ClusterState, Job, Node
+from awsddp.cluster import Cluster, ClusterState, Job
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,6 @@ def cluster_state(
     return "ready" if ready else "preparing"
 
 
-def node_document(node: Node, *, nic: str | None, gpus: int) -> dict[str, Any]:
-    """Return a node as the JSON documents show it in `up` and `status`."""
-    return {
-        "node": node.node,
-        "instance_id": node.instance_id,
-        "state": node.state,
-        "public_ip": node.public_ip,
-        "private_ip": node.private_ip,
-        "nic": nic,
-        "gpus": gpus,
-        "zone": node.zone,
-    }
-
-
 def job_document(job: Job) -> dict[str, Any]:
     """Return a job as the JSON documents show it."""
     return asdict(job)
@@ -95,25 +81,54 @@ def iso(moment: datetime | None) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
 
 
-USAGE_NOISE = {
-    "cpu_percent": 10.0,
-    "gpu_percent": 10.0,
-    "gpu_memory_bytes": 256 << 20,
-    "network_bytes_per_second": 1e6,
-}
-"""What ranks use, by key: differences up to this say nothing."""
+_COLUMNS = (
+    ("step", "step", "{}", None),
+    ("done", "fraction", "{:.0%}", None),
+    ("steps/s", "steps_per_second", "{:.3g}", None),
+    ("loss", "loss", "{:.4g}", None),
+    ("CPU", "cpu_percent", "{:.0f}%", 10.0),
+    ("GPU", "gpu_percent", "{:.0f}%", 10.0),
+    ("GPU memory", "gpu_memory_bytes", "{}", 256 << 20),
+    ("node's network", "network_bytes_per_second", "{}/s", 1e6),
+)
+"""What ranks write down and what they use: heading, key, form, and up to which difference usage is alike."""
 
 
-def far_from_others(key: str, values: Sequence[float | None]) -> list[bool]:
-    """Tell of what each rank uses whether it is far from what most of them use.
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table of ranks: what the ranks have under `key`, by rank, and how it is shown."""
 
-    That is more than half of the median away from it, and more than `USAGE_NOISE` of the key.
+    heading: str
+    key: str
+    source: str
+    values: dict[int, float]
+    shown: dict[int, str]
+
+
+def rank_columns(job: Mapping[str, Any]) -> Iterator[Column]:
+    """Yield metrics and usage of a job's ranks; usage that is far from that of the others has a star."""
+    rows = (*job["progress"], *job["usage"])
+    for heading, key, form, noise in _COLUMNS:
+        values = {row["rank"]: row[key] for row in rows if row.get(key) is not None}
+        far = frozenset() if noise is None else far_from_others(values, noise=noise)
+        shown = {
+            rank: form.format(size_text(int(value)) if "bytes" in key else value) + " *" * (rank in far)
+            for rank, value in values.items()
+        }
+        if values:
+            source = "metrics" if noise is None else "samples"
+            yield Column(heading=heading, key=key, source=source, values=values, shown=shown)
+
+
+def far_from_others(values: Mapping[int, float], *, noise: float) -> frozenset[int]:
+    """Return the ranks whose value is more than half of the median away from it, and more than `noise`.
+
+    None where half of them are: then nothing is usual.
     """
-    known = sorted(value for value in values if value is not None)
-    middle = known[len(known) // 2] if known else 0.0
-    limit = max(middle / 2, USAGE_NOISE[key])
-    far = [value is not None and abs(value - middle) > limit for value in values]
-    return far if 2 * sum(far) < len(known) else [False] * len(values)
+    middle = sorted(values.values())[len(values) // 2] if values else 0.0
+    limit = max(middle / 2, noise)
+    far = frozenset(rank for rank, value in values.items() if abs(value - middle) > limit)
+    return far if 2 * len(far) < len(values) else frozenset()
 
 
 def duration(seconds: float) -> str:
@@ -164,7 +179,7 @@ def last_value(rows: Iterable[dict[str, Any]], key: str) -> float | None:
 
 
 def number(value: object) -> float | None:
-    """Return a finite number below 1e15 as a float, None for anything else (docs/metrics.md)."""
+    """Return a finite number below 1e15 as a float, None for anything else (docs/results.md)."""
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15:
         return float(value)
     return None

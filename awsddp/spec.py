@@ -13,13 +13,14 @@ import json
 import math
 import os
 import re
+import shlex
 import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -40,16 +41,21 @@ _ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.A
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
-_MOMENTARY = frozenset(
-    {"cluster.nodes", "cluster.profile", "cluster.region", "cluster.replace", "capacity.retry_until_up"}
+OF_ONE_COMMAND = frozenset(
+    {"cluster.replace", "capacity.retry_until_up", "job.resume", "job.after", "job.on"}
 )
-"""Keys that hold for one command, or that the cluster's record holds elsewhere."""
+"""Keys that a command line alone sets: in awsddp.toml each later command would repeat them."""
+_MOMENTARY = OF_ONE_COMMAND | {
+    "cluster.nodes",
+    "cluster.profile",
+    "cluster.region",
+    "env.variables",
+    "env.secrets",
+}
+"""Keys that hold for one command or one job, or that the cluster's record holds elsewhere."""
 _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capacity.experimental"}
 """Keys that hold for one command, also where awsddp.toml sets them: limits, consent and the login."""
-_EXCLUSIVE = (
-    frozenset({"cluster.instance_type", "cluster.gpus", "capacity.types", "capacity.reservation"}),
-    frozenset({"cluster.spot", "capacity.markets"}),
-)
+_EXCLUSIVE = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
 """Mutually exclusive keys."""
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -59,8 +65,10 @@ class ClusterSection:
     """[cluster]: the instances. `expires` is a duration such as "24h", counted from the launch; nodes unused
     for `idle` ("off": never) shut down earlier. `up` replaces the instances whose ids `replace` lists.
 
-    `gpus` are the GPUs per node, such as "A100:8". A plan that costs more than `max_price_usd` per hour is
-    refused, the nodes end when they have cost `budget_usd`; both are for all nodes together.
+    `instance_type` may name several, "g6.48xlarge,g5.48xlarge": the first that AWS has. `gpus` are the GPUs
+    per node, such as "A100:8". `spot` "first" takes on-demand instances where there are no spot ones. A plan
+    that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
+    both are for all nodes together.
     """
 
     region: str | None = None
@@ -70,12 +78,22 @@ class ClusterSection:
     gpus: str | None = None
     image: str | None = None
     disk_gb: int | None = None
-    spot: bool = False
+    spot: bool | Literal["first"] = False
     expires: str = "24h"
     idle: str = "60m"
     max_price_usd: float | None = None
     budget_usd: float | None = None
     replace: tuple[str, ...] = ()
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The instance types that are named, in the order in which they are tried."""
+        return tuple(dict.fromkeys(re.findall(r"[^,\s]+", self.instance_type or "")))
+
+    @property
+    def markets(self) -> tuple[Literal["spot", "on-demand"], ...]:
+        """The markets that are tried, in order."""
+        return ("spot", "on-demand") if self.spot == "first" else ("spot",) if self.spot else ("on-demand",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,35 +117,35 @@ class NetworkSection:
 class AccessSection:
     """[access]: the login, and the nodes' permissions. `user` is the login name, else the image's own.
 
-    `key` is the name of a key pair that exists in EC2, `key_file` its private half on this machine; left out,
-    each cluster has a key of its own. `instance_profile` is a name or an ARN, `kms_key` an id, alias or ARN
-    that encrypts the disks.
+    `key_file` is the private half of a key pair that exists in EC2, and has its name ("~/.ssh/laptop.pem");
+    left out, each cluster has a key of its own. `instance_profile` is a name or an ARN, `kms_key` an id,
+    alias or ARN that encrypts the disks.
     """
 
-    key: str | None = None
     key_file: str | None = None
     user: str | None = None
     instance_profile: str | None = None
     kms_key: str | None = None
+
+    @property
+    def key(self) -> str | None:
+        """The name in EC2 of the user's own key pair."""
+        return Path(self.key_file).stem if self.key_file else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacitySection:
     """[capacity]: where and how instances are found.
 
-    `zones` are tried in their order, then the other `types`, then the other `regions`, then the markets of
-    `markets` ("spot", "on-demand"); with `retry_until_up` all of them again until there is capacity.
-    `reservation` is the id of a capacity reservation or block. `placement` is "none",
-    "cluster", or the name of a placement group that exists; left out, one is made where it helps. `efa` asks
-    for EFA interfaces. `experimental` allows what was never launched on AWS.
+    `zones` are tried in their order, then the other types, then the other `regions`, then the other market;
+    with `retry_until_up` all of them again until there is capacity.
+    `reservation` is the id of a capacity reservation or block. `efa` asks for EFA interfaces. `experimental`
+    allows what was never launched on AWS.
     """
 
     zones: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
-    markets: tuple[Literal["spot", "on-demand"], ...] = ()
     reservation: str | None = None
-    placement: str | None = None
     efa: bool = False
     retry_until_up: bool = False
     experimental: bool = False
@@ -148,21 +166,18 @@ class EnvSection:
     whose values come from the environment of this command, and are never written down.
 
     `kind` "image" installs what `file` names over the image's Python and keeps its torch; "venv" and "conda"
-    make one with `python` and `torch`. `setup` are commands that each node runs once, in the synced folder.
-    With `packages_from` "client" packages come from this machine (left out: where nodes have no internet).
-    `index_url`, `find_links`, `pre`, `channels`, `ca_bundle` and `proxy` say where packages are found.
+    (the default for an environment.yml) make one with `python`, and torch as `file` asks for it. `setup` are
+    commands that each node runs once, in the synced folder. With `packages_from` "client" packages come from
+    this machine (left out: where nodes have no internet). `index_url`, `ca_bundle` and `proxy` say where
+    packages are found.
     """
 
-    kind: Literal["image", "venv", "conda"] = "image"
+    kind: Literal["image", "venv", "conda"] | None = None
     file: str | None = None
     python: str | None = None
-    torch: str | None = None
     setup: tuple[str, ...] = ()
     packages_from: Literal["node", "client"] | None = None
     index_url: str | None = None
-    find_links: tuple[str, ...] = ()
-    pre: bool = False
-    channels: tuple[str, ...] = ()
     ca_bundle: str | None = None
     proxy: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
@@ -182,8 +197,7 @@ class JobSection:
     """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
 
     The job fails when a node is silent for `heartbeat_timeout`, and when no rank writes to its log for
-    `hang_after`. With `preflight` the nodes' connections, GPUs, disks, memory and clocks are checked while
-    files are sent.
+    `hang_after`.
 
     `outputs` are paths on the node, relative to the synced folder or absolute, fetched beside new and
     changed files; `results` is the local folder for them. New and changed files that match `exclude`
@@ -199,8 +213,8 @@ class JobSection:
     that run or wait on its nodes when it is launched.
 
     `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
-    GPUs run at the same time. A rank drives `gpus_per_process` GPUs. With `uneven` nodes may run different
-    numbers of ranks. `prefix` are words before each rank's command, such as those of numactl or docker run.
+    GPUs run at the same time. `prefix` are words before each rank's command, such as those of numactl or
+    docker run.
     """
 
     script: str | None = None
@@ -212,8 +226,6 @@ class JobSection:
     resume: str | None = None
     after: str | None = None
     on: str | None = None
-    gpus_per_process: int = 1
-    uneven: bool = False
     max_restarts: int | None = None
     module: bool = False
     prefix: tuple[str, ...] = ()
@@ -226,8 +238,6 @@ class JobSection:
     hang_after: str | None = None
     grace: str = "30s"
     heartbeat_timeout: str = "5m"
-    preflight: bool = True
-    master_port: int | None = None
 
     @property
     def elastic(self) -> bool:
@@ -256,13 +266,26 @@ class JobSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterSpec:
+class _Spec:
+    """Where the values of a spec come from.
+
+    `explicit` are the keys that have a value from anywhere, such as "cluster.nodes"; `from_file` those that
+    awsddp.toml set and that a cluster which exists does not take from it. `sources` says where the value of a
+    key that is not a default comes from: a file, a variable, "option", or "cluster" where it holds since the
+    launch.
+    """
+
+    explicit: frozenset[str] = field(default=frozenset(), compare=False)
+    from_file: frozenset[str] = field(default=frozenset(), compare=False)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSpec(_Spec):
     """The requested cluster. `tags` are the user's own, put on every resource.
 
     `gpus_needed` is how many GPUs a node needs for the ranks of the job; None where it says nothing of them.
-    `explicit` are the keys that have a value from anywhere, such as "cluster.nodes"; `from_cli` those that
-    the command line set, `from_file` those that awsddp.toml set. `sources` says where the value of a key that
-    is not a default comes from: a file, a variable, "option", or "cluster" where it holds since the launch.
+    `from_cli` are the keys that the command line set.
     """
 
     name: str = "default"
@@ -273,25 +296,19 @@ class ClusterSpec:
     local: LocalSection = LocalSection()
     gpus_needed: int | None = None
     tags: dict[str, str] = field(default_factory=dict)
-    explicit: frozenset[str] = field(default=frozenset(), compare=False)
     from_cli: frozenset[str] = field(default=frozenset(), compare=False)
-    from_file: frozenset[str] = field(default=frozenset(), compare=False)
-    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSpec:
-    """The requested job. `explicit` are the keys of [env] that somebody set, as "env.file"; `sources` as in
-    `ClusterSpec`.
-    """
+class JobSpec(_Spec):
+    """The requested job. `explicit` are the keys of [env] alone."""
 
     env: EnvSection = EnvSection()
     sync: SyncSection = SyncSection()
     job: JobSection = JobSection()
-    explicit: frozenset[str] = field(default=frozenset(), compare=False)
-    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
+_Any = TypeVar("_Any", ClusterSpec, JobSpec)
 SECTIONS: dict[str, type] = {
     "cluster": ClusterSection,
     "network": NetworkSection,
@@ -331,12 +348,17 @@ def load(
     for section, table in document.items():
         if not isinstance(table, dict):
             raise _unknown(f"{file}: {section}", section, [*SECTIONS, "tags"])
-        for key, value in table.items():
-            _put(values, tags, f"{section}.{key}", value, f"{file}: [{section}] {key}")
-            sources[f"{section}.{key}"] = str(file)
-    for place, key, text in _variables(environ):
-        _put(values, tags, key, text, place)
-        sources[key] = place
+    given = [
+        (f"{file}: [{section}] {key}", f"{section}.{key}", value, str(file))
+        for section, table in document.items()
+        for key, value in table.items()
+    ]
+    for place, key, value, source in (*given, *_variables(environ)):
+        if key in OF_ONE_COMMAND:
+            words = shlex.join(["awsddp", "...", *option_words(key, value)])
+            raise ConfigError(f"{place} holds for one command", "", f"{words}   # on the command line")
+        _put(values, tags, key, value, place)
+        sources[key] = source
     for key, value in (overrides or {}).items():
         _put(values, tags, key, value, key)
         sources[".".join(key.split(".")[:2])] = OPTION
@@ -354,7 +376,9 @@ def load(
             explicit=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
             from_cli=frozenset(overrides or ()),
             from_file=frozenset(
-                key for key, source in sources.items() if source == str(file) and _of_cluster(key)
+                key
+                for key, source in sources.items()
+                if source == str(file) and key.partition(".")[0] in (*_OF_CLUSTER, "tags")
             ),
             sources=sources,
         ),
@@ -368,58 +392,56 @@ def load(
     )
 
 
-def _of_cluster(key: str) -> bool:
-    return key.partition(".")[0] in (*_OF_CLUSTER, "tags")
-
-
 def _gpus_needed(nodes: int, job: JobSection) -> int | None:
     """Return how many GPUs the ranks of one node drive; None where their number is not requested."""
     used = len(gpus_of(job.on)) if job.on is not None else min(nodes, job.max_nodes or nodes)
     if job.nproc_per_node is not None:
-        return job.nproc_per_node * job.gpus_per_process
+        return job.nproc_per_node
     if job.world_size is not None:
-        return math.ceil(job.world_size / used) * job.gpus_per_process
+        return math.ceil(job.world_size / used)
     return None
 
 
-def remembered(spec: ClusterSpec) -> dict[str, Any]:
-    """Return the explicit settings that hold for the life of the cluster, by key ("access.key")."""
-    keys = sorted(spec.explicit - _MOMENTARY)
-    return {key: getattr(getattr(spec, key.split(".")[0]), key.split(".")[1]) for key in keys} | {
-        f"tags.{name}": value for name, value in spec.tags.items()
-    }
+def remembered(spec: ClusterSpec | JobSpec) -> dict[str, Any]:
+    """Return the explicit settings that hold for the life of the cluster, by key ("access.key_file")."""
+    tags = spec.tags if isinstance(spec, ClusterSpec) else {}
+    kept = {key: _value(spec, key) for key in sorted(spec.explicit - _MOMENTARY)}
+    return kept | {f"tags.{name}": value for name, value in tags.items()}
 
 
-def overlaid(spec: ClusterSpec, asked: Mapping[str, Any]) -> ClusterSpec:
-    """Return the spec of a cluster that was requested with `asked`, by key; without any, the spec itself.
+def overlaid(spec: _Any, asked: Mapping[str, Any]) -> _Any:
+    """Return a spec with what its cluster was requested with, `asked` by key; without any, the spec itself.
 
-    Only an option or a variable changes what the cluster has; awsddp.toml does not. Raises ConfigError for an
-    invalid value.
+    Only an option or a variable changes what the cluster has; awsddp.toml does not, but for [env]. Raises
+    ConfigError for an invalid value.
     """
     if not asked:
         return spec
     values: dict[str, Any] = {section: {} for section in SECTIONS}
     tags: dict[str, str] = {}
     dropped = spec.from_file - _OF_COMMAND
-    typed = (spec.explicit | {f"tags.{name}" for name in spec.tags}) - dropped
-    decided = typed.union(*(group for group in _EXCLUSIVE if typed & group))
-    kept = {key for key in asked if _of_cluster(key) and key not in decided}
+    own = spec.tags if isinstance(spec, ClusterSpec) else {}
+    typed = (spec.explicit | {f"tags.{name}" for name in own}) - dropped
+    decided = typed | (_EXCLUSIVE if typed & _EXCLUSIVE else frozenset())
+    sections = (*_OF_CLUSTER, "tags") if isinstance(spec, ClusterSpec) else ("env",)
+    kept = {key for key in asked if key.partition(".")[0] in sections and key not in decided}
+    for section, _, name in (key.partition(".") for key in dropped):
+        if section != "tags":
+            values[section][name] = getattr(SECTIONS[section](), name)
     for key in kept:
         _put(values, tags, key, asked[key], key)
-    sections = {}
-    for section in _OF_CLUSTER:
-        defaults = {item.name: item.default for item in dataclasses.fields(SECTIONS[section])}
-        unset = {name: value for name, value in defaults.items() if f"{section}.{name}" in dropped}
-        sections[section] = dataclasses.replace(getattr(spec, section), **(unset | values[section]))
-    own = {name: value for name, value in spec.tags.items() if f"tags.{name}" in typed}
+    changed = {
+        name: dataclasses.replace(getattr(spec, name), **keys) for name, keys in values.items() if keys
+    }
+    if isinstance(spec, ClusterSpec):
+        changed["tags"] = tags | {name: value for name, value in own.items() if f"tags.{name}" in typed}
+    sources = {key: source for key, source in spec.sources.items() if key not in dropped}
     return dataclasses.replace(
         spec,
-        **sections,
-        tags=tags | own,
+        **changed,
         explicit=(spec.explicit - dropped) | {key for key in kept if not key.startswith("tags.")},
         from_file=spec.from_file - dropped,
-        sources={key: source for key, source in spec.sources.items() if key not in dropped}
-        | dict.fromkeys(kept, "cluster"),
+        sources=sources | dict.fromkeys(kept, "cluster"),
     )
 
 
@@ -429,35 +451,15 @@ def differences(spec: ClusterSpec, standing: ClusterSpec) -> dict[str, tuple[Any
     `standing` is `overlaid` of `spec`. A key that an option or a variable excludes is left out.
     """
     typed = spec.explicit - spec.from_file
-    excluded = {key for group in _EXCLUSIVE if typed & group for key in group}
-    found = {key: (_value(spec, key), _value(standing, key)) for key in sorted(spec.from_file - excluded)}
+    keys = spec.from_file - (_EXCLUSIVE if typed & _EXCLUSIVE else frozenset())
+    found = {key: (_value(spec, key), _value(standing, key)) for key in sorted(keys)}
     return {key: values for key, values in found.items() if values[0] != values[1]}
 
 
-def _value(spec: ClusterSpec, key: str) -> Any:
+def _value(spec: ClusterSpec | JobSpec, key: str) -> Any:
     section, _, name = key.partition(".")
-    return spec.tags.get(name) if section == "tags" else getattr(getattr(spec, section), name)
-
-
-def remembered_environment(spec: JobSpec) -> dict[str, Any]:
-    """Return the explicit settings of the nodes' environment, by key; variables belong to a job."""
-    keys = sorted(spec.explicit - {"env.variables", "env.secrets"})
-    return {key: getattr(spec.env, key.removeprefix("env.")) for key in keys}
-
-
-def overlaid_environment(spec: JobSpec, asked: Mapping[str, Any]) -> JobSpec:
-    """Return the spec with the environment requested before, except for keys that are set now."""
-    values: dict[str, Any] = {"env": {}}
-    for key, value in asked.items():
-        if key.startswith("env.") and key not in spec.explicit:
-            _put(values, {}, key, value, key)
-    explicit = spec.explicit | {f"env.{name}" for name in values["env"]}
-    return dataclasses.replace(
-        spec,
-        env=dataclasses.replace(spec.env, **values["env"]),
-        explicit=explicit,
-        sources={f"env.{name}": "cluster" for name in values["env"]} | dict(spec.sources),
-    )
+    holder = getattr(spec, section)
+    return holder.get(name) if section == "tags" else getattr(holder, name)
 
 
 def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, str]]:
@@ -494,7 +496,7 @@ NOT_SHOWN = frozenset(
     f"{section}.{key}"
     for section, keys in (
         ("job", ("script", "args", "name", "resume")),
-        ("env", ("variables", "setup", "index_url", "find_links", "proxy")),
+        ("env", ("variables", "setup", "index_url", "proxy")),
     )
     for key in keys
 )
@@ -528,22 +530,16 @@ FLAGS = {
     "cluster.budget_usd": "--budget",
     "cluster.idle": "--idle",
     "cluster.expires": "--expires",
-    "capacity.zones": "--zone",
-    "capacity.efa": "--efa",
-    "capacity.retry_until_up": "--retry-until-up",
     "env.file": "--env",
-    "sync.workdir": "--workdir",
     "job.world_size": "--world-size",
     "job.nproc_per_node": "--nproc-per-node",
     "job.nnodes": "--nnodes",
     "job.after": "--after",
     "job.on": "--on",
-    "job.launcher": "--launcher",
     "job.max_restarts": "--max-restarts",
     "job.module": "-m",
     "job.outputs": "--output",
     "job.timeout": "--timeout",
-    "job.hang_after": "--hang-after",
 }
 """The option of the command line that sets a key, where that is shorter than -o."""
 
@@ -578,7 +574,7 @@ def seconds(text: str, *, place: str = "duration") -> float:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/clocks.md"
+            f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/cost.md"
         )
     found = float(match[1]) * _SECONDS[match[2]]
     if found > MAX_DURATION_S:
@@ -591,7 +587,7 @@ def size_of(text: str, *, place: str = "job.results_limit") -> float:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/travels.md"
+            f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/results.md"
         )
     return float(match[1]) * _BYTES[match[2].upper()]
 
@@ -650,33 +646,23 @@ def jump_host(text: str) -> tuple[str, int | None]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=_Float)
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=_Written)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"cannot read {file}", str(error), "fix the file, or move it away") from error
 
 
-class _Float(float):
-    """A number of awsddp.toml whose text is the one that was written: python = 3.10 is not 3.1."""
-
-    _text: str
-
-    def __new__(cls, text: str) -> "_Float":
-        self = super().__new__(cls, text)
-        self._text = text
-        return self
-
-    def __str__(self) -> str:
-        return self._text
+class _Written(str):
+    """A number of awsddp.toml as it was written: python = 3.10 is not 3.1."""
 
 
-def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return (variable, "section.key", text) for each AWSDDP_SECTION_KEY that is set."""
+def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+    """Return (variable, "section.key", text, variable) for each AWSDDP_SECTION_KEY that is set."""
     found = []
     for section, kind in SECTIONS.items():
         for key in dataclasses.fields(kind):
             variable = f"AWSDDP_{section}_{key.name}".upper()
             if variable in environ:
-                found.append((variable, f"{section}.{key.name}", environ[variable]))
+                found.append((variable, f"{section}.{key.name}", environ[variable], variable))
     return found
 
 
@@ -688,11 +674,9 @@ def _put(values: dict[str, Any], tags: dict[str, str], key: str, value: object, 
     if section not in SECTIONS:
         raise _unknown(place, section, [*SECTIONS, "tags"])
     hints = typing.get_type_hints(SECTIONS[section])
-    if name.startswith("variables.") and "variables" in hints:
-        _set_variable(values[section], name.removeprefix("variables."), str(value))
-        return
-    if name.startswith("secrets.") and "secrets" in hints:
-        _set_variable(values[section], name.removeprefix("secrets."), None)
+    group, _, variable = name.partition(".")
+    if section == "env" and variable and group in ("variables", "secrets"):
+        _set_variable(values[section], variable, str(value) if group == "variables" else None)
         return
     if name not in hints:
         raise _unknown(place, name, list(hints))
@@ -719,12 +703,12 @@ def _convert(value: object, hint: Any, place: str) -> Any:
         except tomllib.TOMLDecodeError:
             if typing.get_origin(hint) is tuple:
                 value = [value]
-    if isinstance(value, int | float) and not isinstance(value, bool) and _takes_text(hint):
+    if isinstance(value, int | float | _Written) and not isinstance(value, bool) and _takes_text(hint):
         value = str(value)
+    if isinstance(value, list):
+        value = [float(one) if isinstance(one, _Written) else one for one in value]
     if isinstance(value, dict):  # variables: text, though OMP_NUM_THREADS = 4 is a number of TOML
-        value = {key: str(one) if type(one) in (int, _Float) else one for key, one in value.items()}
-    if isinstance(value, _Float):
-        value = float(value)
+        value = {key: str(one) if type(one) in (int, _Written) else one for key, one in value.items()}
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
@@ -762,9 +746,7 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         ("cluster.disk_gb", cluster.disk_gb, 1, 65536),
         ("job.world_size", job.world_size, 1, 100_000),
         ("job.nproc_per_node", job.nproc_per_node, 1, 1024),
-        ("job.master_port", job.master_port, 1024, 65000),
         ("job.max_restarts", job.max_restarts, 0, 1000),
-        ("job.gpus_per_process", job.gpus_per_process, 1, 1024),
     )
     for place, value, low, high in limits:
         if value is not None and not low <= value <= high:
@@ -787,7 +769,7 @@ def _check(cluster: ClusterSection, job: JobSection) -> None:
         raise ConfigError(
             f"job.launcher: {job.launcher} does not support job.max_restarts and job.nnodes",
             "only torch's elastic agent does",
-            "use --launcher torchrun, or omit --max-restarts and --nnodes",
+            "-o job.launcher=torchrun, or omit --max-restarts and --nnodes",
         )
     if job.timeout is not None:
         seconds(job.timeout, place="job.timeout")

@@ -317,7 +317,8 @@ class Folder:
             free_s = time.time() - os.fstat(stream.fileno()).st_mtime
             stream.seek(0)
             stream.truncate()
-            me = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": _now_text()}
+            since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            me = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": since}
             with contextlib.suppress(OSError):  # the lock holds on a full disk, too: `down` must end the bill
                 stream.write(msgspec.json.encode(me))
             try:
@@ -365,7 +366,3 @@ def _holder(stream: Any) -> str | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _now_text() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

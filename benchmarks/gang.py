@@ -84,7 +84,15 @@ def main() -> None:
         lab.run("sync", "-q")
 
         def train(launcher: str) -> Callable[[], list["subprocess.Popen[str]"]]:
-            words = ("train", "first.py", "--world-size", str(asked.ranks), "--launcher", launcher, "-q")
+            words = (
+                "train",
+                "first.py",
+                "--world-size",
+                str(asked.ranks),
+                "-o",
+                f"job.launcher={launcher}",
+                "-q",
+            )
             return lambda: [lab.started(*words)]
 
         ways = {"by hand": by_hand(lab, asked.ranks), "ssh": train("ssh"), "torchrun": train("torchrun")}

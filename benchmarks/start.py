@@ -26,7 +26,8 @@ from _rehearsal import Rehearsal, rehearsal
 
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.user_data import user_data
-from awsddp.plan import Request, Values, names
+from awsddp.plan.records import Request, names
+from awsddp.plan.requests import Values
 
 BARE = """
 import json, sys, time

@@ -3,7 +3,7 @@
 Reads one JSON object from stdin, and writes lines of JSON: {"at": text} as it goes on, the answer last.
 
     {"do": "look" or "build", "stamp", "setup_stamp", "kind", "image": path of the image's python, "python",
-     "setup": [], "lines": [], "constraints": [], "options": [], "torch": [], "conda", "channels": [],
+     "setup": [], "lines": [], "constraints": [], "options": [], "torch": [], "conda",
      "environ": {}, "ca", "offline": whether the client provides packages, "wheels": whether it sent any}
 
     {"ready": bool, "python": path, "facts": {}, "platform": {}}     the platform where it is not ready
@@ -315,11 +315,8 @@ def conda(place, asked, env):
     """Make conda's environment from the user's environment.yml, or pinned; then torch and the rest by pip."""
     program = conda_program(env)
     python = place / "bin/python"
-    channels = [word for channel in asked["channels"] for word in ("-c", channel)]
     if asked["conda"]:
         env = dict(env, **by_variables(asked["options"]))
-        if asked["channels"]:  # conda env has no -c; these come after those of the file
-            env["CONDA_CHANNELS"] = ",".join(asked["channels"])
         write(PLACE / "environment.yml", asked["conda"])
         verb = "update" if (place / "conda-meta").exists() else "create"
         words = ["env", verb, "--prefix", place, "--file", PLACE / "environment.yml"]
@@ -329,7 +326,7 @@ def conda(place, asked, env):
             env=env,
         )
     elif not python.exists():
-        words = ["create", "--yes", "--prefix", place, *channels, "python=" + asked["python"], "numpy", "pip"]
+        words = ["create", "--yes", "--prefix", place, "python=" + asked["python"], "numpy", "pip"]
         run("making the environment by conda", [program, *words], env=env)
     if not python.exists():
         raise Failed(
@@ -391,7 +388,9 @@ def build(asked):
             rehearse(place, asked)
     setup(asked, python, env)
     if not kept:
-        kept = {"python": str(python), "facts": ask(python, FACTS)}
+        facts = ask(python, FACTS)
+        facts.pop("torch_file", None)  # it tells where, not what
+        kept = {"python": str(python), "facts": facts}
         write(ready, json.dumps(kept))
         forget(place)
     return kept

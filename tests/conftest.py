@@ -1,6 +1,5 @@
 """No test touches the user's home, credentials, ssh-agent or the network."""
 
-import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -8,26 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.seed import SEED, drawn
+from tests.seed import SEED
 
 _DANGEROUS = ("AWS_", "AWSDDP_", "SSH_", "MASTER_", "NCCL_", "GLOO_")
 _KEPT = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_SEED", "AWSDDP_TORCH_INDEX")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each file's tests with `prove(share=0.5)` let half run, one at least, drawn by the seed."""
-    if config.option.markexpr != "prove":
-        return
-    shared: dict[tuple[Path, float], list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        marker = item.get_closest_marker("prove")
-        if marker is not None and "share" in marker.kwargs:
-            shared[item.path, marker.kwargs["share"]].append(item)
-    left: set[pytest.Item] = set()
-    for (path, share), tests in shared.items():
-        left |= set(tests) - set(drawn(tests, math.ceil(len(tests) * share), what=path.name))
-    config.hook.pytest_deselected(items=list(left))
-    items[:] = [item for item in items if item not in left]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -112,13 +112,6 @@ def test_a_bill_to_the_cent(rows: list[dict[str, Any]], cost: float | None, pric
     )
 
 
-def test_a_ledger_without_rates_of_a_node_divides_the_price_of_all() -> None:
-    first = row(8, "launched", instances=["i-0", "i-1"], nodes=2, price_usd_per_hour=2.0)
-    bill = account([first, ended(10, "i-1", seen=10)], at(12))
-    assert bill is not None
-    assert (bill.hours, bill.cost_usd) == (4, 6.0)
-
-
 def test_a_launch_that_two_commands_wrote_down_is_counted_once_from_its_earlier_row() -> None:
     bill = account([FIRST, launched(9, "i-0", "i-1"), row(10, "ended")], at(20))
     assert bill is not None
@@ -177,7 +170,7 @@ def test_machine_that_was_stopped_elsewhere_costs_until_then_and_one_started_sin
         bill = account(rows, at(seen), running={"i-0"})
         assert bill is not None
         assert bill.price_usd_per_hour == (1.02 if seen == 20 else 0.02)
-    assert bill.parts_usd == {"machines": 2.0 + 2.0, "disks": 12 * 0.02, "transfer": 0.0}
+    assert bill.cost_usd == 2.0 + 2.0 + 12 * 0.02
 
 
 def test_what_is_listed_no_more_costs_no_more() -> None:
@@ -223,8 +216,7 @@ def test_nodes_on_demand_have_one_price() -> None:
     assert list(repriced([FIRST], [node(0, "running")], history)) == []
 
 
-def test_parts_of_a_bill_are_its_whole() -> None:
+def test_a_bill_holds_machines_disks_and_what_left_aws() -> None:
     bill = account([FIRST, row(10, "stopped"), row(11, "fetched", usd=0.09), row(18, "ended")], at(20))
     assert bill is not None
-    assert bill.parts_usd == {"machines": 4.0, "disks": 0.4, "transfer": 0.09}
-    assert bill.cost_usd == 4.49
+    assert bill.cost_usd == 4.0 + 0.4 + 0.09

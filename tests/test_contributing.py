@@ -76,9 +76,9 @@ def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
 def test_an_instance_type_touches_the_file_that_is_named(copy: Path) -> None:
     assert apply("An instance type", copy) == {"awsddp/compat/types.py"}
     program = (
-        "from awsddp import compat\n"
-        "kind = compat.GPU_TYPES['g9.48xlarge']\n"
-        "print(kind.gpus, kind.gpu, kind.price_usd_per_hour, compat.quota_of(kind.name)[0])"
+        "from awsddp.compat import types\n"
+        "kind = types.GPU_TYPES['g9.48xlarge']\n"
+        "print(kind.gpus, kind.gpu, kind.price_usd_per_hour, types.quota_of(kind.name)[0])"
     )
     assert python(copy, "-c", program).stdout.startswith("8 L5 20.0 L-")
 

@@ -1,10 +1,14 @@
 """What happened, as figures and text."""
 
 import json
+import random
 import re
+import struct
+from xml.etree import ElementTree
 
-from awsddp.page import loss_plot, plots
+from awsddp.page import event_rows, loss_plot
 from awsddp.report import json_lines, last_value
+from tests.seed import SEED
 
 
 def test_whatever_a_program_writes_down_as_its_metrics_can_be_shown() -> None:
@@ -23,18 +27,66 @@ def test_whatever_a_program_writes_down_as_its_metrics_can_be_shown() -> None:
 
 
 def test_plot_has_a_line_for_each_of_eight_ranks_and_the_slowest_is_among_them() -> None:
-    rows = [
-        {"rank": rank, "step": step, "loss": 1 / step, "time": float(step)}
-        for rank in range(12)
-        for step in range(1, 2001)
-    ]
-    drawn = plots(rows, outlier=11)
-    assert list(drawn) == ["Loss", "Steps per second"]
-    assert re.findall(r"rank \d+", drawn["Loss"]) == [f"rank {rank}" for rank in (*range(7), 11)]
-    assert all(len(svg) < 100_000 for svg in drawn.values())
-    assert "<script" not in drawn["Loss"]
+    rows = [{"rank": rank, "step": step, "loss": 1 / step} for rank in range(12) for step in range(1, 2001)]
+    drawn = loss_plot(rows, title="loss", outlier=11)
+    assert drawn is not None
+    assert re.findall(r"rank \d+", drawn) == [f"rank {rank}" for rank in (*range(7), 11)]
+    assert drawn.count("<polyline") == 8
+    assert len(drawn) < 100_000
+
+
+def test_plot_spans_its_points() -> None:
+    drawn = loss_plot([{"step": 10, "loss": 3.0}, {"step": 20, "loss": 1.0}], title="loss")
+    assert drawn is not None
+    picture = ElementTree.fromstring(drawn)
+    space = "{http://www.w3.org/2000/svg}"
+    (line,) = picture.iter(f"{space}polyline")
+    assert line.get("points") == "60.0,24.0 548.0,238.0"
+    said = [(text.text, text.get("x"), text.get("y")) for text in picture.iter(f"{space}text")]
+    assert {("1", "54", "242.0"), ("3", "54", "28.0"), ("10", "60", "256"), ("20", "548", "256")} <= set(said)
 
 
 def test_one_point_is_no_plot() -> None:
     assert loss_plot([{"loss": 1.0}], title="x") is None
-    assert plots([{"loss": 1.0}, {"accuracy": 1.0}]) == {}
+    assert loss_plot([{"loss": 1.0}, {"accuracy": 1.0}], title="x") is None
+
+
+def field(number: int, value: bytes | int | float) -> bytes:
+    """Return a field of a protobuf message."""
+    if isinstance(value, int):
+        return bytes([number << 3]) + varint(value)
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    return bytes([number << 3 | 2]) + varint(len(value)) + value
+
+
+def varint(value: int) -> bytes:
+    return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
+
+
+def record(step: int, *scalars: tuple[bytes, float | None]) -> bytes:
+    """Return a TFRecord of an Event, as TensorBoard's writers make it."""
+    values = (field(1, tag) + (b"" if value is None else field(2, value)) for tag, value in scalars)
+    event = b"\x09" + struct.pack("<d", 1.5e9) + field(2, step)
+    event += b"".join(field(5, field(1, value)) for value in values)
+    return struct.pack("<Q", len(event)) + b"crc4" + event + b"crc4"
+
+
+def test_loss_of_tensorboards_event_file() -> None:
+    data = record(0) + record(1, (b"lr", 0.5), (b"train/Loss", None), (b"val/loss", 4.0))
+    data += record(300, (b"other loss", 7.0), (b"val/loss", 0.25), (b"y" * 300, 1.0))
+    assert event_rows(data) == [{"step": 1, "loss": 4.0}, {"step": 300, "loss": 0.25}]
+    assert event_rows(data + record(301, (b"val/loss", 1.0))[:-20]) == event_rows(data)
+
+
+def test_a_file_that_is_no_event_file_has_no_loss() -> None:
+    drawn = random.Random(SEED)
+    whole = record(1, (b"loss", 4.0)) + record(2, (b"loss", 3.0))
+    for _ in range(2000):
+        torn = bytearray(whole)
+        for _ in range(drawn.randrange(1, 6)):
+            torn[drawn.randrange(len(torn))] = drawn.randrange(256)
+        rows = event_rows(bytes(torn))
+        assert len(rows) <= 3
+        loss_plot(rows, title="x")
+    assert event_rows(b"\xff" * 1000) == event_rows(b"") == []

@@ -122,7 +122,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
     monkeypatch.setattr(selecting, "ask", made.ask)
     monkeypatch.setattr(selecting, "answers_of", made.ask)
-    monkeypatch.setattr("awsddp.nodes.sync.pull", made.pull)
+    monkeypatch.setattr("awsddp.nodes.results.pull", made.pull)
     monkeypatch.setattr("awsddp.aws.poweroff.release", release)
     monkeypatch.setattr("awsddp.aws.poweroff.unfetched_of", lambda aws, nodes: {})
     return made
@@ -144,7 +144,7 @@ def test_over_the_limit_the_largest_stay_are_named_and_keep_the_nodes(nodes: Nod
     assert caught.value.exit_code == 6
     text = str(caught.value)
     assert "node0: /w/node0/big (3.0 MB): over job.results_limit (1MB), the smaller files came first" in text
-    assert "awsddp fetch --job j --output PATH" in text
+    assert "awsddp fetch j --output PATH" in text
     assert nodes.questions == [
         "The results of j exceed job.results_limit (1MB) by 1 file, 3.0 MB.\nFetch all of it?"
     ]

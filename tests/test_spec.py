@@ -31,9 +31,9 @@ def test_a_variable_may_be_a_number_and_is_text(tmp_path: Path) -> None:
 
 def test_a_version_without_quotes_is_the_one_that_was_written(tmp_path: Path) -> None:
     file = tmp_path / "awsddp.toml"
-    file.write_text('[env]\nkind = "venv"\npython = 3.10\ntorch = 2.10\nvariables = { CUDA = 12.0 }\n')
+    file.write_text('[env]\nkind = "venv"\npython = 3.10\nvariables = { CUDA = 12.0 }\n')
     env = load(file=file, environ={})[1].env
-    assert (env.python, env.torch, env.variables) == ("3.10", "2.10", {"CUDA": "12.0"})
+    assert (env.python, env.variables) == ("3.10", {"CUDA": "12.0"})
     file.write_text("[cluster]\nmax_price_usd = 1.50\n")
     assert type(load(file=file, environ={})[0].cluster.max_price_usd) is float
     file.write_text("[env]\nsetup = [1.0]\n")
@@ -164,7 +164,7 @@ def test_awsddp_toml_changes_nothing_of_a_cluster_but_limits_and_consent(tmp_pat
     [local]
     gpus = "off"
     [capacity]
-    retry_until_up = true
+    experimental = true
     [tags]
     team = "vision"
     """
@@ -172,9 +172,44 @@ def test_awsddp_toml_changes_nothing_of_a_cluster_but_limits_and_consent(tmp_pat
     asked = {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge", "cluster.max_price_usd": 9.0}
     standing = overlaid(cluster, asked)
     default, _ = load(environ={}, overrides=asked | {"cluster.idle": "30m", "cluster.max_price_usd": 3.5})
-    assert standing == replace(default, capacity=replace(default.capacity, retry_until_up=True))
-    assert standing.explicit == default.explicit | {"capacity.retry_until_up"}
+    assert standing == replace(default, capacity=replace(default.capacity, experimental=True))
+    assert standing.explicit == default.explicit | {"capacity.experimental"}
     assert overlaid(standing, asked) == standing
+
+
+@pytest.mark.parametrize(
+    ("key", "typed"),
+    [
+        ("cluster.replace", "-o 'cluster.replace=[\"i-1\"]'"),
+        ("capacity.retry_until_up", "-o capacity.retry_until_up=true"),
+        ("job.resume", "-o job.resume=last"),
+        ("job.after", "--after all"),
+        ("job.on", "--on 0"),
+    ],
+)
+def test_what_holds_for_one_command_is_typed_and_not_in_the_file(
+    tmp_path: Path, key: str, typed: str
+) -> None:
+    section, _, name = key.partition(".")
+    text = typed.partition("=")[2].strip("'") or typed.split()[1]
+    value = text if text in ("true", '["i-1"]') else f'"{text}"'
+    with pytest.raises(ConfigError, match=rf"\[{section}\] {name} holds for one command") as refused:
+        load(file=written(tmp_path, f"[{section}]\n{name} = {value}\n"), environ={})
+    assert refused.value.next.startswith(f"awsddp ... {typed}   #")
+    variable = f"AWSDDP_{section}_{name}".upper()
+    with pytest.raises(ConfigError, match=f"{variable} holds for one command"):
+        load(environ={variable: text})
+
+
+def test_several_types_and_spot_first_are_tried_in_their_order(tmp_path: Path) -> None:
+    text = '[cluster]\ninstance_type = "p4d.24xlarge, g5.48xlarge"\nspot = "first"\n'
+    cluster = load(file=written(tmp_path, text), environ={})[0].cluster
+    assert cluster.types == ("p4d.24xlarge", "g5.48xlarge")
+    assert cluster.markets == ("spot", "on-demand")
+    typed = load(environ={"AWSDDP_CLUSTER_SPOT": "true"})[0].cluster
+    assert (typed.types, typed.markets) == ((), ("spot",))
+    with pytest.raises(ConfigError, match="AWSDDP_CLUSTER_SPOT: invalid value 'last'"):
+        load(environ={"AWSDDP_CLUSTER_SPOT": "last"})
 
 
 def test_a_typed_type_stands_before_that_of_the_cluster_and_of_the_file(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ RECORD = Record(
     pretended=True,
     ssh_user="ubuntu",
     intent={"token": "x", "request": {"MinCount": 2}},
-    prepared=(Prepared(node=0, instance_id="i-1", user="ubuntu", home="/h", python="/p", nic="ens5"),),
+    prepared=(Prepared(node=0, instance_id="i-1", home="/h", python="/p", nic="ens5"),),
     jobs=(
         Job(
             job="j",

@@ -1,6 +1,9 @@
-"""Count the code lines of the core: no docstrings, blank lines or comments, and without awsddp/local/.
+"""Count the code lines that ship: Python without docstrings, blank lines and comments, and what is no Python.
 
-python tools/code_lines.py [FOLDER]     # a line per room and the total; FOLDER is a checkout
+python tools/code_lines.py [FOLDER]     # a line per room and the totals; FOLDER is a checkout
+
+Python is that of awsddp/ and templates/. Beside it: the lines of other text there (TOML, YAML, HTML, JSON,
+ssh_config) that hold more than a comment.
 """
 
 import ast
@@ -36,16 +39,24 @@ def code_lines(source: str) -> int:
 
 
 def main() -> None:
-    """Print the counts of each room and of the core."""
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent) / "awsddp"
-    rooms: Counter[str] = Counter()
-    for file in root.rglob("*.py"):
-        room = file.relative_to(root).parts[0]
-        if room != "local":
-            rooms[room] += code_lines(file.read_text(encoding="utf-8"))
-    for room, count in sorted(rooms.items()):
+    """Print the counts of each room, of all Python that ships, and of the other text beside it."""
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent)
+    python: Counter[str] = Counter()
+    others = 0
+    for file in (*root.glob("awsddp/**/*"), *root.glob("templates/**/*")):
+        if file.is_dir() or "__pycache__" in file.parts:
+            continue
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".py":
+            python["/".join(file.relative_to(root).parts[:-1][:2])] += code_lines(text)
+        else:
+            others += sum(
+                bool(line.strip()) and not line.lstrip().startswith("#") for line in text.splitlines()
+            )
+    for room, count in sorted(python.items()):
         print(f"{count:6,} {room}")
-    print(f"{rooms.total():6,} core")
+    print(f"{python.total():6,} lines of Python that ship")
+    print(f"{others:6,} lines of other text that ships")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from typing import Any
 from awsddp.aws.clusters import SOURCES
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
-from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll
+from awsddp.aws.waits import VISIBLE_S, patiently, poll
 from awsddp.errors import CloudError
 from awsddp.parallel import all_reporting, each
-from awsddp.plan import LaunchPlan, Request, Values, ssh_permission
+from awsddp.plan.records import LaunchPlan, Request
+from awsddp.plan.requests import Values, ssh_permission
 from awsddp.report import Event, OnEvent
 
 _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
@@ -21,24 +22,20 @@ def not_yet(refusal: Refused) -> bool:
     return refusal.code in _NOT_YET
 
 
-def ensure_access(
-    aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent, clock: Clock = CLOCK
-) -> str:
+def ensure_access(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> str:
     """Make what the plan's instances need, side by side, and return the id of their security group.
 
     Raises CloudError.
     """
     works: list[Callable[[OnEvent], str | None]] = [
-        lambda report: ensure_group(aws, plan, values, on_event=report, clock=clock),
+        lambda report: ensure_group(aws, plan, values, on_event=report),
         lambda report: ensure_key(aws, plan, values, on_event=report),
-        lambda report: ensure_placement(aws, plan, values, on_event=report, clock=clock),
+        lambda report: ensure_placement(aws, plan, values, on_event=report),
     ]
     return str(all_reporting(works, on_event=on_event)[0])
 
 
-def ensure_placement(
-    aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent, clock: Clock = CLOCK
-) -> None:
+def ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> None:
     """Make the plan's placement group, if it has one of its own, and wait until it can be used.
 
     Raises CloudError.
@@ -60,8 +57,8 @@ def ensure_placement(
         return True if any(group["State"] == "available" for group in found) else None
 
     if made.get("State") != "available":
-        usable = partial(poll, available, deadline_s=VISIBLE_S, clock=clock)
-        patiently(usable, passes=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown", clock=clock)
+        usable = partial(poll, available, deadline_s=VISIBLE_S)
+        patiently(usable, passes=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown")
 
 
 def ensure_key(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> None:
@@ -78,9 +75,7 @@ def ensure_key(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent)
     on_event(Event(f"key pair {values.ids['name']} imported"))
 
 
-def ensure_group(
-    aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent, clock: Clock = CLOCK
-) -> str:
+def ensure_group(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> str:
     """Make the cluster's security group with its rules, unless it is there, and return its id.
 
     A group that is there gets the rules it lacks, and loses port 22 for addresses the plan does not name;
@@ -96,29 +91,27 @@ def ensure_group(
     except Refused as refusal:
         if refusal.code != "InvalidGroup.Duplicate":
             raise
-        group = _find_group(aws, values.ids, clock=clock)
+        group = _find_group(aws, values.ids)
         new = False
     rules = [
         values.resolve(plan.request(f"AuthorizeSecurityGroup{side}"), security_group=group)
         for side in ("Ingress", "Egress")
     ]
-    each(lambda rule: _authorize(aws, rule, clock=clock), rules)
+    each(lambda rule: _authorize(aws, rule), rules)
     if not new:
-        _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event, clock=clock)
+        _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event)
     return group
 
 
-def move_ssh(
-    aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent, clock: Clock = CLOCK
-) -> None:
+def move_ssh(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
     """Open port 22 of our group for these addresses and for no others. Raises CloudError."""
     rules = {"GroupId": group, "IpPermissions": [ssh_permission(cidr) for cidr in cidrs]}
     if cidrs:
-        _authorize(aws, Request("AuthorizeSecurityGroupIngress", rules), clock=clock)
-    _close_stale(aws, group, cidrs, on_event=on_event, clock=clock)
+        _authorize(aws, Request("AuthorizeSecurityGroupIngress", rules))
+    _close_stale(aws, group, cidrs, on_event=on_event)
 
 
-def _find_group(aws: Aws, ids: Mapping[str, str], *, clock: Clock) -> str:
+def _find_group(aws: Aws, ids: Mapping[str, str]) -> str:
     filters = [
         {"Name": "tag:awsddp:id", "Values": [ids["cluster_id"]]},
         {"Name": "group-name", "Values": [ids["name"]]},
@@ -128,7 +121,7 @@ def _find_group(aws: Aws, ids: Mapping[str, str], *, clock: Clock) -> str:
         found = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
         return str(found[0]["GroupId"]) if found else None
 
-    group = poll(look, deadline_s=VISIBLE_S, clock=clock)
+    group = poll(look, deadline_s=VISIBLE_S)
     if group is None:
         raise CloudError(
             f"security group {ids['name']} already exists, but is not this cluster's",
@@ -138,10 +131,10 @@ def _find_group(aws: Aws, ids: Mapping[str, str], *, clock: Clock) -> str:
     return group
 
 
-def _authorize(aws: Aws, rules: Request, *, clock: Clock) -> None:
+def _authorize(aws: Aws, rules: Request) -> None:
     """Add rules. Where one of them is there already AWS adds none, so each is then added for itself."""
     try:
-        patiently(lambda: aws.call(rules.operation, rules.parameters), passes=not_yet, clock=clock)
+        patiently(lambda: aws.call(rules.operation, rules.parameters), passes=not_yet)
         return
     except Refused as refusal:
         if refusal.code != "InvalidPermission.Duplicate":
@@ -150,13 +143,13 @@ def _authorize(aws: Aws, rules: Request, *, clock: Clock) -> None:
     if len(permissions) > 1:
         for permission in permissions:
             alone = Request(rules.operation, {**rules.parameters, "IpPermissions": [permission]})
-            _authorize(aws, alone, clock=clock)
+            _authorize(aws, alone)
 
 
-def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent, clock: Clock) -> None:
+def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
     """Close port 22 of our group for every address and group that the plan does not name."""
     read = partial(aws.pages, "DescribeSecurityGroups", {"GroupIds": [group]}, "SecurityGroups")
-    for permission in patiently(read, passes=not_yet, clock=clock)[0]["IpPermissions"]:
+    for permission in patiently(read, passes=not_yet)[0]["IpPermissions"]:
         if permission.get("FromPort") != 22:
             continue
         stale = {
@@ -164,15 +157,15 @@ def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEv
             for kind, key in SOURCES
         }
         if any(stale.values()):
-            _revoke(aws, group, {kind: items for kind, items in stale.items() if items}, clock=clock)
+            _revoke(aws, group, {kind: items for kind, items in stale.items() if items})
             on_event(Event(f"port 22 closed for {sum(map(len, stale.values()))} former addresses"))
 
 
-def _revoke(aws: Aws, group: str, sources: Mapping[str, Any], *, clock: Clock) -> None:
+def _revoke(aws: Aws, group: str, sources: Mapping[str, Any]) -> None:
     permission = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **sources}
     request = {"GroupId": group, "IpPermissions": [permission]}
     try:
-        patiently(lambda: aws.call("RevokeSecurityGroupIngress", request), passes=not_yet, clock=clock)
+        patiently(lambda: aws.call("RevokeSecurityGroupIngress", request), passes=not_yet)
     except Refused as refusal:
         if refusal.code != "InvalidPermission.NotFound":
             raise

@@ -2,13 +2,15 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from awsddp.aws.credentials import SESSION
+from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
+from awsddp.aws.waits import patiently
 from awsddp.cluster import ENDED, Cluster, Node, Remembered, read_numbers
 from awsddp.limits import FILTER_VALUES
 from awsddp.parallel import all_of
@@ -90,6 +92,20 @@ def _changed(reason: str) -> datetime | None:
     """Return the time in a reason such as "User initiated (2026-11-22 09:24:31 GMT)"."""
     match = _WHEN.search(reason)
     return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) if match else None
+
+
+def unlisted(refusal: Refused) -> bool:
+    """Whether AWS does not find an instance, which may have been launched a moment ago."""
+    return refusal.code == "InvalidInstanceID.NotFound"
+
+
+def tag(aws: Aws, instance_ids: Sequence[str], name: str, value: str) -> None:
+    """Write a tag of instances, or take it off where `value` is empty. Raises CloudError."""
+    operation, pair = "CreateTags", {"Key": name, "Value": value}
+    if not value:
+        operation, pair = "DeleteTags", {"Key": name}
+    request = {"Resources": list(instance_ids), "Tags": [pair]}
+    patiently(lambda: aws.call(operation, request), passes=unlisted)
 
 
 def find_clusters(

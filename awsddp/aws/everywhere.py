@@ -7,13 +7,13 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from awsddp import compat
 from awsddp.aws.clusters import cluster_of, describe, tags_of
 from awsddp.aws.prices import spot
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import KINDS
 from awsddp.cluster import ENDED, Cluster
+from awsddp.compat.types import ADDRESS_USD_PER_HOUR, GPU_TYPES, disk_usd_per_hour
 from awsddp.parallel import all_of, each
 
 SpotPrices = Mapping[str, Mapping[str, float]]
@@ -72,7 +72,7 @@ def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     works = [partial(aws.pages, kind.describe, {"Filters": _OURS}, kind.key) for kind in KINDS]
     described = [item for items in all_of([partial(describe, aws, _OURS), *works]) for item in items]
     spot_types = {item["InstanceType"] for item in described if item.get("InstanceLifecycle") == "spot"}
-    spot_prices = spot(aws, spot_types) if spot_types else {}
+    spot_prices = spot(aws, spot_types)
     parts: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for item in described:
         tags = tags_of(item)
@@ -119,12 +119,12 @@ def _price(cluster: Cluster, items: list[dict[str, Any]], spot_prices: SpotPrice
     for node in cluster.nodes:
         if node.state in (*ENDED, "stopped", "stopping"):
             continue
-        kind = compat.GPU_TYPES.get(node.instance_type)
+        kind = GPU_TYPES.get(node.instance_type)
         price = kind.price_usd_per_hour if kind is not None else None
         if node.spot:
             price = spot_prices.get(node.instance_type, {}).get(node.zone, price)
         if price is None:
             return None
-        machines += price + (compat.ADDRESS_USD_PER_HOUR if node.public_ip else 0.0)
-    disks = sum(compat.disk_usd_per_hour(int(item["Size"])) for item in items if "VolumeId" in item)
+        machines += price + (ADDRESS_USD_PER_HOUR if node.public_ip else 0.0)
+    disks = sum(disk_usd_per_hour(int(item["Size"])) for item in items if "VolumeId" in item)
     return round(machines + disks, 4)

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from http.client import HTTPException
 from typing import Any
 
-from awsddp import compat
 from awsddp.aws import prices
 from awsddp.aws.images import find_image
 from awsddp.aws.refusals import Refused
@@ -26,9 +25,11 @@ from awsddp.aws.surroundings import (
     subnets,
 )
 from awsddp.cluster import TargetName
-from awsddp.compat import GpuType, Market
+from awsddp.compat.releases import architecture_of
+from awsddp.compat.types import GPU_TYPES, GpuType, quota_of
 from awsddp.parallel import each, soon
-from awsddp.plan import Facts, Group, Reservation, ssh_cidrs
+from awsddp.plan.network import ssh_cidrs
+from awsddp.plan.records import Facts, Group, Reservation
 from awsddp.spec import ClusterSpec
 
 # What a tag may hold: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
@@ -56,32 +57,22 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     if spec.capacity.reservation:
         caller.result()
     asked = _asked(spec, reserved.result())
-    known = sorted({*compat.GPU_TYPES, *asked})
+    known = sorted({*GPU_TYPES, *asked})
     offers = soon(_offers, aws, known)
-    described = {name: soon(_describe_type, aws, name) for name in _not_in_table(asked)}
+    described = {name: soon(_describe_type, aws, name) for name in asked if name not in GPU_TYPES}
     quotas = {code: soon(_quota, aws, code) for code in _quota_codes(spec, asked)}
     listed = soon(prices.on_demand, aws, known)
-    market = soon(prices.spot, aws, known) if _spot(spec) else None
-    highest = None
-    if _spot(spec) and spec.cluster.budget_usd is not None:
-        highest = soon(prices.highest_spot, aws, asked or known)
+    on_spot = known if spec.cluster.spot else []
+    market = soon(prices.spot, aws, on_spot)
+    budgeted = on_spot if spec.cluster.budget_usd is not None else []
+    highest = soon(prices.highest_spot, aws, budgeted and (asked or known))
     group = soon(_own_group, aws, spec, callers)
     sources = soon(check_sources, aws, spec.network.ssh_cidr)
     owner = caller.result().user_id
-    reads: list[Future[Any]] = [
-        image,
-        places,
-        callers,
-        key,
-        offers,
-        listed,
-        group,
-        sources,
-        profile,
-        disk_key,
-    ]
-    wait([*reads, *described.values(), *quotas.values(), *filter(None, (market, highest))])
-    for looked_for in (sources, profile, disk_key):
+    looked: list[Future[Any]] = [sources, profile, disk_key]
+    reads: list[Future[Any]] = [*looked, image, places, callers, key, offers, listed, market, highest, group]
+    wait([*reads, *described.values(), *quotas.values()])
+    for looked_for in looked:
         looked_for.result()
     types = {name: future.result() for name, future in described.items()}
     ends = aws.credentials_end()
@@ -98,8 +89,8 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         refusals={name: why for name, (_, why) in types.items() if why},
         prices=listed.result(),
         price_date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        spot_prices=market.result() if market else {},
-        highest_spot_prices=highest.result() if highest else {},
+        spot_prices=market.result(),
+        highest_spot_prices=highest.result(),
         group=group.result(),
         public_key=key.result(),
         reservation=reserved.result(),
@@ -117,16 +108,7 @@ def _own_group(aws: Aws, spec: ClusterSpec, callers: "Future[tuple[str, ...]]") 
 
 def _asked(spec: ClusterSpec, reserved: Reservation | None) -> tuple[str, ...]:
     """Return the types that the spec names, by itself or by its reservation."""
-    first = spec.cluster.instance_type or (reserved.instance_type if reserved else None)
-    return (*((first,) if first else ()), *spec.capacity.types)
-
-
-def _not_in_table(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in dict.fromkeys(names) if name not in compat.GPU_TYPES)
-
-
-def _spot(spec: ClusterSpec) -> bool:
-    return spec.cluster.spot or "spot" in spec.capacity.markets
+    return spec.cluster.types or ((reserved.instance_type,) if reserved else ())
 
 
 def enabled_regions(aws: Aws) -> tuple[str, ...]:
@@ -164,7 +146,7 @@ def _gpu_type(described: dict[str, Any]) -> GpuType:
         gpu for gpu in described.get("GpuInfo", {}).get("Gpus", []) if gpu.get("Manufacturer") == "NVIDIA"
     ]
     network = described.get("NetworkInfo", {})
-    known = compat.architecture_of(gpus[0]["Name"]) if gpus else None
+    known = architecture_of(gpus[0]["Name"]) if gpus else None
     return GpuType(
         name=described["InstanceType"],
         gpu=gpus[0]["Name"] if gpus else "",
@@ -183,9 +165,8 @@ def _gpu_type(described: dict[str, Any]) -> GpuType:
 
 def _quota_codes(spec: ClusterSpec, asked: Iterable[str]) -> set[str]:
     """Return the quotas that what may be chosen counts against."""
-    markets: set[Market] = {*spec.capacity.markets} or {"spot" if spec.cluster.spot else "on-demand"}
-    names = tuple(asked) or tuple(compat.GPU_TYPES)
-    found = (compat.quota_of(name, market) for name in names for market in markets)
+    names = tuple(asked) or tuple(GPU_TYPES)
+    found = (quota_of(name, market) for name in names for market in spec.cluster.markets)
     return {quota[0] for quota in found if quota is not None}
 
 

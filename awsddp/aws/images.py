@@ -3,11 +3,11 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp import compat
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
+from awsddp.compat.images import DLAMI_NAMES, DLAMI_PARAMETERS, explained, ssh_user, torch_version
 from awsddp.errors import ConfigError
-from awsddp.plan import Image
+from awsddp.plan.records import Image
 
 _GONE = frozenset(
     {"InvalidAMIID.NotFound", "InvalidAMIID.Malformed", "InvalidAMIID.Unavailable", "InvalidParameterValue"}
@@ -22,7 +22,7 @@ def find_image(aws: Aws, asked: str | None) -> Image:
     """
     if asked is None:
         found = _default(aws)
-        place, tried = "the region's newest Deep Learning AMI", compat.DLAMI_NAMES
+        place, tried = "the region's newest Deep Learning AMI", DLAMI_NAMES
     else:
         place, tried = "cluster.image", asked
         parameter = asked.removeprefix("resolve:ssm:")
@@ -35,7 +35,7 @@ def find_image(aws: Aws, asked: str | None) -> Image:
     if found is None:
         raise ConfigError(
             f"{place}: no image {tried!r} in {aws.region}",
-            compat.explained(tried)
+            explained(tried)
             or "it was deregistered, is not shared with this account, or is in another region",
             "name one with --image: an id, a name with *, or an SSM parameter; "
             "without --image the newest Deep Learning AMI is taken",
@@ -45,10 +45,10 @@ def find_image(aws: Aws, asked: str | None) -> Image:
 
 def _default(aws: Aws) -> Image | None:
     try:
-        found = _by_parameter(aws, compat.DLAMI_PARAMETERS)
+        found = _by_parameter(aws, DLAMI_PARAMETERS)
     except Refused:
         found = None  # the search by name needs no permission in SSM
-    return found or _by_name(aws, compat.DLAMI_NAMES)
+    return found or _by_name(aws, DLAMI_NAMES)
 
 
 def _by_parameter(aws: Aws, names: tuple[str, ...]) -> Image | None:
@@ -80,9 +80,7 @@ def _by_name(aws: Aws, pattern: str) -> Image | None:
 
 
 def _newest(images: list[Image]) -> Image | None:
-    return max(
-        images, key=lambda image: (compat.torch_version(image.name), image.created, image.id), default=None
-    )
+    return max(images, key=lambda image: (torch_version(image.name), image.created, image.id), default=None)
 
 
 def _image(described: dict[str, Any]) -> Image:
@@ -97,10 +95,9 @@ def _image(described: dict[str, Any]) -> Image:
         architecture=described.get("Architecture", "x86_64"),
         root_device=root,
         root_gb=int(disks.get(root, {}).get("VolumeSize", 0)),
-        ssh_user=tags.get("awsddp:ssh-user") or compat.ssh_user(name),
+        ssh_user=tags.get("awsddp:ssh-user") or ssh_user(name),
         owner=described.get("ImageOwnerAlias") or described.get("OwnerId", ""),
         deprecated=_past(described.get("DeprecationTime", "")),
-        ena=described.get("EnaSupport", True) is not False,
         platform=described.get("PlatformDetails", "Linux/UNIX"),
         tags=tags,
     )

@@ -6,14 +6,14 @@ from typing import Any
 from uuid import uuid4
 
 from awsddp.aws.access import not_yet
-from awsddp.aws.clusters import LEFT, by_id, describe, end_of, node_of, tagged, tags_of
-from awsddp.aws.refusals import OutOfCapacity, Refused
+from awsddp.aws.clusters import LEFT, by_id, describe, end_of, node_of, tagged, tags_of, unlisted
+from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
-from awsddp.aws.tags import unlisted
-from awsddp.aws.waits import CLOCK, VISIBLE_S, Clock, patiently, poll, transient
+from awsddp.aws.waits import CLOCK, VISIBLE_S, patiently, poll
 from awsddp.cluster import ENDED, Node, read_numbers
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
-from awsddp.plan import LaunchPlan, Values, utc
+from awsddp.plan.records import LaunchPlan, utc
+from awsddp.plan.requests import Values
 from awsddp.report import Event, OnEvent, node_name
 
 # A token is honoured for at least an hour; a replay later could launch again.
@@ -33,7 +33,6 @@ def launch(
     *,
     write_intent: Callable[[dict[str, Any]], None],
     on_event: OnEvent,
-    clock: Clock = CLOCK,
 ) -> tuple[Node, ...]:
     """Launch the plan's nodes, all in one zone, all or none, trying its zones in order.
 
@@ -50,13 +49,13 @@ def launch(
             {
                 "cluster_id": values.ids["cluster_id"],
                 "zone": zone.name,
-                "written": utc(clock.now()),
+                "written": utc(CLOCK.now()),
                 "parameters": request.parameters,
             }
         )
         try:
-            return _run(aws, request.parameters, on_event=on_event, clock=clock)
-        except OutOfCapacity as refusal:
+            return _run(aws, request.parameters, on_event=on_event)
+        except CapacityError as refusal:
             attempts.append((zone.name, refusal))
         except Refused as refusal:
             if refusal.code not in NEXT_ZONE:
@@ -77,11 +76,9 @@ def _no_zone(plan: LaunchPlan, attempts: list[tuple[str, AwsddpError]]) -> Awsdd
     )
 
 
-def _run(aws: Aws, parameters: dict[str, Any], *, on_event: OnEvent, clock: Clock) -> tuple[Node, ...]:
+def _run(aws: Aws, parameters: dict[str, Any], *, on_event: OnEvent) -> tuple[Node, ...]:
     """Send RunInstances, the same bytes again while its outcome is unknown or its parts not yet visible."""
-    reply = patiently(
-        lambda: aws.call("RunInstances", parameters), passes=_not_yet, clock=clock, on_event=on_event
-    )
+    reply = patiently(lambda: aws.call("RunInstances", parameters), passes=_not_yet, on_event=on_event)
     return tuple(sorted(map(node_of, reply["Instances"]), key=lambda node: node.node))
 
 
@@ -92,27 +89,25 @@ def _not_yet(refusal: Refused) -> bool:
     return not_yet(refusal) or refusal.code in ("InvalidKeyPair.NotFound", "InvalidPlacementGroup.Unknown")
 
 
-def resume(
-    aws: Aws, intent: Mapping[str, Any], *, on_event: OnEvent, clock: Clock = CLOCK
-) -> tuple[Node, ...] | None:
+def resume(aws: Aws, intent: Mapping[str, Any], *, on_event: OnEvent) -> tuple[Node, ...] | None:
     """Return the nodes that an interrupted launch made or now makes; None: nothing came of it.
 
     `intent` is what `write_intent` got; its very bytes are sent again while it is under an hour old. Older,
     or with nothing but a `cluster_id`, instances are looked for by tag for two minutes. Raises CloudError.
     """
     parameters, written = intent.get("parameters"), intent.get("written")
-    if parameters and written and clock.now() - datetime.fromisoformat(written) < timedelta(seconds=REPLAY_S):
+    if parameters and written and CLOCK.now() - datetime.fromisoformat(written) < timedelta(seconds=REPLAY_S):
         on_event(Event("finishing the launch that was interrupted"))
         try:
-            return _run(aws, dict(parameters), on_event=on_event, clock=clock)
-        except OutOfCapacity:
+            return _run(aws, dict(parameters), on_event=on_event)
+        except CapacityError:
             return None
         except Refused as refusal:
             if refusal.code in {"IdempotentInstanceTerminated"} | NEXT_ZONE or _not_yet(refusal):
                 return None
             if refusal.code != "IdempotentParameterMismatch":
                 raise
-    return appear(aws, intent, on_event=on_event, clock=clock)
+    return appear(aws, intent, on_event=on_event)
 
 
 def filled_by(intent: Mapping[str, Any]) -> frozenset[int]:
@@ -126,9 +121,7 @@ def _asked(intent: Mapping[str, Any]) -> dict[str, str]:
     return next((tags_of(one) for one in specifications if one["ResourceType"] == "instance"), {})
 
 
-def appear(
-    aws: Aws, intent: Mapping[str, Any], *, on_event: OnEvent, clock: Clock = CLOCK
-) -> tuple[Node, ...] | None:
+def appear(aws: Aws, intent: Mapping[str, Any], *, on_event: OnEvent) -> tuple[Node, ...] | None:
     """Return the nodes alive of a launch, looking for two minutes, as tags may show late; None: none came.
 
     The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for. An
@@ -147,7 +140,7 @@ def appear(
         expected = {number for item in found for number in read_numbers(tags_of(item)["awsddp:nodes"])}
         return True if seen and expected <= {node.node for node in seen} else None
 
-    poll(look, deadline_s=VISIBLE_S, clock=clock)
+    poll(look, deadline_s=VISIBLE_S)
     return tuple(sorted((n for n in seen if n.state not in ENDED), key=lambda node: node.node)) or None
 
 
@@ -159,7 +152,6 @@ def wait_running(
     on_event: OnEvent,
     deadline_s: float = 600,
     awaited: Collection[Node] = (),
-    clock: Clock = CLOCK,
 ) -> tuple[Node, ...]:
     """Wait until `count` nodes of this id run and have an address, and return them by number.
 
@@ -184,7 +176,7 @@ def wait_running(
         up = tuple(node for node in nodes if node.state == "running" and node.address)
         return up if len(up) >= count else None
 
-    running = poll(look, deadline_s=deadline_s, clock=clock, first_s=0.05, most_s=_LOOK_S)
+    running = poll(look, deadline_s=deadline_s, first_s=0.05, most_s=_LOOK_S)
     if running is None:
         slow = ", ".join(f"{key} ({state})" for key, state in seen.items() if state != "running")
         raise NodeError(
@@ -200,7 +192,7 @@ def refuse_off(aws: Aws, nodes: Collection[Node]) -> None:
     try:
         found = describe(aws, by_id(*(node.instance_id for node in nodes)))
     except Refused as refusal:
-        if not transient(refusal):
+        if not refusal.retryable:
             raise
         return
     for item in found:

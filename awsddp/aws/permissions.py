@@ -7,10 +7,12 @@ allowed is refused with DryRunOperation.
 from dataclasses import dataclass
 from typing import Literal
 
-from awsddp.aws.refusals import DENIED, OutOfCapacity, Refused
+from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
+from awsddp.errors import CapacityError
 from awsddp.parallel import each
-from awsddp.plan import LaunchPlan, Request, Values
+from awsddp.plan.records import LaunchPlan, Request
+from awsddp.plan.requests import Values
 
 # What `up`, jobs, `stop` and `down` call later on, and what has to exist before AWS can say whether it may.
 LATER = {
@@ -96,12 +98,8 @@ def _without_unmade(request: Request) -> Request:
 def _ask(aws: Aws, request: Request) -> Permission:
     try:
         aws.call(request.operation, {**request.parameters, "DryRun": True})
-    except Refused as refusal:
-        if refusal.code == "DryRunOperation":
-            return Permission(operation=request.operation, answer="allowed")
-        if refusal.code in DENIED:
-            return Permission(operation=request.operation, answer="denied", why=refusal.why)
-        return Permission(operation=request.operation, answer="refused", why=refusal.why)
-    except OutOfCapacity as refusal:
-        return Permission(operation=request.operation, answer="refused", why=refusal.why)
+    except (Refused, CapacityError) as refusal:
+        if not (isinstance(refusal, Refused) and refusal.code == "DryRunOperation"):
+            answer: Literal["denied", "refused"] = "denied" if refusal.kind == "permission" else "refused"
+            return Permission(operation=request.operation, answer=answer, why=refusal.why)
     return Permission(operation=request.operation, answer="allowed")

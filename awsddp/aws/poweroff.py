@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from awsddp.aws.clusters import describe, tags_of
+from awsddp.aws.clusters import describe, tag, tags_of, unlisted
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
-from awsddp.aws.tags import tag, unlisted
-from awsddp.aws.waits import CLOCK, Clock, patiently
+from awsddp.aws.waits import patiently
 from awsddp.cluster import MORE, Node
 from awsddp.limits import TAG_VALUE
 from awsddp.parallel import all_of
@@ -16,7 +15,7 @@ TAG = "awsddp:unfetched"
 _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
 
 
-def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str, *, clock: Clock = CLOCK) -> None:
+def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
     """Before a job: have a poweroff stop the on-demand nodes, and tag all with the job as not yet fetched.
 
     A spot node cannot be stopped, so it is only tagged. Both are done at once: each is safe without the
@@ -33,7 +32,7 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str, *, clock: Clock 
     for node in nodes:
         if not node.spot:
             act = partial(_on_poweroff, aws, node.instance_id, "stop")
-            works.append(partial(patiently, act, passes=unlisted, clock=clock))
+            works.append(partial(patiently, act, passes=unlisted))
     all_of(works)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +10,8 @@ from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 
 _BUDGET_SINCE = timedelta(days=7)
+History = dict[tuple[str, str], list[tuple[datetime, float]]]
+"""Spot prices and when each began, by type and zone."""
 
 
 def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
@@ -54,33 +56,34 @@ def _hourly(product: dict[str, Any]) -> list[float]:
 
 def spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
     """Return the spot price of one machine now, by type and zone; {} if AWS does not return it."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    for (name, zone), prices in spot_history(aws, names, since=datetime.now(UTC)).items():
-        found[name][zone] = prices[-1][1]
-    return dict(found)
+    return _by_type(spot_history(aws, names, since=datetime.now(UTC)), lambda prices: prices[-1])
 
 
 def highest_spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
     """Return the highest spot price of one machine in the last 7 days, by type and zone; {} if unknown."""
+    return _by_type(spot_history(aws, names, since=datetime.now(UTC) - _BUDGET_SINCE), max)
+
+
+def _by_type(history: History, pick: Callable[[list[float]], float]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    for (name, zone), prices in spot_history(aws, names, since=datetime.now(UTC) - _BUDGET_SINCE).items():
-        found[name][zone] = max(price for _, price in prices)
+    for (name, zone), prices in history.items():
+        found[name][zone] = pick([price for _, price in prices])
     return dict(found)
 
 
-def spot_history(
-    aws: Aws, names: Iterable[str], *, since: datetime
-) -> dict[tuple[str, str], list[tuple[datetime, float]]]:
-    """Return the spot prices of one machine and when each began, by type and zone; {} if AWS has none.
+def spot_history(aws: Aws, names: Iterable[str], *, since: datetime) -> History:
+    """Return the spot prices of one machine; {} if AWS has none, or no type is named.
 
     The first may have begun before `since`, when it was in force:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     """
-    parameters = {
+    parameters: dict[str, Any] = {
         "InstanceTypes": sorted(names),
         "StartTime": since,
         "ProductDescriptions": ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
     }
+    if not parameters["InstanceTypes"]:
+        return {}
     try:
         history = aws.pages("DescribeSpotPriceHistory", parameters, "SpotPriceHistory")
     except Refused:

@@ -42,7 +42,6 @@ class Identity:
 
     user_id: str
     account: str
-    arn: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +80,7 @@ class Aws:
         self,
         target: Target,
         *,
-        on_call: Callable[[Call], None] | None = None,
+        on_call: Callable[[Call], None] = lambda call: None,
         login: "Aws | None" = None,
     ) -> None:
         self._target = target
@@ -116,7 +115,20 @@ class Aws:
                 translate(error, operation, where=self._where, is_local=self._target.name == "local")
             ) from error
         finally:
-            self._tell(service, operation, parameters, reply, code, at, time.monotonic() - started)
+            metadata = reply.get("ResponseMetadata", {})
+            self._on_call(
+                Call(
+                    service=service,
+                    operation=operation,
+                    region=self.region,
+                    parameters={k: "[REDACTED]" if k in _SECRET else v for k, v in parameters.items()},
+                    request_id=metadata.get("RequestId"),
+                    error=code,
+                    at=at,
+                    seconds=time.monotonic() - started,
+                    attempts=1 + metadata.get("RetryAttempts", 0),
+                )
+            )
         return reply
 
     def pages(
@@ -156,7 +168,7 @@ class Aws:
                 "awsddp finds its instances by this name, and the next login would have another",
                 "set role_session_name in the AWS profile, or AWS_ROLE_SESSION_NAME, and log in again",
             )
-        return Identity(user_id=reply["UserId"], account=reply["Account"], arn=reply["Arn"])
+        return Identity(user_id=reply["UserId"], account=reply["Account"])
 
     @cached_property
     def _session(self) -> botocore.session.Session:
@@ -221,32 +233,4 @@ class Aws:
             region_name=self.region if service != "pricing" else _PRICING_REGION,
             endpoint_url=self._target.endpoint,
             config=config,
-        )
-
-    def _tell(
-        self,
-        service: str,
-        operation: str,
-        parameters: dict[str, Any],
-        reply: dict[str, Any],
-        code: str | None,
-        at: datetime,
-        seconds: float,
-    ) -> None:
-        if self._on_call is None:
-            return
-        metadata = reply.get("ResponseMetadata", {})
-        shown = {key: "[REDACTED]" if key in _SECRET else value for key, value in parameters.items()}
-        self._on_call(
-            Call(
-                service=service,
-                operation=operation,
-                region=self.region,
-                parameters=shown,
-                request_id=metadata.get("RequestId"),
-                error=code,
-                at=at,
-                seconds=seconds,
-                attempts=1 + metadata.get("RetryAttempts", 0),
-            )
         )

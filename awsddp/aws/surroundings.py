@@ -7,7 +7,7 @@ from typing import Any
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.errors import ConfigError
-from awsddp.plan import Group, Reservation, Subnet
+from awsddp.plan.records import Group, Reservation, Subnet
 
 
 def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
@@ -16,11 +16,10 @@ def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
     Raises ConfigError, CloudError.
     """
     filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
-    parameters: dict[str, Any] = {"SubnetIds": [asked]} if asked else {"Filters": filters}
-    try:
-        found = aws.pages("DescribeSubnets", parameters, "Subnets")
-    except Refused as refusal:
-        raise _unknown(refusal, "network.subnet", asked, aws.region, "subnet") from refusal
+    if asked:
+        found = [_one(aws, "DescribeSubnets", {"SubnetIds": [asked]}, key="network.subnet", what="subnet")]
+    else:
+        found = aws.pages("DescribeSubnets", {"Filters": filters}, "Subnets")
     routes = _routes(aws, {str(subnet["VpcId"]) for subnet in found})
     return tuple(
         Subnet(
@@ -70,10 +69,7 @@ def own_group(aws: Aws, asked: str | None, *, cidrs: tuple[str, ...], efa: bool)
     """
     if asked is None:
         return None
-    try:
-        [found] = aws.call("DescribeSecurityGroups", {"GroupIds": [asked]})["SecurityGroups"]
-    except Refused as refusal:
-        raise _unknown(refusal, "network.security_group", asked, aws.region, "security group") from refusal
+    found = _group(aws, asked, key="network.security_group")
     lacks = []
     if not _inside(found["IpPermissions"], asked):
         lacks.append("does not let its own members in: the ranks cannot reach each other")
@@ -97,11 +93,8 @@ def _inside(permissions: Iterable[dict[str, Any]], group: str) -> bool:
 def check_sources(aws: Aws, asked: Iterable[str]) -> None:
     """Look for the security groups among those who may come in. Raises ConfigError, CloudError."""
     for group in asked:
-        try:
-            if group.startswith("sg-"):
-                aws.call("DescribeSecurityGroups", {"GroupIds": [group]})
-        except Refused as refusal:
-            raise _unknown(refusal, "network.ssh_cidr", group, aws.region, "security group") from refusal
+        if group.startswith("sg-"):
+            _group(aws, group, key="network.ssh_cidr")
 
 
 def _lets_in(permissions: Iterable[dict[str, Any]], cidr: str) -> bool:
@@ -128,10 +121,8 @@ def own_key(aws: Aws, asked: str | None) -> str:
     """
     if asked is None:
         return ""
-    try:
-        [found] = aws.call("DescribeKeyPairs", {"KeyNames": [asked], "IncludePublicKey": True})["KeyPairs"]
-    except Refused as refusal:
-        raise _unknown(refusal, "access.key", asked, aws.region, "key pair") from refusal
+    named = {"KeyNames": [asked], "IncludePublicKey": True}
+    found = _one(aws, "DescribeKeyPairs", named, key="access.key_file", what="key pair")
     return str(found.get("PublicKey", ""))
 
 
@@ -190,13 +181,9 @@ def reservation(aws: Aws, asked: str | None) -> Reservation | None:
     """Return the requested capacity reservation or block. Raises ConfigError, CloudError."""
     if asked is None:
         return None
-    try:
-        reply = aws.call("DescribeCapacityReservations", {"CapacityReservationIds": [asked]})
-        [found] = reply["CapacityReservations"]
-    except (Refused, ValueError) as refusal:
-        raise _unknown(
-            refusal, "capacity.reservation", asked, aws.region, "capacity reservation"
-        ) from refusal
+    named = {"CapacityReservationIds": [asked]}
+    key, what = "capacity.reservation", "capacity reservation"
+    found = _one(aws, "DescribeCapacityReservations", named, key=key, what=what)
     ends = found.get("EndDate")
     return Reservation(
         id=found["CapacityReservationId"],
@@ -211,13 +198,22 @@ def reservation(aws: Aws, asked: str | None) -> Reservation | None:
     )
 
 
-def _unknown(error: Exception, key: str, asked: str | None, region: str, what: str) -> Exception:
-    """Return the error for something that does not exist; another refusal as it is."""
-    code = error.code if isinstance(error, Refused) else "NotFound"
-    if asked is None or not (code.endswith((".NotFound", "NotFound", ".Malformed", "Malformed"))):
-        return error
-    return ConfigError(
-        f"{key}: no {what} {asked!r} in {region}",
-        error.why if isinstance(error, Refused) else "",
-        f"name one of {region}, or omit {key}",
-    )
+def _group(aws: Aws, asked: str, *, key: str) -> dict[str, Any]:
+    return _one(aws, "DescribeSecurityGroups", {"GroupIds": [asked]}, key=key, what="security group")
+
+
+def _one(aws: Aws, operation: str, named: dict[str, Any], *, key: str, what: str) -> dict[str, Any]:
+    """Return what a call describes that names one thing, first of its parameters, as `key` has it.
+
+    Raises ConfigError where it does not exist, CloudError.
+    """
+    try:
+        [found] = aws.call(operation, named)[operation.removeprefix("Describe")]
+    except (Refused, ValueError) as error:
+        if isinstance(error, Refused) and not error.code.endswith(("NotFound", "Malformed")):
+            raise
+        [asked] = next(iter(named.values()))
+        why = error.why if isinstance(error, Refused) else ""
+        next_step = f"name one of {aws.region}, or omit {key}"
+        raise ConfigError(f"{key}: no {what} {asked!r} in {aws.region}", why, next_step) from error
+    return dict(found)

@@ -6,18 +6,17 @@ every network interface that is in it).
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from awsddp.aws.clusters import LEFT, by_id, describe, tagged, tags_of
+from awsddp.aws.clusters import LEFT, by_id, describe, tag, tagged, tags_of, unlisted
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
-from awsddp.aws.tags import tag, unlisted
-from awsddp.aws.waits import CLOCK, Clock, deadline_s, poll, transient
+from awsddp.aws.waits import deadline_s, poll
 from awsddp.cluster import ENDED, Cluster, Node
 from awsddp.errors import LeftoverError
 from awsddp.parallel import each
-from awsddp.plan import names
+from awsddp.plan.records import names
 from awsddp.report import Event, OnEvent
 
 # How long a group may be held by interfaces of instances that are already terminated.
@@ -62,7 +61,7 @@ _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.
 _GONE = (".NotFound", ".Unknown")
 
 
-def teardown(aws: Aws, cluster: Cluster, *, on_event: OnEvent, clock: Clock = CLOCK) -> Teardown:
+def teardown(aws: Aws, cluster: Cluster, *, on_event: OnEvent) -> Teardown:
     """End the cluster: its instances, then what is left beside them, and list again to prove it.
 
     Only what carries this cluster's `awsddp:id` and its owner is touched, and its nodes, whatever their tags
@@ -71,12 +70,12 @@ def teardown(aws: Aws, cluster: Cluster, *, on_event: OnEvent, clock: Clock = CL
     """
     name = names(cluster.name, cluster.id)["name"]
     filters = [*tagged("awsddp:id", cluster.id), *tagged("awsddp:owner", cluster.owner)]
-    ours = [node.instance_id for node in cluster.live]
-    ending = _Ending(aws, filters, on_event, own=name, ours=ours)
+    ours = frozenset(node.instance_id for node in cluster.live)
+    ending = _Ending(aws=aws, filters=filters, on_event=on_event, name=name, ours=ours)
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
-    if poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2):
+    if poll(ending.instances, deadline_s=term_s, first_s=0.2):
         # What holds a group goes away by itself, unless it is an instance that may not be ended.
-        poll(ending.proven, deadline_s=0 if ending.refused else RELEASED_S, clock=clock, first_s=0.5)
+        poll(ending.proven, deadline_s=0 if ending.refused else RELEASED_S, first_s=0.5)
     left = ending.leftovers() if ending.left is None else ending.left
     return Teardown(
         terminated=tuple(key for key, state in ending.states.items() if state == "terminated"),
@@ -84,15 +83,15 @@ def teardown(aws: Aws, cluster: Cluster, *, on_event: OnEvent, clock: Clock = CL
     )
 
 
-def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent, clock: Clock = CLOCK) -> None:
+def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
     """End some nodes of a cluster that goes on, and wait until AWS says that they are terminated.
 
     Raises LeftoverError where one could not be ended, CloudError where AWS cannot be asked.
     """
     keys = [node.instance_id for node in nodes]
-    ending = _Ending(aws, by_id(*keys), on_event)
+    ending = _Ending(aws=aws, filters=by_id(*keys), on_event=on_event)
     term_s = deadline_s(node.instance_type for node in nodes)
-    poll(ending.instances, deadline_s=term_s, clock=clock, first_s=0.2)
+    poll(ending.instances, deadline_s=term_s, first_s=0.2)
     left = [
         f"{key}: {ending.refused.get(key, state)}"
         for key, state in ending.states.items()
@@ -111,34 +110,26 @@ def give_up(aws: Aws, nodes: Sequence[Node]) -> None:
     tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", LEFT)
 
 
+@dataclass(kw_only=True)
 class _Ending:
     """One teardown: the states of the instances that it ends, and what AWS refused to end.
 
-    `own` is the name of the key and the groups that are the cluster's own, `ours` are instances of the
+    `name` is that of the key and the groups that are the cluster's own, `ours` are instances of the
     cluster that need not have its tags.
     """
 
-    def __init__(
-        self,
-        aws: Aws,
-        filters: list[dict[str, Any]],
-        on_event: OnEvent,
-        *,
-        own: str = "",
-        ours: Collection[str] = (),
-    ) -> None:
-        self.states: dict[str, str] = {}
-        self._aws = aws
-        self._filters = filters
-        self._name = own
-        self._ours = frozenset(ours)
-        self._untagged: set[str] = set()
-        self._used: dict[str, set[str]] = defaultdict(set)
-        self._gone: set[str] = set()
-        self._on_event = on_event
-        self.refused: dict[str, str] = {}
-        self.left: dict[str, str] | None = None
-        self._held: dict[str, str] = {}
+    aws: Aws
+    filters: list[dict[str, Any]]
+    on_event: OnEvent
+    name: str = ""
+    ours: frozenset[str] = frozenset()
+    states: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] | None = None
+    _untagged: set[str] = field(default_factory=set)
+    _used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _gone: set[str] = field(default_factory=set)
+    _held: dict[str, str] = field(default_factory=dict)
 
     def instances(self) -> bool | None:
         """Ask for the end of what lives; True once each is terminated, or its end is refused."""
@@ -148,7 +139,7 @@ class _Ending:
             self._note(item)
         for key, state in found.items():
             if state != "terminated" and key not in self.states:
-                self._on_event(Event(f"ending {key} ({state})"))
+                self.on_event(Event(f"ending {key} ({state})"))
             if state != "terminated" or key in self.states:
                 self.states[key] = state
         living = [key for key, state in found.items() if state not in ENDED and key not in self.refused]
@@ -160,30 +151,30 @@ class _Ending:
 
     def _instances(self) -> list[dict[str, Any]]:
         """Return the instances that the filters name, and those that are ours by their ids."""
-        listed = describe(self._aws, self._filters)
-        missing = self._ours - {item["InstanceId"] for item in listed}
-        found = describe(self._aws, by_id(*missing)) if missing else []
+        listed = describe(self.aws, self.filters)
+        missing = self.ours - {item["InstanceId"] for item in listed}
+        found = describe(self.aws, by_id(*missing)) if missing else []
         self._untagged |= {item["InstanceId"] for item in found}
         return [*listed, *found]
 
     def _note(self, instance: dict[str, Any]) -> None:
         """Keep by what to delete whatever of ours an instance uses: it may not be listed itself yet."""
-        groups = [group for group in instance.get("SecurityGroups", []) if group["GroupName"] == self._name]
+        groups = [group for group in instance.get("SecurityGroups", []) if group["GroupName"] == self.name]
         self._used["SecurityGroups"].update(group["GroupId"] for group in groups)
         named = {
             "KeyPairs": instance.get("KeyName"),
             "PlacementGroups": instance.get("Placement", {}).get("GroupName"),
         }
         for key, name in named.items():
-            if name == self._name:
+            if name == self.name:
                 self._used[key].add(name)
 
     def _terminate(self, keys: list[str]) -> None:
         try:
-            self._aws.call("TerminateInstances", {"InstanceIds": keys})
+            self.aws.call("TerminateInstances", {"InstanceIds": keys})
         except Refused as refusal:
             # NotFound this soon is no proof of an end: the next look decides.
-            if not transient(refusal) and not unlisted(refusal):
+            if not refusal.retryable and not unlisted(refusal):
                 lacks = (
                     "; it has lost its tags awsddp:id and awsddp:owner" if keys[0] in self._untagged else ""
                 )
@@ -228,22 +219,22 @@ class _Ending:
         if "in-use" in (item.get("Status"), item.get("State")):
             return False
         try:
-            self._aws.call(kind.delete, {kind.by: item[kind.by]})
+            self.aws.call(kind.delete, {kind.by: item[kind.by]})
         except Refused as refusal:
             if refusal.code.endswith(_GONE):
                 self._gone.add(item[kind.by])
                 return True
-            if not transient(refusal) and refusal.code not in _HELD:
+            if not refusal.retryable and refusal.code not in _HELD:
                 self.refused[key] = refusal.why
             self._held[key] = refusal.why
             return False
         self._gone.add(item[kind.by])
         if tags_of(item):  # what was not listed may have been gone before: EC2 deletes a key pair twice
-            self._on_event(Event(f"deleted {key}"))
+            self.on_event(Event(f"deleted {key}"))
         return True
 
     def _left(self) -> list[tuple[Kind, list[dict[str, Any]]]]:
-        found = each(lambda kind: self._aws.pages(kind.describe, {"Filters": self._filters}, kind.key), KINDS)
+        found = each(lambda kind: self.aws.pages(kind.describe, {"Filters": self.filters}, kind.key), KINDS)
         return [
             (kind, [*items, *self._unlisted(kind, items)]) for kind, items in zip(KINDS, found, strict=True)
         ]
@@ -280,13 +271,13 @@ class _Ending:
         groups = [_id(item) for item in held if _id(item).startswith("sg-")]
         interfaces = [item for group in groups for item in self._interfaces(group)]
         unknown = {_instance(item) for item in (*held, *interfaces)} - {""} - self.states.keys()
-        found = describe(self._aws, by_id(*unknown)) if unknown else []
-        late = {item["InstanceId"] for item in describe(self._aws, self._filters)} if found else set()
+        found = describe(self.aws, by_id(*unknown)) if unknown else []
+        late = {item["InstanceId"] for item in describe(self.aws, self.filters)} if found else set()
         return {item["InstanceId"] for item in found if item["State"]["Name"] not in ENDED} - late
 
     def _interfaces(self, group: str) -> list[dict[str, Any]]:
         filters = [{"Name": "group-id", "Values": [group]}]
-        return self._aws.pages("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces")
+        return self.aws.pages("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces")
 
 
 def _id(item: dict[str, Any]) -> str:

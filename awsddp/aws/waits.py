@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from awsddp.aws.refusals import THROTTLED, Refused, Unanswered
+from awsddp.aws.refusals import Refused
 from awsddp.report import Event, OnEvent
 
 T = TypeVar("T")
@@ -29,16 +29,10 @@ class Clock:
 CLOCK = Clock()
 
 
-def transient(refusal: Refused) -> bool:
-    """Whether the same call may well succeed a moment later."""
-    return isinstance(refusal, Unanswered) or refusal.code in THROTTLED
-
-
 def poll(
     check: Callable[[], T | None],
     *,
     deadline_s: float,
-    clock: Clock,
     first_s: float = 0.3,
     most_s: float = 5.0,
 ) -> T | None:
@@ -47,22 +41,22 @@ def poll(
     The pause grows from `first_s` to `most_s`, with a fifth of jitter: many clients must not ask at once.
     A check that AWS throttles or does not answer is made again; the last such refusal is raised at the end.
     """
-    end = clock.monotonic() + deadline_s
+    end = CLOCK.monotonic() + deadline_s
     for pause in growing(first_s, most_s):
         trouble = None
         try:
             if (found := check()) is not None:
                 return found
         except Refused as refusal:
-            if not transient(refusal):
+            if not refusal.retryable:
                 raise
             trouble = refusal
-        left = end - clock.monotonic()
+        left = end - CLOCK.monotonic()
         if left <= 0:
             if trouble is not None:
                 raise trouble
             return None
-        clock.sleep(min(pause, left))
+        CLOCK.sleep(min(pause, left))
     raise AssertionError("growing() never ends")
 
 
@@ -70,7 +64,6 @@ def patiently(
     act: Callable[[], T],
     *,
     passes: Callable[[Refused], bool],
-    clock: Clock,
     on_event: OnEvent = lambda event: None,
 ) -> T:
     """Do `act`, and again for two minutes while AWS throttles it, does not answer, or the refusal `passes`.
@@ -91,7 +84,7 @@ def patiently(
             refusals.append(refusal)
             return None
 
-    done = poll(attempt, deadline_s=VISIBLE_S, clock=clock)
+    done = poll(attempt, deadline_s=VISIBLE_S)
     if done is None:
         raise refusals[-1]
     return done[0]

@@ -30,9 +30,9 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 def instance_types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the instance types with GPUs that awsddp knows."""
-    from awsddp import compat
+    from awsddp.compat.types import GPU_TYPES
 
-    return sorted(name for name in compat.GPU_TYPES if name.startswith(incomplete))
+    return sorted(name for name in GPU_TYPES if name.startswith(incomplete))
 
 
 def _cluster(ctx: click.Context) -> str | None:

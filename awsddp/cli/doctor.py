@@ -38,7 +38,9 @@ def command(options: Globals, *, iam_policy: bool, request_quota: bool, job: str
             show.result(why(ctx, job), why_page)
             return 0
         if iam_policy:
-            print(json.dumps(verb.iam_policy_of(ctx), indent=2))  # AWS's format: no schema of ours
+            from awsddp.plan.policy import least_policy
+
+            print(json.dumps(least_policy(ctx.spec), indent=2))  # AWS's format: no schema of ours
             return 0
         if request_quota:
             confirm = show.question("", "nothing was requested")

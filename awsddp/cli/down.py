@@ -3,9 +3,8 @@
 import click
 
 from awsddp.cli import session
-from awsddp.cli.everywhere_page import orphans_page
 from awsddp.cli.options import Globals, Verb
-from awsddp.cli.pages import down_page
+from awsddp.cli.pages import down_page, orphans_page
 from awsddp.cli.questions import loss_question
 
 QUESTION = ("Terminate?", "nothing was terminated")

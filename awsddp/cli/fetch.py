@@ -1,7 +1,6 @@
 """`awsddp fetch`: results home."""
 
 import contextlib
-from pathlib import Path
 
 import click
 
@@ -15,13 +14,10 @@ from awsddp.errors import Interrupted
 
 
 @click.command("fetch", cls=Verb)
-@click.option("--job", shell_complete=jobs, metavar="JOB", help="Which job.  [default: the last]")
+@click.argument("job", required=False, shell_complete=jobs)
 @click.option("--output", "outputs", multiple=True, metavar="PATH", help="Also fetch this path (repeatable).")
-@click.option(
-    "--to", type=click.Path(path_type=Path), metavar="DIR", help="Destination.  [default: runs/JOB]"
-)
-def command(options: Globals, *, job: str | None, outputs: tuple[str, ...], to: Path | None) -> None:
-    """Fetch a job's results: its logs, its run folder, new and changed files.
+def command(options: Globals, *, job: str | None, outputs: tuple[str, ...]) -> None:
+    """Fetch the results of JOB (default: the last one): its logs, its run folder, new and changed files.
 
     If a node is gone or stopped, the rest is fetched and the missing part is named (exit 6). A cluster that
     stopped by itself with results on it is started and terminated afterwards; both are asked first.
@@ -32,7 +28,7 @@ def command(options: Globals, *, job: str | None, outputs: tuple[str, ...], to: 
     explicit: dict[str, object] = {"job.outputs": list(outputs)} if outputs else {}
     with session.opened(options, explicit) as (ctx, show), show.partial(sync_page):
         confirm = launch_question(show, ctx.spec)
-        result = fetch(ctx, job=job, to=to, anew=bool(outputs), confirm=confirm)
+        result = fetch(ctx, job=job, anew=bool(outputs), confirm=confirm)
         show.page(result, sync_page)
         if result.get("started"):
             with contextlib.suppress(Interrupted):  # the answer was no: the idle watchdog ends them

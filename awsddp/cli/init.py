@@ -8,7 +8,6 @@ import click
 
 from awsddp.cli.options import Globals, Verb
 from awsddp.cli.screen import Screen
-from awsddp.plan.requirements import CONDA_SUFFIXES
 from awsddp.spec import FILE
 
 _QUESTIONS = (
@@ -50,6 +49,4 @@ def _answers() -> dict[str, Any]:
         found = [name for name in _GUESSES.get(key, ()) if Path(name).is_file()]
         answer = click.prompt(text, default=found[0] if found else default, err=True)
         answers |= {key: answer} if str(answer) else {}
-    if str(answers.get("env.file", "")).endswith(CONDA_SUFFIXES):
-        answers["env.kind"] = "conda"
     return answers

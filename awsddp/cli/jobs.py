@@ -1,4 +1,4 @@
-"""`awsddp jobs`: the running and ended jobs."""
+"""`awsddp jobs`: the running and ended jobs, and what they cost."""
 
 import functools
 
@@ -11,8 +11,11 @@ from awsddp.cli.pages import jobs_page
 
 @click.command("jobs", cls=Verb)
 def command(options: Globals) -> None:
-    """List the cluster's jobs, as its nodes report them; -v: with what they run and each rank's progress."""
+    """List the jobs of this machine's clusters, also of ended ones, and what they cost; those of the cluster
+    as its nodes report them. -v: with what they run and each rank's progress.
+    """
     from awsddp.verbs.jobs import jobs
 
-    with session.opened(options) as (ctx, show):
-        show.result(jobs(ctx), functools.partial(jobs_page, verbose=options.verbose > 0))
+    page = functools.partial(jobs_page, verbose=options.verbose > 0)
+    with session.opened(options) as (ctx, show), show.partial(page):
+        show.result(jobs(ctx), page)

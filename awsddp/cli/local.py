@@ -1,6 +1,8 @@
 """`awsddp local`: control the local cloud."""
 
+import dataclasses
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import click
 from awsddp.cli import session
 from awsddp.cli.options import Globals, Verb, VerbGroup
 from awsddp.cli.pages import faults_page, local_page
-from awsddp.errors import ConfigError, NotFoundError, UsageError
+from awsddp.cli.screen import Screen
+from awsddp.errors import ConfigError, UsageError
+from awsddp.verbs.context import Context
 
 
 @click.group("local", cls=VerbGroup)
@@ -34,9 +38,8 @@ def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:
     """Start the local cloud's daemon unless it is running."""
     from awsddp.verbs import local
 
-    with session.opened(options) as (ctx, show):
-        result = local.start(ctx.home, on_event=ctx.on_event, mode=mode, share=share)
-        show.result(result, local_page)
+    with _opened(options) as (ctx, show):
+        show.result(local.start(ctx.home, mode=mode, share=share), local_page)
 
 
 @command.command("status", cls=Verb)
@@ -44,13 +47,8 @@ def status(options: Globals) -> None:
     """Endpoint, credentials, mode, instances and faults."""
     from awsddp.verbs import local
 
-    with session.opened(options) as (ctx, show):
-        result: dict[str, Any] | None = local.status(ctx.home)
-        if result is None:
-            raise NotFoundError(
-                "no local cloud is running", f"{Path(local.home(ctx.home))} has none", "awsddp local start"
-            )
-        show.result(result, local_page)
+    with _opened(options) as (ctx, show):
+        show.result(local.status(ctx.home), local_page)
 
 
 @command.command("stop", cls=Verb)
@@ -58,7 +56,7 @@ def stop(options: Globals) -> None:
     """Stop the daemon, its instances, and all that it made here."""
     from awsddp.verbs import local
 
-    with session.opened(options) as (ctx, show):
+    with _opened(options) as (ctx, show):
         existed = local.stop(ctx.home)
         text = "Local cloud stopped, nothing is left." if existed else "No local cloud was running."
         show.result({"stopped": existed}, lambda _: show.say(text))
@@ -94,7 +92,7 @@ def fault_add(
     from awsddp.verbs import local
 
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    with session.opened(options) as (ctx, show):
+    with _opened(options) as (ctx, show):
         if lasts is not None:
             choices["for_s"] = _seconds(lasts, "--for")
         if notice is not None:
@@ -109,8 +107,8 @@ def fault_list(options: Globals) -> None:
     """List the active faults with their numbers."""
     from awsddp.verbs import local
 
-    with session.opened(options) as (ctx, show):
-        show.result(local.faults(ctx.home), faults_page)
+    with _opened(options) as (ctx, show):
+        show.result(local.status(ctx.home)["faults"], faults_page)
 
 
 @fault.command("clear", cls=Verb)
@@ -119,8 +117,13 @@ def fault_clear(options: Globals, number: int | None) -> None:
     """Remove fault NUMBER; without it all faults."""
     from awsddp.verbs import local
 
-    with session.opened(options) as (ctx, show):
+    with _opened(options) as (ctx, show):
         show.result(local.fault_clear(ctx.home, number), faults_page)
+
+
+def _opened(options: Globals) -> AbstractContextManager[tuple[Context, Screen]]:
+    """Open a verb that is about the local cloud and no cluster in it."""
+    return session.opened(dataclasses.replace(options, local=True))
 
 
 def _seconds(text: str, option: str) -> float:

@@ -53,7 +53,7 @@ class _Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, entry.summary) for name, entry in VERBS.items()])
+            formatter.write_dl(list(VERBS.items()))
 
 
 def _no_such_verb(word: str) -> str:

@@ -91,6 +91,16 @@ class Verb(click.Command):
         super().__init__(*args, **settings)
         self.params += global_options(hidden=True)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Name the key of awsddp.toml where an unknown option has the name of one."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if key := _key_of(error.option_name):
+                message = f"{error.message} Use -o {key}=VALUE."
+                raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Fold the global options given before and after the verb into one, then run the verb."""
         options = ctx.params["options"] = _folded(ctx)
@@ -100,6 +110,14 @@ class Verb(click.Command):
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # click would forget which one it was
             raise WATCH.interrupted(stop) from None
+
+
+def _key_of(option: str) -> str | None:
+    """Return the key of awsddp.toml that an option's name is the name of."""
+    from awsddp.spec import SECTIONS
+
+    keys = [(section, key.name) for section, kind in SECTIONS.items() for key in dataclasses.fields(kind)]
+    return next((f"{section}.{key}" for section, key in keys if dashed(f"--{key}") == dashed(option)), None)
 
 
 class VerbGroup(click.Group):

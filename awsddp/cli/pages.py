@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from awsddp import harmless
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
 from awsddp.cluster import ACTIVE
-from awsddp.report import duration, far_from_others, money, node_name, size_text
+from awsddp.report import duration, money, node_name, rank_columns, size_text
 
 if TYPE_CHECKING:
     from awsddp.verbs.run import RunResult
@@ -25,18 +24,6 @@ _MEASURES = (
     ("fraction", "{:.0%}"),
     ("steps_per_second", "{:.3g} steps/s"),
     ("loss", "loss {:.4g}"),
-)
-_CELLS = (
-    ("step", "step", "{}"),
-    ("done", "fraction", "{:.0%}"),
-    ("steps/s", "steps_per_second", "{:.3g}"),
-    ("loss", "loss", "{:.4g}"),
-)
-_USAGE = (
-    ("CPU", "cpu_percent", "{:.0f}%"),
-    ("GPU", "gpu_percent", "{:.0f}%"),
-    ("GPU memory", "gpu_memory_bytes", "{}"),
-    ("node's network", "network_bytes_per_second", "{}/s"),
 )
 
 
@@ -117,7 +104,7 @@ def _warning(budget: float | None, cost: float | None) -> str:
 
 def _cost(result: dict[str, Any]) -> str:
     if result["state"] == "stopped":
-        from awsddp.compat import HOURS_PER_MONTH
+        from awsddp.compat.types import HOURS_PER_MONTH
 
         price, is_local = result["price_usd_per_hour"], result["target"] == "local"
         disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"
@@ -132,6 +119,36 @@ def _cost(result: dict[str, Any]) -> str:
         text += f"; expires in {duration(max(0.0, left.total_seconds()))}"
         text += f", or after {result['idle']} idle" if result["idle"] not in (None, "off") else ""
     return text + named(". Terminate now: awsddp down")
+
+
+def all_page(found: list[dict[str, Any]]) -> None:
+    """Show every cluster, ours first; orphans are named as such."""
+    if not found:
+        line("No resource carries awsddp's tags in any searched region.")
+        return
+    rows = [
+        (
+            one["cluster"],
+            one["id"],
+            one["region"],
+            "orphan" if one["orphan"] else one["state"],
+            "you" if one["mine"] else one["owner"],
+            len(one["nodes"]),
+            len(one["leftovers"]),
+            money(one["price_usd_per_hour"]),
+            (one["expires"] or "")[:16].replace("T", " "),
+        )
+        for one in found
+    ]
+    table(("cluster", "id", "region", "state", "owner", "nodes", "others", "per hour", "expires, UTC"), rows)
+    if any(one["orphan"] for one in found):
+        line("Terminate the orphans: awsddp down --orphans")
+
+
+def orphans_page(ended: dict[str, Any]) -> None:
+    """Show how many orphans were ended."""
+    count = len(ended["clusters"])
+    line(f"{count} orphan{'s' * (count != 1)} terminated. Searched: {', '.join(ended['looked'])}.")
 
 
 def job_page(result: dict[str, Any]) -> None:
@@ -174,7 +191,7 @@ def job_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _results(result: dict[str, Any]) -> str:
-    fetch = named(f"awsddp fetch --job {result['job']}")
+    fetch = named(f"awsddp fetch {result['job']}")
     if result["fetched"]:
         return f"{result['home']}/"
     if result["missing"]:
@@ -184,24 +201,44 @@ def _results(result: dict[str, Any]) -> str:
     return f"on the nodes; fetch them: {fetch}"
 
 
-def jobs_page(result: list[dict[str, Any]], *, verbose: bool = False) -> None:
-    """Show jobs, the newest last; if `verbose` also what each runs, and the progress of its ranks."""
-    if not result:
-        line(named("No jobs on this cluster yet. Start one: awsddp train"))
-        return
-    rows = [
-        (
-            job["job"],
-            job["state"],
-            len(job["ranks"]),
-            duration(max((rank["seconds"] for rank in job["ranks"]), default=0.0)),
-            _cause(job["cause"]),
+def jobs_page(result: dict[str, Any], *, verbose: bool = False) -> None:
+    """Show each cluster with its jobs, the newest last, and the costs; `verbose`: also what each job ran."""
+    for cluster in (*result["clusters"], None):
+        own = cluster and cluster["id"]
+        jobs = [job for job in result["jobs"] if job["cluster_id"] == own]
+        if cluster or jobs:
+            line(_bill(cluster) if cluster else "Jobs of clusters that this machine has no ledger of:")
+        if jobs:
+            table(("job", "state", "ranks", "time", "cost", "cause"), [_job_row(job) for job in jobs])
+        for job in jobs if verbose else ():
+            _job_details(job)
+    if not result["jobs"]:
+        line(named("No jobs yet. Start one: awsddp train"))
+    if result["clusters"]:
+        line(
+            f"On AWS: {money(result['total_usd'])}, by list price and this machine's ledger. "
+            f"Rehearsals (free), would have cost: {money(result['would_have_cost_usd'])}."
         )
-        for job in result
-    ]
-    table(("job", "state", "ranks", "time", "cause"), rows)
-    for job in result if verbose else ():
-        _job_details(job)
+
+
+def _job_row(job: dict[str, Any]) -> tuple[object, ...]:
+    took, usd = job["seconds"], job["job_usd"]
+    cost = "" if usd is None else money(usd)
+    time = "" if took is None else duration(took)
+    seen = "" if job["reported"] or job["state"] not in ACTIVE else "last seen "
+    return job["job"], seen + job["state"], len(job["ranks"]), time, cost, _cause(job["cause"])
+
+
+def _bill(cluster: dict[str, Any]) -> str:
+    """Return what a cluster was, and what it cost, with and without jobs."""
+    begin, end = (str(cluster[key] or "now")[:16].replace("T", " ") for key in ("began", "ended"))
+    is_local = cluster["target"] == "local"
+    idle = "" if cluster["idle_usd"] is None else f", {money(cluster['idle_usd'])} of it without a job"
+    return (
+        f"Cluster {cluster['cluster']}, {cluster['nodes']} x {cluster['instance_type']} in "
+        f"{'the local cloud' if is_local else cluster['region']}, {begin} to {end}: "
+        f"{money(cluster['cost_usd'])}{idle}{' (not billed)' * is_local}"
+    )
 
 
 def _job_details(job: dict[str, Any]) -> None:
@@ -212,144 +249,48 @@ def _job_details(job: dict[str, Any]) -> None:
         f"{commit}{' with changes' * bool(job['dirty'])}; {job['launcher']}, {job['world_size']} ranks on "
         f"{len(job['nodes'])} x {job['instance_type']}{price}; {job['started']} to {job['ended'] or 'now'}"
     )
-    if job["progress"] or job["usage"]:
-        ranks_table(job)
+    ranks_table(job)
 
 
 def ranks_table(job: dict[str, Any]) -> None:
-    """Show metrics and usage of each rank; usage that is far from that of the others has a star."""
-    metrics = {one["rank"]: one for one in job["progress"]}
-    usage = {one["rank"]: one for one in job["usage"]}
-    ranks = sorted({*metrics, *usage})
-    headings: list[str] = ["", "rank"]
-    columns = [
-        ["slowest" if rank == job["slowest_rank"] else "" for rank in ranks],
-        [str(rank) for rank in ranks],
+    """Show metrics and usage of each rank that has some; usage far from that of the others has a star."""
+    columns = list(rank_columns(job))
+    ranks = sorted({rank for column in columns for rank in column.values})
+    rows = [
+        [
+            "slowest" if rank == job["slowest_rank"] else "",
+            rank,
+            *(one.shown.get(rank, "") for one in columns),
+        ]
+        for rank in ranks
     ]
-    for heading, key, form in _CELLS:
-        values = [metrics.get(rank, {}).get(key) for rank in ranks]
-        if any(value is not None for value in values):
-            headings.append(heading)
-            columns.append(_texts(values, form))
-    for heading, key, form in _USAGE:
-        values = [usage.get(rank, {}).get(key) for rank in ranks]
-        if any(value is not None for value in values):
-            shown = [
-                size_text(int(value)) if "bytes" in key and value is not None else value for value in values
-            ]
-            stars = [" *" * far for far in far_from_others(key, values)]
-            headings.append(heading)
-            columns.append([text + star for text, star in zip(_texts(shown, form), stars, strict=True)])
-    table(headings, list(zip(*columns, strict=True)))
-
-
-def _texts(values: Sequence[Any], form: str) -> list[str]:
-    return ["" if value is None else form.format(value) for value in values]
+    if rows:
+        table(("", "rank", *(one.heading for one in columns)), rows)
 
 
 def report_page(result: dict[str, Any]) -> None:
-    """Show a job: its end, what it ran, each rank, its cost, its fetched files, and where its page is."""
+    """Show a job's end, its cost, and where its page is."""
     for text in job_lines(result):
         line(text)
-    _job_details(result)
-    keys = ("rank", "local_rank", "node", "exit_code")
-    table(
-        ("rank", "local rank", "node", "exit code", "time"),
-        [[*(rank[key] for key in keys), duration(rank["seconds"])] for rank in result["ranks"]],
-    )
-    steps = [step for step in result["timeline"] if step["who"] != "AWS"]
-    if steps:
-        rows = [
-            (
-                duration(step["start_s"]),
-                _took(step),
-                step["who"],
-                step["what"],
-            )
-            for step in sorted(steps, key=lambda step: float(step["start_s"]))
-        ]
-        table(("after", "took", "who", "what"), rows)
-    costs = result["costs"]
-    if costs:
-        would = "would have cost" if result["target"] == "local" else "cost"
-        line(f"the job {would} {money(costs['job_usd'])}, its cluster so far {money(costs['cluster_usd'])}")
-    if result["metrics"]:
-        values = ", ".join(
-            f"{key} {value:g}"
-            for key, value in result["metrics"].items()
-            if isinstance(value, int | float) and key not in ("rank", "time")
-        )
-        line(f"last metrics: {values}")
-    if result["files"]:
-        table(("file", "bytes"), [(name, f"{size:,}") for name, size in result["files"]])
-    line("run it again:")
-    for command in result["again"]:
-        print(f"  {harmless.line(command)}")  # never wrapped: to be copied
+    if result["job_usd"] is not None:
+        line(f"  {'would have cost' if result['target'] == 'local' else 'cost'}: {money(result['job_usd'])}")
     line(f"page: {result['page']}")
 
 
-def _took(step: dict[str, Any]) -> str:
-    """Return how long a step of a timeline took; one that is only a moment took nothing."""
-    if step["end_s"] is None:
-        return "until now"
-    took = step["end_s"] - step["start_s"]
-    return duration(took) if took else ""
-
-
-def reports_page(result: list[dict[str, Any]]) -> None:
-    """Show all jobs of this machine, the newest last; the page that is named next links to theirs."""
-    if not result:
-        line("No jobs have run from this machine. Start one: awsddp train")
-        return
-    rows = [
-        (
-            job["job"],
-            job["state"],
-            job["cluster"],
-            job["started"] and job["started"][5:16].replace("T", " "),
-            "" if job["seconds"] is None else duration(job["seconds"]),
-            money(job["job_usd"]),
-        )
-        for job in result
-    ]
-    table(("job", "state", "cluster", "started", "time", "cost"), rows)
-
-
-def cost_page(result: dict[str, Any]) -> None:
-    """Show what each cluster cost, and all of them."""
-    if not result["clusters"]:
-        line("No clusters have been made from this machine.")
-        return
-    rows = [
-        (
-            bill["cluster"],
-            "local cloud" if bill["target"] == "local" else bill["region"],
-            f"{bill['nodes']} x {bill['instance_type']}",
-            str(bill["from"])[:16].replace("T", " "),
-            "running" if bill["to"] is None else str(bill["to"])[:16].replace("T", " "),
-            money(bill["cost_usd"]) + (" (not billed)" if bill["target"] == "local" else ""),
-        )
-        for bill in result["clusters"]
-    ]
-    table(("cluster", "region", "instances", "from", "to", "list price"), rows)
-    line(
-        f"On AWS: {money(result['total_usd'])}, by list price and this machine's ledger. "
-        f"Rehearsals (free), would have cost: {money(result['would_have_cost_usd'])}."
-    )
-
-
-def sync_page(result: dict[str, Any]) -> None:
-    """Show the files and bytes sent or fetched per node."""
+def sync_page(result: dict[str, Any], *, verbose: bool = False) -> None:
+    """Show the files and bytes sent or fetched per node; `verbose`: the largest, and what is not sent."""
     table(
         ("node", "files", "bytes"),
         [(f"node{node['node']}", node["files"], f"{node['bytes']:,}") for node in result["nodes"]],
     )
     if result.get("home"):
         line(f"Results: {result['home']}/")
-    if result.get("largest"):
+    if not verbose:
+        return
+    if result["largest"]:
         shown = ", ".join(f"{one['path']} {size_text(one['bytes'])}" for one in result["largest"])
         line(f"Largest: {shown}")
-    for kept in result.get("kept", ()):
+    for kept in result["kept"]:
         more = len(kept["paths"]) - _MOST_KEPT
         paths = ", ".join(kept["paths"][:_MOST_KEPT]) + (f" and {more:,} more" if more > 0 else "")
         line(f"Not sent, matched by {kept['by']}: {paths}")
@@ -362,15 +303,11 @@ def down_page(result: dict[str, Any]) -> None:
         line(f"Cluster {result['cluster']}: nothing to terminate. Searched: {looked}.")
         return
     count = len(result["terminated"])
+    verb = "Would have cost" if result["target"] == "local" else "Cost"
     line(
         f"Cluster {result['cluster']}: {count} instance{'s' * (count != 1)} terminated, nothing is left. "
-        f"{_what_it_cost(result)}"
+        f"{verb}: {money(result['cost_usd'])} on EC2 (list price)."
     )
-
-
-def _what_it_cost(result: dict[str, Any]) -> str:
-    verb = "Would have cost" if result["target"] == "local" else "Cost"
-    return f"{verb}: {money(result['cost_usd'])} on EC2 (list price)."
 
 
 def run_page(result: "RunResult") -> None:

@@ -14,7 +14,7 @@ from awsddp.cli.plan_page import offers_page, plan_page, settings_page
 @click.option("--offers", is_flag=True, help="List every GPU type offered in the region, with prices.")
 def command(options: Globals, *, offers: bool, **given: Any) -> None:
     """Show what `up` would do and cost; with -v where each setting comes from. Changes nothing."""
-    from awsddp.plan import document
+    from awsddp.plan.document import document
     from awsddp.verbs import plan as verb
 
     with session.opened(options, session.overrides(given)) as (ctx, show):

@@ -1,4 +1,4 @@
-"""The pages before a launch: the plan, the settings, the offers, permissions and quota."""
+"""The pages before a launch: the plan, the settings, the offers and quota."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -7,12 +7,12 @@ from awsddp.cli.render import line, table
 from awsddp.report import duration, money
 
 if TYPE_CHECKING:
-    from awsddp.plan import LaunchPlan
+    from awsddp.plan.records import LaunchPlan
 
 
 def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
     """Show a plan: instances, image, zones, resources, price, fallbacks, other choices, warnings."""
-    from awsddp.plan import document
+    from awsddp.plan.document import document
 
     facts = document(plan)
     rows = [
@@ -140,14 +140,6 @@ def offers_page(found: dict[str, Any]) -> None:
             _choice_row(offer, region) + ([money(offer["spot_usd_per_hour"])] if spot else [])
             for offer in found["offers"]
         ],
-    )
-
-
-def permissions_page(found: dict[str, Any]) -> None:
-    """Show what `up` and `down` call, and whether each call is allowed."""
-    table(
-        ("call", "answer", ""),
-        [(one["operation"], one["answer"], one["why"]) for one in found["permissions"]],
     )
 
 

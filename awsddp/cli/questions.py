@@ -11,7 +11,7 @@ from awsddp.report import money
 from awsddp.spec import ClusterSpec
 
 if TYPE_CHECKING:
-    from awsddp.plan import LaunchPlan
+    from awsddp.plan.records import LaunchPlan
 
 
 _PRICED = frozenset(
@@ -20,7 +20,6 @@ _PRICED = frozenset(
         "cluster.gpus",
         "cluster.max_price_usd",
         "cluster.budget_usd",
-        "capacity.types",
         "capacity.reservation",
     }
 )

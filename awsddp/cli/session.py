@@ -21,13 +21,9 @@ from awsddp.verbs.context import Context
 _ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
 
 
-class _PerNode(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2
-    """A number of ranks, or torchrun's word "gpu"."""
-
-    name = "integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == "gpu" else click.INT.convert(value, param, ctx)
+def _per_node(value: Any) -> Any:
+    """Return a number of ranks, or torchrun's word "gpu"."""
+    return value if value == "gpu" else click.INT.convert(value, None, None)
 
 
 _ENVIRONMENT = click.option(
@@ -59,15 +55,6 @@ PLAN_OPTIONS = {
     "cluster.spot": click.option(
         "--spot", is_flag=True, default=None, help="Spot instances: cheaper, but AWS may reclaim them."
     ),
-    "capacity.zones": click.option(
-        "--zone", "zones", multiple=True, metavar="ZONE", help="Try these zones, in order (repeatable)."
-    ),
-    "capacity.efa": click.option(
-        "--efa", is_flag=True, default=None, help="EFA interfaces, on types that support them."
-    ),
-    "capacity.retry_until_up": click.option(
-        "--retry-until-up", is_flag=True, default=None, help="When there is no capacity, keep retrying."
-    ),
     "cluster.budget_usd": click.option(
         "--budget",
         "budget_usd",
@@ -92,12 +79,12 @@ JOB_OPTIONS = {
     ),
     "job.nproc_per_node": click.option(
         "--nproc-per-node",
-        type=_PerNode(),
+        type=_per_node,
         metavar="N",
         help="Ranks per node; gpu: one per GPU, the default.",
     ),
     "job.nnodes": click.option(
-        "--nnodes", metavar="MIN:MAX", help="Continue with MIN of MAX nodes; implies --launcher torchrun."
+        "--nnodes", metavar="MIN:MAX", help="Continue with MIN of MAX nodes; implies torchrun's agent."
     ),
     "job.resume": click.option(
         "--resume",
@@ -113,22 +100,14 @@ JOB_OPTIONS = {
         metavar="NODES",
         help="Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
     ),
-    "job.launcher": click.option(
-        "--launcher",
-        type=click.Choice(["ssh", "torchrun"]),
-        help="One process per rank, or torch's elastic agent.  [default: ssh]",
-    ),
     "job.max_restarts": click.option(
         "--max-restarts",
         type=int,
         metavar="N",
-        help="Restart the ranks up to N times; implies --launcher torchrun.",
+        help="Restart the ranks up to N times; implies torchrun's agent.",
     ),
     "job.module": click.option(
         "-m", "--module", is_flag=True, default=None, help="SCRIPT is a module (python -m)."
-    ),
-    "sync.workdir": click.option(
-        "--workdir", metavar="DIR", help="The folder to send to the nodes.  [default: .]"
     ),
     "job.outputs": click.option(
         "--output",
@@ -149,9 +128,6 @@ JOB_OPTIONS = {
         "--name", metavar="NAME", help="The job's name.  [default: script, time, 4 digits]"
     ),
     "job.timeout": click.option("--timeout", metavar="TIME", help="End the job after this: 90m, 24h."),
-    "job.hang_after": click.option(
-        "--hang-after", metavar="TIME", help="End the job when no rank writes a line for this long: 10m."
-    ),
 }
 
 

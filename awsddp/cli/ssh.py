@@ -18,25 +18,17 @@ _NODE = re.compile(r"(?:node)?(\d+)")
 @click.command("ssh", cls=Words)
 @click.argument("words", nargs=-1, metavar="[COMMAND...]")
 @click.option("--node", type=int, default=0, metavar="N", help="Which node.  [default: 0]")
-@click.option(
-    "-L", "to_node", multiple=True, metavar="SPEC", help="Forward a port here: 6006:localhost:6006."
-)
-@click.option(
-    "-R", "to_here", multiple=True, metavar="SPEC", help="Forward a port of the node to this machine."
-)
-@click.option("-D", "dynamic", multiple=True, metavar="PORT", help="A SOCKS proxy here, through the node.")
+@click.option("-L", "ports", multiple=True, metavar="SPEC", help="Forward a port here: 6006:localhost:6006.")
 def command(
     options: Globals,
     *,
     words: tuple[str, ...],
     node: int,
-    to_node: tuple[str, ...],
-    to_here: tuple[str, ...],
-    dynamic: tuple[str, ...],
+    ports: tuple[str, ...],
 ) -> None:
     """Open a shell on a node, or run a command there; terminal, stdin and exit code are ssh's own.
 
-    -L, -R and -D are ssh's own, too. With --json: print the ssh command for other programs to run.
+    -L is ssh's own, too. With --json: print the ssh command for other programs to run.
     """
     from awsddp.verbs.ssh import ssh
 
@@ -47,11 +39,8 @@ def command(
             shlex.join(["awsddp", "ssh", "--node", named[1], *words[1:]]),
         )
     with session.opened(options) as (ctx, show):
-        ports = (("-L", to_node), ("-R", to_here), ("-D", dynamic))
-        forwards = [word for kind, specs in ports for spec in specs for word in (kind, spec)]
-        argv = ssh(
-            ctx, node=node, words=words, forwards=forwards, tty=sys.stdin.isatty() and sys.stdout.isatty()
-        )
+        tty = sys.stdin.isatty() and sys.stdout.isatty()
+        argv = ssh(ctx, node=node, words=words, ports=ports, tty=tty)
         show.result({"command": argv}, lambda _: None)
     if options.json:
         return

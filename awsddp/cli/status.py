@@ -4,7 +4,7 @@ import click
 
 from awsddp.cli import session
 from awsddp.cli.options import Globals, Verb
-from awsddp.cli.pages import cluster_page
+from awsddp.cli.pages import all_page, cluster_page
 
 
 @click.command("status", cls=Verb)
@@ -15,7 +15,6 @@ def command(options: Globals, *, all_: bool) -> None:
     """Show nodes, addresses, jobs, price, cost and time left; with -v the idle time left on each node."""
     with session.opened(options) as (ctx, show):
         if all_:
-            from awsddp.cli.everywhere_page import all_page
             from awsddp.verbs.everywhere import status_all
 
             show.result(status_all(ctx), all_page)

@@ -5,13 +5,11 @@ from typing import Any
 
 import click
 
-from awsddp import harmless
-from awsddp.cli import render, session
+from awsddp.cli import session
 from awsddp.cli.completion import files
 from awsddp.cli.options import Globals, Verb, dashed
 from awsddp.cli.pages import job_page
 from awsddp.errors import UsageError
-from awsddp.report import node_name
 
 
 class Launch(Verb):
@@ -60,26 +58,12 @@ def job_overrides(given: dict[str, Any]) -> dict[str, object]:
     return found | ({"job.args": list(words)} if words else {})
 
 
-def dry_run_page(result: dict[str, Any]) -> None:
-    """Show what a job would start: its ranks, and each process with its node, command and environment."""
-    rows = [[one["rank"], one["local_rank"], node_name(one["node"])] for one in result["ranks"]]
-    render.table(["rank", "local rank", "node"], rows)
-    for node in result["nodes"]:
-        for process in node["processes"]:
-            ranks = ", ".join(map(str, process["ranks"]))
-            print(f"\n{node_name(node['node'])}, rank {ranks}, in {node['workdir']}:")
-            for name, text in sorted(process["environment"].items()):
-                print(harmless.line(f"  {name}={shlex.quote(text)} \\"))
-            print(harmless.line(f"  {shlex.join(process['argv'])}"))
-
-
 @click.command("train", cls=Launch)
 @click.argument("script", required=False, shell_complete=files)
 @session.options_of(session.JOB_OPTIONS)
 @click.option("--detach", is_flag=True, help="Return once the ranks run; `awsddp logs -f` follows them.")
-@click.option("--dry-run", is_flag=True, help="Only show the ranks, and each node's command and environment.")
 @click.pass_context
-def command(ctx: click.Context, /, options: Globals, *, detach: bool, dry_run: bool, **given: Any) -> None:
+def command(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) -> None:
     """Sync, launch the ranks, stream their logs, fetch the results.
 
     Nodes (or, with --on, GPUs) run one job at a time: if another one runs, nothing is launched (exit 3),
@@ -88,12 +72,9 @@ def command(ctx: click.Context, /, options: Globals, *, detach: bool, dry_run: b
     {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port},
     {init_file} and {resume}; a doubled brace is a brace.
     """
-    from awsddp.verbs.train import preview, train
+    from awsddp.verbs.train import train
 
     with session.opened(options, job_overrides(given)) as (context, show):
-        if dry_run:
-            show.result(preview(context), dry_run_page)
-            return
         with show.partial(job_page):
             result = train(context, on_lines=show.lines, detach=detach)
         show.result(result, job_page)

@@ -19,8 +19,6 @@ _TORCHES = (
 )
 DLAMI_PARAMETERS = tuple(_PARAMETER.format("x86_64", *pair) for pair in _TORCHES)
 DLAMI_NAMES = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch *(Ubuntu *"
-# https://docs.aws.amazon.com/dlami/latest/devguide/ (the AMIs are shared by this account)
-DLAMI_OWNER = "898082745236"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,16 +217,6 @@ def unfit(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = No
     return ""
 
 
-def fitting_wheels(gpu: Architecture, *, driver: int | None = None) -> tuple[tuple[str, str], ...]:
-    """Return the (torch, CUDA) pairs that run on this GPU, newest first."""
-    return tuple(
-        (row.torch, cuda)
-        for row in RELEASES
-        for cuda in reversed(row.wheels)
-        if not unfit(row, cuda, gpu, driver=driver)
-    )
-
-
 def undriven(gpu: Architecture, *, driver: int | None, module: KernelModule | None) -> str:
     """Return why a driver (its branch, and its kind of kernel module) cannot drive this GPU, or ""."""
     name = f"the {gpu.gpus[0]} ({gpu.name}, {gpu.capability})"

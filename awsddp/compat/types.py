@@ -5,7 +5,7 @@ the price list still has the retired p2.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -200,8 +200,8 @@ def quota_of(instance_type: str, market: Market = "on-demand") -> tuple[str, str
     return SPOT_G if instance_type.startswith(("g", "vt")) else SPOT_STANDARD
 
 
-def nearest(kind: GpuType, among: Iterable[GpuType], *, count: int = 3) -> tuple[GpuType, ...]:
-    """Return the `count` other priced types nearest to `kind`: by number of GPUs, then by price."""
+def nearest(kind: GpuType, among: Iterable[GpuType]) -> tuple[GpuType, ...]:
+    """Return the three other priced types nearest to `kind`: by number of GPUs, then by price."""
     price = kind.price_usd_per_hour or 0.0
     others = [other for other in among if other.name != kind.name and other.price_usd_per_hour is not None]
     others.sort(
@@ -211,18 +211,16 @@ def nearest(kind: GpuType, among: Iterable[GpuType], *, count: int = 3) -> tuple
             other.name,
         )
     )
-    return tuple(others[:count])
+    return tuple(others[:3])
 
 
-def replacements(retired: Retired, offered: Collection[str], *, count: int = 3) -> tuple[GpuType, ...]:
-    """Return the cheapest virtualised types offered with as many GPUs as the retired one had, 8 at most."""
+def replacements(retired: Retired, offered: Iterable[GpuType]) -> tuple[GpuType, ...]:
+    """Return the three cheapest virtualised types with as many GPUs as the retired one, at most 8."""
     gpus = min(retired.gpus, 8)
     found = [
-        kind
-        for kind in GPU_TYPES.values()
-        if kind.gpus == gpus and not kind.bare_metal and kind.price_usd_per_hour and kind.name in offered
+        kind for kind in offered if kind.gpus == gpus and not kind.bare_metal and kind.price_usd_per_hour
     ]
-    return tuple(sorted(found, key=lambda kind: kind.price_usd_per_hour or 0)[:count])
+    return tuple(sorted(found, key=lambda kind: kind.price_usd_per_hour or 0)[:3])
 
 
 def network_gbyte_s(instance_type: str) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from awsddp.answers import RankStep
 from awsddp.cluster import Check, Node, Prepared, write_numbers
 from awsddp.jobs.ranks import Rank
 from awsddp.report import node_name, size_text
@@ -19,7 +20,7 @@ LEAST_MEMORY = 1_000_000_000
 ALIKE = 0.75
 """A node has as much memory as the others that has more than this part of theirs."""
 SLOW = 1 / 3
-"""A node is slow that reaches less than this part of what the others reach, twice."""
+"""A node is slow that reaches less than this part of what the others reach."""
 
 Answers = Mapping[int, Mapping[str, Any]]
 Dial = tuple[int, int, str]
@@ -113,7 +114,7 @@ def _gpu_health(probes: Probes, node: int, answer: Mapping[str, Any]) -> list[Ch
     errors = {number: gpu["errors"] for number, gpu in enumerate(answer["smi"]) if gpu["errors"]}
     said = [f"GPU {number}: {count} uncorrectable" for number, count in errors.items()]
     faults = [f"GPU {number}: {text}" for number, gpu in enumerate(answer["smi"]) for text in gpu["faults"]]
-    xids = Counter(number for _, number in answer["xids"])
+    xids = Counter(answer["xids"])
     reported = [
         f"Xid {number}" + (f" ({count} times)" if count > 1 else "") for number, count in xids.items()
     ]
@@ -175,26 +176,23 @@ def _better(kind: str, values: Mapping[int, str]) -> str:
     return values[min(values)]
 
 
-def slow_nodes(rates: Mapping[int, float]) -> set[int]:
-    """Return the nodes that reach less than a third of the median of all; with two, of the better one."""
-    if len(rates) < 2:
-        return set()
+def slow_nodes(rates: Mapping[int, float]) -> list[int]:
+    """Return the nodes below a third of the median of all, with two nodes of the better one; and with 0."""
     usual = statistics.median_high(rates.values())
-    return {node for node, rate in rates.items() if rate < usual * SLOW}
+    return [node for node, rate in sorted(rates.items()) if rate < usual * SLOW or not rate]
 
 
-def speed_checks(
-    probes: Probes, name: str, rates: Mapping[int, float], slow: set[int], unit: str = "MB/s"
-) -> list[Check]:
-    """Return the checks of a measured rate: of the nodes that are `slow`, and one of the others."""
-    usual = statistics.median_high(rates.values())
+def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[Check]:
+    """Return the checks of a measured rate (MB/s): of the nodes that are slow, and one of the others."""
+    usual, slow = statistics.median_high(rates.values()), slow_nodes(rates)
     checks = [
-        _check(probes, node, name, False, f"{rates[node]:.0f} {unit}", f"about {usual:.0f} {unit}")
-        for node in sorted(slow)
+        _check(probes, node, name, False, f"{rates[node]:.1f} MB/s", f"about {usual:.1f} MB/s")
+        for node in slow
     ]
     good = [rate for node, rate in rates.items() if node not in slow]
-    value = f"{min(good):.0f} to {max(good):.0f} {unit}"
-    return [*checks, Check(name=name, ok=True, value=value)]
+    if not good:
+        return [Check(name=name, ok=False, value="no two nodes form a process group")]
+    return [*checks, Check(name=name, ok=True, value=f"{min(good):.1f} to {max(good):.1f} MB/s")]
 
 
 def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
@@ -252,62 +250,46 @@ def rounds(nodes: Sequence[int], *, most: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
-    """Return the bus bandwidth of an all-reduce of `size` bytes, in GB/s, as nccl-tests defines it.
-
-    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-    """
-    return size / seconds / 1e9 * 2 * (ranks - 1) / ranks
-
-
-@dataclass(kw_only=True)
-class Group:
-    """What the ranks of a process group did: how far each came, why it failed, and its seconds."""
-
-    ranks: tuple[Rank, ...]
-    at: dict[int, str]
-    whys: dict[int, str]
-    seconds: float | None = None
-    bytes: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all ranks have timed an all-reduce."""
-        return self.seconds is not None and all(self.at[one.rank] == "reduced" for one in self.ranks)
-
-    @property
-    def bandwidth(self) -> float:
-        """The bus bandwidth in GB/s."""
-        assert self.seconds is not None, "asked of a whole group"
-        return bus_bandwidth(self.bytes, self.seconds, len(self.ranks))
-
-    def behind(self) -> list[Rank]:
-        """Return the ranks that came least far, in the order of their failures; none where all are even."""
-        steps = {one.rank: _STEPS.index(self.at[one.rank]) for one in self.ranks}
-        last = [one for one in self.ranks if steps[one.rank] == min(steps.values()) < max(steps.values())]
-        order = list(self.whys)
-        return sorted(last, key=lambda one: order.index(one.rank) if one.rank in order else one.rank)
-
-
 _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
+
+
+class Group:
+    """The ranks of a process group, and the last step of each that was heard of, the latest one last."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self.ranks = ranks
+        self.steps = {one.rank: RankStep(rank=one.rank) for one in ranks}
+
+    def hear(self, step: RankStep) -> None:
+        """Take a step of a rank up; what happens after its all-reduce does not matter."""
+        if self.steps[step.rank].at != "reduced":
+            del self.steps[step.rank]
+            self.steps[step.rank] = step
+
+    @property
+    def gbyte_s(self) -> float | None:
+        """The bus bandwidth, None where not all ranks have timed an all-reduce."""
+        if any(step.at != "reduced" for step in self.steps.values()):
+            return None
+        return min(step.gbyte_s for step in self.steps.values())
 
 
 def group_check(probes: Probes, group: Group) -> Check:
     """Return the check of a process group: the ranks that came least far and why, of their node if one."""
-    if group.is_whole:
+    if group.gbyte_s is not None:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")
-    behind = group.behind() or list(group.ranks)
-    came = "; ".join(f"rank {one.rank} ({node_name(one.node)}): {_came(group, one)}" for one in behind[:8])
+    node_of = {one.rank: one.node for one in group.ranks}
+    steps = sorted(group.steps.values(), key=lambda step: _STEPS.index(step.at))
+    behind = [step for step in steps if step.at == steps[0].at]
+    came = [f"rank {one.rank} ({node_name(node_of[one.rank])}): {_came(one)}" for one in behind[:8]]
     more = f"; and {len(behind) - 8} more" if len(behind) > 8 else ""
-    rest = len(group.ranks) - len(behind)
-    farthest = max((group.at[one.rank] for one in group.ranks), key=_STEPS.index)
-    others = f"; the other {rest}: {farthest}" if rest else ""
-    value, expected = came + more + others, "all ranks join"
-    nodes = {one.node for one in group.behind()}
-    if len(nodes) == 1:
-        return _check(probes, nodes.pop(), "process group", False, value, expected)
-    return Check(name="process group", ok=False, value=value, expected=expected)
+    rest = len(steps) - len(behind)
+    others = f"; the other {rest}: {steps[-1].at}" if rest else ""
+    value, nodes = "; ".join(came) + more + others, {node_of[one.rank] for one in behind}
+    if rest and len(nodes) == 1:
+        return _check(probes, nodes.pop(), "process group", False, value, "all ranks join")
+    return Check(name="process group", ok=False, value=value, expected="all ranks join")
 
 
-def _came(group: Group, one: Rank) -> str:
-    return group.whys.get(one.rank) or group.at[one.rank] or "did not start"
+def _came(step: RankStep) -> str:
+    return step.why or step.at or "did not start"

@@ -8,14 +8,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from awsddp.answers import check_document, check_positions
+from awsddp.answers import check_document
 from awsddp.errors import ConfigError, NodeError
-from awsddp.jobs.supervisor.times import positions
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 
 _PROGRESS_SECONDS = 1.0
@@ -23,7 +23,6 @@ _PROGRESS_SECONDS = 1.0
 _LONGEST_LINE = 32 << 20
 _MAGIC_WITHIN = 1 << 20
 _FRAME_BYTES = 16 << 20  # a document of 10,000 ranks has 2 MB
-_NUMBERS = "ranks.json"
 _LINE_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
@@ -58,7 +57,7 @@ class Stream:
         frames, at = [], 0
         while len(self._data) - at >= HEADER.size:
             kind, rank, offset, length = HEADER.unpack_from(self._data, at)
-            if kind not in (b"T", b"L", b"P", b"S", b"H", b"E", b"N"):
+            if kind not in (b"L", b"P", b"S", b"H", b"E"):
                 raise self._unexpected(bytes(self._data[at : at + 4000]))
             if length > _FRAME_BYTES:
                 raise self._unexpected(b"a frame of %d bytes" % length)
@@ -110,6 +109,19 @@ def split_lines(labelled: bytes) -> list[LogLine]:
     ]
 
 
+def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
+    """Return the last `count` lines of what a Merger gave out, about equally many of each rank."""
+    lines: dict[bytes, deque[bytes]] = {}
+    for line in (line for piece in pieces for line in piece.splitlines(keepends=True)):
+        lines.setdefault(line.partition(b"]")[0], deque(maxlen=count)).append(line)
+    room, left = count, len(lines)
+    for rank in sorted(lines.values(), key=len):
+        for _ in range(len(rank) - room // left):
+            rank.popleft()
+        room, left = room - len(rank), left - 1
+    return b"".join(line for rank in lines.values() for line in rank)
+
+
 class Labeller:
     """Puts the label of one rank before each of its lines.
 
@@ -123,12 +135,6 @@ class Labeller:
         self._chunks: list[bytes] = []  # of a line that has not ended; joined once
         self._since = 0.0  # when it began, or when a part of it was given out
         self._broken = False  # the beginning of the line that comes next was given out already
-
-    def rename(self, label: bytes) -> bytes:
-        """Put `label` before the lines that come from now on; return what is left of those before."""
-        left = b"" if label == self._label else self.finish()
-        self._label = label
-        return left
 
     def feed(self, data: bytes, *, now: float) -> bytes:
         """Add bytes of the rank and return the lines that they complete, labelled."""
@@ -198,14 +204,9 @@ class Merger:
         folder: Path,
         job: str | None = None,
         shown: Collection[int] | None = None,
-        since: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`nodes` has the node of each rank; `folder` receives rank3.log; `shown` are the ranks to show.
-
-        What was said before `since` (s since 1970) is kept, and not shown.
-        """
-        self.since = since
+        """`nodes` has the node of each rank; `folder` receives rank3.log; `shown` are the ranks to show."""
         self._job = job
         self._nodes = dict(nodes)
         self._folder = folder
@@ -213,9 +214,9 @@ class Merger:
         self._clock = clock
         self._streams: dict[int, Stream] = {}
         self._offsets = dict.fromkeys(self._nodes, 0)
-        self._shown_from: dict[int, int] = {}
-        self._labellers = {rank: Labeller(self._label(rank, rank)) for rank in self._nodes}
-        self._numbers: dict[int, list[tuple[int, int]]] = {}  # by log: (offset, rank from there on)
+        self._labellers = {
+            rank: Labeller(b"[rank %d @ node%d] " % (rank, node)) for rank, node in self._nodes.items()
+        }
         self._files: dict[int, int] = {}
         self._ended: set[int] = set()
         self.documents: dict[int, dict[str, Any]] = {}
@@ -231,12 +232,6 @@ class Merger:
 
     def replay(self) -> Iterator[bytes]:
         """Yield the lines that were fetched before; `attach` then returns the offsets of the rest."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            known = json.loads((self._folder / _NUMBERS).read_text(encoding="ascii"))
-            self._numbers = {int(rank): [(at, number) for at, number in said] for rank, said in known.items()}
-        if self.since is not None:
-            for times in self._folder.glob("times*.jsonl"):
-                self._shown_from |= positions(times, self._folder, self.since)
         for rank, labeller in self._labellers.items():
             path = self._path(rank)
             if not path.exists():
@@ -277,12 +272,8 @@ class Merger:
     def _take(self, node: int, frame: Frame) -> bytes:
         if frame.kind in (b"S", b"E"):
             self.documents[node] = check_document(frame.payload, node=node, job=self._job, ranks=self._nodes)
-        if frame.kind == b"T":
-            self._shown_from |= check_positions(frame.payload, node=node, ranks=self._nodes)
         if frame.kind == b"E":
             self._ended.add(node)
-        if frame.kind == b"N":
-            self._number(node, frame)
         if frame.kind == b"P":
             self._check_rank(node, frame)
             return self._labellers[frame.rank].pause(now=self._clock())
@@ -291,18 +282,6 @@ class Merger:
     def _check_rank(self, node: int, frame: Frame) -> None:
         if self._nodes.get(frame.rank) != node:
             raise StreamError(f"node{node} sent a log of rank {frame.rank}, which does not run there")
-
-    def _number(self, node: int, frame: Frame) -> None:
-        """Take in which rank the worker behind a log has, and keep that beside the log."""
-        if self._nodes.get(frame.rank) != node or not re.fullmatch(rb"\d{1,5}", frame.payload):
-            raise StreamError(f"node{node} gave rank {frame.rank} a number that it cannot have")
-        said = self._numbers.setdefault(frame.rank, [])
-        entry = (frame.offset, int(frame.payload))
-        if entry not in said:
-            said.append(entry)
-            self._make_folder()
-            (self._folder / _NUMBERS).touch(mode=0o600)
-            (self._folder / _NUMBERS).write_text(json.dumps(self._numbers), encoding="ascii")
 
     def _log(self, node: int, frame: Frame) -> bytes:
         """Write and show what is new in a piece of a rank's log."""
@@ -317,21 +296,9 @@ class Merger:
 
     def _show(self, rank: int, labeller: Labeller, data: bytes) -> bytes:
         """Label what is to be shown of a piece that ends at the rank's offset."""
-        begin = self._offsets[rank] - len(data)
-        data = data[max(0, self._shown_from.get(rank, 0) - begin) :]
         if not data or rank not in self._shown:
             return b""
-        begin, shown = self._offsets[rank] - len(data), b""
-        for at, number in self._numbers.get(rank, ()):
-            if at < self._offsets[rank]:
-                cut = max(0, at - begin)
-                shown += labeller.feed(data[:cut], now=self._clock()) if cut else b""
-                shown += labeller.rename(self._label(rank, number))
-                begin, data = begin + cut, data[cut:]
-        return shown + labeller.feed(data, now=self._clock())
-
-    def _label(self, rank: int, number: int) -> bytes:
-        return b"[rank %d @ node%d] " % (number, self._nodes[rank])
+        return labeller.feed(data, now=self._clock())
 
     def _file(self, rank: int) -> int:
         if rank not in self._files:

@@ -39,11 +39,9 @@ _MODULES = (
     "job_causes",
     "folder",
     "claim",
-    "journal",
     "link",
     "session",
     "peers",
-    "times",
     "follow",
     "walk",
     "writing",
@@ -170,7 +168,7 @@ def launch_requests(
     script, spec = _shown(spec.job.script), with_secrets(spec)
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[node] for node in sorted({rank.node for rank in ranks})]
-    port, link_port = _ports(slot, spec.job.master_port)
+    port, link_port = _ports(slot)
     first = _private(used[0])
     rendezvous = Rendezvous(job=job, master_addr=first, master_port=port)
     processes = launcher(spec.job.launcher_name)
@@ -229,21 +227,18 @@ def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
     return {"min_nodes": spec.job.min_nodes(nodes), "max_restarts": spec.job.max_restarts or 0}
 
 
-def follow_request(
-    job: str, *, offsets: Mapping[int, int], to_the_end: bool = True, since: float | None = None
-) -> dict[str, Any]:
+def follow_request(job: str, *, offsets: Mapping[int, int], to_the_end: bool = True) -> dict[str, Any]:
     """Ask for everything that the ranks of a node say, from `offsets` (bytes, by rank) on.
 
-    Without `to_the_end` only for what they have said so far. With `since` (s since 1970) the node also tells
-    where in each log that moment is.
+    Without `to_the_end` only for what they have said so far.
     """
     known = {str(rank): offset for rank, offset in offsets.items()}
-    return {"do": "follow", "job": job, "offsets": known, "to_the_end": to_the_end, "since": since}
+    return {"do": "follow", "job": job, "offsets": known, "to_the_end": to_the_end}
 
 
-def state_request(job: str | None = None) -> dict[str, Any]:
-    """Ask for the document of `job`, or of all jobs of the node: {"jobs": [...]}."""
-    return {"do": "state", "job": job}
+def state_request() -> dict[str, Any]:
+    """Ask for the documents of all jobs of the node: {"jobs": [...]}."""
+    return {"do": "state"}
 
 
 def cancel_request(job: str, *, grace: float | None = None, launch: str | None = None) -> dict[str, Any]:
@@ -279,21 +274,6 @@ def dial_request(peers: Sequence[tuple[int, str, int]], *, seconds: float) -> di
     return {"do": "dial", "peers": [list(peer) for peer in peers], "seconds": seconds}
 
 
-def send_request(address: str, port: int, *, seconds: float) -> dict[str, Any]:
-    """Ask to send to another node, which gets `receive_request`, for so long."""
-    return {"do": "send", "address": address, "port": port, "seconds": seconds}
-
-
-def receive_request(*, seconds: float) -> dict[str, Any]:
-    """Ask to receive what another node sends for so long."""
-    return {"do": "receive", "seconds": seconds}
-
-
-def text_request(megabytes: int) -> dict[str, Any]:
-    """Ask for an answer of this size."""
-    return {"do": "text", "count": megabytes}
-
-
 def lost_request(job: str, node: int, why: str, kind: str = "node_lost") -> dict[str, Any]:
     """Tell the first node of `job` (where that is gone, another) that `node` is gone.
 
@@ -326,37 +306,26 @@ def hashes_request(paths: Sequence[str]) -> dict[str, Any]:
     return {"do": "hashes", "paths": list(paths)}
 
 
-def slots_request(
-    master_port: int | None = None, gpus: Sequence[int] = (), *, is_first: bool = True
-) -> dict[str, Any]:
+def slots_request(gpus: Sequence[int] = (), *, is_first: bool = True) -> dict[str, Any]:
     """Ask which jobs and slots the node has; the first one also which ports that a job could take are taken.
 
     Only that one, as local nodes may share a machine, where two that look would be in each other's way. With
     `gpus` a job that runs on other GPUs of the node is not told to run.
     """
-    ports = {port for slot in range(SLOTS if is_first else 0) for port in _ports(slot, master_port)}
+    ports = {port for slot in range(SLOTS if is_first else 0) for port in _ports(slot)}
     return {"do": "slots", "ports": sorted(ports), "gpus": list(gpus)}
 
 
-def choose_slot(
-    answers: Mapping[int, Mapping[str, Any]], *, first: int, master_port: int | None = None
-) -> int:
+def choose_slot(answers: Mapping[int, Mapping[str, Any]], *, first: int) -> int:
     """Return the lowest slot that is used on no node and whose ports are free on the node `first`.
 
-    `answers` are those to `slots_request(master_port)`, by node. Raises ConfigError where there is none.
+    `answers` are those to `slots_request`, by node. Raises ConfigError where there is none.
     """
     used = {slot for found in answers.values() for slot in found["used"]}
     taken = set(answers[first]["taken"])
     for slot in range(SLOTS):
-        if slot not in used and taken.isdisjoint(_ports(slot, master_port)):
+        if slot not in used and taken.isdisjoint(_ports(slot)):
             return slot
-    if master_port is not None:
-        port = min(taken & set(_ports(0, master_port)))
-        raise ConfigError(
-            f"job.master_port: port {port} is taken on node{first}",
-            f"a job needs two: {master_port}, and the one above for its supervisors",
-            "choose another, or omit job.master_port",
-        )
     raise ConfigError(
         f"node{first} has no free ports for another job",
         f"tried: {FIRST_PORT} and every tenth above, {SLOTS} in all, each with the next",
@@ -364,21 +333,9 @@ def choose_slot(
     )
 
 
-def choose_port(
-    answers: Mapping[int, Mapping[str, Any]], *, first: int, master_port: int | None = None
-) -> int:
-    """Return the MASTER_PORT of the slot that `choose_slot` returns; raises as it does."""
-    return _ports(choose_slot(answers, first=first, master_port=master_port), master_port)[0]
-
-
-def job_ports(request: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the ports that a launch request needs on the first node of the job."""
-    return request["master_port"], request["link_port"]
-
-
-def _ports(slot: int, master_port: int | None) -> tuple[int, int]:
-    """Return MASTER_PORT and the supervisors' port of a slot; one that the user chose holds for all slots."""
-    port = master_port or FIRST_PORT + 10 * slot
+def _ports(slot: int) -> tuple[int, int]:
+    """Return MASTER_PORT and the supervisors' port of a slot."""
+    port = FIRST_PORT + 10 * slot
     return port, port + 1
 
 

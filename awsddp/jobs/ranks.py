@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from awsddp.cluster import Node, Prepared
 from awsddp.errors import UsageError
@@ -115,26 +114,19 @@ def layout(
     gpus: int | Mapping[int, int],
     world_size: int | None = None,
     nproc_per_node: int | None = None,
-    gpus_per_process: int = 1,
-    uneven: bool = False,
 ) -> tuple[Rank, ...]:
-    """Lay `world_size` ranks out over `nodes`, contiguous by node and, unless `uneven`, equally many on each.
+    """Lay `world_size` ranks out over `nodes`, contiguous by node and equally many on each.
 
     `gpus` is how many the job may use on each node, rehearsed ones too; 0 (none, or pretended) sets no limit.
     Without a world size every node is used; one smaller than the cluster uses the first nodes. Raises
     UsageError, naming what fits.
     """
     limits = dict.fromkeys(nodes, gpus) if isinstance(gpus, int) else gpus
-    rooms = [limits[node] // gpus_per_process if limits[node] else None for node in nodes]
-    if uneven:
-        counts = _uneven(rooms, world_size, nproc_per_node)
-    else:
-        least = min((room for room in rooms if room is not None), default=CPU_RANKS_PER_NODE)
-        count, each = _shape(len(nodes), least, world_size, nproc_per_node)
-        counts = [each] * count
-    _check_room(counts, [limits[node] for node in nodes], gpus_per_process)
-    used = [(node, count) for node, count in zip(nodes, counts, strict=False) if count]
-    places = [(node_rank, *one, local) for node_rank, one in enumerate(used) for local in range(one[1])]
+    least = min((limits[node] for node in nodes if limits[node]), default=CPU_RANKS_PER_NODE)
+    count, each = _shape(len(nodes), least, world_size, nproc_per_node)
+    used = nodes[:count]
+    _check_room(each, [limits[node] for node in used])
+    places = [(node_rank, node, local) for node_rank, node in enumerate(used) for local in range(each)]
     return tuple(
         Rank(
             rank=rank,
@@ -142,41 +134,22 @@ def layout(
             node=node,
             node_rank=node_rank,
             world_size=len(places),
-            local_world_size=count,
-            nnodes=len(used),
+            local_world_size=each,
+            nnodes=count,
         )
-        for rank, (node_rank, node, count, local_rank) in enumerate(places)
+        for rank, (node_rank, node, local_rank) in enumerate(places)
     )
 
 
-def _check_room(counts: Sequence[int], gpus: Sequence[int], each: int) -> None:
-    """Raise UsageError where a node has fewer GPUs than its ranks drive, `each` per rank."""
-    for count, limit in zip(counts, gpus, strict=False):
-        if limit and (count * each > limit or not count):
+def _check_room(each: int, gpus: Sequence[int]) -> None:
+    """Raise UsageError where a node has GPUs, but fewer than ranks."""
+    for limit in gpus:
+        if limit and each > limit:
             raise UsageError(
-                f"{_many(max(count, 1), 'rank')} per node do not fit: a node has {_many(limit, 'GPU')}",
-                "each rank drives a GPU of its own" if each == 1 else f"each rank drives {each} GPUs",
-                f"try: --world-size {sum(one // each for one in gpus)}, or more nodes"
-                if each <= limit
-                else "use a smaller job.gpus_per_process",
+                f"{_many(each, 'rank')} per node do not fit: a node has {_many(limit, 'GPU')}",
+                "each rank drives a GPU of its own",
+                f"try: --world-size {sum(gpus)}, or more nodes",
             )
-
-
-def _uneven(rooms: Sequence[int | None], world_size: int | None, each: int | None) -> list[int]:
-    """Return how many ranks run on each node: as equally as its room allows, the first nodes more."""
-    most = [each if room is None else min(room, each or room) for room in rooms]
-    wanted = sum(one or CPU_RANKS_PER_NODE for one in most) if world_size is None else world_size
-    counts = [0] * len(rooms)
-    while sum(counts) < wanted:
-        free = [node for node, one in enumerate(most) if one is None or counts[node] < one]
-        if not free:
-            raise UsageError(
-                f"{_many(wanted, 'rank')} do not fit: there is room for {sum(counts)}",
-                "",
-                f"try: --world-size {sum(counts)}, or more nodes",
-            )
-        counts[min(free, key=counts.__getitem__)] += 1
-    return counts
 
 
 def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
@@ -366,34 +339,3 @@ def _unknown(found: str, text: str) -> UsageError:
 
 def _many(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
-
-
-def shown(requests: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what launch requests start, by node, as `train --dry-run` shows it; secrets are masked."""
-    first = next(iter(requests.values()))
-    return {
-        "job": first["job"],
-        "launcher": first["facts"]["launcher"],
-        "world_size": len(first["layout"]),
-        "ranks": [
-            {"rank": rank, "local_rank": local_rank, "node": node}
-            for rank, local_rank, node in first["layout"]
-        ],
-        "nodes": [
-            {
-                "node": node,
-                "workdir": request["workdir"],
-                "processes": [_shown(one, request) for one in request["processes"]],
-            }
-            for node, request in sorted(requests.items())
-        ],
-    }
-
-
-def _shown(process: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    environ = {**request["defaults"], **process["environment"]}
-    masked = {
-        name: "[REDACTED]" if name in request["secrets"] or SECRET.search(name) else text
-        for name, text in environ.items()
-    }
-    return {"ranks": list(process["ranks"]), "argv": list(process["argv"]), "environment": masked}

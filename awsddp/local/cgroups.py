@@ -14,6 +14,8 @@ from awsddp.local.place import Place
 ROOT = Path("/sys/fs/cgroup")
 CPU = ROOT / "cpu"
 DAEMON = "daemon"
+MEMORY = ("memory.max", "memory.limit_in_bytes")
+"""The limit of memory in cgroup v2 and v1."""
 MAX_PROCESSES = 8192
 MEMORY_SHARE = 0.9
 SLOW_CPU_US = (5_000, 100_000)
@@ -43,32 +45,33 @@ def leave(place: Place) -> None:
             (tree / "cgroup.procs").write_text("0")
 
 
-def make(place: Place, instance_id: str) -> list[Path]:
-    """Makes a node's cgroups with their limits and returns them.
+def _switches(place: Place, name: str, *switches: str) -> list[Path]:
+    """Return those of these files that the cgroups of this name have."""
+    folders = [tree / place.cgroup / name for tree in hierarchies()]
+    return [folder / switch for folder in folders for switch in switches if (folder / switch).exists()]
 
-    All nodes together may take most of what the machine can spare now, so that it is never the machine that
-    runs out; one alone may take all of that.
+
+def make(place: Place, instance_id: str) -> list[Path]:
+    """Make a node's cgroups with their limits and return them.
+
+    All nodes together may take most of what the machine can spare now, and what they have already, so that it
+    is never the machine that runs out; one alone may take all of that.
     """
     made = _folders(place, instance_id)
-    memory = str(_room_bytes(place))
-    for folder in made:
-        for limited in (folder.parent, folder):
-            for name in ("memory.max", "memory.limit_in_bytes"):
-                if (limited / name).exists():
-                    (limited / name).write_text(memory)
-        if (folder / "pids.max").exists():
-            (folder / "pids.max").write_text(str(MAX_PROCESSES))
+    room = spare_bytes() + sum(_used_bytes(tree / place.cgroup) for tree in hierarchies())
+    for switch in (*_switches(place, "", *MEMORY), *_switches(place, instance_id, *MEMORY)):
+        switch.write_text(str(room))
+    for switch in _switches(place, instance_id, "pids.max"):
+        switch.write_text(str(MAX_PROCESSES))
     return made
 
 
-def _room_bytes(place: Place) -> int:
-    """What this local cloud may have: most of what is free on the machine, and what it has already."""
-    room = spare_bytes()
-    for tree in hierarchies():
-        with suppress(OSError):
-            told = (tree / place.cgroup / "memory.stat").read_text()
-            room += sum(int(own) for own in re.findall(r"^(?:anon|total_rss) (\d+)$", told, re.MULTILINE))
-    return room
+def _used_bytes(folder: Path) -> int:
+    """Return the memory of a cgroup's processes; 0 in a tree that does not count it."""
+    with suppress(OSError):
+        shown = (folder / "memory.stat").read_text()
+        return sum(int(own) for own in re.findall(r"^(?:anon|total_rss) (\d+)$", shown, re.MULTILINE))
+    return 0
 
 
 def spare_bytes() -> int:
@@ -107,10 +110,9 @@ def can_freeze() -> bool:
 
 
 def freeze(place: Place, instance_id: str, *, frozen: bool) -> None:
-    """Lets nothing in a node's cgroups run, or all of it. Signals wait; SIGKILL ends it all the same."""
-    for tree in hierarchies():
-        if (switch := tree / place.cgroup / instance_id / "cgroup.freeze").exists():
-            switch.write_text(str(int(frozen)))
+    """Let nothing in a node's cgroups run, or all of it. Signals wait; SIGKILL ends it all the same."""
+    for switch in _switches(place, instance_id, "cgroup.freeze"):
+        switch.write_text(str(int(frozen)))
 
 
 def slow_down(place: Place, instance_id: str, *, slow: bool) -> None:
@@ -120,15 +122,12 @@ def slow_down(place: Place, instance_id: str, *, slow: bool) -> None:
     cgroup, not by process, from then on.
     """
     quota, period = SLOW_CPU_US
-    for tree in hierarchies():
-        switch = tree / place.cgroup / instance_id / "cpu.max"
-        if slow and (tree / "cgroup.controllers").exists():
-            for parent in (tree, tree / place.cgroup):
-                with suppress(OSError):
-                    (parent / "cgroup.subtree_control").write_text("+cpu")
-        if switch.exists():
-            switch.write_text(f"{quota if slow else 'max'} {period}")
-            return
+    for parent in [folder for tree in hierarchies() for folder in (tree, tree / place.cgroup) if slow]:
+        with suppress(OSError):  # cgroup v1 has none
+            (parent / "cgroup.subtree_control").write_text("+cpu")
+    for switch in _switches(place, instance_id, "cpu.max"):
+        switch.write_text(f"{quota if slow else 'max'} {period}")
+        return
     folder = CPU / place.cgroup / instance_id
     if slow:
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,19 +150,10 @@ def _move(place: Place, instance_id: str, to: Path) -> None:
 
 
 def squeeze(place: Place, instance_id: str, *, tight: bool) -> None:
-    """Limits a node's memory to little more than it has, or as it was."""
-    for tree in hierarchies():
-        folder = tree / place.cgroup / instance_id
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            if not (folder / name).exists():
-                continue
-            usual = (folder.parent / name).read_text()
-            if tight:
-                told = (folder / "memory.stat").read_text()
-                own = sum(int(one) for one in re.findall(r"^(?:anon|rss) (\d+)$", told, re.MULTILINE))
-                (folder / name).write_text(str(own + TIGHT_BYTES))
-            elif (folder / name).read_text() != usual:
-                (folder / name).write_text(usual)
+    """Limit a node's memory to little more than it has, or as all nodes together are limited."""
+    for switch in _switches(place, instance_id, *MEMORY):
+        usual = (switch.parent.parent / switch.name).read_text()
+        switch.write_text(str(_used_bytes(switch.parent) + TIGHT_BYTES) if tight else usual)
 
 
 def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:

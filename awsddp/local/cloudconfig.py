@@ -9,13 +9,19 @@ import importlib
 import json
 import re
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from awsddp.local import packages
+from awsddp.local.place import run_into
 
 PATIENCE_S = 120.0
 OWN = re.compile(r"(?<![\w./-])(/etc/|/run/awsddp\b)")
+
+
+Run = Callable[[list[str]], list[str]]
+"""Runs a command and returns what went wrong."""
 
 
 def carry_out(
@@ -26,23 +32,20 @@ def carry_out(
     :param first: the instance's first boot; later ones run `bootcmd` alone.
     """
     text = OWN.sub(lambda found: f"{root}{found[1]}", user_data.decode(errors="replace"))
+    run = partial(_run, environ, console)
     errors: list[str] = []
     if text.startswith("#cloud-config"):
-        errors = _cloud_config(text, root, first, environ, console)
+        errors = _cloud_config(text, root, first=first, run=run)
     elif text.startswith("#!") and first:
         script = root / "run/user-data"
         script.write_text(text)
         script.chmod(0o700)
-        errors = _run([str(script)], environ, console)
-    elif text.strip() and first:
-        errors = ["Unhandled non-multipart (text/x-not-multipart) userdata"]
+        errors = run([str(script)])
     result = root / "run/cloud-init/result.json"
     result.write_text(json.dumps({"v1": {"datasource": "DataSourceLocal", "errors": errors}}))
 
 
-def _cloud_config(
-    text: str, root: Path, first: bool, environ: dict[str, str], console: IO[bytes]
-) -> list[str]:
+def _cloud_config(text: str, root: Path, *, first: bool, run: Run) -> list[str]:
     yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
     try:
         config = yaml.safe_load(text)
@@ -54,27 +57,15 @@ def _cloud_config(
     if first:
         _host_keys(config.get("ssh_keys") or {}, root / "etc/ssh")
         for file in config.get("write_files") or []:
-            path = (
-                Path(file["path"]) if file["path"].startswith(str(root)) else root / file["path"].lstrip("/")
-            )
+            path = root / file["path"].removeprefix(str(root)).lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file.get("content", ""))
             path.chmod(int(str(file.get("permissions", "0644")), 8))
     commands = [*(config.get("bootcmd") or []), *((config.get("runcmd") or []) if first else [])]
     for command in commands:
         words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        errors += _run(words, environ, console)
-    return errors + (_missing(packages.wanted(text.encode())) if first else [])
-
-
-def _missing(names: list[str]) -> list[str]:
-    """What of the packages this machine lacks: without root none can be installed."""
-    query = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", "--"]
-    return [
-        f"packages: {name} is not installed on this machine, and loopback mode installs nothing"
-        for name in names
-        if subprocess.run([*query, name], capture_output=True, text=True).stdout != "installed"
-    ]
+        errors += run(words)
+    return errors
 
 
 def _host_keys(keys: dict[str, str], folder: Path) -> None:
@@ -86,17 +77,9 @@ def _host_keys(keys: dict[str, str], folder: Path) -> None:
         path.write_text(text if text.endswith("\n") else f"{text}\n")
 
 
-def _run(words: list[str], environ: dict[str, str], console: IO[bytes]) -> list[str]:
+def _run(environ: dict[str, str], console: IO[bytes], words: list[str]) -> list[str]:
     try:
-        done = subprocess.run(
-            words,
-            env=environ,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=console,
-            timeout=PATIENCE_S,
-        )
+        status = run_into(console, *words, env=environ, timeout=PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [str(error)]
-    return [f"{words[0]}: exit {done.returncode}"] if done.returncode else []
+    return [f"{words[0]}: exit {status}"] if status else []

@@ -1,37 +1,40 @@
 """The process of a local cloud: `python -m awsddp.local.daemon HOME LOCK`.
 
 It reads what was asked for (`settings.json`), takes up the state of an earlier run, opens the network, serves
-the endpoint and says where (`daemon.json`). It ends on SIGTERM and leaves everything in place: `control.stop`
+the endpoint and says where (`daemon.json`). However it ends, it leaves everything in place: `control.stop`
 sweeps what it had, and a new start finds it again. One that nobody asked for by name and nobody needs any
-more (`vigil`) sweeps for itself.
+more sweeps for itself.
 """
 
 from __future__ import annotations
 
 import gc
-import io
 import ipaddress
 import json
+import logging
 import os
 import pwd
-import signal
 import sys
 import threading
 import time
-import traceback
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from awsddp.cluster import read_numbers
 from awsddp.errors import AwsddpError, LocalCloudError
-from awsddp.local import cgroups, network, vigil
-from awsddp.local.control import KEPT, REGION, write_json
-from awsddp.local.hosts import Hosts, NoHosts
-from awsddp.local.place import Place
+from awsddp.local import cgroups, inside, network
+from awsddp.local.control import REGION, client_lock, read_report, write_json
+from awsddp.local.hosts import Hosts
+from awsddp.local.loopback import LoopbackHosts
+from awsddp.local.nspawn import NspawnHosts
+from awsddp.local.place import Place, take
+from awsddp.local.sweep import sweep
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
+LOOK_S = 1.0  # between two looks whether it is needed
 QUIET_S = 5.0  # so long after its last call an EC2 client still counts as there
 
 
@@ -41,34 +44,36 @@ def main() -> None:
     lock = int(sys.argv[2])
     os.set_inheritable(lock, False)
     os.write(lock, str(os.getpid()).encode())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    os.environ["AWSDDP_HOST"] = f"{place.tag}-daemon"  # what it starts ends with the cloud, as its hosts do
     try:
         serve(place)
     except AwsddpError as error:
-        earlier = json.loads(place.report.read_text()) if place.report.exists() else {}
-        write_json(place.report, {**earlier, **error.document()})
+        write_json(place.report, {**read_report(place), **error.document()})
         sys.exit(error.exit_code)
 
 
 def serve(place: Place) -> None:
-    """Serves until SIGTERM.
+    """Serve until nobody needs it.
 
     :raises AwsddpError: the network or the state of an earlier run cannot be used.
     """
     settings = json.loads(place.settings.read_text())
     mode = settings["mode"]
-    earlier = json.loads(place.report.read_text()) if place.report.exists() else {}
+    earlier = read_report(place)
     block = ipaddress.IPv4Network(earlier["block"]) if "block" in earlier else None
-    ssh_port = 22
+    hosts, ssh_port = Hosts(place), 22
     if mode == "nspawn":
         cgroups.enter(place)
         block = network.open_switch(place, block)
+        hosts = NspawnHosts(place)
     elif mode == "loopback":
         block, _holder = network.take_loopback(block)
         ssh_port = earlier.get("ssh_port") or network.free_port(block)
+        hosts = LoopbackHosts(place, port=ssh_port)
     block = block or NO_HOSTS_BLOCK
 
     gc.disable()  # moto's tables are read once and never dropped
+    from moto.moto_server.werkzeug_app import MotoRequestHandler
     from werkzeug.serving import make_server
 
     from awsddp.local.emulator import Emulator
@@ -85,80 +90,73 @@ def serve(place: Place) -> None:
     emulator.backend(REGION)
     key, secret = emulator.credentials()
     store.save()
-    hosts: Hosts = NoHosts()
     if mode == "nspawn":
-        from awsddp.local import inside, torchenv
-        from awsddp.local.nspawn import NspawnHosts
-
-        image = torchenv.describe(Path(settings["torch"]))
         inside.serve(partial(_metadata, emulator, store, secret), place.switch)
-        hosts = NspawnHosts(place, image, share=lambda: _shared(place))
-    elif mode == "loopback":
-        from awsddp.local.loopback import LoopbackHosts
-
-        hosts = LoopbackHosts(place, Path(settings["torch"]), port=ssh_port)
     faults = Faults(place.faults)
     lifecycle = Lifecycle(emulator, store, hosts, faults)
-    front = Front(
-        emulator,
-        store,
-        lifecycle,
-        faults,
-        secret=secret,
-        status=lambda: status(emulator),
-        mode=mode,
-    )
+    shown = partial(status, emulator)
+    front = Front(emulator, store, lifecycle, faults, secret=secret, status=shown, mode=mode)
     port = int(earlier.get("port", 0))
+    handler: Any = MotoRequestHandler
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
-        server = make_server("127.0.0.1", port, front, threaded=True, request_handler=_quiet())
+        server = make_server("127.0.0.1", port, front, threaded=True, request_handler=handler)
     except (OSError, SystemExit) as error:  # werkzeug prints the error and leaves
         raise LocalCloudError(
             f"the local cloud's port {port} is taken",
             why="another program took it while this one did not run, and its clients know it by it",
             next=f"end the other program (ss -tlnp 'sport = {port}'), or: awsddp local stop",
         ) from error
+    lifecycle.start()
     report = {
         "pid": os.getpid(),
         "port": server.server_port,
+        "endpoint": f"http://127.0.0.1:{server.server_port}",
+        "region": REGION,
         "block": str(block),
+        "caller_address": str(block[1]),
         "ssh_port": ssh_port,
         "access_key_id": key,
         "secret_access_key": secret,
     }
-
-    def leave(*_: object) -> None:
-        with suppress(OSError):  # who looks for us now waits until we are gone
-            write_json(place.report, {key: report[key] for key in KEPT})
-        threading.Thread(target=server.shutdown).start()
-
-    signal.signal(signal.SIGTERM, leave)
-    lifecycle.start()
     write_json(place.report, report)
-
-    def lives() -> bool:
-        return place.living.exists() or time.monotonic() - front.asked_at < QUIET_S
-
-    vigil.start(place, lives=lives, end=lambda: _leave(place, server), lost=lambda: _become_stop(place))
+    threading.Thread(target=_watch, args=(place, front, server), daemon=True).start()
     server.serve_forever(poll_interval=0.1)
 
 
-def _leave(place: Place, server: Any) -> None:
-    """Ends this daemon, and nothing of it stays."""
-    from awsddp.local.sweep import sweep
+def _watch(place: Place, front: Any, server: Any) -> None:
+    """End this daemon and all that it has once nobody needs it, or its files were removed.
 
-    try:
-        cgroups.leave(place)
-        sweep(place)
-    except AwsddpError:
-        traceback.print_exc()
-    server.shutdown()
+    A client that is killed while it starts one leaves it behind: its own end would have stopped it.
+    """
+    needed_at = time.monotonic()
+    while True:
+        time.sleep(LOOK_S)
+        try:
+            settings = json.loads(place.settings.read_text())
+        except FileNotFoundError:  # no thread of this process may boot a host meanwhile
+            cgroups.leave(place)
+            os.environ["AWSDDP_HOME"] = str(place.home)
+            os.execv(sys.executable, [sys.executable, "-m", "awsddp", "local", "stop"])
+        if not settings["auto"] or _is_needed(place, front):
+            needed_at = time.monotonic()
+        elif time.monotonic() - needed_at >= settings["patience_s"]:
+            with suppress(BlockingIOError), client_lock(place, wait=False):
+                if not _is_needed(place, front):
+                    try:
+                        cgroups.leave(place)
+                        sweep(place)
+                    finally:
+                        server.shutdown()
+                    return
 
 
-def _become_stop(place: Place) -> None:
-    """Becomes `awsddp local stop`: no thread of this process may boot a host meanwhile."""
-    cgroups.leave(place)
-    os.environ["AWSDDP_HOME"] = str(place.home)
-    os.execv(sys.executable, [sys.executable, "-m", "awsddp", "local", "stop"])
+def _is_needed(place: Place, front: Any) -> bool:
+    """Tell whether an instance lives, or a client is there: each of ours holds a lock, shared."""
+    if place.living.exists() or time.monotonic() - front.asked_at < QUIET_S:
+        return True
+    with place.presence.open("a") as lock:
+        return not take(lock)
 
 
 def status(emulator: Any) -> dict[str, Any]:
@@ -199,61 +197,20 @@ def _image_tags(mode: str) -> dict[str, str]:
 
 
 def _metadata(
-    emulator: Any, store: Any, secret: str, address: str, method: str, path: str, headers: Any
-) -> tuple[int, bytes]:
-    """Answer the metadata request of the instance with this address."""
+    emulator: Any, store: Any, secret: str, environ: dict[str, Any], start_response: Any
+) -> list[bytes]:
+    """Answer a metadata request of the instance that it comes from."""
     from awsddp.local import metadata
 
     with emulator.lock:
         alive = (one for one in emulator.instances() if one.state != "terminated")
-        found = next((one for one in alive if one.private_ip == address), None)
-        if found is None:
-            return 404, b""
-        if metadata.renew_role(found):
+        found = next((one for one in alive if one.private_ip == environ["REMOTE_ADDR"]), None)
+        if found is not None and metadata.renew_role(found):
             store.save()
-        return metadata.answer(found, method=method, path=path, headers=headers, secret=secret)
-
-
-def _shared(place: Place) -> list[Path]:
-    """Read when a node boots: a later `local start --share` adds to it."""
-    return [Path(path) for path in json.loads(place.settings.read_text())["share"]]
-
-
-def _quiet() -> Any:
-    from moto.moto_server.werkzeug_app import MotoRequestHandler
-
-    handler: Any = MotoRequestHandler
-
-    class Quiet(handler):  # type: ignore[misc]
-        """No line in the log for each request; connections are kept alive, as EC2's are."""
-
-        protocol_version = "HTTP/1.1"
-        rfile: Any
-        disable_nagle_algorithm = True  # else the body waits 40 ms for the client's ACK of the headers
-        _kept = False
-
-        def run_wsgi(self) -> None:
-            """Answer one request, whose body is read first, as the next request comes after it."""
-            length: str = self.headers.get("Content-Length", "0")
-            rfile = self.rfile
-            unread = "Transfer-Encoding" in self.headers or "Expect" in self.headers
-            self._kept = length.isdecimal() and not unread and not self.close_connection
-            if self._kept:
-                self.rfile = io.BytesIO(rfile.read(int(length)))
-            try:
-                super().run_wsgi()
-            finally:
-                self.rfile, self._kept = rfile, False
-
-        def send_header(self, keyword: str, value: str) -> None:
-            """Send a header, but not werkzeug's `Connection: close`, which it adds to each reply."""
-            if not (self._kept and keyword == "Connection"):
-                super().send_header(keyword, value)
-
-        def log_request(self, code: Any = "-", size: Any = "-") -> None:
-            return None
-
-    return Quiet
+        status, body = metadata.answer(found, environ, secret=secret) if found else (404, b"")
+    head = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
+    start_response(f"{status} {HTTPStatus(status).phrase}", head)
+    return [body if environ["REQUEST_METHOD"] != "HEAD" else b""]
 
 
 if __name__ == "__main__":

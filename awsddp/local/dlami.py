@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
+
+from awsddp.local.requests import Refusal, Request
 
 OWNER = "898082745236"
 ROOT_DEVICE = "/dev/sda1"
@@ -25,10 +28,6 @@ class Image:
     created: str
     parameter: str = ""
     architecture: str = "x86_64"
-
-    @property
-    def has_torch(self) -> bool:
-        return "PyTorch" in self.name
 
     def id(self, region: str) -> str:
         """Stable, and another one in each region, as on AWS."""
@@ -64,3 +63,18 @@ IMAGES = (
         parameter="base-oss-nvidia-driver-gpu-ubuntu-24.04",
     ),
 )
+
+
+def parameters(request: Request, backend: Any) -> dict[str, Any]:
+    """Answer GetParameter and GetParameters of Systems Manager, which name the images.
+
+    :raises Refusal: ParameterNotFound.
+    """
+    ids = {image.parameter_name(): image.id(request.region) for image in IMAGES if image.parameter}
+    names = request.asked.get("Names") or [request.asked.get("Name", "")]
+    found = [{"Name": name, "Type": "String", "Value": ids[name]} for name in names if name in ids]
+    if request.action == "GetParameters":
+        return {"Parameters": found, "InvalidParameters": [name for name in names if name not in ids]}
+    if not found:
+        raise Refusal("ParameterNotFound", f"Parameter {names[0]} not found.")
+    return {"Parameter": found[0]}

@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import copy
 import ipaddress
-import json
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial, partialmethod
+from fnmatch import fnmatchcase
 from typing import Any
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
-from moto.core.responses import ActionResult
 from moto.core.utils import utcnow
 from moto.ec2 import exceptions as ec2_exceptions
+from moto.ec2 import utils as ec2_utils
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
-from moto.ec2.models.elastic_ip_addresses import ElasticAddress, ElasticAddressBackend
 from moto.ec2.models.elastic_network_interfaces import Attachment, NetworkInterface
 from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.models.security_groups import SecurityGroupBackend
-from moto.ec2.models.spot_requests import SpotInstanceRequest
 from moto.ec2.models.subnets import Subnet
 from moto.ec2.models.vpcs import VPCBackend
-from moto.ec2.responses.instances import InstanceResponse
-from moto.ec2.utils import filter_dict_attribute_mapping
-from moto.iam.aws_managed_policies import aws_managed_policies_data
-from moto.iam.models import AWSManagedPolicy, iam_backends
-from moto.ssm.models import Parameter, ParameterDict, SimpleSystemManagerBackend
+from moto.iam.models import iam_backends
+from moto.kms import models as kms_models
 from moto.sts.models import sts_backends
 
 from awsddp.local import dlami
@@ -54,16 +47,9 @@ INSTANCE_SHUTDOWN = ("Client.InstanceInitiatedShutdown", "Instance initiated shu
 RECLAIMED = ("Server.SpotInstanceTermination", "Spot instance termination")
 BROKEN = ("Server.InternalError", "Internal error on launch")
 
-# Filters of DescribeInstances that moto lacks.
-FILTERS = {"client-token": "client_token", "placement-group-name": "placement.group_name"}
-
 _original_init = Instance.__init__
-_original_prep_nics = Instance.prep_nics
 _original_attachment = Attachment.__init__
 _original_terminate = Instance.terminate
-_original_stop = Instance.stop
-_original_ssm_init = SimpleSystemManagerBackend.__init__
-_original_associate = ElasticAddressBackend.associate_address
 
 
 class Emulator:
@@ -84,8 +70,7 @@ class Emulator:
     def instances(self) -> Iterator[Any]:
         """All instances of all regions, terminated ones too."""
         for backend in list(ec2_backends[DEFAULT_ACCOUNT_ID].values()):
-            for reservation in list(backend.reservations.values()):
-                yield from reservation.instances
+            yield from backend.all_instances()
 
     def credentials(self) -> tuple[str, str]:
         """Access key id and secret of the account's first user; made on first use, the same ever after."""
@@ -106,16 +91,6 @@ class Emulator:
         key = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].access_keys.get(access_key_id)
         return key.secret_access_key if key is not None and key.status == "Active" else None
 
-    def load_policy(self, arn: str) -> None:
-        """Make a policy of AWS's own known: moto would keep all of them or none."""
-        policies = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].managed_policies
-        name = arn.rpartition("/")[2]
-        if arn in policies or not arn.startswith("arn:aws:iam::aws:policy/"):
-            return
-        if found := json.loads(aws_managed_policies_data).get(name):
-            policy: Any = AWSManagedPolicy
-            policies[arn] = policy.from_data(name, DEFAULT_ACCOUNT_ID, "us-east-1", found)
-
     def forget_old(self, *, older_than_s: float = 3600) -> bool:
         """Drops terminated instances that EC2 would no longer list; true if there were any."""
         now, changed = datetime.now(UTC), False
@@ -126,16 +101,6 @@ class Emulator:
                     del backend.reservations[key]
                     changed = True
         return changed
-
-
-def elastic_addresses(instance: Any) -> frozenset[str]:
-    """Return the elastic IP addresses of an instance's interfaces."""
-    nics = {nic.id for nic in instance.nics.values()}
-    return frozenset(
-        address.public_ip
-        for address in instance.ec2_backend.addresses
-        if address.eni is not None and address.eni.id in nics
-    )
 
 
 def set_state(instance: Any, name: str) -> None:
@@ -151,9 +116,9 @@ def set_reason(instance: Any, reason: tuple[str, str], detail: str = "") -> None
 
 def finish_stop(instance: Any) -> None:
     """The host is off: what EC2 does then."""
-    reason, state_reason = instance._reason, instance.state_reason
-    _original_stop(instance)
-    instance._reason, instance.state_reason = reason, state_reason
+    for nic in instance.nics.values():
+        nic.stop()
+    set_state(instance, "stopped")
 
 
 def finish_terminate(instance: Any) -> None:
@@ -162,36 +127,28 @@ def finish_terminate(instance: Any) -> None:
     _original_terminate(instance)
     instance._reason, instance.state_reason = reason, state_reason
     instance.ended = datetime.now(UTC)
-    for address in elastic_addresses(instance):
-        instance.ec2_backend.disassociate_address(address=address)
 
 
 def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
-    changes: list[tuple[type, str, Any]] = [
+    changes: list[tuple[Any, str, Any]] = [
         (Instance, "__init__", _instance_init),
-        (Instance, "prep_nics", _prep_nics),
         (Attachment, "__init__", _attachment),
         (Instance, "terminate", _terminate),
         (Instance, "stop", _stop),
         (Instance, "start", _start),
         (Instance, "reboot", _reboot),
-        (InstanceResponse, "terminate_instances", _terminate_response),
         (NetworkInterface, "check_auto_public_ip", _public_ip),
         (Subnet, "get_available_subnet_ip", _subnet_ip),
         (AmiBackend, "_load_amis", lambda self: _load_images(self, image_tags)),
         (Ami, "block_device_mappings", property(_image_disks)),
-        (SimpleSystemManagerBackend, "__init__", _ssm_init),
-        (ParameterDict, "__reduce__", _reduce_parameters),
         (VPCBackend, "create_default_vpc", lambda self: _default_vpc(self, block)),
         # moto counts IPv4 and IPv6 together, and adds the first rules of a request that it refuses.
         (SecurityGroupBackend, "_verify_group_will_respect_rule_count_limit", lambda *_, **__: None),
-        (SpotInstanceRequest, "launch_instance", _launched_for_spot),
-        (ElasticAddressBackend, "allocate_address", partialmethod(_allocate, block)),
-        (ElasticAddressBackend, "associate_address", _associate),
+        (ec2_utils, "instance_value_in_filter_values", _passes),
+        (kms_models, "generate_private_key", lambda _: None),  # nothing is signed, and it does not pickle
     ]
     for owner, name, value in changes:
         setattr(owner, name, value)
-    filter_dict_attribute_mapping.update(FILTERS)
 
 
 def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -200,36 +157,15 @@ def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
     self.reboot_wanted = False
     for nic in self.nics.values():
         nic.delete_on_termination = True
-        nic.mac_address = hardware_address(nic.private_ip_address)
+    self.nics[0].mac_address = hardware_address(self.private_ip)
     if not self.security_groups:  # named with the interface, or none: then the default one
         self.security_groups = list(self.nics[0].group_set)
 
 
-def _prep_nics(self: Any, nic_spec: list[dict[str, Any]], **given: Any) -> None:
-    """Interfaces on several network cards, which moto tells apart by their device index alone.
-
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-eni.html#network-cards
-    """
-    nic_spec.sort(key=lambda nic: (int(nic.get("NetworkCardIndex", 0)), int(nic.get("DeviceIndex", 0))))
-    asked = [dict(nic) for nic in nic_spec]
-    if len(nic_spec) > 1:
-        given["associate_public_ip"] = False  # EC2 gives none to an instance of several interfaces
-    for place, nic in enumerate(nic_spec):
-        nic["DeviceIndex"] = place
-        if place and not nic.get("PrivateIpAddress") and (subnet := nic.get("SubnetId")):
-            nic["PrivateIpAddress"] = self.ec2_backend.get_subnet(subnet).get_available_subnet_ip(self)
-    _original_prep_nics(self, nic_spec, **given)
-    for place, nic in enumerate(asked):
-        made = self.nics[place]
-        made.shown_index = int(nic.get("DeviceIndex", 0))
-        made.card_index = int(nic.get("NetworkCardIndex", 0))
-        made.interface_type = nic.get("InterfaceType", "interface")
-
-
 def _attachment(self: Any, eni: Any) -> None:
     _original_attachment(self, eni)
-    self.device_index = getattr(eni, "shown_index", eni.device_index)
-    self.network_card_index = getattr(eni, "card_index", 0)
+    self.device_index = min(eni.device_index, 1)
+    self.network_card_index = eni.device_index
 
 
 def _terminate(self: Any) -> Any:
@@ -275,20 +211,6 @@ def _wrong_state(instance: Any, wish: str) -> Exception:
     )
 
 
-def _terminate_response(self: Any) -> ActionResult:
-    ids = self._get_param("InstanceIds", [])
-    self.error_on_dryrun()
-    ended = self.ec2_backend.terminate_instances(ids)
-    return ActionResult(
-        {
-            "TerminatingInstances": [
-                {"InstanceId": one.id, "CurrentState": one._state, "PreviousState": previous}
-                for one, previous in ended
-            ]
-        }
-    )
-
-
 def _public_ip(self: Any) -> None:
     """The private address is reachable from the machine, so it is the public one too."""
     if str(self.public_ip_auto_assign).lower() == "true":
@@ -300,7 +222,8 @@ def _subnet_ip(self: Any, instance: Any) -> str:
 
     All VPCs share one network here: an address that another subnet gave away is not free.
     """
-    taken = _addresses_in_use()
+    backends = ec2_backends[DEFAULT_ACCOUNT_ID].values()
+    taken = {str(eni.private_ip_address) for backend in list(backends) for eni in list(backend.enis.values())}
     for address in list(self.cidr.hosts())[3:]:
         if str(address) not in taken | self._subnet_ips.keys() and address not in self._reserved_ips:
             self._subnet_ips[str(address)] = instance
@@ -312,52 +235,10 @@ def _subnet_ip(self: Any, instance: Any) -> str:
     )
 
 
-def _addresses_in_use() -> set[str]:
-    """All private and elastic addresses of all regions."""
-    backends = list(ec2_backends[DEFAULT_ACCOUNT_ID].values())
-    private = {eni.private_ip_address for backend in backends for eni in list(backend.enis.values())}
-    return {str(one) for one in private} | {
-        address.public_ip for backend in backends for address in backend.addresses
-    }
-
-
-def _launched_for_spot(self: Any) -> Any:
-    """The instance of a spot request: launched already, by the path of every launch (launches.py)."""
-    instance = self.ec2_backend.launched_for_spot.pop(0)
-    instance.spot_instance_request_id = self.id
-    return instance
-
-
-def _allocate(
-    self: Any, block: ipaddress.IPv4Network, domain: str, address: str | None = None, tags: Any = None
-) -> Any:
-    """An elastic IP from the last /24 of the block. All are of domain vpc, as EC2-Classic is retired."""
-    if address is not None:
-        raise ec2_exceptions.EC2ClientError(
-            "InvalidAddress.NotFound", f"The address '{address}' does not belong to you."
-        )
-    *_, pool = block.subnets(new_prefix=24)
-    taken = _addresses_in_use()
-    free = [str(one) for one in pool.hosts() if str(one) not in taken]
-    if not free:
-        raise ec2_exceptions.EC2ClientError(
-            "AddressLimitExceeded", "The maximum number of addresses has been reached."
-        )
-    elastic: Any = ElasticAddress
-    made = elastic(self, domain="vpc", address=free[0], tags=tags)
-    self.addresses.append(made)
-    return made
-
-
-def _associate(self: Any, *, instance: Any = None, eni: Any = None, **chosen: Any) -> Any:
-    """moto's association, after what the address and the interface were associated with before."""
-    eni = eni or instance.nics[0]
-    address, allocation_id = chosen.get("address"), chosen.get("allocation_id")
-    for one in [one for one in self.addresses if one.eni is not None]:
-        named = one.public_ip == address or one.allocation_id == allocation_id
-        if one.eni.id == eni.id or (named and chosen.get("reassociate")):
-            self.disassociate_address(address=one.public_ip)
-    return _original_associate(self, instance=eni.instance, eni=eni, **chosen)
+def _passes(value: Any, wanted: list[str]) -> bool:
+    """Whether an attribute of an instance passes a filter: `*` and `?` stand for anything, as on EC2."""
+    values = value if isinstance(value, list) else [value]
+    return any(fnmatchcase(str(one), pattern) for one in values for pattern in wanted)
 
 
 def _default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
@@ -418,31 +299,3 @@ def _image_disks(self: Any) -> list[dict[str, Any]]:
         "Encrypted": False,
     }
     return [{"DeviceName": self.root_device_name, "Ebs": disk}]
-
-
-def _ssm_init(self: Any, region_name: str, account_id: str) -> None:
-    _original_ssm_init(self, region_name, account_id)
-    self._resource_tags = defaultdict(partial(defaultdict, dict))  # moto's lambda does not pickle
-    parameter: Any = Parameter
-    for image in dlami.IMAGES:
-        if image.parameter:
-            name = image.parameter_name()
-            self._parameters[name].append(
-                parameter(
-                    account_id=account_id,
-                    name=name,
-                    value=image.id(region_name),
-                    parameter_type="String",
-                    description=None,
-                    allowed_pattern=None,
-                    keyid=None,
-                    last_modified_date=datetime.fromisoformat(image.created),
-                    version=1,
-                    data_type="aws:ec2:image",
-                )
-            )
-
-
-def _reduce_parameters(self: Any) -> tuple[Any, ...]:
-    """How to pickle a dict whose constructor takes other arguments than a dict's."""
-    return ParameterDict, (self.account_id, self.region_name), self.__dict__, None, iter(self.items())

@@ -24,24 +24,22 @@ def marked(mark: str) -> "dict[int, str]":
             continue
         pid = int(process.name)
         parents[pid], began[pid] = int(fields[1]), fields[19]
-    found = {pid for pid in parents if pid != os.getpid() and _carries(pid, mark)}
+    found = {pid for pid in parents if pid != os.getpid() and carries(pid, mark)}
     while more := {pid for pid, parent in parents.items() if parent in found} - found - {os.getpid()}:
         found |= more
     return {pid: began[pid] for pid in found}
 
 
-def _carries(pid: int, mark: str) -> bool:
+def carries(pid: int, mark: str) -> bool:
+    """Tells whether a process is itself of such a host."""
     process = Path("/proc", str(pid))
     try:
         if f"/{mark}".encode() in (process / "cmdline").read_bytes():
             return True
-        return any(entry.startswith(f"AWSDDP_HOST={mark}".encode()) for entry in _environ(process))
+        environ = (process / "environ").read_bytes().split(b"\0")
+        return any(entry.startswith(f"AWSDDP_HOST={mark}".encode()) for entry in environ)
     except OSError:  # gone, or another user's
         return False
-
-
-def _environ(process: Path) -> "list[bytes]":
-    return (process / "environ").read_bytes().split(b"\0")
 
 
 def end(mark: str, *, grace_s: float = 0.0, deadline_s: float = 10.0) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 import time
 from collections.abc import Iterator
@@ -25,25 +24,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moto.core.utils import get_service_model
-
 from awsddp.errors import UsageError
 from awsddp.local.control import write_json
-from awsddp.local.node_faults import names_node
+from awsddp.local.node_faults import check_options, invalid, names_node
 from awsddp.local.requests import Refusal
+from awsddp.local.scope import OPERATIONS
 
-SERVICES = ("ec2", "ssm", "sts", "iam", "service-quotas", "pricing")
 EFFECTS = ("delay", "late", "cut", "lost", "stale")
+OPTIONS = {"times", "seconds", "only", "for_s"}
 CODE = re.compile(r"[A-Z][A-Za-z0-9]+(\.[A-Za-z0-9]+)*")
+_ERROR, _BUSY = "500 Internal Server Error", "503 Service Unavailable"
 STATUS = {
-    "InsufficientInstanceCapacity": "500 Internal Server Error",
-    "InternalError": "500 Internal Server Error",
-    "InternalFailure": "500 Internal Server Error",
-    "RequestLimitExceeded": "503 Service Unavailable",
-    "ServiceUnavailable": "503 Service Unavailable",
-    "Unavailable": "503 Service Unavailable",
+    **dict.fromkeys(("InsufficientInstanceCapacity", "InternalError", "InternalFailure"), _ERROR),
+    **dict.fromkeys(("RequestLimitExceeded", "ServiceUnavailable", "Unavailable"), _BUSY),
     "UnauthorizedOperation": "403 Forbidden",
-    "AccessDeniedException": "400 Bad Request",
 }
 MESSAGES = {
     "InsufficientInstanceCapacity": "We currently do not have sufficient {type} capacity in the Availability "
@@ -51,9 +45,6 @@ MESSAGES = {
     "InternalError": "An internal error has occurred",
     "RequestLimitExceeded": "Request limit exceeded.",
     "UnauthorizedOperation": "You are not authorized to perform this operation.",
-    "VcpuLimitExceeded": "You have requested more vCPU capacity than your current vCPU limit of 0 allows for "
-    "the instance bucket that the specified instance type belongs to. Please visit "
-    "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.",
 }
 
 
@@ -73,10 +64,6 @@ class Fault:
     only: str = ""
     heals_at: float | None = None
 
-    def strikes(self, operation: str, words: tuple[str, ...]) -> bool:
-        """Whether it hits a request of this operation that holds these words."""
-        return self.operation in ("*", operation) and (not self.only or self.only in words)
-
 
 class Faults:
     """The faults that are in force. Whoever uses it holds the emulator's lock."""
@@ -91,17 +78,14 @@ class Faults:
 
         :raises UsageError: no such operation or effect.
         """
+        known = [fault.id for fault in self._faults]
         if "add" in asked:
-            number = 1 + max((fault.id for fault in self._faults), default=0)
-            fields = dict(asked["add"])
-            lasts_s = fields.pop("for_s", None)
-            heals_at = None if lasts_s is None else time.time() + lasts_s
-            self._keep([*self._faults, _checked(Fault(id=number, heals_at=heals_at, **fields))])
+            self._keep([*self._faults, _checked(asked["add"], number=1 + max(known, default=0))])
         if "clear" in asked:
             wanted = asked["clear"]
-            if wanted is not None and wanted not in [fault.id for fault in self._faults]:
+            if wanted not in (None, *known):
                 raise UsageError(f"fault not found: {wanted}", "", "awsddp local fault list")
-            self._keep([] if wanted is None else [fault for fault in self._faults if fault.id != wanted])
+            self._keep([fault for fault in self._faults if wanted not in (None, fault.id)])
         return [asdict(fault) for fault in self._in_force()]
 
     def of(self, instance_id: str) -> frozenset[str]:
@@ -110,14 +94,7 @@ class Faults:
 
     def forget_nodes(self, living: set[str]) -> None:
         """Takes away the faults of instances that are not among these."""
-        kept = [one for one in self._faults if not names_node(one.operation) or one.operation in living]
-        if kept != self._faults:
-            self._keep(kept)
-
-    def next_s(self) -> float:
-        """In how many seconds the next one heals; infinity if none does."""
-        heals = (fault.heals_at for fault in self._in_force() if fault.heals_at is not None)
-        return max(0.0, min(heals, default=math.inf) - time.time())
+        self._keep([one for one in self._faults if not names_node(one.operation) or one.operation in living])
 
     def hold(self, effect: str) -> bool:
         """Whether a fault of this effect is in force."""
@@ -126,7 +103,7 @@ class Faults:
     def strike(self, operation: str, words: tuple[str, ...]) -> Fault | None:
         """The first fault that hits this request, counted down; None if none does."""
         for fault in self._in_force():
-            if fault.strikes(operation, words):
+            if fault.operation in ("*", operation) and fault.only in ("", *words):
                 if fault.times is not None:
                     left = replace(fault, times=fault.times - 1)
                     rest = [left if one is fault else one for one in self._faults]
@@ -136,14 +113,13 @@ class Faults:
 
     def _in_force(self) -> list[Fault]:
         now = time.time()
-        kept = [fault for fault in self._faults if fault.heals_at is None or fault.heals_at > now]
-        if kept != self._faults:
-            self._keep(kept)
-        return kept
+        self._keep([fault for fault in self._faults if fault.heals_at is None or fault.heals_at > now])
+        return self._faults
 
     def _keep(self, faults: list[Fault]) -> None:
-        self._faults = faults
-        write_json(self._path, [asdict(fault) for fault in faults])
+        if faults != self._faults:
+            self._faults = faults
+            write_json(self._path, [asdict(fault) for fault in faults])
 
 
 def refusal(fault: Fault, *, instance_type: str, zone: str) -> Refusal:
@@ -190,28 +166,26 @@ def _collections(backend: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _checked(fault: Fault) -> Fault:
-    if fault.heals_at is not None and fault.heals_at <= time.time():
-        raise UsageError("a fault lasts longer than nothing", "", "awsddp local fault add --help")
-    if names_node(fault.operation):
-        return fault
-    operations = {name for service in SERVICES for name in _operations(service)}
-    if fault.operation != "*" and fault.operation not in operations:
+def _checked(asked: dict[str, Any], *, number: int) -> Fault:
+    """Return the fault that was asked for. Raises UsageError where it cannot be."""
+    fields = dict(asked)
+    lasts_s = fields.pop("for_s", None)
+    if lasts_s is not None and lasts_s <= 0:
+        raise invalid("a fault lasts longer than nothing")
+    heals_at = None if lasts_s is None else time.time() + lasts_s
+    if names_node(asked["operation"]):
+        return Fault(id=number, heals_at=heals_at, **fields)
+    check_options(asked, OPTIONS)
+    fault = Fault(id=number, heals_at=heals_at, **fields)
+    # Prices are asked for, too, though nobody answers here.
+    operations = ["*", "GetProducts", *(name for rows in OPERATIONS.values() for name in rows)]
+    if fault.operation not in operations:
         near = difflib.get_close_matches(fault.operation, operations, n=1)
-        known = "it is one of EC2, SSM, STS, IAM, Service Quotas or Pricing, or *"
-        hint = f"did you mean {near[0]}?" if near else f"{known}; or the id of an instance"
-        raise UsageError(f"unknown operation {fault.operation}", hint, "awsddp local fault add --help")
+        known = "it is one that the local cloud carries out, or *; or the id of an instance"
+        raise invalid(f"unknown operation {fault.operation}", f"did you mean {near[0]}?" if near else known)
     if fault.effect not in EFFECTS and not CODE.fullmatch(fault.effect):
-        raise UsageError(
-            f"unknown fault {fault.effect}",
-            f"it is one of {', '.join(EFFECTS)}, or a code of EC2's such as RequestLimitExceeded",
-            "awsddp local fault add --help",
-        )
+        known = f"it is one of {', '.join(EFFECTS)}, or a code of EC2's such as RequestLimitExceeded"
+        raise invalid(f"unknown fault {fault.effect}", known)
     if fault.seconds < 0 or (fault.times is not None and fault.times < 1):
-        raise UsageError("a fault's seconds and times are positive", "", "awsddp local fault add --help")
+        raise invalid("a fault's seconds and times are positive")
     return fault
-
-
-def _operations(service: str) -> list[str]:
-    model: Any = get_service_model(service)
-    return list(model.operation_names)

@@ -13,60 +13,32 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-from xml.sax.saxutils import escape
 
+from moto.core.exceptions import ServiceException
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.test import run_wsgi_app
 
-from awsddp.errors import AwsddpError, UsageError
-from awsddp.local import (
-    attributes,
-    faults,
-    launches,
-    limits,
-    market,
-    node_faults,
-    placement,
-    quotas,
-    refusals,
-    reservations,
-    scope,
-)
+from awsddp.errors import AwsddpError
+from awsddp.local import faults, launches, limits, node_faults, scope
 from awsddp.local.emulator import Emulator
 from awsddp.local.faults import Fault, Faults
 from awsddp.local.lifecycle import Lifecycle
-from awsddp.local.requests import Refusal, Reply, Request, check_signature, ec2_reply, read, refuse, stamp
+from awsddp.local.requests import (
+    Refusal,
+    Reply,
+    Request,
+    answered,
+    check_signature,
+    dry_run,
+    read,
+    refuse,
+    stamp,
+)
 from awsddp.local.store import Store
 
-SERVICES = frozenset({"ec2", "ssm", "sts", "iam", "kms", "servicequotas"})
 ADMIN = "/_awsddp/"
-
-Check = Callable[[Request, Any], None]
-Handler = Callable[[Request, Any], Reply]
-
-# What EC2 refuses and moto lets pass.
-CHECKS: dict[str, Check] = {
-    "CreateCapacityReservation": refusals.check_reservation,
-    "CreateNetworkInterface": refusals.check_addresses,
-    "CreateTags": refusals.check_tagged,
-    "DeleteNetworkInterface": refusals.check_interface_free,
-    "DeleteSecurityGroup": refusals.check_group_unused,
-    "DeleteSubnet": refusals.check_unused,
-    "DeleteTags": refusals.check_tagged,
-    "DeleteVpc": refusals.check_unused,
-    "StartInstances": refusals.check_start,
-}
-# Where moto's default is not EC2's.
-DEFAULTS = {"AssociateAddress": {"AllowReassociation": "true"}}
-# What moto lacks or does wrong.
-HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(placement.ACTIONS, placement.answer),
-    **dict.fromkeys(reservations.ACTIONS, reservations.answer),
-    "DescribeSpotPriceHistory": market.answer,
-    "ModifyInstanceAttribute": attributes.modify,
-}
 
 
 class Front:
@@ -94,13 +66,7 @@ class Front:
         self.asked_at = time.monotonic()
         """When the API was last asked for something."""
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._launcher = launches.Launcher(
-            emulator,
-            store,
-            routed=lifecycle.boots,
-            user_data_keys=scope.USER_DATA_KEYS.get(mode),
-            forward=self._forward,
-        )
+        self._launcher = launches.Launcher(emulator.block if lifecycle.hosts.boots else None, self._forward)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
@@ -144,8 +110,6 @@ class Front:
         :raises UsageError: it cannot be.
         """
         if not node_faults.names_node(fault.get("operation", "")):
-            if "notice_s" in fault:
-                raise UsageError("--notice is for reclaim", "a fault of calls has none", node_faults.HELP)
             return False
         instances = {one.id: one for one in self._emulator.instances()}
         states = {id: one.state for id, one in instances.items()}
@@ -158,7 +122,7 @@ class Front:
             instances[fault["operation"]].reclaimed_at = time.time() + notice_s
             self._store.save()
         else:
-            self._lifecycle.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
+            self._lifecycle.hosts.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
         return True
 
     def _api(self, environ: dict[str, Any]) -> Reply:
@@ -180,14 +144,10 @@ class Front:
             if fault is not None and fault.effect == "lost":
                 raise ConnectionResetError("a fault: the reply is lost")
             return stamp(reply)
-        except Refusal as refusal:
+        except ServiceException as refusal:  # ours, or moto's own
             return refuse(refusal, service=service, target=target)
         except ConnectionError:
             raise
-        except NotImplementedError:
-            return refuse(
-                scope.not_carried_out(request.action, service=service), service=service, target=target
-            )
         except Exception:
             traceback.print_exc()
             internal = Refusal(
@@ -203,8 +163,8 @@ class Front:
         """
         zone = ""
         if request.service == "ec2" and request.action == "RunInstances":
-            with suppress(Refusal):
-                zone = refusals.wanted_zone(request, self._backend(request)) or ""
+            with suppress(ServiceException):
+                zone = launches.wanted_zone(request, self._backend(request)) or ""
         fault = self._faults.strike(request.action, (*request.parameters.values(), zone, request.region))
         if fault is None or fault.effect in ("delay", "late", "lost", "stale"):
             return fault
@@ -261,49 +221,32 @@ class Front:
             raise Refusal("AuthFailure", f"Unknown region {request.region}") from None
 
     def _answer(self, request: Request) -> Reply:
-        if request.service == "servicequotas" and request.action in quotas.ACTIONS:
-            known = quotas.answer(request, self._backend(request))
-            return known or self._forward(request)
-        if request.service not in SERVICES:
-            raise Refusal("UnknownOperationException", f"The local cloud has no service {request.service}.")
-        scope.check_action(request, mode=self._mode)
+        row = scope.find(request)
         if request.service != "ec2":
-            self._emulator.load_policy(request.parameters.get("PolicyArn", ""))
-            return self._forward(request)
+            return (
+                answered(request, row.answer(request, self._backend(request)))
+                if row.answer
+                else self._forward(request)
+            )
         backend = self._backend(request)
-        refusals.check_ids(request)
         limits.check(request, backend)
-        if request.action in launches.ACTIONS:
+        is_launch = request.action == "RunInstances"
+        if check := self._launcher.check if is_launch else row.check:
+            check(request, backend)
+        if request.changes and request.dry:
+            raise dry_run()
+        if is_launch:
             return self._launcher.answer(request, backend)
         if request.action == "GetConsoleOutput":
             return self._console(request, backend)
-        if check := CHECKS.get(request.action):
-            check(request, backend)
-        if handler := HANDLERS.get(request.action):
-            return handler(request, backend)
-        defaults = DEFAULTS.get(request.action, {})
-        reply = self._forward(replace(request, parameters={**defaults, **request.parameters}))
-        if request.action in launches.TEMPLATE_ACTIONS and reply[0].startswith("200"):
-            launches.remember_template(request, backend)
-        return reply
+        return answered(request, row.answer(request, backend)) if row.answer else self._forward(request)
 
     def _console(self, request: Request, backend: Any) -> Reply:
-        instance_id = request.parameters.get("InstanceId", "")
-        if backend.get_instance_by_id(instance_id) is None:
-            raise Refusal("InvalidInstanceID.NotFound", f"The instance ID '{instance_id}' does not exist")
-        text = base64.b64encode(self._lifecycle.console(instance_id)[-65536:]).decode()
-        return ec2_reply(
-            request,
-            f"<instanceId>{escape(instance_id)}</instanceId>"
-            f"<timestamp>{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}</timestamp><output>{text}</output>",
-        )
+        instance_id = backend.get_instance(request.asked.get("InstanceId", "")).id
+        text = base64.b64encode(self._lifecycle.hosts.console(instance_id)[-65536:]).decode()
+        return answered(request, {"InstanceId": instance_id, "Timestamp": datetime.now(UTC), "Output": text})
 
     def _forward(self, request: Request) -> Reply:
         """Return moto's reply."""
-        answer: list[Any] = []
-
-        def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
-            answer[:] = [status, [pair for pair in headers if pair[0].lower() != "content-length"]]
-
-        content = b"".join(self._moto(request.wsgi_environ(), start_response))
-        return answer[0], answer[1], content
+        body, status, headers = run_wsgi_app(self._moto, request.wsgi_environ(), buffered=True)
+        return status, [pair for pair in headers if pair[0].lower() != "content-length"], b"".join(body)

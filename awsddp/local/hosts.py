@@ -1,11 +1,14 @@
-"""What carries an instance: the contract that systemd-nspawn, loopback and records-only hosts keep."""
+"""What carries an instance: records, which `nspawn` and `loopback` override with hosts that boot."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from pathlib import Path
+
+from awsddp.local.place import Place
 
 MOMENT_S = 0.1  # how long a change of state takes where nothing boots
 
@@ -27,7 +30,6 @@ class HostSpec:
 
     instance_id: str
     address: str
-    prefix: int
     name: str
     user_data: bytes
     public_keys: tuple[str, ...]
@@ -36,89 +38,65 @@ class HostSpec:
     rehearsal: str | None = None
 
 
-class Hosts(Protocol):
-    """All hosts of a local cloud. Calls about one instance come one at a time; all may be repeated."""
+class Hosts:
+    """All hosts of a local cloud: records alone, whose states change after a moment.
 
-    def boot(self, spec: HostSpec) -> None:
-        """Makes the host if need be and starts it; returns before it answers."""
+    Calls about one instance come one at a time; all may be repeated.
+    """
 
-    def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
-        """Asks for an orderly power-off or reboot; returns at once."""
+    boots = False
+    """Whether instances have hosts."""
 
-    def cut_power(self, instance_id: str) -> None:
-        """Ends all of its processes now; its files stay."""
-
-    def remove(self, instance_id: str) -> None:
-        """Ends it and removes all that it was."""
-
-    def condition(self, instance_id: str) -> Condition:
-        """What it is doing."""
-
-    def complaint(self, instance_id: str) -> str:
-        """Why it is broken, in a line."""
-
-    def console(self, instance_id: str) -> bytes:
-        """What it wrote to its console since it was made."""
-
-    def apply_rules(self, instance_id: str, ruleset: str) -> None:
-        """Puts its security groups in force (nftables)."""
-
-    def assign(self, instance_id: str, addresses: frozenset[str]) -> None:
-        """Let it answer at these elastic IPs as well, and at no others; also when it boots later."""
-
-    def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
-        """Lets it have these faults of node_faults.py, and heals others; false while it has not booted."""
-
-    def announce(self, names: dict[str, str]) -> None:
-        """Tells every host the names of all: address to name."""
-
-    def exits(self, instance_id: str) -> int | None:
-        """A file descriptor that becomes readable when it ends (the caller closes it), or None."""
-
-
-class NoHosts:
-    """Records only: instances change state, each change taking its moment, and nothing boots."""
-
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._conditions: dict[str, tuple[Condition, float]] = {}
 
+    def folder(self, instance_id: str) -> Path:
+        """Return where it keeps its files."""
+        return self._place.nodes / instance_id
+
     def boot(self, spec: HostSpec) -> None:
+        """Make the host if need be and start it; returns before it answers."""
         self._become(spec.instance_id, Condition.UP)
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
+        """Ask for an orderly power-off or reboot; returns at once."""
         self._become(instance_id, Condition.UP if reboot else Condition.OFF)
 
     def cut_power(self, instance_id: str) -> None:
+        """End all of its processes now; its files stay."""
         self._become(instance_id, Condition.OFF)
 
     def remove(self, instance_id: str) -> None:
+        """End it and remove all that it was."""
         time.sleep(MOMENT_S)
         self._conditions.pop(instance_id, None)
 
     def condition(self, instance_id: str) -> Condition:
+        """Return what it is doing."""
         condition, since = self._conditions.get(instance_id, (Condition.ABSENT, 0.0))
         return condition if time.monotonic() >= since else Condition.STARTING
 
     def complaint(self, instance_id: str) -> str:
-        return ""
+        """Return why it is broken, in a line."""
+        lines = self.console(instance_id)[-2000:].decode(errors="replace").splitlines()
+        return lines[-1] if lines else "the host ended before it answered"
 
     def console(self, instance_id: str) -> bytes:
+        """Return what it wrote to its console since it was made."""
+        with suppress(FileNotFoundError):
+            return (self.folder(instance_id) / "console.log").read_bytes()
         return b""
 
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
-        return None
-
-    def assign(self, instance_id: str, addresses: frozenset[str]) -> None:
-        return None
+        """Put its security groups in force (nftables)."""
 
     def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
+        """Let it have these faults of node_faults.py, and heal others; false while it has not booted."""
         return True
 
     def announce(self, names: dict[str, str]) -> None:
-        return None
-
-    def exits(self, instance_id: str) -> int | None:
-        return None
+        """Tell every host the names of all: address to name."""
 
     def _become(self, instance_id: str, condition: Condition) -> None:
         self._conditions[instance_id] = (condition, time.monotonic() + MOMENT_S)

@@ -1,343 +1,305 @@
-"""Every operation that launches instances: RunInstances, RequestSpotInstances, CreateFleet.
-
-Each becomes one or more RunInstances calls with plain parameters (no template, every interface in a subnet),
-which pass the same checks whatever the operation was.
-"""
+"""RunInstances: what EC2 refuses, what no node would have, and what moto lacks of a launch."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
-import math
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from ipaddress import IPv4Network
 from typing import Any
-from xml.sax.saxutils import escape
 
-from awsddp.local import placement, refusals, reservations, scope
-from awsddp.local.emulator import Emulator
-from awsddp.local.requests import Refusal, Reply, Request, ec2_reply, under
-from awsddp.local.store import Launch, Store
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.iam.models import iam_backends
 
-ACTIONS = frozenset({"RunInstances", "RequestSpotInstances", "CreateFleet"})
-TEMPLATE_ACTIONS = frozenset({"CreateLaunchTemplate", "CreateLaunchTemplateVersion"})
+from awsddp.limits import USER_DATA_BYTES
+from awsddp.local import market, placement, quotas, refusals, reservations
+from awsddp.local.requests import Refusal, Reply, Request, lacking
+from awsddp.local.reservations import Reservation
+
+# What of a cloud-config hosts carry out: https://docs.cloud-init.io/en/latest/reference/modules.html
+USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_files", "bootcmd", "runcmd"})
 NOT_COMPARED = ("ClientToken", "DryRun")  # what may differ when a launch is sent again
-CAPACITY = "TargetCapacitySpecification."
-# Parameters of a fleet's override that RunInstances does not have.
-FLEET_ONLY = ("MaxPrice", "Priority", "WeightedCapacity", "AvailabilityZone")
-# Refusals that a fleet of type instant reports beside what it could launch.
-CAPACITY_REFUSALS = frozenset(
-    {
-        "MaxSpotInstanceCountExceeded",
-        "ReservationCapacityExceeded",
-        "Unsupported",
-        "VcpuLimitExceeded",
-    }
-)
 
-Parameters = dict[str, str]
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch that was answered: what was asked, what was said, and which instances it made."""
+
+    digest: str
+    reply: Reply
+    instance_ids: frozenset[str]
 
 
 class Launcher:
     """Launches instances. The caller holds the emulator's lock."""
 
-    def __init__(
-        self,
-        emulator: Emulator,
-        store: Store,
-        *,
-        routed: bool,
-        user_data_keys: frozenset[str] | None,
-        forward: Callable[[Request], Reply],
-    ) -> None:
+    def __init__(self, block: IPv4Network | None, forward: Callable[[Request], Reply]) -> None:
         """
-        :param routed: instances have hosts, which only subnets in the block can reach.
-        :param user_data_keys: what of a cloud-config the hosts carry out; None accepts everything.
+        :param block: the addresses at which hosts are reached; None where nothing boots.
         :param forward: sends a request to moto.
         """
-        self._emulator = emulator
-        self._store = store
-        self._routed = routed
-        self._user_data_keys = user_data_keys
+        self._block = block
         self._forward = forward
 
-    def answer(self, request: Request, backend: Any) -> Reply:
-        """Return the reply to one of ACTIONS. A client token sent again gets the same launch again.
+    def check(self, request: Request, backend: Any) -> None:
+        """What RunInstances refuses; a launch that is sent again is not looked at again.
 
         :raises Refusal: with EC2's code.
         """
-        digest = _digest(request)
-        key = (request.region, request.parameters.get("ClientToken", ""))
-        if key[1] and (earlier := self._store.launches.get(key)):
-            return _replay(earlier, digest, backend)
-        before = self._ids()
-        if request.action == "RunInstances":
-            reply, _ = self._run(request, backend)
-        elif request.action == "RequestSpotInstances":
-            reply = self._request_spot(request, backend)
-        else:
-            reply = self._create_fleet(request, backend)
-        if key[1] and (launched := self._ids() - before):
-            self._store.launches[key] = Launch(digest, reply, tuple(launched))
+        if not _earlier(request, backend):
+            _check_launch(request, backend)
+            self._check_host(request, backend)
+            _chosen(request, backend)
+
+    def answer(self, request: Request, backend: Any) -> Reply:
+        """Return the reply to a launch that was checked; a client token sent again gets the same one again.
+
+        :raises Refusal: IdempotentParameterMismatch, IdempotentInstanceTerminated.
+        """
+        if earlier := _earlier(request, backend):
+            return _replay(earlier, _digest(request), backend)
+        chosen = _chosen(request, backend)
+        before = set(_instances(backend))
+        reply = self._forward(_completed(request, backend))
+        launched = {key: one for key, one in _instances(backend).items() if key not in before}
+        for instance in launched.values():
+            _complete(instance, request, backend, chosen)
+        if launched and (token := request.asked.get("ClientToken")):
+            _launches(backend)[token] = Launch(_digest(request), reply, frozenset(launched))
         return reply
 
-    def _ids(self) -> set[str]:
-        return {instance.id for instance in self._emulator.instances()}
+    def _check_host(self, request: Request, backend: Any) -> None:
+        """What no host would have, where hosts boot.
 
-    def _run(self, request: Request, backend: Any) -> tuple[Reply, list[Any]]:
-        """Carry out RunInstances: the reply and the new instances."""
-        parameters = {**_with_template(request.parameters, backend), "Action": "RunInstances"}
-        request = replace(request, action="RunInstances", parameters=parameters)
-        refusals.check_launch(request, backend)
-        scope.check_launch(request, self._user_data_keys)
-        placement.check_known(request.parameters.get("Placement.GroupName", ""), backend)
-        request = _with_subnets(request, backend)
-        if self._routed:
-            refusals.check_subnet(request, backend, self._emulator.block)
-        refusals.check_addresses(request, backend)
-        reserved = refusals.check_capacity(request, backend)
-        before = self._ids()
-        reply = self._forward(request)
-        launched = [instance for instance in self._emulator.instances() if instance.id not in before]
-        if launched:
-            _tag_interfaces(request, launched)
-            _give_role(request, backend, launched)
-            placement.remember(request, launched)
-            reservations.remember(request, launched, reserved)
-        return reply, launched
-
-    def _request_spot(self, request: Request, backend: Any) -> Reply:
-        """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RequestSpotInstances.html"""
-        count = request.parameters.get("InstanceCount", "1")
-        wanted = {
-            **under(request.parameters, "LaunchSpecification."),
-            **_kept(request.parameters),
-            **_spot(request.parameters.get("SpotPrice")),
-            "MinCount": count,
-            "MaxCount": count,
-        }
-        reply, launched = self._run(replace(request, parameters=wanted), backend)
-        if not launched:
-            return reply
-        backend.launched_for_spot = list(launched)  # moto's records of the requests take them from here
-        try:
-            return self._forward(request)
-        finally:
-            del backend.launched_for_spot
-
-    def _create_fleet(self, request: Request, backend: Any) -> Reply:
-        """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateFleet.html"""
-        kind = request.parameters.get("Type", "maintain")
-        if kind == "maintain":
-            raise Refusal(
-                "UnsupportedOperation",
-                "The local cloud does not carry out fleets of type maintain: use instant or request.",
-            )
-        options = list(_fleet_options(request.parameters))
-        launched: list[Any] = []
-        errors, items = "", ""
-        for market, capacity in _capacities(request.parameters):
-            for option in options:
-                try:
-                    reply, made = self._run(_fleet_launch(request, option, market, capacity), backend)
-                except Refusal as refusal:
-                    if not launched and refusal.code not in CAPACITY_REFUSALS:
-                        raise
-                    errors += _fleet_error(refusal, market)
-                    continue
-                if not made:
-                    return reply
-                launched += made
-                items += _fleet_item(made, market)
-                break
-        inside = f"<fleetId>{self._record_fleet(request, backend, launched)}</fleetId>"
-        if kind == "instant":
-            inside += f"<errorSet>{errors}</errorSet><fleetInstanceSet>{items}</fleetInstanceSet>"
-        return ec2_reply(request, inside)
-
-    def _record_fleet(self, request: Request, backend: Any, launched: list[Any]) -> str:
-        """Have moto record a fleet without capacity, give it the instances, return its id."""
-        empty = {
-            name: value for name, value in request.parameters.items() if not name.startswith(CAPACITY)
-        } | {f"{CAPACITY}TotalTargetCapacity": "0"}
-        reply = self._forward(replace(request, parameters=empty))
-        found = re.search(rb"<fleetId>([^<]+)", reply[2])
-        if found is None:
-            raise Refusal("InvalidFleetConfig", "The fleet's configuration is not valid.")
-        fleet = backend.get_fleet(found[1].decode())
-        fleet.on_demand_instances = [{"id": None, "instance": one} for one in launched]
-        fleet.fulfilled_capacity = fleet.target_capacity = len(launched)
-        return str(fleet.id)
+        :raises Refusal: UnsupportedOperation, which names it.
+        """
+        if self._block is None:
+            return
+        data = base64.b64decode("".join(request.asked.get("UserData", "").split()))
+        missing = [f"{key} of the user data" for key in _cloud_config(data) if key not in USER_DATA_KEYS]
+        if data and not data.startswith((b"#!", b"#cloud-config")):
+            missing = ["user data that is neither a script nor a cloud-config"]
+        subnet = _subnet(request, backend)
+        if not IPv4Network(subnet.cidr_block).subnet_of(self._block):
+            missing = [f"a launch into {subnet.cidr_block} ({subnet.id}): {self._block} alone is routed"]
+        if missing:
+            raise lacking(", ".join(missing))
 
 
-def remember_template(request: Request, backend: Any) -> None:
-    """Keep a new template's parameters as they came: moto's launches use a few of them alone."""
-    template = _template(request.parameters, backend)
-    version = template.versions[-1]
-    data = under(request.parameters, "LaunchTemplateData.")
-    if source := request.parameters.get("SourceVersion"):
-        earlier = _version(template, source)
-        data = _merged(earlier.parameters, data)
-        version.data = {**earlier.data, **version.data}
-    version.parameters = data
+def _cloud_config(data: bytes) -> dict[str, Any]:
+    """The keys of user data. What cannot be parsed is left to cloud-init, which complains in its place."""
+    yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
+    try:
+        found = yaml.safe_load(data) if data.startswith(b"#cloud-config") else None
+    except (yaml.YAMLError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
-def _template(parameters: Parameters, backend: Any) -> Any:
-    """The launch template that parameters name.
+def _check_launch(request: Request, backend: Any) -> None:
+    asked = request.asked
+    low, high = asked.get("MinCount", 1), asked.get("MaxCount", 1)
+    if low < 1 or high < low:
+        raise _invalid(low, "minCount", f"It must be at least 1 and at most maxCount ({high}).")
+    try:
+        data = base64.b64decode("".join(asked.get("UserData", "").split()), validate=True)
+    except ValueError:
+        raise Refusal("InvalidParameterValue", "Invalid BASE64 encoding of user data.") from None
+    if len(data) > USER_DATA_BYTES:
+        raise Refusal("InvalidParameterValue", f"User data is limited to {USER_DATA_BYTES} bytes")
+    image = _image(request, backend)
+    backend.describe_key_pairs([asked.get("KeyName")])
+    _check_profile(asked.get("IamInstanceProfile", {}))
+    _check_interfaces(asked)
+    _check_disks(asked.get("BlockDeviceMappings", ()), image)
+    kind = asked.get("InstanceType", "m1.small")
+    refusals.check_type(kind, image, region=request.region, zone=wanted_zone(request, backend))
+    if group := asked.get("Placement", {}).get("GroupName"):
+        placement.check_known(group, backend)
+    _check_price(kind, asked, _subnet(request, backend).availability_zone)
 
-    :raises Refusal: it does not exist.
+
+def _check_profile(asked: dict[str, str]) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IamInstanceProfileSpecification.html"""
+    known = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.values()
+    for key, text in asked.items():
+        if text not in {one.name if key == "Name" else one.arn for one in known}:
+            what = "ARN" if key == "Arn" else "name"
+            raise _invalid(text, f"iamInstanceProfile.{key.lower()}", f"Invalid IAM Instance Profile {what}")
+
+
+def _check_interfaces(asked: dict[str, Any]) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
+
+    A node has one interface: what is EFA alone is no device of the network.
     """
-    template_id, name = (parameters.get(f"LaunchTemplate{key}") for key in ("Id", "Name"))
-    for template in backend.launch_templates.values():
-        if template.id == template_id or template.name == name:
-            return template
-    kind = "Id" if template_id else "Name"
-    raise Refusal(
-        f"InvalidLaunchTemplate{kind}.NotFoundException",
-        f"The specified launch template, with template {kind.lower()} {template_id or name}, does not exist.",
-    )
+    nics = asked.get("NetworkInterfaces", ())
+    if nics and (asked.get("SecurityGroupIds") or asked.get("SecurityGroups")):
+        raise Refusal(
+            "InvalidParameterCombination",
+            "Network interfaces and an instance-level security groups may not be specified on the same "
+            "request",
+        )
+    if len(nics) > 1 and any(nic.get("AssociatePublicIpAddress") for nic in nics):
+        raise Refusal(
+            "InvalidParameterCombination",
+            "The associatePublicIPAddress parameter cannot be specified when launching with multiple network "
+            "interfaces.",
+        )
+    further = [(place, nic) for place, nic in enumerate(nics) if place]
+    if any(
+        (nic.get("InterfaceType"), nic.get("NetworkCardIndex")) != ("efa-only", place)
+        for place, nic in further
+    ):
+        raise lacking("network interfaces beside the first, but an efa-only one of each further card")
 
 
-def _version(template: Any, number: str) -> Any:
-    named = {"$latest": len(template.versions), "$default": template.default_version_number}
-    for version in template.versions:
-        if str(version.number) == str(named.get(number.lower(), number)):
-            return version
-    raise Refusal(
-        "InvalidLaunchTemplateId.VersionNotFound",
-        f"Could not find launch template version {number} of {template.id}.",
-    )
+def _check_disks(mappings: list[dict[str, Any]], image: Any) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_EbsBlockDevice.html"""
+    least = image.ebs_snapshot.volume.size
+    for mapping in mappings:
+        if mapping.get("DeviceName") != image.root_device_name:
+            raise lacking("more than one EBS volume (BlockDeviceMapping)")
+        size = mapping.get("Ebs", {}).get("VolumeSize", least)
+        if size < least:
+            raise Refusal(
+                "InvalidBlockDeviceMapping",
+                f"Volume of size {size}GB is smaller than snapshot '{image.ebs_snapshot.id}', expect size>= "
+                f"{least}GB",
+            )
 
 
-def _with_template(parameters: Parameters, backend: Any) -> Parameters:
-    """The parameters of a launch, completed by those of its launch template."""
-    chosen = under(parameters, "LaunchTemplate.")
-    if not chosen:
-        return parameters
-    version = _version(_template(chosen, backend), chosen.get("Version", "$Default"))
-    given = {name: value for name, value in parameters.items() if not name.startswith("LaunchTemplate.")}
-    merged = _merged(version.parameters, given)
-    if "SubnetId" in given and "NetworkInterface.1.DeviceIndex" in merged:
-        merged["NetworkInterface.1.SubnetId"] = merged.pop("SubnetId")
-    return merged
+def _check_price(kind: str, asked: dict[str, Any], zone: str) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html"""
+    text = asked.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("MaxPrice")
+    if text is None:
+        return
+    least = market.price_usd_per_hour(kind, zone, datetime.now(UTC).date())
+    try:
+        low = float(text) < least
+    except ValueError:
+        raise _invalid(text, "price", "It is no number.") from None
+    if low:
+        raise Refusal(
+            "SpotMaxPriceTooLow",
+            f"Your Spot request price of {text} is lower than the minimum required Spot request fulfillment "
+            f"price of {least:.6f}.",
+        )
 
 
-def _merged(base: Parameters, changes: Parameters) -> Parameters:
-    """`base` with each parameter replaced, as a whole, that `changes` has."""
-    changed = {name.partition(".")[0] for name in changes}
-    return {name: value for name, value in base.items() if name.partition(".")[0] not in changed} | changes
+def _image(request: Request, backend: Any) -> Any:
+    image_id = request.asked.get("ImageId")
+    if image_id is None:
+        raise Refusal("MissingParameter", "The request must contain the parameter ImageId")
+    [image] = backend.describe_images(ami_ids=[image_id])
+    return image
 
 
-def _with_subnets(request: Request, backend: Any) -> Request:
-    """The launch with a subnet for the instance or for each of its new interfaces.
+def wanted_zone(request: Request, backend: Any) -> str | None:
+    """The zone a launch asks for, by a subnet or by name; None leaves it to EC2.
+
+    :raises ServiceException: InvalidSubnetID.NotFound.
+    """
+    subnet = _named_subnet(request, backend)
+    named: str | None = request.asked.get("Placement", {}).get("AvailabilityZone")
+    return named if subnet is None else str(subnet.availability_zone)
+
+
+def _subnet(request: Request, backend: Any) -> Any:
+    """The subnet of a launch: the one it names, else the default one of its zone or of the first that fits.
 
     :raises Refusal: MissingInput: no default subnet fits.
     """
-    parameters = dict(request.parameters)
-    interfaces = {name.split(".")[1] for name in parameters if name.startswith("NetworkInterface.")}
-    stems = [f"NetworkInterface.{number}." for number in sorted(interfaces)] or [""]
-    for stem in stems:
-        if {f"{stem}SubnetId", f"{stem}NetworkInterfaceId"} & set(parameters):
-            continue
-        subnet = parameters.get("NetworkInterface.1.SubnetId") or refusals.default_subnet(request, backend)
-        if subnet is None:
-            raise Refusal("MissingInput", "No default subnet can take this instance type. Specify a subnet.")
-        parameters[f"{stem}SubnetId"] = subnet
-    parameters["MinCount"] = parameters.get("MaxCount", "1")  # moto launches MinCount
-    image = backend.amis.get(parameters.get("ImageId"))
-    return replace(request, parameters=_with_disks(parameters, image))
+    if subnet := _named_subnet(request, backend):
+        return subnet
+    zone = wanted_zone(request, backend)
+    kind = request.asked.get("InstanceType", "m1.small")
+    fitting = {zone} if zone else refusals.zones_offering(kind, request.region)
+    for name, subnet in sorted(backend.get_default_subnets().items()):
+        if name in fitting:
+            return subnet
+    raise Refusal("MissingInput", "No default subnet can take this instance type. Specify a subnet.")
 
 
-def _with_disks(parameters: Parameters, image: Any) -> Parameters:
-    """The launch with a size for the root volume, and without instance store, which EC2 ignores for NVMe.
+def _named_subnet(request: Request, backend: Any) -> Any:
+    asked = request.asked
+    key = asked.get("SubnetId") or asked.get("NetworkInterfaces", [{}])[0].get("SubnetId")
+    return backend.get_subnet(key) if key else None
 
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/block-device-mapping-concepts.html
+
+def _chosen(request: Request, backend: Any) -> Reservation | None:
+    """The reservation that a launch goes into; one that goes into none is held against the quota.
+
+    :raises Refusal: with EC2's code.
     """
-    mappings = under(parameters, "BlockDeviceMapping.")
-    kept = {name: value for name, value in parameters.items() if not name.startswith("BlockDeviceMapping.")}
-    numbers = {name.split(".")[0] for name in mappings if ".Ebs." in name}
-    for place, number in enumerate(sorted(numbers, key=int), 1):
-        for name, value in under(mappings, f"{number}.").items():
-            kept[f"BlockDeviceMapping.{place}.{name}"] = value
-        size = str(image.ebs_snapshot.volume.size)
-        if f"{number}.Ebs.SnapshotId" not in mappings:
-            kept.setdefault(f"BlockDeviceMapping.{place}.Ebs.VolumeSize", size)
-    return kept
+    asked = request.asked
+    chosen = reservations.choose(request, backend, zone=_subnet(request, backend).availability_zone)
+    if chosen is None:
+        kind, spot = asked.get("InstanceType", "m1.small"), "InstanceMarketOptions" in asked
+        quotas.check(backend, kind, asked.get("MaxCount", 1), spot=spot)
+    return chosen
 
 
-def _kept(parameters: Parameters) -> Parameters:
-    """What every launch takes over from the request that it is part of."""
-    return {
-        name: value
-        for name, value in parameters.items()
-        if name in ("Version", "DryRun") or name.startswith("TagSpecification.")
-    }
+def _completed(request: Request, backend: Any) -> Request:
+    """The launch as moto wants it: with a subnet for each interface, all instances, and the root volume."""
+    asked, subnet = request.asked, _subnet(request, backend)
+    given = {name: text for name, text in request.parameters.items() if "BlockDeviceMapping" not in name}
+    given["MinCount"] = str(asked.get("MaxCount", 1))  # moto launches MinCount
+    nics = asked.get("NetworkInterfaces", ())
+    given |= {f"NetworkInterface.{place + 1}.DeviceIndex": str(place) for place, _ in enumerate(nics)}
+    for stem in [f"NetworkInterface.{place + 1}." for place, _ in enumerate(nics)] or [""]:
+        given.setdefault(f"{stem}SubnetId", subnet.id)
+    if len(nics) > 1:
+        given["NetworkInterface.1.AssociatePublicIpAddress"] = "false"
+    [root] = _image(request, backend).block_device_mappings
+    [mapping] = asked.get("BlockDeviceMappings", [{}])
+    given["BlockDeviceMapping.1.DeviceName"] = root["DeviceName"]
+    disk = {key: value for key, value in root["Ebs"].items() if key != "SnapshotId"} | mapping.get("Ebs", {})
+    for key, value in disk.items():
+        given[f"BlockDeviceMapping.1.Ebs.{key}"] = (
+            str(value).lower() if isinstance(value, bool) else str(value)
+        )
+    return replace(request, parameters=given)
 
 
-def _spot(max_price: str | None) -> Parameters:
-    price = {"InstanceMarketOptions.SpotOptions.MaxPrice": max_price} if max_price else {}
-    return {"InstanceMarketOptions.MarketType": "spot", **price}
+def _complete(instance: Any, request: Request, backend: Any, chosen: Reservation | None) -> None:
+    """Give a new instance what moto drops of its launch, or gives to the first one alone."""
+    asked = request.asked
+    instance.placement.group_name = asked.get("Placement", {}).get("GroupName", "")
+    for place, nic in instance.nics.items():
+        nic.add_tags(request.tags("network-interface"))
+        nic.interface_type = asked.get("NetworkInterfaces", [{}])[place].get("InterfaceType", "interface")
+        if nic.interface_type == "efa-only":
+            nic.private_ip_address, nic.private_ip_addresses = None, []
+    profile = asked.get("IamInstanceProfile")
+    if profile and instance.id not in backend.iam_instance_profile_associations:
+        backend.associate_iam_instance_profile(
+            instance.id,
+            iam_instance_profile_name=profile.get("Name"),
+            iam_instance_profile_arn=profile.get("Arn"),
+        )
+    if chosen is not None:
+        instance.capacity_reservation_id = chosen.id
+        if reservations.wanted(request):
+            target = {"CapacityReservationId": chosen.id}
+            instance.capacity_reservation_specification = {"CapacityReservationTarget": target}
 
 
-def _fleet_options(parameters: Parameters) -> Iterator[Parameters]:
-    """The launches that a fleet may make, in the order in which they are tried: template and override."""
-    configs = under(parameters, "LaunchTemplateConfigs.")
-    for number in sorted({int(name.split(".")[0]) for name in configs}):
-        config = under(configs, f"{number}.")
-        template = {
-            f"LaunchTemplate.{name}": value
-            for name, value in under(config, "LaunchTemplateSpecification.").items()
-        }
-        overrides = under(config, "Overrides.")
-        numbers = sorted({int(name.split(".")[0]) for name in overrides})
-        chosen = [under(overrides, f"{one}.") for one in numbers] or [{}]
-        for override in sorted(chosen, key=lambda one: float(one.get("Priority", "inf"))):
-            yield {**template, **override}
+def _instances(backend: Any) -> dict[str, Any]:
+    return {one.id: one for one in backend.all_instances()}
 
 
-def _capacities(parameters: Parameters) -> Iterator[tuple[str, int]]:
-    """How much a fleet wants of each market."""
-    wanted = under(parameters, CAPACITY)
-    default = wanted.get("DefaultTargetCapacityType", "on-demand")
-    counts = {
-        "on-demand": int(wanted.get("OnDemandTargetCapacity", "0")),
-        "spot": int(wanted.get("SpotTargetCapacity", "0")),
-    }
-    counts[default] += int(wanted.get("TotalTargetCapacity", "0")) - sum(counts.values())
-    yield from ((market, count) for market, count in counts.items() if count > 0)
+def _launches(backend: Any) -> dict[str, Launch]:
+    """The launches of a region by their client tokens, kept in its back end."""
+    found: dict[str, Launch] = backend.__dict__.setdefault("launches", {})
+    return found
 
 
-def _fleet_launch(request: Request, option: Parameters, market: str, capacity: int) -> Request:
-    """The RunInstances of a fleet for one of its options.
-
-    :raises Refusal: the option is described by requirements instead of a type.
-    """
-    if any(name.startswith("InstanceRequirements.") for name in option):
-        raise Refusal("UnsupportedOperation", "The local cloud does not carry out InstanceRequirements.")
-    count = str(math.ceil(capacity / float(option.get("WeightedCapacity", "1"))))
-    parameters = {name: value for name, value in option.items() if name not in FLEET_ONLY}
-    if zone := option.get("AvailabilityZone"):
-        parameters["Placement.AvailabilityZone"] = zone
-    tags = _kept(request.parameters)
-    if request.parameters.get("TagSpecification.1.ResourceType") == "fleet":
-        tags = {name: value for name, value in tags.items() if not name.startswith("TagSpecification.")}
-    spot = _spot(option.get("MaxPrice")) if market == "spot" else {}
-    return replace(request, parameters={**tags, **parameters, **spot, "MinCount": count, "MaxCount": count})
-
-
-def _fleet_item(instances: list[Any], market: str) -> str:
-    ids = "".join(f"<item>{instance.id}</item>" for instance in instances)
-    return (
-        f"<item><lifecycle>{market}</lifecycle><instanceIds>{ids}</instanceIds>"
-        f"<instanceType>{escape(instances[0].instance_type)}</instanceType></item>"
-    )
-
-
-def _fleet_error(refusal: Refusal, market: str) -> str:
-    return (
-        f"<item><lifecycle>{market}</lifecycle><errorCode>{escape(refusal.code)}</errorCode>"
-        f"<errorMessage>{escape(refusal.message)}</errorMessage></item>"
-    )
+def _earlier(request: Request, backend: Any) -> Launch | None:
+    return _launches(backend).get(request.asked.get("ClientToken", ""))
 
 
 def _digest(request: Request) -> str:
@@ -352,13 +314,9 @@ def _replay(earlier: Launch, digest: str, backend: Any) -> Reply:
             "Arguments on this idempotent request are inconsistent with arguments used in previous "
             "request(s).",
         )
-    alive = {
-        instance.id
-        for reservation in backend.reservations.values()
-        for instance in reservation.instances
-        if instance.state not in ("shutting-down", "terminated")
-    }
-    if not alive & set(earlier.instance_ids):
+    ended = ("shutting-down", "terminated")
+    alive = {key for key, one in _instances(backend).items() if one.state not in ended}
+    if not alive & earlier.instance_ids:
         raise Refusal(
             "IdempotentInstanceTerminated",
             "The instances launched with this client token have been terminated. Please use a new token.",
@@ -366,27 +324,5 @@ def _replay(earlier: Launch, digest: str, backend: Any) -> Reply:
     return earlier.reply
 
 
-def _tag_interfaces(request: Request, instances: list[Any]) -> None:
-    """Add the tags for network interfaces of the launch, which moto drops."""
-    tags: dict[str, str] = {}
-    number = 1
-    while kind := request.parameters.get(f"TagSpecification.{number}.ResourceType"):
-        stem = f"TagSpecification.{number}.Tag"
-        count = 1
-        while kind == "network-interface" and (name := request.parameters.get(f"{stem}.{count}.Key")):
-            tags[name] = request.parameters.get(f"{stem}.{count}.Value", "")
-            count += 1
-        number += 1
-    for instance in instances:
-        for nic in instance.nics.values():
-            nic.add_tags(tags)
-
-
-def _give_role(request: Request, backend: Any, instances: list[Any]) -> None:
-    """Associate the instance profile of the launch, which moto gives to the first instance only."""
-    name, arn = (request.parameters.get(f"IamInstanceProfile.{key}") for key in ("Name", "Arn"))
-    for instance in instances if name or arn else ():
-        if instance.id not in backend.iam_instance_profile_associations:
-            backend.associate_iam_instance_profile(
-                instance.id, iam_instance_profile_name=name, iam_instance_profile_arn=arn
-            )
+def _invalid(value: object, name: str, why: str) -> Refusal:
+    return Refusal("InvalidParameterValue", f"Value ({value}) for parameter {name} is invalid. {why}")

@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import base64
 import math
-import os
-import select
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
-from awsddp.local import dlami, node_faults
 from awsddp.local import emulator as records
+from awsddp.local import node_faults
 from awsddp.local.emulator import Emulator
 from awsddp.local.faults import Faults
 from awsddp.local.groups import Rule, ruleset
-from awsddp.local.hosts import Condition, Hosts, HostSpec, NoHosts
+from awsddp.local.hosts import Condition, Hosts, HostSpec
 from awsddp.local.store import Store
 
 BUSY_POLL_S = 0.05
-IDLE_POLL_S = 5.0
+IDLE_POLL_S = 0.5
 SHUT_DOWN_S = 60.0
 ENDED = ("stopped", "terminated")
 
@@ -40,35 +37,26 @@ class Lifecycle:
         self._faults = faults
         self._emulator = emulator
         self._store = store
-        self._hosts = hosts
+        self.hosts = hosts
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="host")
         self._busy: set[str] = set()
         self._booted: set[str] = set()
         self._broken: dict[str, str] = {}
         self._asked: dict[str, float] = {}
         self._rules: dict[str, str] = {}
-        self._elastic: dict[str, frozenset[str]] = {}
         self._suffered: dict[str, frozenset[str]] = {}
         self._begun = self._ended = 0
         self._turn = threading.Condition()
         self._names: dict[str, str] = {}
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lifecycle", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    @property
-    def boots(self) -> bool:
-        """Whether instances have hosts."""
-        return not isinstance(self._hosts, NoHosts)
-
     def wake(self) -> None:
         """Asks for a pass now."""
-        with suppress(BlockingIOError):
-            os.write(self._wake_write, b".")
+        self._wanted.set()
 
     def settle(self, timeout_s: float = 5.0) -> None:
         """Returns once a pass that begins now has ended: what was asked for is in force."""
@@ -77,16 +65,10 @@ class Lifecycle:
         with self._turn:
             self._turn.wait_for(lambda: self._ended >= wanted, timeout_s)
 
-    def shut_down(self, instance_id: str, *, reboot: bool) -> None:
-        """Powers a host off or reboots it, as from inside."""
-        self._hosts.shut_down(instance_id, reboot=reboot)
-
-    def console(self, instance_id: str) -> bytes:
-        return self._hosts.console(instance_id)
-
     def _run(self) -> None:
         while True:
             self._begun += 1
+            self._wanted.clear()
             try:
                 settled = self._pass()
             except Exception:
@@ -95,29 +77,7 @@ class Lifecycle:
             with self._turn:
                 self._ended = self._begun
                 self._turn.notify_all()
-            with self._emulator.lock:
-                reclaims = [_reclaimed_in_s(one) for one in self._emulator.instances()]
-                idle_s = min(IDLE_POLL_S, self._faults.next_s(), *reclaims)
-            self._wait(idle_s if settled else BUSY_POLL_S, watch=settled)
-
-    def _wait(self, timeout_s: float, *, watch: bool) -> None:
-        """Until a request, the end of a host, or the time is up."""
-        poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
-        exits = [self._hosts.exits(instance_id) for instance_id in self._living()] if watch else []
-        for descriptor in exits:
-            if descriptor is not None:
-                poll.register(descriptor, select.POLLIN)
-        poll.poll(timeout_s * 1000)
-        for descriptor in exits:
-            if descriptor is not None:
-                os.close(descriptor)
-        with suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
-
-    def _living(self) -> list[str]:
-        with self._emulator.lock:
-            return [one.id for one in self._emulator.instances() if one.state not in ENDED]
+            self._wanted.wait(IDLE_POLL_S if settled else BUSY_POLL_S)
 
     def _pass(self) -> bool:
         """One step for every instance; true if nothing is on its way."""
@@ -134,44 +94,30 @@ class Lifecycle:
             self._faults.forget_nodes({one.id for one in living})
             effects = {one.id: self._faults.of(one.id) for one in living}
             rules = {one.id: _rules(one, living) + node_faults.rules(effects[one.id]) for one in living}
-            elastic = {one.id: records.elastic_addresses(one) for one in living}
             names = {one.private_ip: one.private_dns_name for one in living}
             unsettled = bool(self._busy) or any(
                 one.state not in (*ENDED, "running") or one.reboot_wanted for one in living
             )
-        self._enforce(rules, names)
-        self._assign(elastic)
-        self._break_nodes(effects)
+        self._enforce(rules, effects, names)
         return not unsettled and not changed
 
-    def _enforce(self, rules: dict[str, str], names: dict[str, str]) -> None:
-        for instance_id, text in rules.items():
-            if self._rules.get(instance_id) != text and instance_id not in self._busy:
-                self._hosts.apply_rules(instance_id, text)
+    def _enforce(
+        self, rules: dict[str, str], effects: dict[str, frozenset[str]], names: dict[str, str]
+    ) -> None:
+        """Brings about what changed, after a restart all: rules, the faults that rules cannot do, names."""
+        for instance_id in rules.keys() - self._busy:
+            if self._rules.get(instance_id) != (text := rules[instance_id]):
+                self.hosts.apply_rules(instance_id, text)
                 self._rules[instance_id] = text
-        if names != self._names:
-            self._hosts.announce(names)
-            self._names = names
-        for gone in set(self._rules) - set(rules):
-            del self._rules[gone]
-
-    def _assign(self, elastic: dict[str, frozenset[str]]) -> None:
-        for instance_id, addresses in elastic.items():
-            if instance_id not in self._busy and self._elastic.get(instance_id) != addresses:
-                self._hosts.assign(instance_id, addresses)
-                self._elastic[instance_id] = addresses
-        for gone in set(self._elastic) - set(elastic):
-            del self._elastic[gone]
-
-    def _break_nodes(self, effects: dict[str, frozenset[str]]) -> None:
-        """Brings about what rules cannot: at each boot and change, and after a restart of the daemon."""
-        for instance_id, wanted in effects.items():
-            if self._suffered.get(instance_id) == wanted or instance_id in self._busy:
-                continue
-            if self._hosts.suffer(instance_id, wanted):
+            wanted = effects[instance_id]
+            if self._suffered.get(instance_id) != wanted and self.hosts.suffer(instance_id, wanted):
                 self._suffered[instance_id] = wanted
-        for gone in set(self._suffered) - set(effects):
-            del self._suffered[gone]
+        if names != self._names:
+            self.hosts.announce(names)
+            self._names = names
+        for gone in (self._rules.keys() | self._suffered.keys()) - rules.keys():
+            self._rules.pop(gone, None)
+            self._suffered.pop(gone, None)
 
     def _step(self, instance: Any) -> None:
         """One instance, under the lock."""
@@ -181,14 +127,14 @@ class Lifecycle:
             "stopping": self._stopping,
             "shutting-down": self._shutting_down,
         }[instance.state]
-        step(instance, self._hosts.condition(instance.id))
+        step(instance, self.hosts.condition(instance.id))
 
     def _pending(self, instance: Any, condition: Condition) -> None:
         if condition is Condition.UP:
             records.set_state(instance, "running")
             self._booted.discard(instance.id)
         elif instance.id in self._broken or (condition is Condition.BROKEN and instance.id in self._booted):
-            detail = self._broken.pop(instance.id, "") or self._hosts.complaint(instance.id)
+            detail = self._broken.pop(instance.id, "") or self.hosts.complaint(instance.id)
             records.set_state(instance, "shutting-down")
             records.set_reason(instance, records.BROKEN, f"Internal error on launch: {detail}")
         elif condition is Condition.STARTING:
@@ -199,7 +145,7 @@ class Lifecycle:
             self._boot(instance)
 
     def _running(self, instance: Any, condition: Condition) -> None:
-        if _reclaimed_in_s(instance) <= 0:
+        if getattr(instance, "reclaimed_at", math.inf) <= time.time():
             records.set_state(instance, "shutting-down")
             records.set_reason(instance, records.RECLAIMED)
         elif instance.id in self._broken:
@@ -212,7 +158,7 @@ class Lifecycle:
             self._boot(instance)
         elif instance.reboot_wanted and condition is Condition.UP:
             instance.reboot_wanted = False
-            self._hosts.shut_down(instance.id, reboot=True)
+            self.hosts.shut_down(instance.id, reboot=True)
 
     def _stopping(self, instance: Any, condition: Condition) -> None:
         if condition not in (Condition.UP, Condition.STARTING):
@@ -221,13 +167,13 @@ class Lifecycle:
             records.finish_stop(instance)
         elif instance.id not in self._asked:
             self._asked[instance.id] = time.monotonic()
-            self._hosts.shut_down(instance.id)
+            self.hosts.shut_down(instance.id)
         elif time.monotonic() - self._asked[instance.id] > SHUT_DOWN_S:
-            self._later(instance.id, lambda: self._hosts.cut_power(instance.id))
+            self._later(instance.id, lambda: self.hosts.cut_power(instance.id))
 
     def _shutting_down(self, instance: Any, condition: Condition) -> None:
         def end() -> None:
-            self._hosts.remove(instance.id)
+            self.hosts.remove(instance.id)
             with self._emulator.lock:
                 records.finish_terminate(instance)
                 self._store.save()
@@ -242,19 +188,19 @@ class Lifecycle:
         self._booted.discard(instance.id)
 
     def _boot(self, instance: Any) -> None:
-        spec = _spec(instance, self._emulator.block.prefixlen)
+        spec = _spec(instance)
         rules = _rules(instance, [one for one in self._emulator.instances() if one.state != "terminated"])
         rules += node_faults.rules(self._faults.of(instance.id))
 
         def boot() -> None:
             try:
                 self._suffered.pop(spec.instance_id, None)
-                self._hosts.apply_rules(spec.instance_id, rules)
-                self._hosts.boot(spec)
+                self.hosts.apply_rules(spec.instance_id, rules)
+                self.hosts.boot(spec)
                 self._booted.add(spec.instance_id)
             except Exception as error:
                 traceback.print_exc()
-                self._broken[spec.instance_id] = str(error).splitlines()[-1] if str(error) else repr(error)
+                self._broken[spec.instance_id] = "; ".join(str(error).splitlines()[:2]) or repr(error)
 
         self._later(spec.instance_id, boot)
 
@@ -273,37 +219,22 @@ class Lifecycle:
         self._pool.submit(run)
 
 
-def _reclaimed_in_s(instance: Any) -> float:
-    """In how many seconds a spot instance is taken back; infinity for one that is not, or has ended."""
-    at = getattr(instance, "reclaimed_at", None)
-    return math.inf if at is None or instance.state in ENDED else max(0.0, at - time.time())
-
-
-def _spec(instance: Any, prefix: int) -> HostSpec:
+def _spec(instance: Any) -> HostSpec:
     pair = instance.ec2_backend.key_pairs.get(instance.key_name)
-    image = instance.ec2_backend.amis.get(instance.image_id)
+    image = instance.ec2_backend.amis[instance.image_id]
+    disk = instance.block_device_mapping[instance.root_device_name]
+    tags = [(tag["key"], tag["value"]) for tag in instance.get_tags()]
+    pretended = ("awsddp:gpus", "pretended") in tags
     return HostSpec(
         instance_id=instance.id,
         address=instance.private_ip,
-        prefix=prefix,
         name=instance.private_dns_name,
         user_data=base64.b64decode(str(instance.user_data or "")),
         public_keys=(pair.material_public.decode().strip(),) if pair else (),
-        has_torch=image is None or "PyTorch" in image.name,
-        disk_gib=max(dlami.ROOT_GIB, _root_gib(instance)),
-        rehearsal=instance.instance_type if _rehearses(instance) else None,
+        has_torch="PyTorch" in image.name,
+        disk_gib=int(instance.ec2_backend.volumes[disk.volume_id].size),
+        rehearsal=None if pretended else instance.instance_type,
     )
-
-
-def _rehearses(instance: Any) -> bool:
-    tags = [(tag["key"], tag["value"]) for tag in instance.get_tags()]
-    return ("awsddp:gpus", "pretended") not in tags
-
-
-def _root_gib(instance: Any) -> int:
-    device = instance.block_device_mapping.get(instance.root_device_name)
-    volume = instance.ec2_backend.volumes.get(device.volume_id) if device else None
-    return int(volume.size) if volume else 0
 
 
 def _groups(instance: Any) -> dict[str, Any]:

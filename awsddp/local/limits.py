@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from typing import Any
 
 from awsddp import limits
-from awsddp.local.requests import Refusal, Request, under
+from awsddp.local.requests import Refusal, Request
 
-_TAG = re.compile(r"((?:TagSpecifications?\.\d+\.)?Tag\.\d+)\.(Key|Value)")
-_FILTER = re.compile(r"Filter\.\d+\.Value\.\d+")
 _LENGTHS = {
     ("ImportKeyPair", "KeyName"): limits.KEY_NAME,
     ("CreateKeyPair", "KeyName"): limits.KEY_NAME,
@@ -34,8 +30,7 @@ def check(request: Request, backend: Any) -> None:
 
 
 def _check_filters(request: Request) -> None:
-    names = [name.rpartition(".")[0] for name in request.parameters if _FILTER.fullmatch(name)]
-    if any(count > limits.FILTER_VALUES for count in Counter(names).values()):
+    if any(len(one.get("Values", ())) > limits.FILTER_VALUES for one in request.asked.get("Filters", ())):
         raise Refusal(
             "FilterLimitExceeded",
             f"The maximum number of filter values specified on a single call is {limits.FILTER_VALUES}",
@@ -59,58 +54,45 @@ def _check_texts(request: Request) -> None:
 
 
 def _check_tags(request: Request, backend: Any) -> None:
-    added: dict[str, dict[str, str]] = {}
-    names = map(_TAG.fullmatch, request.parameters if request.action != "DeleteTags" else ())
-    for stem in dict.fromkeys(match[1] for match in names if match):
-        key, value = (request.parameters.get(f"{stem}.{part}", "") for part in ("Key", "Value"))
-        if fault := limits.tag_fault(key, value):
-            code = "InvalidParameterValue" if key else "InvalidTagKey.Malformed"
-            raise Refusal(code, f"Tag '{key[:200]}' is not valid: {fault}.")
-        added.setdefault(stem.rpartition("Tag.")[0], {})[key] = value
-    for tags in added.values():
-        for resource in request.listed("ResourceId") or [""]:
-            if len([key for key in {**backend.tags.get(resource, {}), **tags} if _counts(key)]) > limits.TAGS:
+    asked = request.asked
+    given = [one.get("Tags", ()) for one in asked.get("TagSpecifications", ())]
+    if request.action != "DeleteTags":
+        given.append(asked.get("Tags", ()))
+    for tags in given:
+        added = {tag.get("Key", ""): tag.get("Value", "") for tag in tags}
+        for key, value in added.items():
+            if fault := limits.tag_fault(key, value):
+                code = "InvalidParameterValue" if key else "InvalidTagKey.Malformed"
+                raise Refusal(code, f"Tag '{key[:200]}' is not valid: {fault}.")
+        for resource in asked.get("Resources", [""]):
+            keys = backend.tags.get(resource, {}).keys() | added
+            if len([key for key in keys if not key.startswith(limits.TAG_RESERVED)]) > limits.TAGS:
                 raise Refusal(
                     "TagLimitExceeded", "The maximum number of Tags for a resource has been reached."
                 )
 
 
-def _counts(key: str) -> bool:
-    return not key.startswith(limits.TAG_RESERVED)
-
-
 def _check_rules(request: Request, backend: Any) -> None:
-    match = re.fullmatch("AuthorizeSecurityGroup(Ingress|Egress)", request.action)
-    if match is None:
+    """Count the rules that a group has and gets: one that names a group counts as IPv4 and as IPv6."""
+    if not request.action.startswith("AuthorizeSecurityGroup"):
         return
-    group_id, name = request.parameters.get("GroupId"), request.parameters.get("GroupName")
+    asked = request.asked
     for group in (group for groups in backend.groups.values() for group in groups.values()):
-        if group_id != group.id and (group_id is not None or name != group.name):
+        if asked.get("GroupId") != group.id:
             continue
-        rules = group.ingress_rules if match[1] == "Ingress" else group.egress_rules
-        sources = [*map(_source, rules), *_requested(request)]
-        for version in ("v4", "v6"):
-            if len([one for one in sources if one in (version, "both")]) > limits.RULES:
+        rules = group.ingress_rules if request.action.endswith("Ingress") else group.egress_rules
+        for kind, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6")):
+            have = [rule for rule in rules if rule.source_group or rule.ip_range.get(key)]
+            lists = [
+                one.get(name, ())
+                for one in asked.get("IpPermissions", ())
+                for name in (kind, "UserIdGroupPairs")
+            ]
+            if len(have) + sum(map(len, lists)) > limits.RULES:
                 raise Refusal(
                     "RulesPerSecurityGroupLimitExceeded",
                     "The maximum number of rules per security group has been reached.",
                 )
-
-
-def _source(rule: Any) -> str:
-    return "both" if rule.source_group else "v6" if rule.ip_range.get("CidrIpv6") else "v4"
-
-
-def _requested(request: Request) -> list[str]:
-    """Return for each rule that a request adds whether it counts as IPv4, as IPv6, or as both."""
-    kinds = {
-        r"\d+\.IpRanges\.\d+\.CidrIp": "v4",
-        r"\d+\.Ipv6Ranges\.\d+\.CidrIpv6": "v6",
-        r"\d+\.(Groups|UserIdGroupPairs)\.\d+\.Group(Id|Name)": "both",
-    }
-    names = list(under(request.parameters, "IpPermissions."))
-    found = [kind for pattern, kind in kinds.items() for name in names if re.fullmatch(pattern, name)]
-    return found + (["v4"] if "CidrIp" in request.parameters else [])
 
 
 def _invalid(name: str, text: str, why: str) -> Refusal:

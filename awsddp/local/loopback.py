@@ -14,11 +14,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from awsddp.errors import LocalCloudError
-from awsddp.local import cloudconfig, ending, rehearsal
-from awsddp.local.hosts import Condition, HostSpec
-from awsddp.local.place import Place
+from awsddp.local import cloudconfig, ending, rehearsal, torchenv
+from awsddp.local.hosts import Condition, Hosts, HostSpec
+from awsddp.local.place import Place, run_into
 from awsddp.local.requirements import SEARCH
 
 SSHD_CONFIG = """\
@@ -75,19 +76,17 @@ exec setsid '{python}' '{ending}' '{mark}'
 """
 
 
-class LoopbackHosts:
-    """All hosts of one local cloud.
+class LoopbackHosts(Hosts):
+    """All hosts of one local cloud. Of torch's environment the packages are used, its interpreter is not."""
 
-    :param torch: an environment made by `torchenv.ensure`; its packages are used, its interpreter is not.
-    """
+    boots = True
 
-    def __init__(self, place: Place, torch: Path, *, port: int) -> None:
-        self._place = place
-        self._torch = torch
+    def __init__(self, place: Place, *, port: int) -> None:
+        super().__init__(place)
         self._port = port
 
     def boot(self, spec: HostSpec) -> None:
-        node = self._place.nodes / spec.instance_id
+        node = self.folder(spec.instance_id)
         ending.end(self._mark(spec.instance_id))
         if not (node / "made").exists():
             self._make(node, spec)
@@ -102,21 +101,15 @@ class LoopbackHosts:
                 spec.user_data, root=node / "root", first=first, environ=environ, console=console
             )
             (node / "booted").touch()
-            if not (node / "off").exists() and not (node / "again").exists():
-                self._start_sshd(node, spec, environ, console.fileno())
+            if _end(node) is None:
+                self._start_sshd(node, spec, environ, console)
 
     def _make(self, node: Path, spec: HostSpec) -> None:
         """The host's files, from nothing."""
         root = node / "root"
-        for folder in (
-            node / "home",
-            node / "bin",
-            root / "etc/ssh",
-            root / "etc/systemd/system",
-            root / "opt",
-        ):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+        for folder in ("home", "bin", "root/etc/ssh", "root/etc/systemd/system", "root/opt"):
+            shutil.rmtree(node / folder, ignore_errors=True)
+            (node / folder).mkdir(parents=True)
         words = {
             "node": node,
             "root": root,
@@ -136,12 +129,12 @@ class LoopbackHosts:
         for name in ("enter", "systemctl", "sudo"):
             (node / "bin" / name).chmod(0o755)
         if spec.has_torch:
-            _show_torch(root / "opt/pytorch", self._torch, spec.rehearsal)
+            _show_torch(root / "opt/pytorch", torchenv.ensure("loopback"), spec.rehearsal)
         key = root / "etc/ssh/ssh_host_ed25519_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
         (node / "made").touch()
 
-    def _start_sshd(self, node: Path, spec: HostSpec, environ: dict[str, str], console: int) -> None:
+    def _start_sshd(self, node: Path, spec: HostSpec, environ: dict[str, str], console: IO[bytes]) -> None:
         sshd = shutil.which("sshd", path=SEARCH) or "/usr/sbin/sshd"
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -151,84 +144,35 @@ class LoopbackHosts:
                 probe.bind((spec.address, self._port))
             except OSError as error:
                 raise LocalCloudError(f"{spec.address}:{self._port} is taken", why=str(error)) from error
-        subprocess.run(
-            [
-                "setsid",
-                "--fork",
-                sshd,
-                "-f",
-                str(node / self._mark(spec.instance_id)),
-                "-E",
-                str(node / "sshd.log"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=console,
-            cwd="/",
-            env=environ,
-            check=True,
-        )
+        settings = ["-f", str(node / self._mark(spec.instance_id)), "-E", str(node / "sshd.log")]
+        run_into(console, "setsid", "--fork", sshd, *settings, env=environ, check=True)
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
-        node = self._place.nodes / instance_id
+        node = self.folder(instance_id)
         (node / ("again" if reboot else "off")).touch()
         with (node / "console.log").open("ab") as console:
-            subprocess.Popen(
-                [sys.executable, ending.__file__, self._mark(instance_id)],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=console,
-            )
+            end = [sys.executable, ending.__file__, self._mark(instance_id)]
+            run_into(console, "setsid", "--fork", *end, check=True)
 
     def cut_power(self, instance_id: str) -> None:
         ending.end(self._mark(instance_id))
 
     def remove(self, instance_id: str) -> None:
         ending.end(self._mark(instance_id))
-        shutil.rmtree(self._place.nodes / instance_id, ignore_errors=True)
+        shutil.rmtree(self.folder(instance_id), ignore_errors=True)
 
     def condition(self, instance_id: str) -> Condition:
-        node = self._place.nodes / instance_id
-        if (node / "off").exists() or (node / "again").exists():
-            if ending.marked(self._mark(instance_id)):
-                return Condition.UP
-            return Condition.OFF if (node / "off").exists() else Condition.RESTARTING
-        try:
-            pid = int((node / "sshd.pid").read_text())
-        except (FileNotFoundError, ValueError):
-            return Condition.STARTING if ending.marked(self._mark(instance_id)) else Condition.ABSENT
-        return Condition.UP if pid in ending.marked(self._mark(instance_id)) else Condition.ABSENT
+        end, pid = _end(self.folder(instance_id)), self._sshd(instance_id)
+        if end is None and pid is not None:
+            return Condition.UP if ending.carries(pid, self._mark(instance_id)) else Condition.ABSENT
+        alive = ending.marked(self._mark(instance_id))  # what shuts down or starts
+        if end is not None:
+            return Condition.UP if alive else end
+        return Condition.STARTING if alive else Condition.ABSENT
 
-    def complaint(self, instance_id: str) -> str:
-        lines = self.console(instance_id).decode(errors="replace").splitlines()
-        return lines[-1] if lines else "its sshd does not start"
-
-    def console(self, instance_id: str) -> bytes:
-        with suppress(FileNotFoundError):
-            return (self._place.nodes / instance_id / "console.log").read_bytes()
-        return b""
-
-    def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
-        return True
-
-    def apply_rules(self, instance_id: str, ruleset: str) -> None:
-        return None
-
-    def assign(self, instance_id: str, addresses: frozenset[str]) -> None:
-        return None
-
-    def announce(self, names: dict[str, str]) -> None:
-        return None
-
-    def exits(self, instance_id: str) -> int | None:
-        node = self._place.nodes / instance_id
-        going = (node / "off").exists() or (node / "again").exists()
-        with suppress(FileNotFoundError, ValueError, ProcessLookupError):
-            if not going:
-                return os.pidfd_open(int((node / "sshd.pid").read_text()))
-        for pid in ending.marked(self._mark(instance_id)):  # the last of them is the end
-            with suppress(ProcessLookupError):
-                return os.pidfd_open(pid)
+    def _sshd(self, instance_id: str) -> int | None:
+        with suppress(FileNotFoundError, ValueError):
+            return int((self.folder(instance_id) / "sshd.pid").read_text())
         return None
 
     def _mark(self, instance_id: str) -> str:
@@ -243,16 +187,19 @@ class LoopbackHosts:
         }
 
 
+def _end(node: Path) -> Condition | None:
+    """Return what a host becomes that shuts down, None for one that does not."""
+    if (node / "off").exists():
+        return Condition.OFF
+    return Condition.RESTARTING if (node / "again").exists() else None
+
+
 def _show_torch(at: Path, torch: Path, instance_type: str | None) -> None:
     """An environment with the packages of another and the interpreter of this machine.
 
     :param instance_type: whose GPUs are rehearsed, None for none.
     """
-    python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
-    (at / "bin").mkdir(parents=True)
-    for name in ("python", "python3", python.name):
-        (at / "bin" / name).symlink_to(python)
-    (at / "pyvenv.cfg").write_text(f"home = {python.parent}\ninclude-system-site-packages = false\n")
+    torchenv.point_at(torchenv.BASE_PYTHON, at)
     if instance_type is None:
         (at / "lib").symlink_to(torch / "lib")
         return

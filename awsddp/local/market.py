@@ -13,8 +13,8 @@ from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
-from awsddp import compat
-from awsddp.local.requests import Refusal, Reply, Request, ec2_reply
+from awsddp.compat.types import GPU_TYPES
+from awsddp.local.requests import Refusal, Request
 
 KEPT = timedelta(days=90)
 MOST_RESULTS = 1000
@@ -50,7 +50,7 @@ def price_usd_per_hour(instance_type: str, zone: str, day: date) -> float:
 
 
 def _on_demand(instance_type: str) -> float:
-    listed = compat.GPU_TYPES.get(instance_type)
+    listed = GPU_TYPES.get(instance_type)
     if listed is not None and listed.price_usd_per_hour is not None:
         return listed.price_usd_per_hour
     facts = INSTANCE_TYPES[instance_type]
@@ -59,53 +59,41 @@ def _on_demand(instance_type: str) -> float:
     return float(facts["VCpuInfo"]["DefaultVCpus"] * USD_PER_VCPU + gib * USD_PER_GIB + gpus)
 
 
-def answer(request: Request, backend: Any) -> Reply:
-    """Return DescribeSpotPriceHistory: the prices between two times, and those in force at the first."""
-    try:
-        start = int(request.parameters.get("NextToken", 0))
-        most = min(int(request.parameters.get("MaxResults", MOST_RESULTS)), MOST_RESULTS)
-        found = list(islice(_history(request), start, start + most + 1))
-    except ValueError as error:
-        raise Refusal("InvalidParameterValue", f"Invalid value: {error}") from error
-    items, more = "".join(found[:most]), str(start + most) if len(found) > most else ""
-    return ec2_reply(
-        request, f"<spotPriceHistorySet>{items}</spotPriceHistorySet><nextToken>{more}</nextToken>"
-    )
+def history(request: Request, backend: Any) -> dict[str, Any]:
+    """Answer DescribeSpotPriceHistory: the prices between two times, and those in force at the first.
+
+    :raises Refusal: a token that is none.
+    """
+    token = request.asked.get("NextToken", "0")
+    if not token.isdigit():
+        raise Refusal("InvalidParameterValue", f"Invalid value: {token}")
+    start, most = int(token), min(request.asked.get("MaxResults", MOST_RESULTS), MOST_RESULTS)
+    found = list(islice(_history(request), start, start + most + 1))
+    more = str(start + most) if len(found) > most else ""
+    return {"SpotPriceHistory": found[:most], "NextToken": more}
 
 
-def _history(request: Request) -> Iterator[str]:
+def _history(request: Request) -> Iterator[dict[str, Any]]:
     """Yield the entries that a request picks, the newest of each type and zone first."""
-    products = request.listed("ProductDescription")
+    asked = request.asked
+    products = asked.get("ProductDescriptions")
     if products and not {PRODUCT, f"{PRODUCT} (Amazon VPC)"} & set(products):
         return
     now = datetime.now(UTC)
-    end = min(_time(request, "EndTime", now), now)
-    first = max(min(_time(request, "StartTime", now - KEPT), end), now - KEPT).date()
+    end = min(asked.get("EndTime", now), now)
+    first = max(min(asked.get("StartTime", now - KEPT), end), now - KEPT).date()
     last = end.date()
     days = [last - timedelta(days=back) for back in range((last - first).days + 1)]
-    for kind, zone in _wanted(request):
-        for day in days:
-            price, timestamp = f"{price_usd_per_hour(kind, zone, day):.6f}", f"{day}T00:00:00.000Z"
-            have = {"availability_zone": zone, "instance_type": kind, "product_description": PRODUCT}
-            if request.picks({}, spot_price=price, timestamp=timestamp, **have):
-                yield (
-                    f"<item><instanceType>{kind}</instanceType><productDescription>{PRODUCT}"
-                    f"</productDescription><spotPrice>{price}</spotPrice><timestamp>{timestamp}</timestamp>"
-                    f"<availabilityZone>{zone}</availabilityZone></item>"
-                )
-
-
-def _time(request: Request, name: str, default: datetime) -> datetime:
-    given = request.parameters.get(name)
-    if given is None:
-        return default
-    time = datetime.fromisoformat(given)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def _wanted(request: Request) -> Iterator[tuple[str, str]]:
-    names, zone = set(request.listed("InstanceType")), request.parameters.get("AvailabilityZone")
+    names, wanted = asked.get("InstanceTypes"), asked.get("AvailabilityZone")
     for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, []):
-        kind, where = offer["InstanceType"], offer["Location"]
-        if (not names or kind in names) and zone in (None, where) and kind in INSTANCE_TYPES:
-            yield kind, where
+        kind, zone = offer["InstanceType"], offer["Location"]
+        if (names and kind not in names) or wanted not in (None, zone) or kind not in INSTANCE_TYPES:
+            continue
+        for day in days:
+            yield {
+                "InstanceType": kind,
+                "ProductDescription": PRODUCT,
+                "SpotPrice": f"{price_usd_per_hour(kind, zone, day):.6f}",
+                "Timestamp": datetime(day.year, day.month, day.day, tzinfo=UTC),
+                "AvailabilityZone": zone,
+            }

@@ -20,26 +20,26 @@ from moto.sts.models import sts_backends
 LONGEST_S = 21600
 SESSION_S = 21600
 RENEWED_S = 3600  # before credentials expire, new ones are handed out
-TOKEN = "x-aws-ec2-metadata-token"
-TTL = "x-aws-ec2-metadata-token-ttl-seconds"
+TOKEN = "HTTP_X_AWS_EC2_METADATA_TOKEN"
+TTL = "HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS"
 
 Answer = tuple[int, bytes]
 
 
-def answer(instance: Any, *, method: str, path: str, headers: Mapping[str, str], secret: str) -> Answer:
+def answer(instance: Any, environ: Mapping[str, Any], *, secret: str) -> Answer:
     """The reply to a request from inside an instance: HTTP status and body.
 
-    :param headers: by lower-case name.
+    :param environ: of WSGI.
     :param secret: signs the tokens, so that they outlive the daemon.
     """
-    options = instance.metadata_options
+    options, method, path = instance.metadata_options, environ["REQUEST_METHOD"], environ["PATH_INFO"]
     if options.http_endpoint == "disabled":
         return 403, b""
     if path == "/latest/api/token":
-        return _token(instance.id, method, headers, secret)
+        return _token(instance.id, environ, secret)
     if method not in ("GET", "HEAD"):
         return 405, b""
-    given = headers.get(TOKEN)
+    given = environ.get(TOKEN)
     if given is None and options.http_tokens == "required":
         return 401, b""
     if given is not None and not _valid(given, instance.id, secret):
@@ -50,12 +50,12 @@ def answer(instance: Any, *, method: str, path: str, headers: Mapping[str, str],
     return _read(_tree(instance), path)
 
 
-def _token(instance_id: str, method: str, headers: Mapping[str, str], secret: str) -> Answer:
-    if method != "PUT":
+def _token(instance_id: str, environ: Mapping[str, Any], secret: str) -> Answer:
+    if environ["REQUEST_METHOD"] != "PUT":
         return 405, b""
-    if "x-forwarded-for" in headers:  # a proxy in between: never meant to be asked through one
+    if "HTTP_X_FORWARDED_FOR" in environ:  # a proxy in between: never meant to be asked through one
         return 403, b""
-    lifetime = headers.get(TTL, "")
+    lifetime = environ.get(TTL, "")
     if not lifetime.isdigit() or not 1 <= int(lifetime) <= LONGEST_S:
         return 400, b""
     until = str(int(time.time()) + int(lifetime))
@@ -85,49 +85,23 @@ def _read(tree: dict[str, Any], path: str) -> Answer:
 
 
 def _tree(instance: Any) -> dict[str, Any]:
-    nics = {nic.mac_address: _interface(nic) for nic in instance.nics.values()}
-    pair = instance.ec2_backend.key_pairs.get(instance.key_name)
     facts: dict[str, Any] = {
         "ami-id": instance.image_id,
-        "ami-launch-index": instance.ami_launch_index,
         "hostname": instance.private_dns_name,
-        "instance-action": "none",
         "instance-id": instance.id,
         "instance-life-cycle": instance.lifecycle or "on-demand",
         "instance-type": instance.instance_type,
         "local-hostname": instance.private_dns_name,
         "local-ipv4": instance.private_ip,
-        "mac": instance.nics[0].mac_address,
-        "network": {"interfaces": {"macs": nics}},
         "placement": {
             "availability-zone": instance.placement.zone,
-            "group-name": instance.placement.group_name,
             "region": instance.region_name,
         },
         "public-ipv4": instance.public_ip,
-        "public-keys": {"0": {"openssh-key": pair.material_public.decode().strip()}} if pair else None,
-        "security-groups": "\n".join(group.name for group in instance.nics[0].group_set),
-        "services": {"domain": "amazonaws.com", "partition": "aws"},
+        "iam": _role(instance),
+        "spot": _notice(instance),
     }
-    if instance.metadata_options.instance_metadata_tags == "enabled":
-        facts["tags"] = {"instance": {tag["key"]: tag["value"] for tag in instance.get_tags()}}
-    document = {
-        "accountId": instance.owner_id,
-        "architecture": instance.architecture,
-        "availabilityZone": instance.placement.zone,
-        "imageId": instance.image_id,
-        "instanceId": instance.id,
-        "instanceType": instance.instance_type,
-        "pendingTime": f"{instance.launch_time:%Y-%m-%dT%H:%M:%SZ}",
-        "privateIp": instance.private_ip,
-        "region": instance.region_name,
-        "version": "2017-09-30",
-    }
-    facts["iam"] = _role(instance)
-    facts["spot"] = _notice(instance)
-    meta_data = {name: value for name, value in facts.items() if value not in (None, "")}
-    dynamic = {"instance-identity": {"document": json.dumps(document, indent=2)}}
-    return {"latest": {"dynamic": dynamic, "meta-data": meta_data}}
+    return {"latest": {"meta-data": {name: value for name, value in facts.items() if value}}}
 
 
 def _notice(instance: Any) -> dict[str, str] | None:
@@ -139,10 +113,7 @@ def _notice(instance: Any) -> dict[str, str] | None:
     if at is None:
         return None
     moment = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return {
-        "instance-action": json.dumps({"action": "terminate", "time": moment}),
-        "termination-time": moment,
-    }
+    return {"instance-action": json.dumps({"action": "terminate", "time": moment})}
 
 
 def _role(instance: Any) -> dict[str, Any] | None:
@@ -153,14 +124,8 @@ def _role(instance: Any) -> dict[str, Any] | None:
     profile = _profile(instance)
     if profile is None:
         return None
-    info = {
-        "Code": "Success",
-        "LastUpdated": f"{instance.launch_time:%Y-%m-%dT%H:%M:%SZ}",
-        "InstanceProfileArn": profile.arn,
-        "InstanceProfileId": profile.id,
-    }
     roles = {role.name: json.dumps(_credentials(instance, role), indent=2) for role in profile.roles}
-    return {"info": json.dumps(info, indent=2), "security-credentials": roles}
+    return {"security-credentials": roles}
 
 
 def _profile(instance: Any) -> Any:
@@ -200,15 +165,3 @@ def renew_role(instance: Any) -> bool:
         external_id="",
     )
     return True
-
-
-def _interface(nic: Any) -> dict[str, Any]:
-    return {
-        "device-number": nic.device_index,
-        "interface-id": nic.id,
-        "local-ipv4s": nic.private_ip_address,
-        "mac": nic.mac_address,
-        "security-group-ids": "\n".join(group.id for group in nic.group_set),
-        "subnet-id": nic.subnet.id,
-        "vpc-id": nic.subnet.vpc_id,
-    }

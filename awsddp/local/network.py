@@ -7,11 +7,12 @@ what is not between addresses of the block.
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import json
+import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,18 +26,20 @@ LOOPBACK_BLOCKS = tuple(ipaddress.IPv4Network(f"127.{second}.0.0/16") for second
 METADATA_ADDRESS = "169.254.169.254"
 
 
-def run(*argv: str, text: str = "") -> str:
-    """Runs a command of the system and returns its output.
+def run(
+    *argv: str,
+    text: str = "",
+    failed: str = "the local cloud's network could not be set up",
+    next: str = "awsddp local stop",
+) -> str:
+    """Run a command of the system and return its output.
 
-    :raises LocalCloudError: it failed; `why` holds what it said.
+    :raises LocalCloudError: it failed; `why` holds what it said last.
     """
     done = subprocess.run(argv, input=text, capture_output=True, text=True)
     if done.returncode:
-        raise LocalCloudError(
-            f"{argv[0]} failed while the local cloud's network was set up",
-            why=(done.stderr or done.stdout).strip()[-500:],
-            next="awsddp local stop",
-        )
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise LocalCloudError(failed, why="\n".join(lines[-5:]), next=next)
     return done.stdout
 
 
@@ -44,11 +47,6 @@ def ip(lines: list[str], *, namespace: str | None = None) -> None:
     """Carries out lines of `ip -batch` in order, in a network namespace or on the machine."""
     within = () if namespace is None else ("-n", namespace)
     run("ip", *within, "-batch", "-", text="\n".join(lines) + "\n")
-
-
-def machine_address(block: ipaddress.IPv4Network) -> str:
-    """The machine's own address in the block, as the nodes see it."""
-    return str(block.network_address + 1)
 
 
 def free_block() -> ipaddress.IPv4Network:
@@ -95,25 +93,19 @@ def take_loopback(block: ipaddress.IPv4Network | None) -> tuple[ipaddress.IPv4Ne
 def free_port(block: ipaddress.IPv4Network) -> int:
     """A port that nobody has on the block's first address now."""
     with socket.socket() as probe:
-        probe.bind((machine_address(block), 0))
+        probe.bind((str(block[1]), 0))
         return int(probe.getsockname()[1])
 
 
 @contextmanager
-def alone_on_machine(*, deadline_s: float = 30) -> Iterator[None]:
-    """Held while a block is chosen and taken: an abstract socket, so that nothing is left by a kill."""
-    holder = socket.socket(socket.AF_UNIX)
-    until = time.monotonic() + deadline_s
-    while True:
-        try:
-            holder.bind("\0awsddp-local-network")
-            break
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.02)
-    with holder:
+def alone_on_machine() -> Iterator[None]:
+    """Hold a lock while a block is chosen and taken; nothing of it is left by a kill."""
+    folder = os.open("/run", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(folder)
 
 
 def open_switch(place: Place, block: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network:
@@ -142,7 +134,7 @@ def _make_switch(place: Place, block: ipaddress.IPv4Network) -> None:
         [
             f"netns add {name}",
             f"link add {interface} type veth peer name machine netns {name}",
-            f"addr add {machine_address(block)}/{block.prefixlen} dev {interface}",
+            f"addr add {block[1]}/16 dev {interface}",
             f"link set {interface} up",
         ]
     )
@@ -174,7 +166,7 @@ def hardware_address(address: str) -> str:
     return "02:0a:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
 
 
-def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> None:
+def plug_in(place: Place, instance_id: str, address: str) -> None:
     """Makes a node's namespace with `ens5` on the switch."""
     name, port = place.machine(instance_id), _port(instance_id)
     ip([f"netns add {name}"])
@@ -188,27 +180,12 @@ def plug_in(place: Place, instance_id: str, address: str, *, prefix: int) -> Non
     ip(
         [
             "link set lo up",
-            f"addr add {address}/{prefix} dev ens5",
+            f"addr add {address}/16 dev ens5",
             "link set ens5 up",
             f"route add {METADATA_ADDRESS}/32 dev ens5",
         ],
         namespace=name,
     )
-
-
-def assign(place: Place, instance_id: str, addresses: frozenset[str]) -> None:
-    """Let a node answer at exactly these elastic IPs.
-
-    They are on `lo`: as on EC2, `ens5` does not show them.
-    """
-    name = place.machine(instance_id)
-    shown = json.loads(run("ip", "-n", name, "-4", "-json", "addr", "show", "dev", "lo") or "[{}]")
-    all_of_lo = {one["local"] for one in shown[0].get("addr_info", [])}
-    present = {address for address in all_of_lo if not address.startswith("127.")}
-    lines = [f"addr add {address}/32 dev lo" for address in addresses - present]
-    lines += [f"addr del {address}/32 dev lo" for address in present - addresses]
-    if lines:
-        ip(lines, namespace=name)
 
 
 def unplug(place: Place, instance_id: str) -> None:
@@ -233,9 +210,14 @@ def load_rules(place: Place, instance_id: str, ruleset: str) -> None:
     run("ip", "netns", "exec", place.machine(instance_id), "nft", "-f", "-", text=ruleset)
 
 
+def namespaces(place: Place) -> list[str]:
+    """Return the network namespaces of this local cloud: of its switch and of its nodes."""
+    return [path.name for path in NAMESPACES.glob(f"{place.switch}*")]
+
+
 def close_network(place: Place) -> None:
     """Removes every namespace and interface of this local cloud."""
-    for path in [*NAMESPACES.glob(place.switch), *NAMESPACES.glob(f"{place.switch}-*")]:
-        subprocess.run(["ip", "netns", "del", path.name], capture_output=True)
+    for name in namespaces(place):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
     if Path("/sys/class/net", place.interface).exists():
         subprocess.run(["ip", "link", "del", place.interface], capture_output=True)

@@ -20,10 +20,8 @@ and heals them.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +30,16 @@ from awsddp.local import cgroups
 from awsddp.local.network import METADATA_ADDRESS
 
 LASTING = (
-    "cut",
-    "one-way",
-    "slow-network",
-    "slow-cpu",
-    "frozen",
-    "full-disk",
-    "oom",
-    "clock",
-    "hostkey",
+    *("cut", "one-way", "slow-network", "slow-cpu", "frozen"),
+    *("full-disk", "oom", "clock", "hostkey"),
 )
 ONCE = ("reboot", "poweroff", "reclaim")
+EFFECTS = LASTING + ONCE
+OPTIONS: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
+"""The options of what happens once; what lasts takes `--for`."""
 NOTICE_S = 120.0
 """How long before its end EC2 tells a spot instance that it is taken back."""
 FILLER = "filler"
-HELP = "awsddp local fault add --help"
 SLOW_NETWORK = "1 mbytes/second burst 64 kbytes"
 """What nftables lets pass of each direction: what the rate allows in a second may come at once."""
 CLOCK = "FAKETIME=+120s\nDONT_FAKE_MONOTONIC=1\nNO_FAKE_STAT=1\nLD_PRELOAD={library}\n"
@@ -70,42 +63,39 @@ def check(
     :raises UsageError: no such instance or effect, choices that are for calls, a mode that cannot do it.
     """
     instance_id, effect = asked["operation"], asked["effect"]
-    if effect not in LASTING + ONCE:
-        raise UsageError(
-            f"invalid fault of a node: {effect}", f"it is one of {', '.join(LASTING + ONCE)}", HELP
-        )
+    if effect not in EFFECTS:
+        raise invalid(f"invalid fault of a node: {effect}", f"it is one of {', '.join(EFFECTS)}")
     alive = [one for one, state in states.items() if state not in ("shutting-down", "terminated")]
     if instance_id not in alive:
         known = ", ".join(alive) or "none: run awsddp up --local"
-        raise UsageError(f"instance not found: {instance_id}", f"the instances are {known}", HELP)
-    if given := sorted({"times", "seconds", "only"} & set(asked)):
-        raise UsageError(f"--{given[0]} is for faults of calls", "a fault of a node takes --for", HELP)
-    if effect in ONCE and "for_s" in asked:
-        raise UsageError(f"{effect} happens once", "--for is for what lasts", HELP)
+        raise invalid(f"instance not found: {instance_id}", f"the instances are {known}")
+    check_options(asked, OPTIONS.get(effect, {"for_s"}))
     if effect in ONCE and states[instance_id] != "running":
-        raise UsageError(f"{instance_id} is {states[instance_id]}", f"{effect} is for a node that runs", HELP)
-    if "notice_s" in asked and effect != "reclaim":
-        raise UsageError("--notice is for reclaim", f"{effect} comes without one", HELP)
+        raise invalid(f"{instance_id} is {states[instance_id]}", f"{effect} is for a node that runs")
     if effect == "reclaim":
         if instance_id not in spot:
-            raise UsageError(
-                f"{instance_id} is not a spot instance", "EC2 takes no other back", "awsddp up --local --spot"
-            )
-        return
-    if mode != "nspawn":
-        raise UsageError(
-            f"{effect} needs nodes that are machines of their own",
-            f"this local cloud runs in {mode} mode",
-            "as root: awsddp local stop, then awsddp local start",
-        )
-    if effect == "frozen" and not cgroups.can_freeze():
-        raise UsageError("this machine cannot freeze a node", "it has no cgroup v2", HELP)
-    if effect == "clock" and faketime() is None:
-        raise UsageError(
-            "this machine cannot shift a node's clock",
-            "Debian's package faketime is missing",
-            "apt-get install faketime",
-        )
+            raise invalid(f"{instance_id} is not a spot instance", "create one: awsddp up --local --spot")
+    elif mode != "nspawn":
+        why = f"this local cloud runs in {mode} mode; as root: awsddp local stop, then awsddp local start"
+        raise invalid(f"{effect} needs nodes that are machines of their own", why)
+    elif effect == "frozen" and not cgroups.can_freeze():
+        raise invalid("this machine cannot freeze a node", "it has no cgroup v2")
+    elif effect == "clock" and faketime() is None:
+        why = "Debian's package faketime is missing: apt-get install faketime"
+        raise invalid("this machine cannot shift a node's clock", why)
+
+
+def check_options(asked: Mapping[str, Any], possible: Set[str]) -> None:
+    """Raise UsageError where a fault has an option that is not for it."""
+    if more := sorted(set(asked) - possible - {"operation", "effect"}):
+        option = more[0].removesuffix("_s")
+        known = " and ".join(f"--{name.removesuffix('_s')}" for name in sorted(possible))
+        raise invalid(f"--{option} is not for {asked['effect']}", f"it takes {known or 'no options'}")
+
+
+def invalid(message: str, why: str = "") -> UsageError:
+    """Return the error of a fault that cannot be."""
+    return UsageError(message, why, "awsddp local fault add --help")
 
 
 def rules(effects: frozenset[str]) -> str:
@@ -141,12 +131,6 @@ def fill(disk: Path) -> None:
                 blocks //= 2
 
 
-def empty(disk: Path) -> None:
-    """Gives back what `fill` took."""
-    with suppress(FileNotFoundError):
-        (disk / FILLER).unlink()
-
-
 def faketime() -> Path | None:
     """The library that changes what processes see of the clock, None where it is not installed."""
     return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
@@ -157,30 +141,21 @@ def set_clock(root: Path, *, ahead: bool) -> None:
 
     :param root: the node's files.
     """
-    path, library = root / "etc/environment", faketime()
-    variables = CLOCK.format(library=library)
+    path, variables = root / "etc/environment", CLOCK.format(library=faketime())
     text = path.read_text().replace(variables, "")
-    wanted = text + variables if ahead and library is not None else text
-    if path.read_text() != wanted:
-        path.write_text(wanted)
+    path.write_text(text + variables if ahead else text)
 
 
-def set_host_key(root: Path, kept: Path, *, other: bool) -> bool:
-    """Puts another host key in the place of a node's own, or its own back; true if sshd has to read it.
-
-    :param kept: where the node's own key is meanwhile.
-    """
-    shown = root / HOST_KEY
-    if other and not kept.exists():
-        shutil.copy2(shown, kept)
-        made = kept.with_name("hostkey.other")
+def set_host_key(root: Path, *, other: bool) -> bool:
+    """Put another host key in the place of a node's own, or its own back; true if sshd has to read it."""
+    shown, own = root / HOST_KEY, root / f"{HOST_KEY}.own"
+    if other == own.exists():
+        return False
+    if other:
+        made = root / f"{HOST_KEY}.other"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(made)], check=True)
-        shown.write_bytes(made.read_bytes())
-        made.unlink()
-        made.with_name("hostkey.other.pub").unlink()
-        return True
-    if not other and kept.exists():
-        shown.write_bytes(kept.read_bytes())
-        kept.unlink()
-        return True
-    return False
+        shown.rename(own)
+        made.rename(shown)
+    else:
+        own.rename(shown)
+    return True

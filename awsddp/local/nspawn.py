@@ -8,22 +8,17 @@ and overlay are mounted in a mount namespace of its own: they are gone when the 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import signal
-import subprocess
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from awsddp.errors import LocalCloudError
-from awsddp.local import cgroups, network, node_faults, packages, rehearsal, rootfs, torchenv
-from awsddp.local.hosts import Condition, HostSpec
-from awsddp.local.place import Place
-from awsddp.local.torchenv import TorchEnvironment
+from awsddp.local import cgroups, network, node_faults, rehearsal, rootfs, torchenv
+from awsddp.local.hosts import Condition, Hosts, HostSpec
+from awsddp.local.place import Place, run_into, take
 
 REBOOT_STATUS = 133
 SEED = "var/lib/cloud/seed/nocloud"
@@ -57,51 +52,34 @@ echo $? > "$node/exit.new"; mv "$node/exit.new" "$node/exit"
 """
 
 
-class NspawnHosts:
+class NspawnHosts(Hosts):
     """All hosts of one local cloud."""
 
-    def __init__(
-        self,
-        place: Place,
-        image: TorchEnvironment,
-        *,
-        share: Callable[[], list[Path]] = list,
-    ) -> None:
-        self._place = place
-        self._image = image
-        self._share = share
+    boots = True
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
         self._hosts = "127.0.0.1 localhost\n"
         self._layer_lock = threading.Lock()
-        self._packages_lock = threading.Lock()
 
     def boot(self, spec: HostSpec) -> None:
-        node = self._folder(spec.instance_id)
+        node = self.folder(spec.instance_id)
         cgroups.end(self._place, spec.instance_id)
         if not (node / "made").exists():
             self._make(node, spec)
-            with self._packages_lock:
-                packages.provide(packages.wanted(spec.user_data), self._place.packages)
         _write_seed(node / "seed", spec)
         if spec.rehearsal is not None:
             rehearsal.install(node / "rehearsal" / rehearsal.PACKAGES, spec.rehearsal)
         for name in ("exit", "pid", "wrapper", ANSWERS):
             (node / name).unlink(missing_ok=True)
         network.unplug(self._place, spec.instance_id)
-        network.plug_in(self._place, spec.instance_id, spec.address, prefix=spec.prefix)
+        network.plug_in(self._place, spec.instance_id, spec.address)
         network.load_rules(self._place, spec.instance_id, (node / "rules").read_text())
-        network.assign(self._place, spec.instance_id, _addresses(node))
         groups = cgroups.make(self._place, spec.instance_id)
         with (node / "console.log").open("ab") as console:
             launch = ["sh", "-c", LAUNCHER, "sh", "\n".join(map(str, groups)), WRAPPER, str(node)]
-            subprocess.run(
-                [*launch, *self._command(node, spec)],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SYSTEMD_NSPAWN_TMPFS_TMP": "0"},
-                check=True,
-            )
+            environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
+            run_into(console, *launch, *self._command(node, spec), env=environ, check=True)
 
     def _make(self, node: Path, spec: HostSpec) -> None:
         """The host's files, from nothing."""
@@ -112,7 +90,7 @@ class NspawnHosts:
         with self._layer_lock:
             if not (self._place.layer / "work").exists():
                 shutil.rmtree(self._place.layer, ignore_errors=True)
-                rootfs.build_layer(self._place.layer / "upper", libraries=self._image.libraries)
+                rootfs.build_layer(self._place.layer / "upper", library=torchenv.library())
                 (self._place.layer / "work").mkdir()
         _format(node / "disk.img", gib=spec.disk_gib, content=self._place.layer)
         (node / "hosts").write_text(self._hosts)
@@ -120,22 +98,23 @@ class NspawnHosts:
         (node / "hosts").write_text(self._hosts)  # `announce` may have come between
 
     def _command(self, node: Path, spec: HostSpec) -> list[str]:
-        binds = self._image.binds if spec.has_torch else ()
-        shown = [
-            f"--overlay-ro={_escape(source)}:{_escape(node / 'rehearsal')}:{_escape(target)}"
-            if spec.rehearsal is not None and target == torchenv.AT
-            else f"--bind-ro={_escape(source)}:{_escape(target)}"
-            for source, target in binds
-        ]
-        shown += [f"--bind-ro={_escape(path)}" for path in self._share()]
+        settings = json.loads(self._place.settings.read_text())  # a later `local start --share` adds to it
+        shown = [f"--bind-ro={_escape(path)}" for path in settings["share"]]
+        if spec.has_torch:
+            torch = _escape(torchenv.ensure("nspawn"))
+            if spec.rehearsal is None:
+                shown.append(f"--bind-ro={torch}:{torchenv.AT}")
+            else:
+                shown.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{torchenv.AT}")
+            if torchenv.BASE_AT != torchenv.BASE:
+                shown.append(f"--bind-ro={_escape(torchenv.BASE)}:{torchenv.BASE_AT}")
         return [
             *("systemd-nspawn", "--quiet", f"--directory={node / 'root'}", "--boot", "--register=no"),
             *("--keep-unit", f"--network-namespace-path=/run/netns/{self._place.machine(spec.instance_id)}"),
             *(f"--machine={self._place.machine(spec.instance_id)}", f"--hostname={spec.name.split('.')[0]}"),
             *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=read-only"),
             *(f"--bind={_escape(node / 'hosts')}:/etc/hosts", f"--bind={_escape(node / 'marks')}:/{MARKS}"),
-            *(f"--bind-ro={_escape(node / 'seed')}:/{SEED}", *shown),
-            f"--bind-ro={_escape(self._place.packages)}:{packages.AT}",
+            *(f"--bind-ro={_escape(node / 'seed')}:/{SEED}", "--tmpfs=/sys/block", *shown),
         ]
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
@@ -144,8 +123,8 @@ class NspawnHosts:
         if not reboot:
             os.kill(pid, signal.SIGTERM)
             return
-        for child in _children(pid):
-            os.kill(child, signal.SIGRTMIN + 5)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGRTMIN + 5)
 
     def cut_power(self, instance_id: str) -> None:
         cgroups.end(self._place, instance_id)
@@ -153,13 +132,10 @@ class NspawnHosts:
     def remove(self, instance_id: str) -> None:
         cgroups.end(self._place, instance_id)
         network.unplug(self._place, instance_id)
-        shutil.rmtree(self._folder(instance_id), ignore_errors=True)
-        with suppress(OSError):
-            (RUNTIME / "propagate" / self._place.machine(instance_id)).rmdir()
-        forget_locks()
+        shutil.rmtree(self.folder(instance_id), ignore_errors=True)
 
     def condition(self, instance_id: str) -> Condition:
-        node = self._folder(instance_id)
+        node = self.folder(instance_id)
         if (node / "exit").exists():
             status = int((node / "exit").read_text())
             if status == REBOOT_STATUS:
@@ -178,17 +154,10 @@ class NspawnHosts:
                 f"the nodes of this machine have used up fs.inotify.max_user_instances = {most}; "
                 "raise it: sysctl -w fs.inotify.max_user_instances=1024"
             )
-        lines = self.console(instance_id)[-2000:].decode(errors="replace").splitlines()
-        return lines[-1] if lines else "the host ended before it answered"
-
-    def console(self, instance_id: str) -> bytes:
-        try:
-            return (self._folder(instance_id) / "console.log").read_bytes()
-        except FileNotFoundError:
-            return b""
+        return super().complaint(instance_id)
 
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
-        node = self._folder(instance_id)
+        node = self.folder(instance_id)
         node.mkdir(parents=True, exist_ok=True)
         if (node / "rules").exists() and (node / "rules").read_text() == ruleset:
             return
@@ -196,16 +165,8 @@ class NspawnHosts:
         if (network.NAMESPACES / self._place.machine(instance_id)).exists():
             network.load_rules(self._place, instance_id, ruleset)
 
-    def assign(self, instance_id: str, addresses: frozenset[str]) -> None:
-        node = self._folder(instance_id)
-        node.mkdir(parents=True, exist_ok=True)
-        if _addresses(node) != addresses:
-            (node / "addresses").write_text("\n".join(sorted(addresses)))
-            if (network.NAMESPACES / self._place.machine(instance_id)).exists():
-                network.assign(self._place, instance_id, addresses)
-
     def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
-        node, wrapper = self._folder(instance_id), self._pid(instance_id, "wrapper")
+        node, wrapper = self.folder(instance_id), self._pid(instance_id, "wrapper")
         if wrapper is None:
             return False
         cgroups.freeze(self._place, instance_id, frozen="frozen" in effects)
@@ -219,9 +180,9 @@ class NspawnHosts:
             if "full-disk" in effects:
                 node_faults.fill(disk)
             else:
-                node_faults.empty(disk)
+                (disk / node_faults.FILLER).unlink(missing_ok=True)
             node_faults.set_clock(root, ahead="clock" in effects)
-            if node_faults.set_host_key(root, node / "hostkey", other="hostkey" in effects):
+            if node_faults.set_host_key(root, other="hostkey" in effects):
                 self._reload_sshd(instance_id)
         except FileNotFoundError:  # it is just ending
             return False
@@ -242,31 +203,13 @@ class NspawnHosts:
             with suppress(FileNotFoundError):
                 (mark.parent / "hosts").write_text(self._hosts)
 
-    def exits(self, instance_id: str) -> int | None:
-        # Not nspawn itself: the wrapper ends when the exit status is written.
-        if (pid := self._pid(instance_id, "wrapper")) is None:
-            return None
-        with suppress(ProcessLookupError):
-            return os.pidfd_open(pid)
-        return None
-
-    def _folder(self, instance_id: str) -> Path:
-        return self._place.nodes / instance_id
-
     def _pid(self, instance_id: str, name: str = "pid") -> int | None:
         """The pid of its nspawn, if it lives: a recorded number may be another process's by now."""
         try:
-            pid = int((self._folder(instance_id) / name).read_text())
+            pid = int((self.folder(instance_id) / name).read_text())
         except (FileNotFoundError, ValueError):
             return None
         return pid if pid in cgroups.processes(self._place, instance_id) else None
-
-
-def _addresses(node: Path) -> frozenset[str]:
-    """The elastic IPs of a host, as they were assigned last."""
-    with suppress(FileNotFoundError):
-        return frozenset((node / "addresses").read_text().split())
-    return frozenset()
 
 
 def _inotify_instances() -> int:
@@ -283,8 +226,8 @@ def forget_locks() -> None:
     """Removes the lock files that killed nspawns left, as nspawn itself does when it ends."""
     for path in (RUNTIME / "locks").glob("inode-*"):
         with suppress(OSError), path.open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+            if take(lock):
+                path.unlink()
 
 
 def _format(disk: Path, *, gib: int, content: Path) -> None:
@@ -295,21 +238,10 @@ def _format(disk: Path, *, gib: int, content: Path) -> None:
     with disk.open("wb") as file:
         file.truncate(gib * 2**30)
     # Few inodes, no journal, tables written when needed: 3 MB and 0.04 s for 200 GiB.
-    options = [
-        "-m",
-        "0",
-        "-i",
-        "65536",
-        "-O",
-        "^has_journal,^resize_inode",
-        "-E",
-        "lazy_itable_init=1,nodiscard",
-    ]
-    made = subprocess.run(
-        ["mkfs.ext4", "-q", "-F", *options, "-d", str(content), str(disk)], capture_output=True, text=True
-    )
-    if made.returncode:
-        raise LocalCloudError("a node's disk could not be made", why=made.stderr.strip())
+    options = ["-m", "0", "-i", "65536", "-O", "^has_journal,^resize_inode"]
+    options += ["-E", "lazy_itable_init=1,nodiscard"]
+    command = ("mkfs.ext4", "-q", "-F", *options, "-d", str(content), str(disk))
+    network.run(*command, failed="a node's disk could not be made")
 
 
 def _write_seed(folder: Path, spec: HostSpec) -> None:
@@ -324,10 +256,6 @@ def _write_seed(folder: Path, spec: HostSpec) -> None:
     (folder / "user-data").chmod(0o600)
 
 
-def _escape(path: Path) -> str:
+def _escape(path: Path | str) -> str:
     """nspawn splits bind arguments at colons."""
     return str(path).replace("\\", "\\\\").replace(":", "\\:")
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

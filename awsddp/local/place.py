@@ -6,97 +6,59 @@ the home, so that daemons live side by side and `sweep` finds all of one by name
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-from dataclasses import dataclass
-from functools import cached_property
+import subprocess
 from pathlib import Path
+from typing import IO, Any
 
 
-@dataclass(frozen=True)
 class Place:
     """The local cloud of one AWSDDP_HOME: paths and names, no I/O beyond resolving the home."""
 
-    home: Path
-
-    @cached_property
-    def tag(self) -> str:
-        return hashlib.sha256(str(self.home.resolve()).encode()).hexdigest()[:8]
-
-    @property
-    def folder(self) -> Path:
-        return self.home / "local"
-
-    @property
-    def settings(self) -> Path:
-        """What was asked for: written by the client, read by the daemon."""
-        return self.folder / "settings.json"
-
-    @property
-    def report(self) -> Path:
-        """Where the daemon answers: written by the daemon, read by the client."""
-        return self.folder / "daemon.json"
-
-    @property
-    def presence(self) -> Path:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.presence = home / "local.lock"
         """Shared by every client for as long as it lives: who can take it alone knows that none is there."""
-        return self.home / "local.lock"
-
-    @property
-    def client_lock(self) -> Path:
+        self.folder = home / "local"
+        self.settings = self.folder / "settings.json"
+        """What was asked for: written by the client, read by the daemon."""
+        self.report = self.folder / "daemon.json"
+        """Where the daemon answers: written by the daemon, read by the client."""
+        self.client_lock = self.folder / "client.lock"
         """Held by a client while it starts or stops the daemon."""
-        return self.folder / "client.lock"
-
-    @property
-    def daemon_lock(self) -> Path:
+        self.daemon_lock = self.folder / "daemon.lock"
         """Held by the daemon as long as it lives; its pid is in it."""
-        return self.folder / "daemon.lock"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "daemon.log"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state.pickle"
-
-    @property
-    def faults(self) -> Path:
+        self.log = self.folder / "daemon.log"
+        self.state = self.folder / "state.pickle"
+        self.faults = self.folder / "faults.json"
         """The faults that are in force."""
-        return self.folder / "faults.json"
-
-    @property
-    def living(self) -> Path:
+        self.living = self.folder / "living"
         """There as long as an instance is not terminated."""
-        return self.folder / "living"
-
-    @property
-    def nodes(self) -> Path:
-        return self.folder / "nodes"
-
-    @property
-    def packages(self) -> Path:
-        """The apt repository that nodes see."""
-        return self.folder / "packages"
-
-    @property
-    def layer(self) -> Path:
+        self.nodes = self.folder / "nodes"
+        self.layer = self.folder / "layer"
         """What is on the disk of a node that is made."""
-        return self.folder / "layer"
-
-    @property
-    def switch(self) -> str:
-        """The network namespace that holds the bridge."""
-        return f"awsddp-{self.tag}"
-
-    @property
-    def interface(self) -> str:
+        self.tag = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]
+        self.switch = self.cgroup = f"awsddp-{self.tag}"
+        """The network namespace that holds the bridge, and the cgroup of all."""
+        self.interface = f"ad{self.tag}"
         """The machine's own end in the network of the nodes (at most 15 characters)."""
-        return f"ad{self.tag}"
-
-    @property
-    def cgroup(self) -> str:
-        return f"awsddp-{self.tag}"
 
     def machine(self, instance_id: str) -> str:
-        """The name of a node's machine and of its network namespace."""
-        return f"awsddp-{self.tag}-{instance_id}"
+        """Return the name of a node's machine and of its network namespace."""
+        return f"{self.switch}-{instance_id}"
+
+
+def take(lock: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file unless somebody else has it, and tell whether that worked."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def run_into(log: IO[bytes], *argv: str, **settings: Any) -> int:
+    """Run a command without input, its output into a log, and return its exit status."""
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **settings)
+    return done.returncode

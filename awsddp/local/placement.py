@@ -8,61 +8,56 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
-from xml.sax.saxutils import escape
 
-from awsddp.local.requests import Refusal, Reply, Request, dry_run, ec2_reply, tag_set
-
-ACTIONS = frozenset({"CreatePlacementGroup", "DescribePlacementGroups", "DeletePlacementGroup"})
+from awsddp.local.requests import Refusal, Request, tag_list
 
 
 @dataclass
 class PlacementGroup:
-    """One placement group. Nothing here is near or far, so the strategy is only remembered."""
+    """One placement group. Nothing here is near or far."""
 
     name: str
-    strategy: str
     id: str = field(default_factory=lambda: f"pg-{uuid.uuid4().hex[:17]}")
     tags: dict[str, str] = field(default_factory=dict)
 
 
-def answer(request: Request, backend: Any) -> Reply:
-    """The reply to one of ACTIONS.
+def create(request: Request, backend: Any) -> dict[str, Any]:
+    """Answer CreatePlacementGroup.
 
-    :raises Refusal: with EC2's code.
+    :raises Refusal: there is one of this name.
     """
-    if request.dry:
-        raise dry_run()
-    groups = _groups(backend)
-    name = request.parameters.get("GroupName", "")
-    if request.action == "DescribePlacementGroups":
-        names = request.listed("GroupName")
-        found = [
-            group
-            for group in groups.values()
-            if (not names or group.name in names)
-            and request.picks(
-                group.tags,
-                group_name=group.name,
-                group_id=group.id,
-                state="available",
-                strategy=group.strategy,
-            )
-        ]
-        return ec2_reply(request, f"<placementGroupSet>{''.join(map(_item, found))}</placementGroupSet>")
-    if request.action == "CreatePlacementGroup":
-        if name in groups:
-            raise Refusal("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
-        groups[name] = PlacementGroup(
-            name, request.parameters.get("Strategy", "cluster"), tags=request.tags()
-        )
-        return ec2_reply(request, f"<placementGroup>{_inside(groups[name])}</placementGroup>")
+    groups, name = _groups(backend), request.asked.get("GroupName", "")
+    if name in groups:
+        raise Refusal("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
+    groups[name] = PlacementGroup(name, tags=request.tags("placement-group"))
+    return {"PlacementGroup": _shown(groups[name])}
+
+
+def describe(request: Request, backend: Any) -> dict[str, Any]:
+    """Answer DescribePlacementGroups."""
+    names = request.asked.get("GroupNames", ())
+    found = [
+        _shown(group)
+        for group in _groups(backend).values()
+        if (not names or group.name in names)
+        and request.picks(group.tags, group_name=group.name, state="available")
+    ]
+    return {"PlacementGroups": found}
+
+
+def delete(request: Request, backend: Any) -> dict[str, Any]:
+    """Answer DeletePlacementGroup.
+
+    :raises Refusal: InvalidPlacementGroup.Unknown, InvalidPlacementGroup.InUse.
+    """
+    name = request.asked.get("GroupName", "")
     check_known(name, backend)
-    if name in _used(backend):
+    if any(one.placement.group_name == name and one.state != "terminated" for one in backend.all_instances()):
         raise Refusal(
             "InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted."
         )
-    del groups[name]
-    return ec2_reply(request, "<return>true</return>")
+    del _groups(backend)[name]
+    return {}
 
 
 def check_known(name: str, backend: Any) -> None:
@@ -70,14 +65,8 @@ def check_known(name: str, backend: Any) -> None:
 
     :raises Refusal: InvalidPlacementGroup.Unknown.
     """
-    if name and name not in _groups(backend):
+    if name not in _groups(backend):
         raise Refusal("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-
-
-def remember(request: Request, instances: list[Any]) -> None:
-    """Keeps with new instances which placement group they were launched into."""
-    for instance in instances:
-        instance.placement.group_name = request.parameters.get("Placement.GroupName", "")
 
 
 def _groups(backend: Any) -> dict[str, PlacementGroup]:
@@ -85,22 +74,11 @@ def _groups(backend: Any) -> dict[str, PlacementGroup]:
     return found
 
 
-def _used(backend: Any) -> set[str]:
+def _shown(group: PlacementGroup) -> dict[str, Any]:
     return {
-        instance.placement.group_name
-        for reservation in backend.reservations.values()
-        for instance in reservation.instances
-        if instance.state != "terminated"
+        "GroupName": group.name,
+        "GroupId": group.id,
+        "Strategy": "cluster",
+        "State": "available",
+        "Tags": tag_list(group.tags),
     }
-
-
-def _item(group: PlacementGroup) -> str:
-    return f"<item>{_inside(group)}</item>"
-
-
-def _inside(group: PlacementGroup) -> str:
-    return (
-        f"<groupName>{escape(group.name)}</groupName><groupId>{group.id}</groupId>"
-        f"<strategy>{escape(group.strategy)}</strategy><state>available</state>"
-        f"{tag_set(group.tags)}"
-    )

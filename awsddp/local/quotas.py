@@ -5,68 +5,23 @@ Codes and names: https://docs.aws.amazon.com/general/latest/gr/ec2-service.html
 
 from __future__ import annotations
 
-import json
-import re
 import uuid
-from dataclasses import dataclass, field
 from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
+from awsddp.compat import types
 from awsddp.local import reservations
-from awsddp.local.requests import Refusal, Reply, Request
+from awsddp.local.requests import Refusal, Request
 
-ACTIONS = frozenset(
-    {"GetServiceQuota", "ListServiceQuotas", "GetAWSDefaultServiceQuota", "RequestServiceQuotaIncrease"}
-)
 VCPUS = 12288.0  # 64 of the largest machines: what the local cloud is asked to carry
 RUNNING = ("pending", "running")
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """The instance types that share a quota of vCPUs: the letters that their names begin with."""
-
-    code: str
-    name: str
-    families: tuple[str, ...]
-    spot: bool = False
-
-
-STANDARD = ("a", "c", "d", "h", "i", "m", "r", "t", "z")
-BUCKETS = (
-    Bucket("L-417A185B", "Running On-Demand P instances", ("p",)),
-    Bucket("L-DB2E81BA", "Running On-Demand G and VT instances", ("g", "vt", "gr")),
-    Bucket("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", STANDARD),
-    Bucket("L-2C3B7624", "Running On-Demand Trn instances", ("trn",)),
-    Bucket(
-        "L-C4BD4855", "All P5 Spot Instance Requests", ("p5", "p5e", "p5en", "p6-b200", "p6-b300"), spot=True
-    ),
-    Bucket("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests", ("p",), spot=True),
-    Bucket("L-3819A6DF", "All G and VT Spot Instance Requests", ("g", "vt", "gr"), spot=True),
-    Bucket(
-        "L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", STANDARD, spot=True
-    ),
-    Bucket("L-6B0D517C", "All Trn Spot Instance Requests", ("trn",), spot=True),
+NAMES = dict(
+    (
+        *(types.QUOTA_P, types.QUOTA_G, types.QUOTA_STANDARD),
+        *(types.SPOT_P5, types.SPOT_P, types.SPOT_G, types.SPOT_STANDARD),
+    )
 )
-
-
-@dataclass
-class Quotas:
-    """The values of one region that are not the default."""
-
-    values: dict[str, float] = field(default_factory=dict)
-
-    def of(self, code: str) -> float:
-        return self.values.get(code, VCPUS)
-
-
-def bucket_of(instance_type: str, *, spot: bool) -> Bucket | None:
-    """The quota that a type counts against, None if none holds it."""
-    family = instance_type.partition(".")[0]
-    letters = re.match(r"[a-z]*", family)
-    known = {family, letters.group() if letters else ""}
-    return next((one for one in BUCKETS if one.spot == spot and known & set(one.families)), None)
 
 
 def check(backend: Any, instance_type: str, count: int, *, spot: bool = False) -> None:
@@ -74,23 +29,21 @@ def check(backend: Any, instance_type: str, count: int, *, spot: bool = False) -
 
     :raises Refusal: VcpuLimitExceeded, or MaxSpotInstanceCountExceeded.
     """
-    bucket = bucket_of(instance_type, spot=spot)
-    if bucket is None:
+    quota = _quota(instance_type, spot=spot)
+    if quota is None:
         return
-    limit = of(backend).of(bucket.code)
+    limit = _values(backend).get(quota, VCPUS)
     used = sum(
-        vcpus(one.instance_type)
-        for reservation in backend.reservations.values()
-        for one in reservation.instances
-        if one.state in RUNNING and bucket == bucket_of(one.instance_type, spot=one.lifecycle == "spot")
+        _vcpus(one.instance_type)
+        for one in backend.all_instances()
+        if one.state in RUNNING and quota == _quota(one.instance_type, spot=one.lifecycle == "spot")
     )
-    if not spot:
-        used += sum(
-            one.free(backend) * vcpus(one.instance_type)
-            for one in reservations.held(backend).values()
-            if bucket == bucket_of(one.instance_type, spot=False)
-        )
-    if used + count * vcpus(instance_type) <= limit:
+    used += sum(
+        one.free(backend) * _vcpus(one.instance_type)
+        for one in reservations.held(backend).values()
+        if quota == _quota(one.instance_type, spot=False)
+    )
+    if used + count * _vcpus(instance_type) <= limit:
         return
     if spot:
         raise Refusal("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
@@ -102,60 +55,41 @@ def check(backend: Any, instance_type: str, count: int, *, spot: bool = False) -
     )
 
 
-def vcpus(instance_type: str) -> int:
+def _quota(instance_type: str, *, spot: bool) -> str | None:
+    """The code of the quota that a type counts against, None if none is known."""
+    found = types.quota_of(instance_type, "spot" if spot else "on-demand")
+    return found[0] if found else None
+
+
+def _vcpus(instance_type: str) -> int:
     """The vCPUs of a type; 0 of one that nobody knows."""
     return int(INSTANCE_TYPES.get(instance_type, {}).get("VCpuInfo", {}).get("DefaultVCpus", 0))
 
 
-def of(backend: Any) -> Quotas:
-    """The quotas of a region, kept in its back end."""
-    found: Quotas = backend.__dict__.setdefault("service_quotas", Quotas())
+def _values(backend: Any) -> dict[str, float]:
+    """The quotas of a region that are not the default, by code; kept in its back end."""
+    found: dict[str, float] = backend.__dict__.setdefault("service_quotas", {})
     return found
 
 
-def answer(request: Request, backend: Any) -> Reply | None:
-    """The reply to one of ACTIONS about EC2; None leaves it to moto. An increase is granted at once.
+def answer(request: Request, backend: Any) -> dict[str, Any]:
+    """Answer GetServiceQuota and RequestServiceQuotaIncrease. An increase is granted at once.
 
     :raises Refusal: no such quota, or less was asked for than there is.
     """
-    asked = json.loads(request.body or b"{}")
-    if asked.get("ServiceCode") != "ec2":
-        return None
-    quotas = of(backend)
-    if request.action == "ListServiceQuotas":
-        return _reply({"Quotas": [_quota(request, bucket, quotas.of(bucket.code)) for bucket in BUCKETS]})
-    bucket = next((one for one in BUCKETS if one.code == asked.get("QuotaCode")), None)
-    if bucket is None:
+    code, values = request.asked.get("QuotaCode", ""), _values(backend)
+    if request.asked.get("ServiceCode") != "ec2" or code not in NAMES:
         raise Refusal(
             "NoSuchResourceException", "The request failed because the specified quota does not exist."
         )
-    if request.action == "GetAWSDefaultServiceQuota":
-        return _reply({"Quota": _quota(request, bucket, VCPUS)})
+    quota: dict[str, Any] = {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": NAMES[code]}
     if request.action == "GetServiceQuota":
-        return _reply({"Quota": _quota(request, bucket, quotas.of(bucket.code))})
-    wanted = float(asked.get("DesiredValue", 0))
-    if wanted <= quotas.of(bucket.code):
+        return {"Quota": {**quota, "Value": values.get(code, VCPUS), "Adjustable": True}}
+    wanted = float(request.asked.get("DesiredValue", 0))
+    if wanted <= values.get(code, VCPUS):
         raise Refusal(
             "IllegalArgumentException", "You must provide a quota value greater than the current quota value"
         )
-    quotas.values[bucket.code] = wanted
+    values[code] = wanted
     granted = {"Id": uuid.uuid4().hex, "Status": "APPROVED", "DesiredValue": wanted}
-    return _reply({"RequestedQuota": {**_quota(request, bucket, wanted), **granted}})
-
-
-def _quota(request: Request, bucket: Bucket, value: float) -> dict[str, Any]:
-    return {
-        "ServiceCode": "ec2",
-        "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
-        "QuotaArn": f"arn:aws:servicequotas:{request.region}:123456789012:ec2/{bucket.code}",
-        "QuotaCode": bucket.code,
-        "QuotaName": bucket.name,
-        "Value": value,
-        "Unit": "None",
-        "Adjustable": True,
-        "GlobalQuota": False,
-    }
-
-
-def _reply(document: dict[str, Any]) -> Reply:
-    return "200 OK", [("Content-Type", "application/x-amz-json-1.1")], json.dumps(document).encode()
+    return {"RequestedQuota": {**quota, **granted}}

@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from awsddp import compat
+from awsddp.compat.types import GPU_TYPES
 from awsddp.resources import template_folder
 
 PACKAGES = Path(f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages")
@@ -15,7 +15,7 @@ PACKAGES = Path(f"lib/python{sys.version_info.major}.{sys.version_info.minor}/si
 
 def install(packages: Path, instance_type: str) -> None:
     """Puts the shim for a type into a folder of packages; a type without known GPUs has none to pretend."""
-    kind = compat.GPU_TYPES.get(instance_type)
+    kind = GPU_TYPES.get(instance_type)
     shutil.copytree(
         template_folder("rehearse_gpu"),
         packages / "rehearse_gpu",

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import io
 import json
+import math
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, urlencode
 from xml.sax.saxutils import escape
+
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.utils import parse_timestamp
+from moto.core.exceptions import ServiceException
+from moto.core.parse import EC2QueryParser, QueryParser
+from moto.core.serialize import get_serializer_class
+from moto.core.utils import get_service_model
+from werkzeug.datastructures import EnvironHeaders
 
 Reply = tuple[str, list[tuple[str, str]], bytes]
 """Status line, headers, body."""
 
 SCOPE = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/([^/]+)/aws4_request,\s*"
+    r"AWS4-HMAC-SHA256 Credential=([^/]+)/\d{8}/([^/]+)/([^/]+)/aws4_request,\s*"
     r"SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})"
 )
 
-NOTHING_ELSE = re.compile(
-    rb"(doc/[0-9-]+/\">\s*<requestId>[^<]*</requestId>)(\s*</(?!Describe|Get)\w+Response>)"
-)
 SIGNED_FOR_S = 900  # a request is refused that was signed so long ago, or so long from now
 
 
-class Refusal(Exception):
+class Refusal(ServiceException):
     """What EC2 would refuse, with its code, its message and its HTTP status."""
 
     def __init__(self, code: str, message: str, *, status: str = "400 Bad Request") -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
+        super().__init__(code, message)
         self.status = status
 
 
@@ -52,7 +58,6 @@ class Request:
     body: bytes
     access_key_id: str
     signed_headers: str
-    date: str
     signature: str
     environ: dict[str, Any] = field(repr=False)
 
@@ -67,7 +72,7 @@ class Request:
 
     def wsgi_environ(self) -> dict[str, Any]:
         """Return the WSGI environment of this call as a POST, however it was encoded."""
-        if "HTTP_X_AMZ_TARGET" in self.environ:
+        if self._is_json:
             body, changes = self.body, {}
         else:
             body = urlencode(self.parameters).encode()
@@ -79,41 +84,45 @@ class Request:
         length = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
         return {**self.environ, **changes, **length}
 
-    def listed(self, name: str) -> list[str]:
-        """The values of `Name.1`, `Name.2` and so on, in order."""
-        found = {}
-        for key, value in self.parameters.items():
-            stem, _, number = key.rpartition(".")
-            if stem == name and number.isdigit():
-                found[int(number)] = value
-        return [found[number] for number in sorted(found)]
+    def named(self) -> dict[str, Any]:
+        """Its parameters by the names under which they were sent."""
+        return self.asked if self._is_json else self.parameters
 
-    def tags(self) -> dict[str, str]:
-        """The tags for the one thing that the call makes."""
-        stem = "TagSpecification"
-        stem = stem if f"{stem}.1.ResourceType" in self.parameters else f"{stem}s"
-        keys = [name for name in self.parameters if re.fullmatch(rf"{stem}\.1\.Tag\.\d+\.Key", name)]
-        return {self.parameters[key]: self.parameters.get(f"{key[:-3]}Value", "") for key in keys}
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """Its parameters as boto3 names them, numbers and lists as such.
+
+        :raises Refusal: ones that cannot be read.
+        """
+        try:
+            if self._is_json:
+                return dict(json.loads(self.body or b"{}"))
+            operation = get_service_model(self.service).operation_model(self.action)
+            parser: Any = EC2QueryParser if self.service == "ec2" else QueryParser
+            reads = parser(operation, timestamp_parser=parse_timestamp)
+            return dict(reads.parse({"values": self.parameters}))
+        except (ValueError, TypeError) as error:
+            raise Refusal("InvalidParameterValue", f"Invalid value: {error}") from None
+
+    @property
+    def _is_json(self) -> bool:
+        return "HTTP_X_AMZ_TARGET" in self.environ
+
+    def tags(self, kind: str) -> dict[str, str]:
+        """The tags for the things of one kind that the call makes."""
+        given = [one for one in self.asked.get("TagSpecifications", ()) if one["ResourceType"] == kind]
+        return {tag["Key"]: tag.get("Value", "") for one in given for tag in one.get("Tags", ())}
 
     def picks(self, tags: dict[str, str], **have: str) -> bool:
         """Whether its filters let something pass, that has these tags and, by the filters' names, this."""
-        number = 1
-        while name := self.parameters.get(f"Filter.{number}.Name"):
-            if name == "tag-key":
-                found: set[str | None] = set(tags)
-            elif name.startswith("tag:"):
-                found = {tags.get(name[4:])}
-            else:
-                found = {have.get(name.replace("-", "_"))}
-            if not found & set(self.listed(f"Filter.{number}.Value")):
+        for one in self.asked.get("Filters", ()):
+            name = one["Name"]
+            known = {key.replace("_", "-"): value for key, value in have.items()}
+            known |= {f"tag:{key}": value for key, value in tags.items()}
+            found = set(tags) if name == "tag-key" else {known.get(name)}
+            if not found & set(one.get("Values", ())):
                 return False
-            number += 1
         return True
-
-
-def under(parameters: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the parameters whose names start with `prefix`, without it."""
-    return {name[len(prefix) :]: value for name, value in parameters.items() if name.startswith(prefix)}
 
 
 def read(environ: dict[str, Any]) -> Request:
@@ -130,7 +139,7 @@ def read(environ: dict[str, Any]) -> Request:
             "Request is missing Authentication Token",
             status="403 Forbidden",
         )
-    key, date, region, service, signed, signature = match.groups()
+    key, region, service, signed, signature = match.groups()
     parameters: dict[str, str] = {}
     target = environ.get("HTTP_X_AMZ_TARGET", "")
     if not target:
@@ -146,7 +155,6 @@ def read(environ: dict[str, Any]) -> Request:
         body=body,
         access_key_id=key,
         signed_headers=signed,
-        date=date,
         signature=signature,
         environ=environ,
     )
@@ -165,81 +173,45 @@ def check_signature(request: Request, secret_of: Callable[[str, str], str | None
     :param secret_of: returns the secret of an access key and session token, None if they are not valid.
     :raises Refusal: unknown key, wrong or expired signature.
     """
-    environ = request.environ
-    _check_time(request)
-    secret = secret_of(request.access_key_id, environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
-    if secret is None or not hmac.compare_digest(_signature(request, secret), request.signature):
-        if request.service == "ec2":
-            raise _unknown_to_ec2()
-        if secret is None:
-            code = "UnrecognizedClientException" if "HTTP_X_AMZ_TARGET" in environ else "InvalidClientTokenId"
-            raise Refusal(
-                code, "The security token included in the request is invalid.", status="403 Forbidden"
-            )
-        raise Refusal(
-            "SignatureDoesNotMatch",
-            "The request signature we calculated does not match the signature you provided.",
-            status="403 Forbidden",
-        )
-
-
-def _check_time(request: Request) -> None:
-    environ = request.environ
-    made = environ.get("HTTP_X_AMZ_DATE", "")
+    made = request.environ.get("HTTP_X_AMZ_DATE", "")
+    late_s = -math.inf
     with suppress(ValueError):
         late_s = time.time() - datetime.strptime(made, "%Y%m%dT%H%M%S%z").timestamp()
-        if abs(late_s) <= SIGNED_FOR_S:
-            return
-        if request.service == "ec2" and late_s > 0:
-            raise Refusal("RequestExpired", "Request has expired.")
+    if late_s > SIGNED_FOR_S and request.service == "ec2":
+        raise Refusal("RequestExpired", "Request has expired.")
+    if abs(late_s) > SIGNED_FOR_S:
+        raise _denied(request, "SignatureDoesNotMatch", f"Signature of {made}: not within 15 minutes.")
+    secret = secret_of(request.access_key_id, request.environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
+    if secret is None:
+        raise _denied(request, "InvalidClientTokenId", "The security token in the request is invalid.")
+    if not hmac.compare_digest(_signature(request, secret), request.signature):
+        raise _denied(request, "SignatureDoesNotMatch", "The signature of the request is not the right one.")
+
+
+def _denied(request: Request, code: str, message: str) -> Refusal:
+    """What an unknown caller is told; EC2 has one answer for all of them."""
     if request.service == "ec2":
-        raise _unknown_to_ec2()
-    code = "InvalidSignatureException" if "HTTP_X_AMZ_TARGET" in environ else "SignatureDoesNotMatch"
-    raise Refusal(
-        code,
-        f"Signature expired or not yet current: {made} is not within 15 minutes.",
-        status="403 Forbidden",
-    )
-
-
-def _unknown_to_ec2() -> Refusal:
-    return Refusal(
-        "AuthFailure",
-        "AWS was not able to validate the provided access credentials",
-        status="401 Unauthorized",
-    )
+        message = "AWS was not able to validate the provided access credentials"
+        return Refusal("AuthFailure", message, status="401 Unauthorized")
+    return Refusal(code, message, status="403 Forbidden")
 
 
 def _signature(request: Request, secret: str) -> str:
+    """What the signature has to be, by what of the request the client signed."""
     environ = request.environ
-    names = request.signed_headers.split(";")
-    headers = "".join(f"{name}:{_header(environ, name)}\n" for name in names)
-    query = "&".join(
-        f"{quote(key, safe='-_.~')}={quote(value, safe='-_.~')}"
-        for key, value in sorted(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
-    )
-    path = quote(environ.get("PATH_INFO") or "/", safe="/-_.~")
-    digest = hashlib.sha256(request.body).hexdigest()
-    canonical = "\n".join([environ["REQUEST_METHOD"], path, query, headers, request.signed_headers, digest])
-    scope = f"{request.date}/{request.region}/{request.service}/aws4_request"
-    to_sign = "\n".join(
-        [
-            "AWS4-HMAC-SHA256",
-            environ.get("HTTP_X_AMZ_DATE", ""),
-            scope,
-            hashlib.sha256(canonical.encode()).hexdigest(),
-        ]
-    )
-    key = f"AWS4{secret}".encode()
-    for part in (request.date, request.region, request.service, "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    return hmac.digest(key, to_sign.encode(), "sha256").hex()
+    url = f"http://local{environ.get('PATH_INFO') or '/'}?{environ.get('QUERY_STRING', '')}"
+    sent = EnvironHeaders(environ)
+    headers = {name: sent.get(name, "") for name in request.signed_headers.split(";")}
+    signed = AWSRequest(environ["REQUEST_METHOD"], url, headers, request.body)
+    signed.context["timestamp"] = environ.get("HTTP_X_AMZ_DATE", "")
+    signer = SigV4Auth(Credentials(request.access_key_id, secret), request.service, request.region)
+    to_sign = signer.string_to_sign(signed, signer.canonical_request(signed))
+    return str(signer.signature(to_sign, signed))
 
 
-def _header(environ: dict[str, Any], name: str) -> str:
-    key = name.upper().replace("-", "_")
-    value = environ.get(key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}", "")
-    return " ".join(str(value).split())
+def lacking(what: str) -> Refusal:
+    """The refusal of something that EC2 knows and that has no effect here."""
+    return Refusal("UnsupportedOperation", f"The local cloud does not carry out {what}.")
 
 
 def dry_run() -> Refusal:
@@ -248,44 +220,36 @@ def dry_run() -> Refusal:
     return Refusal("DryRunOperation", text, status="412 Precondition Failed")
 
 
-def tag_set(tags: dict[str, str]) -> str:
-    """Tags as EC2's XML shows them."""
-    items = (
-        f"<item><key>{escape(key)}</key><value>{escape(value)}</value></item>" for key, value in tags.items()
-    )
-    return f"<tagSet>{''.join(items)}</tagSet>"
+def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
+    """Tags as boto3 shows them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def ec2_reply(request: Request, inside: str) -> Reply:
-    """The XML with which EC2 answers a request."""
-    body = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f'<{request.action}Response xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
-        f"<requestId>{uuid.uuid4()}</requestId>{inside}</{request.action}Response>"
-    )
-    return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], body.encode()
+def answered(request: Request, result: dict[str, Any]) -> Reply:
+    """The reply with what boto3 is to show: JSON, or EC2's XML."""
+    if request.service != "ec2":
+        return "200 OK", [("Content-Type", "application/x-amz-json-1.1")], json.dumps(result).encode()
+    operation: Any = get_service_model("ec2").operation_model(request.action)
+    made = get_serializer_class("ec2", "ec2")(operation_model=operation, pretty_print=False).serialize(result)
+    return "200 OK", list(made["headers"].items()), str(made["body"]).encode()
 
 
 def stamp(reply: Reply) -> Reply:
-    """Return moto's XML as EC2 sends it.
-
-    With the namespace's trailing slash, a request id of its own, and `return` where there is nothing else.
-    """
+    """Return moto's XML as EC2 sends it: with the namespace's trailing slash, and a request id of its own."""
     status, headers, body = reply
     body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', body, count=1)
     request_id = str(uuid.uuid4()).encode()
-    body = re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
-    return status, headers, NOTHING_ELSE.sub(rb"\1<return>true</return>\2", body)
+    return status, headers, re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
 
 
-def refuse(refusal: Refusal, *, service: str, target: bool) -> Reply:
+def refuse(refusal: ServiceException, *, service: str, target: bool) -> Reply:
     """A refusal as the service would word it: JSON, or the XML of EC2 or of the query services."""
-    request_id = str(uuid.uuid4())
+    request_id, status = str(uuid.uuid4()), getattr(refusal, "status", "400 Bad Request")
     code, message = escape(refusal.code), escape(refusal.message)
     if target:
         body = json.dumps({"__type": refusal.code, "message": refusal.message})
         head = [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", refusal.code)]
-        return refusal.status, head, body.encode()
+        return status, head, body.encode()
     if service in ("ec2", ""):
         body = (
             f"<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
@@ -297,4 +261,4 @@ def refuse(refusal: Refusal, *, service: str, target: bool) -> Reply:
             f"<RequestId>{request_id}</RequestId></ErrorResponse>"
         )
     prolog = '<?xml version="1.0" encoding="UTF-8"?>\n'
-    return refusal.status, [("Content-Type", "text/xml;charset=UTF-8")], (prolog + body).encode()
+    return status, [("Content-Type", "text/xml;charset=UTF-8")], (prolog + body).encode()

@@ -21,14 +21,14 @@ PACKAGES = {
     "rsync": "rsync",
     "mkfs.ext4": "e2fsprogs",
 }
+LOOPBACK_PACKAGES = {"sshd": "openssh-server", "ssh-keygen": "openssh-client", "rsync": "rsync"}
+LOOPBACK = "awsddp local start --loopback   # without them: an sshd for each instance"
+RECORDS = "awsddp local start --no-hosts   # without hosts"
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
-LOOPBACK_PACKAGES = {"sshd": "openssh-server", "ssh-keygen": "openssh-client", "rsync": "rsync"}
-
-
 def choose(mode: str | None, home: Path) -> tuple[str, str]:
-    """The mode to run in and why: the one asked for, or the best this machine can do.
+    """Return the mode to run in and why: the one asked for, or the best this machine can do.
 
     :raises LocalCloudError: it cannot; the error names what is missing.
     """
@@ -36,7 +36,7 @@ def choose(mode: str | None, home: Path) -> tuple[str, str]:
         raise LocalCloudError(
             "the local cloud runs on Linux only",
             why=f"this is {sys.platform}",
-            next="docker build -t awsddp .   # in a clone of awsddp: a container for it, docs/macos.md",
+            next="docker build -t awsddp .   # in a clone of awsddp: a container for it, docs/local.md",
         )
     absent = [name for name in ("moto", "werkzeug") if importlib.util.find_spec(name) is None]
     if absent:
@@ -49,15 +49,9 @@ def choose(mode: str | None, home: Path) -> tuple[str, str]:
         return "records", "requested: instances change state and nothing boots"
     lack = _lack() if mode != "loopback" else "requested"
     if lack is None:
-        _need(PACKAGES)
+        _need(PACKAGES, LOOPBACK, RECORDS)
         return "nspawn", "root, namespaces and systemd-nspawn are here"
-    if mode == "nspawn":
-        raise LocalCloudError(
-            "this machine cannot run hosts in systemd-nspawn",
-            why=lack,
-            next="sudo awsddp local start\nawsddp local start --loopback   # or without root",
-        )
-    _need(LOOPBACK_PACKAGES)
+    _need(LOOPBACK_PACKAGES, RECORDS)
     if any(letter.isspace() or letter in "'\"" for letter in str(home)):
         raise LocalCloudError(
             "hosts without root need a home without spaces and quotes in its path",
@@ -75,11 +69,11 @@ def _lack() -> str | None:
     return f"no namespaces ({probe.stderr.strip()})" if probe.returncode else None
 
 
-def _need(packages: dict[str, str]) -> None:
+def _need(packages: dict[str, str], *instead: str) -> None:
     missing = [package for program, package in packages.items() if shutil.which(program, path=SEARCH) is None]
     if missing:
         raise LocalCloudError(
             "Debian packages are missing for the local cloud",
             why=f"not installed: {', '.join(missing)}",
-            next=f"apt-get install -y --no-install-recommends {' '.join(missing)}",
+            next="\n".join([f"apt-get install -y --no-install-recommends {' '.join(missing)}", *instead]),
         )

@@ -12,8 +12,6 @@ import shutil
 import stat
 from pathlib import Path
 
-from awsddp.local import packages
-
 TOP_SYSTEM = {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"}
 TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp")
 
@@ -24,23 +22,10 @@ ETC_SYSTEM = {
     *("issue.net", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf", "locale.gen"),
     *("localtime", "login.defs", "logrotate.d", "lsb-release", "magic", "magic.mime", "mime.types"),
     *("mke2fs.conf", "mtab", "networks", "os-release", "pam.conf", "pam.d", "perl", "profile", "protocols"),
-    *(
-        "python3",
-        "python3.11",
-        "python3.12",
-        "python3.13",
-        "rpc",
-        "security",
-        "selinux",
-        "services",
-        "shells",
-        "skel",
-        "sudo.conf",
-        "terminfo",
-    ),
+    *("python3", "python3.11", "python3.12", "python3.13", "rpc", "security", "selinux", "services"),
+    *("shells", "skel", "sudo.conf", "terminfo"),
     *("timezone", "vim", "xattr.conf"),
 }
-ETC_EMPTY = ("apt", "cloud", "ssh", "sudoers.d", "systemd")
 VAR_KEPT = {"lib", "lock", "run"}
 VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
 VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
@@ -74,10 +59,8 @@ ssh_pwauth: false
 ssh_genkeytypes: [ed25519]
 cloud_init_modules: [bootcmd, write-files, set_hostname, users-groups, ssh]
 cloud_config_modules: [set-passwords, runcmd]
-cloud_final_modules: [package-update-upgrade-install, write-files-deferred, scripts-vendor,
-  scripts-per-once, scripts-per-boot, scripts-per-instance, scripts-user, ssh-authkey-fingerprints,
-  keys-to-console, final-message,
-  power-state-change]
+cloud_final_modules: [write-files-deferred, scripts-user, ssh-authkey-fingerprints, keys-to-console,
+  final-message]
 system_info:
   distro: {distro}
   default_user:
@@ -91,19 +74,8 @@ system_info:
   ssh_svcname: ssh
 """
 
-SSHD_CONFIG = """\
-HostKey /etc/ssh/ssh_host_ed25519_key
-HostKey /etc/ssh/ssh_host_ecdsa_key
-HostKey /etc/ssh/ssh_host_rsa_key
-Include /etc/ssh/sshd_config.d/*.conf
-KbdInteractiveAuthentication no
-PasswordAuthentication no
-UsePAM yes
-PrintMotd no
-AcceptEnv LANG LC_*
-Subsystem sftp /usr/lib/openssh/sftp-server
-"""
-
+SSHD_CONFIG = Path("/usr/share/openssh/sshd_config")
+"""The package's own: what a fresh system has in /etc/ssh."""
 # When sshd answers, the instance is "running"; the daemon sees this file through a bind mount.
 UP_MARK = "var/lib/misc/answers"
 UP_UNIT = f"""\
@@ -116,8 +88,6 @@ ExecStart=/bin/touch /{UP_MARK}
 """
 
 FILES = {
-    "etc/apt/apt.conf.d/README": "",
-    "etc/apt/sources.list": packages.SOURCE,
     "etc/cloud/cloud.cfg.d/README": "",
     "etc/cloud/templates/README": "",
     "etc/crypttab": "",
@@ -130,8 +100,6 @@ FILES = {
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
     "networks: files\nprotocols: files\nservices: files\n",
     "etc/resolv.conf": "",
-    "etc/ssh/ssh_config": "Host *\n    SendEnv LANG LC_*\n",
-    "etc/ssh/sshd_config": SSHD_CONFIG,
     # As cloud-init would write it, and then restart sshd, which has answered by then.
     "etc/ssh/sshd_config.d/50-cloud-init.conf": "PasswordAuthentication no\n",
     "etc/sudoers": "Defaults env_reset\n"
@@ -142,10 +110,10 @@ FILES = {
 }
 
 
-def build_layer(folder: Path, *, libraries: tuple[Path, ...] = ()) -> None:
-    """Makes the layer in `folder`, which must not be there yet.
+def build_layer(folder: Path, *, library: Path | None) -> None:
+    """Make the layer in `folder`, which must not be there yet.
 
-    :param libraries: shared libraries (as nodes see them) that programs of the image need from outside /usr.
+    :param library: a shared library (as nodes see it) that programs of the image need from outside /usr.
     """
     building = folder.with_name(folder.name + ".new")
     shutil.rmtree(building, ignore_errors=True)
@@ -165,8 +133,6 @@ def build_layer(folder: Path, *, libraries: tuple[Path, ...] = ()) -> None:
         "opt/pytorch",
         "opt/python",
         "var/lib/dbus",
-        "var/lib/apt/lists/partial",
-        "var/cache/apt/archives/partial",
     ):
         (building / path).mkdir(parents=True, exist_ok=True)
     for path in ("tmp", "var/tmp"):
@@ -175,6 +141,7 @@ def build_layer(folder: Path, *, libraries: tuple[Path, ...] = ()) -> None:
     for name, text in FILES.items():
         _write(building / name, text)
     (building / "etc/sudoers").chmod(0o440)
+    _write(building / "etc/ssh/sshd_config", SSHD_CONFIG.read_text())
     _write(building / "etc/cloud/cloud.cfg", CLOUD_CFG.format(distro=distribution()))
     _certificates(building)
     logging = Path("/etc/cloud/cloud.cfg.d/05_logging.cfg")
@@ -182,7 +149,7 @@ def build_layer(folder: Path, *, libraries: tuple[Path, ...] = ()) -> None:
         _write(building / "etc/cloud/cloud.cfg.d" / logging.name, logging.read_text())
     _units(building)
     _accounts(building)
-    for library in libraries:
+    if library is not None:
         # The machine's own of that name (another patch release, perhaps) would be found first: it gives way.
         same = [path.parent for path in Path("/usr/lib").glob(f"*/{library.name}")]
         for place in (Path("/usr/lib"), *same):
@@ -244,28 +211,15 @@ def _units(layer: Path) -> None:
 
 
 def _accounts(layer: Path) -> None:
-    """The system's own accounts without passwords; no user of the machine."""
-    people = {
-        fields[0]
-        for fields in (line.split(":") for line in Path("/etc/passwd").read_text().splitlines())
-        if len(fields) > 2 and 1000 <= int(fields[2]) < 65534
-    }
-    for name in ("passwd", "group"):
-        lines = Path("/etc", name).read_text().splitlines()
-        kept = [line for line in lines if not 1000 <= int(line.split(":")[2]) < 65534]
+    """The system's own accounts and groups, without passwords and members; no user of the machine."""
+    for name, hidden in (("passwd", "shadow"), ("group", "gshadow")):
+        lines = [line.split(":") for line in Path("/etc", name).read_text().splitlines()]
+        kept = [fields for fields in lines if not 1000 <= int(fields[2]) < 65534]
         if name == "group":
-            kept = [_without_members(line, people) for line in kept]
-        _write(layer / "etc" / name, "\n".join(kept) + "\n")
-    users = [line.split(":")[0] for line in (layer / "etc/passwd").read_text().splitlines()]
-    groups = [line.split(":")[0] for line in (layer / "etc/group").read_text().splitlines()]
-    _write(layer / "etc/shadow", "".join(f"{user}:*:19000:0:99999:7:::\n" for user in users))
-    _write(layer / "etc/gshadow", "".join(f"{group}:*::\n" for group in groups))
-    for name in ("shadow", "gshadow"):
-        (layer / "etc" / name).chmod(0o640)
+            kept = [[*fields[:3], ""] for fields in kept]
+        _write(layer / "etc" / name, "".join(":".join(fields) + "\n" for fields in kept))
+        rest = ":*:19000:0:99999:7:::" if name == "passwd" else ":*::"
+        _write(layer / "etc" / hidden, "".join(f"{fields[0]}{rest}\n" for fields in kept))
+        (layer / "etc" / hidden).chmod(0o640)
     _write(layer / "etc/subuid", "")
     _write(layer / "etc/subgid", "")
-
-
-def _without_members(line: str, people: set[str]) -> str:
-    name, password, number, members = line.split(":")
-    return f"{name}:{password}:{number}:{','.join(m for m in members.split(',') if m and m not in people)}"

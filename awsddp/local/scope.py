@@ -1,137 +1,255 @@
-"""What the local cloud carries out. Everything else that would change something is refused by name.
+"""What the local cloud carries out: one row for each operation. Everything else is refused by name.
 
 moto records far more than has an effect here: a volume that no node sees, a command that nobody runs.
 """
 
 from __future__ import annotations
 
-import base64
-import email
-import gzip
-import importlib
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from awsddp.local.requests import Refusal, Request
+from moto.core.utils import get_service_model
 
-READS = ("Describe", "Get", "List", "Search")
-EC2_CHANGES = frozenset(
-    {
-        *("RunInstances", "StartInstances", "StopInstances", "RebootInstances", "TerminateInstances"),
-        *("ModifyInstanceAttribute", "ModifyInstanceMetadataOptions"),
-        *("RequestSpotInstances", "CancelSpotInstanceRequests", "CreateFleet", "DeleteFleets"),
-        *("CreateLaunchTemplate", "CreateLaunchTemplateVersion", "ModifyLaunchTemplate"),
-        *("DeleteLaunchTemplate", "CreateTags", "DeleteTags"),
-        *("AllocateAddress", "AssociateAddress", "DisassociateAddress", "ReleaseAddress"),
-        *("AssociateIamInstanceProfile", "DisassociateIamInstanceProfile"),
-        "ReplaceIamInstanceProfileAssociation",
-        *("CreateKeyPair", "ImportKeyPair", "DeleteKeyPair"),
-        *("CreatePlacementGroup", "DeletePlacementGroup"),
-        *("CreateCapacityReservation", "CancelCapacityReservation"),
-        *("CreateSecurityGroup", "DeleteSecurityGroup", "ModifySecurityGroupRules"),
-        *("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"),
-        *("RevokeSecurityGroupIngress", "RevokeSecurityGroupEgress"),
-        "UpdateSecurityGroupRuleDescriptionsIngress",
-        "UpdateSecurityGroupRuleDescriptionsEgress",
-        *("CreateVpc", "DeleteVpc", "ModifyVpcAttribute", "CreateDefaultVpc"),
-        *("CreateSubnet", "DeleteSubnet", "ModifySubnetAttribute"),
-        *("CreateInternetGateway", "AttachInternetGateway", "DetachInternetGateway"),
-        *("DeleteInternetGateway", "CreateRouteTable", "DeleteRouteTable", "CreateRoute", "DeleteRoute"),
-        *("ReplaceRoute", "AssociateRouteTable", "DisassociateRouteTable", "ReplaceRouteTableAssociation"),
-        *("CreateNetworkInterface", "DeleteNetworkInterface", "ModifyNetworkInterfaceAttribute"),
-        *("CreateVolume", "DeleteVolume"),
-    }
+from awsddp.local import dlami, market, placement, quotas, refusals, reservations
+from awsddp.local.requests import Refusal, Request, lacking
+
+COMMON = frozenset({"Action", "Version", "DryRun"})
+TAGS = ("tag-key", "tag:")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """What of an operation is carried out.
+
+    Names of parameters are as they are sent, without their numbers; each stands for all that is below it,
+    too. `makes`: the kinds of resources that it makes and tags. `check` raises what EC2 refuses and moto
+    lets pass; `answer` takes moto's place.
+    """
+
+    parameters: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
+    check: Callable[[Request, Any], None] | None = None
+    answer: Callable[[Request, Any], dict[str, Any]] | None = None
+
+    def takes(self, name: str) -> bool:
+        """Whether it carries out a parameter."""
+        known = (*self.parameters, *(("Filter",) if self.filters else ()))
+        known += ("TagSpecification", "TagSpecifications") if self.makes else ()
+        return any(name == one or name.startswith(f"{one}.") for one in known)
+
+    def filters_by(self, name: str) -> bool:
+        """Whether it carries out a filter."""
+        return name in self.filters or ("tag:" in self.filters and name.startswith("tag:"))
+
+
+def _row(*parameters: str, **more: Any) -> Operation:
+    return Operation(parameters=parameters, **more)
+
+
+_INSTANCES = _row("InstanceId")
+_LAUNCH = (
+    *("ImageId", "InstanceType", "MinCount", "MaxCount", "ClientToken", "KeyName", "UserData", "SubnetId"),
+    *("SecurityGroupId", "SecurityGroup", "IamInstanceProfile.Name", "IamInstanceProfile.Arn"),
+    *("InstanceInitiatedShutdownBehavior", "Placement.AvailabilityZone", "Placement.GroupName"),
+    *(f"MetadataOptions.Http{name}" for name in ("Endpoint", "Tokens", "PutResponseHopLimit")),
+    "BlockDeviceMapping.DeviceName",
+    *(f"BlockDeviceMapping.Ebs.{name}" for name in ("VolumeSize", "VolumeType", "Encrypted", "KmsKeyId")),
+    "BlockDeviceMapping.Ebs.DeleteOnTermination",
+    *(f"NetworkInterface.{name}" for name in ("DeviceIndex", "NetworkCardIndex", "InterfaceType")),
+    *(f"NetworkInterface.{name}" for name in ("SubnetId", "SecurityGroupId", "AssociatePublicIpAddress")),
+    *("NetworkInterface.DeleteOnTermination", "InstanceMarketOptions.MarketType"),
+    *(f"InstanceMarketOptions.SpotOptions.{name}" for name in ("MaxPrice", "SpotInstanceType")),
+    "InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior",
+    "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId",
 )
-SSM_CHANGES = frozenset(
-    {
-        *("PutParameter", "DeleteParameter", "DeleteParameters", "LabelParameterVersion"),
-        *("UnlabelParameterVersion", "AddTagsToResource", "RemoveTagsFromResource"),
-    }
+_RULES = _row(
+    "GroupId",
+    *(f"IpPermissions.{name}" for name in ("IpProtocol", "FromPort", "ToPort", "IpRanges", "Ipv6Ranges")),
+    *(f"IpPermissions.Groups.{name}" for name in ("GroupId", "UserId", "Description")),
 )
-CHANGES = {"ec2": EC2_CHANGES, "ssm": SSM_CHANGES}
-# Parameters of a launch that would need hardware that a node does not have.
-LAUNCH_LACKS = re.compile(
-    r"HibernationOptions\.Configured|EnclaveOptions\.Enabled|CpuOptions\..*|Ipv6Address.*|Placement\.Host.*"
-    r"|(NetworkInterface\.\d+\.)?(SecondaryPrivateIpAddressCount|Ipv6.*)|ElasticGpuSpecification.*"
-    r"|NetworkInterface\.\d+\.PrivateIpAddresses\.([2-9]|1\d)\..*"
-)
-# https://docs.cloud-init.io/en/latest/reference/modules.html: what nodes carry out, by mode.
-_LOOPBACK_KEYS = frozenset(
-    {"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_files", "bootcmd", "runcmd", "packages"}
-)
-_NSPAWN_KEYS = _LOOPBACK_KEYS | {
-    *("users", "groups", "user", "password", "chpasswd", "disable_root", "disable_root_opts"),
-    *("ssh_authorized_keys", "ssh_import_id", "allow_public_ssh_keys", "no_ssh_fingerprints"),
-    *("ssh", "ssh_genkeytypes", "ssh_quiet_keygen", "ssh_fp_console_blacklist", "ssh_key_console_blacklist"),
-    *("hostname", "fqdn", "preserve_hostname", "prefer_fqdn_over_hostname", "create_hostname_file"),
-    *("package_update", "final_message", "power_state", "output", "merge_how", "merge_type"),
+# Parameters that have an effect with these values alone.
+VALUES = {
+    "Attribute": ("instanceInitiatedShutdownBehavior",),
+    "BlockDeviceMapping.Ebs.DeleteOnTermination": ("true",),
+    "BlockDeviceMapping.Ebs.VolumeType": ("gp3",),
+    "InstanceInitiatedShutdownBehavior": ("stop", "terminate"),
+    "InstanceMarketOptions.MarketType": ("spot",),
+    "InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior": ("terminate",),
+    "InstanceMarketOptions.SpotOptions.SpotInstanceType": ("one-time",),
+    "MetadataOptions.HttpEndpoint": ("enabled", "disabled"),
+    "MetadataOptions.HttpTokens": ("optional", "required"),
+    "NetworkInterface.DeleteOnTermination": ("true",),
+    "NetworkInterface.InterfaceType": ("interface", "efa", "efa-only"),
+    "Strategy": ("cluster",),
+    "Value": ("stop", "terminate"),
 }
-USER_DATA_KEYS = {"nspawn": _NSPAWN_KEYS, "loopback": _LOOPBACK_KEYS}
-ADDRESS_ACTIONS = frozenset({"AllocateAddress", "AssociateAddress"})
+_EC2: dict[str, Operation] = {
+    "RunInstances": _row(
+        *_LAUNCH, makes=("instance", "volume", "network-interface", "spot-instances-request")
+    ),
+    "DescribeInstances": _row(
+        "InstanceId",
+        "MaxResults",
+        "NextToken",
+        filters=(
+            *("availability-zone", "image-id", "instance-id", "instance-state-name", "instance-type"),
+            *("instance.group-id", "key-name", "private-ip-address", "subnet-id", "vpc-id", *TAGS),
+        ),
+    ),
+    "DescribeInstanceStatus": _row("InstanceId", "IncludeAllInstances"),
+    "StartInstances": _row("InstanceId", check=refusals.check_start),
+    **dict.fromkeys(("StopInstances", "RebootInstances", "TerminateInstances"), _INSTANCES),
+    "GetConsoleOutput": _row("InstanceId"),
+    "DescribeInstanceAttribute": _row("InstanceId", "Attribute"),
+    "ModifyInstanceAttribute": _row("InstanceId", "Attribute", "Value"),
+    "AssociateIamInstanceProfile": _row("InstanceId", "IamInstanceProfile.Name", "IamInstanceProfile.Arn"),
+    "DescribeIamInstanceProfileAssociations": _row("AssociationId"),
+    "DisassociateIamInstanceProfile": _row("AssociationId"),
+    "CreateTags": _row("ResourceId", "Tag", check=refusals.check_tagged),
+    "DeleteTags": _row("ResourceId", "Tag", check=refusals.check_tagged),
+    "DescribeTags": _row(filters=("key", "resource-id", "resource-type", "value")),
+    "CreateKeyPair": _row("KeyName", "KeyType", makes=("key-pair",)),
+    "ImportKeyPair": _row("KeyName", "PublicKeyMaterial", makes=("key-pair",)),
+    "DescribeKeyPairs": _row("KeyName", "IncludePublicKey", filters=("key-name", *TAGS)),
+    "DeleteKeyPair": _row("KeyName"),
+    "CreatePlacementGroup": _row(
+        "GroupName", "Strategy", makes=("placement-group",), answer=placement.create
+    ),
+    "DescribePlacementGroups": _row(
+        "GroupName", filters=("group-name", "state", *TAGS), answer=placement.describe
+    ),
+    "DeletePlacementGroup": _row("GroupName", answer=placement.delete),
+    "CreateSecurityGroup": _row("GroupName", "GroupDescription", "VpcId", makes=("security-group",)),
+    "DescribeSecurityGroups": _row(
+        "GroupId", "GroupName", filters=("group-id", "group-name", "vpc-id", *TAGS)
+    ),
+    "DeleteSecurityGroup": _row("GroupId", check=refusals.check_group_unused),
+    **{
+        f"{verb}SecurityGroup{side}": _RULES
+        for verb in ("Authorize", "Revoke")
+        for side in ("Ingress", "Egress")
+    },
+    "DescribeNetworkInterfaces": _row(
+        "NetworkInterfaceId", filters=("attachment.instance-id", "group-id", "subnet-id", "vpc-id", *TAGS)
+    ),
+    "DeleteNetworkInterface": _row("NetworkInterfaceId", check=refusals.check_interface_free),
+    "DescribeVolumes": _row("VolumeId", "MaxResults", filters=("attachment.instance-id", *TAGS)),
+    "DeleteVolume": _row("VolumeId"),
+    "CreateVpc": _row("CidrBlock", makes=("vpc",)),
+    "DescribeVpcs": _row("VpcId", filters=("cidr", "is-default", *TAGS)),
+    "DeleteVpc": _row("VpcId", check=refusals.check_unused),
+    "CreateSubnet": _row("VpcId", "CidrBlock", "AvailabilityZone", makes=("subnet",)),
+    "DescribeSubnets": _row(
+        "SubnetId", filters=("availability-zone", "default-for-az", "state", "subnet-id", "vpc-id", *TAGS)
+    ),
+    "DeleteSubnet": _row("SubnetId", check=refusals.check_unused),
+    "CreateInternetGateway": _row(makes=("internet-gateway",)),
+    "AttachInternetGateway": _row("InternetGatewayId", "VpcId"),
+    "DetachInternetGateway": _row("InternetGatewayId", "VpcId"),
+    "DescribeInternetGateways": _row("InternetGatewayId", filters=("attachment.vpc-id", *TAGS)),
+    "DeleteInternetGateway": _row("InternetGatewayId"),
+    "CreateRouteTable": _row("VpcId", "ClientToken", makes=("route-table",)),
+    "DescribeRouteTables": _row("RouteTableId", filters=("vpc-id", *TAGS)),
+    "DeleteRouteTable": _row("RouteTableId"),
+    "CreateRoute": _row("RouteTableId", "DestinationCidrBlock", "GatewayId"),
+    "DeleteRoute": _row("RouteTableId", "DestinationCidrBlock"),
+    "AssociateRouteTable": _row("RouteTableId", "SubnetId"),
+    "DisassociateRouteTable": _row("AssociationId"),
+    "CreateCapacityReservation": _row(
+        *("InstanceType", "InstancePlatform", "AvailabilityZone", "InstanceCount"),
+        *("InstanceMatchCriteria", "EndDate", "EndDateType"),
+        makes=("capacity-reservation",),
+        check=refusals.check_reservation,
+        answer=reservations.create,
+    ),
+    "DescribeCapacityReservations": _row(
+        "CapacityReservationId", filters=("state", *TAGS), answer=reservations.describe
+    ),
+    "CancelCapacityReservation": _row("CapacityReservationId", answer=reservations.cancel),
+    "DescribeImages": _row(
+        "ImageId", "Owner", "IncludeDeprecated", filters=("architecture", "image-id", "name", "state")
+    ),
+    "DescribeInstanceTypes": _row("InstanceType"),
+    "DescribeInstanceTypeOfferings": _row("LocationType", filters=("instance-type", "location")),
+    "DescribeRegions": _row("AllRegions", "RegionName"),
+    "DescribeAvailabilityZones": _row("ZoneName"),
+    "DescribeSpotPriceHistory": _row(
+        *("InstanceType", "AvailabilityZone", "ProductDescription", "StartTime", "EndTime"),
+        *("MaxResults", "NextToken"),
+        answer=market.history,
+    ),
+}
+_QUOTA = ("ServiceCode", "QuotaCode")
+OPERATIONS: dict[str, dict[str, Operation]] = {
+    "ec2": _EC2,
+    "ssm": {
+        "GetParameter": _row("Name", answer=dlami.parameters),
+        "GetParameters": _row("Names", answer=dlami.parameters),
+    },
+    "sts": {
+        "GetCallerIdentity": _row(),
+        "AssumeRole": _row("RoleArn", "RoleSessionName", "DurationSeconds"),
+    },
+    "iam": {
+        "CreateUser": _row("UserName"),
+        "CreateAccessKey": _row("UserName"),
+        "CreateRole": _row("RoleName", "AssumeRolePolicyDocument"),
+        "CreateInstanceProfile": _row("InstanceProfileName", "Path"),
+        "AddRoleToInstanceProfile": _row("InstanceProfileName", "RoleName"),
+        "GetInstanceProfile": _row("InstanceProfileName"),
+        "ListInstanceProfiles": _row(),
+    },
+    "kms": {
+        "CreateKey": _row(),
+        "CreateAlias": _row("AliasName", "TargetKeyId"),
+        "ListAliases": _row(),
+        "DescribeKey": _row("KeyId"),
+        "EnableKey": _row("KeyId"),
+        "DisableKey": _row("KeyId"),
+    },
+    "servicequotas": {
+        "GetServiceQuota": _row(*_QUOTA, answer=quotas.answer),
+        "RequestServiceQuotaIncrease": _row(*_QUOTA, "DesiredValue", answer=quotas.answer),
+    },
+}
 
 
-def check_action(request: Request, *, mode: str) -> None:
-    """Refuse what would have no effect.
+def find(request: Request) -> Operation:
+    """Return the row of a request's operation.
 
-    :raises Refusal: UnsupportedOperation, or UnknownOperationException for other services than EC2.
+    :raises Refusal: the operation, a parameter, a value or a filter that is not carried out, by its name.
     """
-    carried = CHANGES.get(request.service)
-    if carried is not None and request.action not in carried and not request.action.startswith(READS):
-        raise not_carried_out(request.action, service=request.service)
-    if mode == "loopback" and request.action in ADDRESS_ACTIONS:
-        raise Refusal(
-            "UnsupportedOperation",
-            f"The local cloud does not carry out {request.action} in loopback mode.",
-        )
+    service, action = request.service, request.action
+    if service not in OPERATIONS:
+        raise Refusal("UnknownOperationException", f"The local cloud has no service {service}.")
+    row = OPERATIONS[service].get(action)
+    if row is None:
+        if service == "ec2" and action not in get_service_model("ec2").operation_names:
+            raise Refusal("InvalidAction", f"The action {action} is not valid for this web service.")
+        raise not_carried_out(service, action)
+    for name, value in request.named().items():
+        plain = re.sub(r"\.\d+(?=\.|$)", "", name)
+        if plain not in COMMON and not row.takes(plain):
+            raise not_carried_out(service, f"{action} with {plain}")
+        of_tags = re.fullmatch(r"TagSpecifications?\.ResourceType", plain)
+        known = row.makes if of_tags else VALUES.get(plain, (value,))
+        if value not in known:
+            raise Refusal(
+                "InvalidParameterValue",
+                f"Value ({value}) for parameter {plain} is invalid. The local cloud carries out "
+                f"{', '.join(known)}.",
+            )
+    for one in request.asked.get("Filters", ()) if row.filters else ():
+        if not row.filters_by(one["Name"]):
+            raise Refusal("InvalidParameterValue", f"The filter '{one['Name']}' is invalid")
+    return row
 
 
-def not_carried_out(action: str, *, service: str) -> Refusal:
-    """The refusal of an operation of a service that is here."""
+def not_carried_out(service: str, what: str) -> Refusal:
+    """Return the refusal of something that EC2 or another service knows."""
     if service == "ec2":
-        return Refusal("UnsupportedOperation", f"The local cloud does not carry out {action}.")
-    return Refusal("UnknownOperationException", f"The local cloud does not carry out {service}:{action}.")
-
-
-def check_launch(request: Request, user_data_keys: frozenset[str] | None) -> None:
-    """Refuse what of a launch no node would have.
-
-    :param user_data_keys: the keys of a cloud-config that are carried out; None: all are accepted.
-    :raises Refusal: UnsupportedOperation, which names it.
-    """
-    lacking = [name for name, value in request.parameters.items() if _lacks(name, value)]
-    devices = [name for name in request.parameters if re.fullmatch(r"BlockDeviceMapping\.\d+\.Ebs\..*", name)]
-    numbers = {name.split(".")[1] for name in devices}
-    if len(numbers) > 1:
-        lacking.append("more than one EBS volume (BlockDeviceMapping)")
-    if user_data_keys is not None:
-        user_data = base64.b64decode("".join(request.parameters.get("UserData", "").split()))
-        for config in cloud_configs(user_data):
-            lacking += [f"{key} of the user data" for key in config if key not in user_data_keys]
-    if lacking:
-        raise Refusal("UnsupportedOperation", f"The local cloud does not carry out {', '.join(lacking)}.")
-
-
-def _lacks(name: str, value: str) -> bool:
-    return LAUNCH_LACKS.fullmatch(name) is not None and value.lower() not in ("false", "0")
-
-
-def cloud_configs(data: bytes) -> Iterator[dict[str, Any]]:
-    """The cloud-configs in user data, each part of a multipart message by itself.
-
-    What cannot be parsed is left to cloud-init, which complains in its own place.
-    """
-    if data.startswith(b"\x1f\x8b"):
-        with suppress(OSError, EOFError):
-            data = gzip.decompress(data)
-    parts = [data]
-    if data.lstrip()[:13].lower() in (b"content-type:", b"mime-version:"):
-        message = email.message_from_bytes(data.lstrip())
-        parts = [bytes(part.get_payload(decode=True) or b"") for part in message.walk()]
-    yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
-    for part in parts:
-        if part.lstrip().startswith(b"#cloud-config"):
-            with suppress(yaml.YAMLError, ValueError):
-                if isinstance(config := yaml.safe_load(part), dict):
-                    yield config
+        return lacking(what)
+    return Refusal("UnknownOperationException", f"The local cloud does not carry out {service}:{what}.")

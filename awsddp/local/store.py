@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import copyreg
 import os
 import pickle
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import moto
-from cryptography.hazmat.bindings._rust import openssl
-from cryptography.hazmat.primitives import serialization
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 from moto.kms.models import kms_backends
-from moto.ssm.models import ssm_backends
 from moto.sts.models import sts_backends
 
 from awsddp.errors import LocalCloudError
@@ -28,33 +24,9 @@ BACKENDS: dict[str, Any] = {
     "ec2": ec2_backends,
     "iam": iam_backends,
     "kms": kms_backends,
-    "ssm": ssm_backends,
     "sts": sts_backends,
 }
-
-
-def _key(key: Any) -> tuple[Any, ...]:
-    """How to pickle a private key of KMS."""
-    form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return _loaded, (key.private_bytes(*form),)
-
-
-def _loaded(data: bytes) -> Any:
-    return serialization.load_der_private_key(data, password=None)
-
-
-copyreg.pickle(openssl.rsa.RSAPrivateKey, _key)
-copyreg.pickle(openssl.ec.ECPrivateKey, _key)
 KEPT = 1000  # so many states are remembered
-
-
-@dataclass
-class Launch:
-    """A launch that was answered: what was asked, what was said, and which instances it made."""
-
-    digest: str
-    reply: tuple[str, list[tuple[str, str]], bytes]
-    instance_ids: tuple[str, ...]
 
 
 @dataclass
@@ -63,7 +35,6 @@ class Store:
 
     path: Path
     living: Path
-    launches: dict[tuple[str, str], Launch] = field(default_factory=dict)
     _past: list[tuple[float, bytes]] | None = None
 
     def remember(self, wanted: bool) -> None:
@@ -101,7 +72,6 @@ class Store:
             raise _unusable(f"{self.path} cannot be read: {type(error).__name__}: {error}") from error
         if version != moto.__version__:
             raise _unusable(f"it was made with moto {version}, and moto {moto.__version__} is installed")
-        self.launches = saved["launches"]
         for service, regions in saved["backends"].items():
             for (account, region), backend in regions.items():
                 dict.__setitem__(BACKENDS[service][account], region, backend)
@@ -111,7 +81,8 @@ class Store:
         data = self._pickled()
         if self._past is not None:
             self._past = [*self._past[-KEPT:], (time.time(), data)]
-        if alive := self._any_alive():
+        backends: list[Any] = [backend for _, _, backend in ec2_backends.iter_backends()]
+        if alive := any(one.state != "terminated" for each in backends for one in each.all_instances()):
             self.living.touch()
         new = self.path.with_suffix(".new")
         with new.open("wb") as file:
@@ -125,22 +96,12 @@ class Store:
     def _pickled(self) -> bytes:
         saved: dict[str, Any] = {
             "moto": moto.__version__,
-            "launches": self.launches,
             "backends": {
                 service: {(account, region): backend for account, region, backend in backends.iter_backends()}
                 for service, backends in BACKENDS.items()
             },
         }
         return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
-
-    def _any_alive(self) -> bool:
-        backends: list[Any] = [backend for _, _, backend in ec2_backends.iter_backends()]
-        return any(
-            instance.state != "terminated"
-            for backend in backends
-            for reservation in backend.reservations.values()
-            for instance in reservation.instances
-        )
 
     def size(self) -> int:
         """How many back ends there are: a read makes those of a region on first use."""

@@ -10,9 +10,9 @@ from awsddp.local import cgroups, ending, network, nspawn
 from awsddp.local.place import Place
 
 
-def runs(place: Place) -> bool:
-    """Whether a process of its hosts lives."""
-    return bool(cgroups.processes(place) or ending.marked(f"{place.tag}-"))
+def remains(place: Place) -> bool:
+    """Tell whether a process of its hosts lives, or a namespace is there."""
+    return bool(cgroups.processes(place) or ending.marked(f"{place.tag}-") or network.namespaces(place))
 
 
 def sweep(place: Place) -> None:
@@ -32,8 +32,5 @@ def sweep(place: Place) -> None:
         with suppress(OSError):
             folder.rmdir()
     nspawn.forget_locks()
-    for name in ("locks", "propagate", ""):
-        with suppress(OSError):
-            (nspawn.RUNTIME / name).rmdir()
     if place.folder.exists():
         shutil.rmtree(place.folder)

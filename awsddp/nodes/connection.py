@@ -117,7 +117,7 @@ def check_own_key(path: Path, *, name: str, public: str) -> None:
         raise ConfigError(
             f"{place} is protected by a passphrase",
             "a job runs unattended, so it cannot be entered",
-            f"ssh-keygen -p -N '' -f {file}   # on a copy for awsddp; or omit access.key: each cluster "
+            f"ssh-keygen -p -N '' -f {file}   # on a copy for awsddp; or omit access.key_file: each cluster "
             "then has a key of its own",
         ) from error
     except Exception as error:  # what reads keys has no error of its own
@@ -134,7 +134,7 @@ def check_own_key(path: Path, *, name: str, public: str) -> None:
         raise ConfigError(
             f"{place} is not the private half of {name}",
             f"EC2 has another public key under that name; that of the file is {_public(key)}",
-            "name the right file, or the right access.key: aws ec2 describe-key-pairs",
+            "name the right file; its name is that of the key pair: aws ec2 describe-key-pairs",
         )
 
 
@@ -236,7 +236,7 @@ def _dial_over(
 def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tuple[str, ...]) -> None:
     options = transport.get_security_options()
     kinds = {public.split()[0] for public in accepted}
-    options.key_types = tuple(kind for kind in options.key_types if kind in kinds or _is_rsa(kind, kinds))
+    options.key_types = tuple(kind for kind in options.key_types if kind in kinds)
     try:
         transport.start_client(timeout=transport.handshake_timeout)
         transport.get_remote_server_key()
@@ -246,10 +246,6 @@ def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tu
         transport.close()
         why = str(error) or "connection closed"
         raise _failure(endpoint, "banner", "SSH handshake failed", why) from error
-
-
-def _is_rsa(kind: str, kinds: set[str]) -> bool:
-    return kind.startswith("rsa-sha2-") and "ssh-rsa" in kinds
 
 
 def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKey) -> None:

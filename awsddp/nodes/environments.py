@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from awsddp import answers
 from awsddp.answers import MOST_BYTES, Environment, malformed
 from awsddp.errors import NodeError
+from awsddp.nodes.command import Request, Result
 from awsddp.nodes.failures import NodeFailure, split
+from awsddp.nodes.listing import files_to_send
 from awsddp.nodes.packages import LINES, collect
 from awsddp.nodes.parallel import ignore
-from awsddp.nodes.sync import files_to_send, push
-from awsddp.nodes.transport import Fleet, Request, Result
+from awsddp.nodes.sync import push
+from awsddp.nodes.transport import Fleet
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
 from awsddp.report import Event, OnEvent, node_name
 from awsddp.resources import template
@@ -67,11 +70,7 @@ def ensure(
         for node in missing:
             torch = found[node].facts.get("torch")
             on_event(Event(f"environment: {plan.name}, torch {torch}", who=node_name(node), fraction=1.0))
-    alike = {
-        node: {key: value for key, value in one.facts.items() if key != "torch_file"}
-        for node, one in found.items()
-    }
-    refuse_unlike(alike)
+    refuse_unlike({node: one.facts for node, one in found.items()})
     return found
 
 
@@ -140,21 +139,8 @@ def _json(line: bytes) -> dict[str, Any] | None:
 
 
 def _request(plan: EnvironmentPlan, words: Mapping[str, Any]) -> Request:
-    asked = {
-        "stamp": plan.stamp,
-        "setup_stamp": plan.setup_stamp,
-        "kind": plan.kind,
-        "lines": plan.lines,
-        "options": plan.options,
-        "torch": plan.torch,
-        "conda": plan.conda,
-        "channels": plan.channels,
-        "python": plan.python,
-        "setup": plan.setup,
-        "environ": dict(plan.environ),
-        "ca": plan.ca,
-        "offline": plan.packages_from == "client",
-    }
+    offline = plan.packages_from == "client"
+    asked = {**asdict(plan), "stamp": plan.stamp, "setup_stamp": plan.setup_stamp, "offline": offline}
     # By stdin: an index URL may hold a password, and everybody on a node may read a command line.
     return ["python3", "-I", "-c", template("environment.py")], json.dumps({**asked, **words}).encode()
 

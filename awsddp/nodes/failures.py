@@ -1,9 +1,10 @@
 """Errors of nodes, and of several nodes at once."""
 
+import shutil
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from awsddp.errors import NodeError
+from awsddp.errors import ConfigError, NodeError
 from awsddp.report import node_name
 
 Layer = Literal["no route", "refused", "banner", "host key", "login", "lost", "silent", "command", "files"]
@@ -21,6 +22,14 @@ _NEXT: dict[Layer, str] = {
     "command": "awsddp up   # again\nawsddp down && awsddp up   # if it stays so",
     "files": "fix the problem above and repeat the command",
 }
+
+
+def find_program(name: str, why: str, install: str) -> str:
+    """Return the path of a program on this machine. Raises ConfigError where there is none."""
+    path = shutil.which(name)
+    if path is None:
+        raise ConfigError(f"{name} not found on this machine", why, install)
+    return path
 
 
 class NodeFailure(NodeError):

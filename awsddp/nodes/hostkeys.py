@@ -4,9 +4,7 @@ Keys are kept by instance id (HostKeyAlias), never by address: addresses are use
 two while its host key is being changed; a key that is not in the file is refused without a question.
 """
 
-import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from awsddp.errors import ConfigError
-from awsddp.private import make_folder
+from awsddp.state import write_private
 
 _KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}")
 
@@ -86,17 +84,5 @@ def forget(known_hosts: Path, instance_ids: Iterable[str]) -> None:
 
 def _write(known_hosts: Path, keys: Mapping[str, tuple[str, ...]]) -> None:
     text = "".join(f"{instance_id} {key}\n" for instance_id, some in keys.items() for key in some)
-    if known_hosts.is_file() and known_hosts.read_text(encoding="utf-8", errors="replace") == text:
-        return
-    temporary = known_hosts.with_name(f".{known_hosts.name}.{secrets.token_hex(4)}")
-    try:
-        make_folder(known_hosts.parent)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(known_hosts)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {known_hosts}", str(error)) from error
+    if not known_hosts.is_file() or known_hosts.read_text(encoding="utf-8", errors="replace") != text:
+        write_private(known_hosts, text.encode())

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from awsddp.errors import ConfigError, NodeError
+from awsddp.nodes.failures import find_program
 from awsddp.nodes.rendering import config_path
 from awsddp.private import make_folder
 from awsddp.spec import jump_host
@@ -111,12 +111,7 @@ class Jump:
 
         Raises JumpFailure, ConfigError.
         """
-        if shutil.which("ssh") is None:
-            raise ConfigError(
-                "ssh not found on this machine",
-                f"the jump host {self.name} needs it",
-                "install openssh-client",
-            )
+        find_program("ssh", f"the jump host {self.name} needs it", "install openssh-client")
         end = time.monotonic() + deadline_s
         while not _answers(self):
             try:

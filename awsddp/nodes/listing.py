@@ -81,7 +81,7 @@ def files_to_send(
 def _checked(workdir: Path) -> Path:
     root = workdir.resolve()
     if not root.is_dir():
-        raise ConfigError(f"folder to sync not found: {workdir}", "", "set sync.workdir, or --workdir")
+        raise ConfigError(f"folder to sync not found: {workdir}", "", "set sync.workdir")
     home = Path.home().resolve()
     if root == home or root in home.parents:
         raise ConfigError(

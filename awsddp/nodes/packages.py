@@ -223,7 +223,9 @@ class _Work:
         said = self._build_into(self.scratch / "built", requirement)
         if said and not _NO_WHEEL.search(said):
             tail = "\n".join(said.strip().splitlines()[-10:])
-            advice = "choose a version with a wheel, or put one into a folder of env.find_links"
+            advice = (
+                "choose a version with a wheel, or put one into a folder: --find-links FOLDER in the file"
+            )
             raise NodeError(f"{requirement} has no wheel, and could not be built here", tail, advice)
         return not said
 
@@ -240,7 +242,7 @@ class _Work:
                 raise NodeError(
                     f"{named} has no wheel for the nodes, and is not pure Python",
                     f"built here it is {wheel.name}, which only fits machines like this one",
-                    "choose a version with a wheel, or build one on a node and put it into env.find_links",
+                    "choose a version with a wheel, or build one on a node, for --find-links FOLDER",
                 )
         return said
 

@@ -2,13 +2,15 @@
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from awsddp.errors import NodeError
 from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
 from awsddp.nodes.parallel import ignore
+from awsddp.parallel import soon
 
 _TIMEOUT_S = 15.0
 
@@ -20,30 +22,13 @@ class Preconnect:
     invalid login key.
     """
 
-    def __init__(self, endpoints: Iterable[Endpoint], *, key: Path, known_hosts: Path) -> None:
-        self._begun: dict[Endpoint, Future[Connection]] = {one: Future() for one in endpoints}
-        loaded = load_key(key) if self._begun else None
-        once = threading.Event()
-        once.set()
-
-        def begin(endpoint: Endpoint, begun: Future[Connection]) -> None:
-            assert loaded is not None
-            try:
-                begun.set_result(
-                    connect(
-                        endpoint,
-                        key=loaded,
-                        known_hosts=known_hosts,
-                        deadline_s=_TIMEOUT_S,
-                        stop=once,
-                        on_event=ignore,
-                    )
-                )
-            except BaseException as error:
-                begun.set_exception(error)
-
-        for one in self._begun.items():
-            threading.Thread(target=begin, args=one, daemon=True).start()
+    def __init__(self, endpoints: Collection[Endpoint], *, key: Path, known_hosts: Path) -> None:
+        self._begun: dict[Endpoint, Future[Connection]] = {}
+        if endpoints:
+            once = threading.Event()
+            once.set()
+            connected = partial(connect, key=load_key(key), known_hosts=known_hosts, deadline_s=_TIMEOUT_S)
+            self._begun = {one: soon(connected, one, stop=once, on_event=ignore) for one in endpoints}
 
     def take(self, endpoint: Endpoint) -> Connection | None:
         """Wait for the connection to this endpoint and return it; None if there is none or it failed."""
@@ -58,6 +43,6 @@ class Preconnect:
             begun.add_done_callback(_cut)
 
 
-def _cut(begun: "Future[Connection]") -> None:
+def _cut(begun: Future[Connection]) -> None:
     if begun.exception() is None:
         begun.result().drop()

@@ -11,9 +11,10 @@ from awsddp.answers import check
 from awsddp.cluster import Node, Prepared
 from awsddp.errors import NodeError
 from awsddp.nodes import hostkeys
+from awsddp.nodes.command import Request, Result
 from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.nodes.parallel import ignore
-from awsddp.nodes.transport import Fleet, Request, Result
+from awsddp.nodes.transport import Fleet
 from awsddp.nodes.user_data import moment
 from awsddp.report import Event, OnEvent, node_name
 from awsddp.resources import template
@@ -62,7 +63,7 @@ def prepare(
         if problem is not None:
             failures[node.node] = problem
             continue
-        prepared[node.node] = _record(fleet, node, facts)
+        prepared[node.node] = _record(node, facts)
         on_event(Event(_summary(prepared[node.node], facts), who=node_name(node.node), fraction=1.0))
     if failures:
         raise NodesFailed(failures, prepared, len(nodes))
@@ -174,11 +175,10 @@ def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None
     )
 
 
-def _record(fleet: Fleet, node: Node, facts: dict[str, Any]) -> Prepared:
+def _record(node: Node, facts: dict[str, Any]) -> Prepared:
     return Prepared(
         node=node.node,
         instance_id=node.instance_id,
-        user=fleet.endpoints[node.node].user,
         home=facts["home"],
         python=facts["python"],
         nic=facts["nic"],

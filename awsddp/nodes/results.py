@@ -1,7 +1,7 @@
 """Fetch results: into a folder within theirs, verified, and each then moved to its name.
 
-A node is not trusted: names are checked, a file counts once its size and sha256 match, nothing is written
-through a link, and links are made last.
+A node is not trusted: its names are checked where its answer comes in (answers.py, jobs/selection.py), a file
+counts once its size and sha256 match, nothing is written through a link, and links are made last.
 """
 
 import contextlib
@@ -71,9 +71,8 @@ def pull(
     should be are not fetched again, and the same bytes travel once. What was cut stays in `target`/.part, and
     the next call goes on there. `also`, called once every node has sent all that it could, returns small
     files that are written last: then nothing is kept for a next call. Raises NodesFailed for nodes that were
-    lost, and ConfigError for a disk without the room or for names that are none.
+    lost, and ConfigError for a disk without the room.
     """
-    _check(wanted, links)
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
     part, is_new = target / PART, not target.exists()
     missing, copies = _split(wanted, target)
@@ -162,33 +161,6 @@ def _copy(node: int, source: Path, target: Path, one: Wanted) -> bool:
     return _take(path, target, one)
 
 
-def _check(wanted: Mapping[int, Sequence[Wanted]], links: Sequence[HomeLink]) -> None:
-    """Refuse names and link targets that lead out of the folder, and two files of one name."""
-    homes = [*(one.home for files in wanted.values() for one in files), *(one.home for one in links)]
-    for name in homes:
-        parts = name.split("/")
-        if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-            raise ConfigError(f"invalid result path {name!r}", "a node sent it; nothing was fetched")
-    places: set[PurePosixPath] = set()
-    for name in homes:
-        if PurePosixPath(name) in places:
-            raise ConfigError(f"two results have the name {name!r}", "nothing was fetched")
-        places.add(PurePosixPath(name))
-    for path in places:
-        if PART in path.parts[:1] or not places.isdisjoint(path.parents):
-            raise ConfigError(f"invalid result path {str(path)!r}", "nothing was fetched")
-    for link in links:
-        place = os.path.normpath(f"{os.path.dirname(link.home)}/{link.target}".lstrip("/"))  # noqa: PTH120
-        if link.target.startswith("/") or "\0" in link.target or f"{place}/".startswith("../"):
-            raise ConfigError(f"the link {link.home!r} leads out of the results", "nothing was fetched")
-        if link.target != os.path.normpath(link.target):
-            raise ConfigError(f"invalid link target {link.target!r}", "nothing was fetched")
-    for files in wanted.values():
-        for one in files:
-            if not one.remote.startswith("/") or "\0" in one.remote or "/../" in f"{one.remote}/":
-                raise ConfigError(f"{one.remote!r} is not an absolute path on a node", "nothing was fetched")
-
-
 def _check_room(target: Path, size: int) -> None:
     folder = next(parent for parent in target.absolute().parents if parent.is_dir())
     free = shutil.disk_usage(folder).free
@@ -196,7 +168,7 @@ def _check_room(target: Path, size: int) -> None:
         raise ConfigError(
             f"the results need {size_text(size)}, {folder} has {size_text(free)} free",
             "nothing was fetched",
-            "free disk space, or choose another folder: awsddp fetch --to DIR",
+            "free disk space, or choose another folder: awsddp fetch -o job.results=DIR",
         )
 
 

@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from awsddp.errors import ConfigError
-from awsddp.nodes.failures import Layer, NodeFailure
+from awsddp.nodes.failures import Layer, NodeFailure, find_program
 
 SPARSE = ("--sparse", "--compress")
 """Options for files with holes: they travel as few bytes, and are holes again."""
@@ -26,29 +25,15 @@ _NETWORK = {10, 12, 30, 35, 255}
 @functools.cache
 def program() -> str:
     """Return the path of rsync 3 on this machine. Raises ConfigError."""
-    path = shutil.which("rsync")
-    if path is None:
-        raise ConfigError(
-            "rsync not found on this machine",
-            "files are transferred by rsync",
-            "install it: sudo apt-get install rsync   # macOS: brew install rsync",
-        )
-    if shutil.which("ssh") is None:
-        raise ConfigError(
-            "ssh not found on this machine",
-            "files are transferred over ssh",
-            "install it: sudo apt-get install openssh-client",
-        )
+    install = "sudo apt-get install rsync   # macOS: brew install rsync"
+    path = find_program("rsync", "files are transferred by rsync", f"install it: {install}")
+    find_program("ssh", "files are transferred over ssh", "install it: sudo apt-get install openssh-client")
     said = subprocess.run(
         [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL
     ).stdout
     if not re.match(r"rsync\s+version v?[3-9]", said):
         first = said.splitlines()[0] if said else "its version is unknown"
-        raise ConfigError(
-            f"{path} is not rsync 3",
-            first,
-            "install rsync 3: sudo apt-get install rsync   # macOS: brew install rsync",
-        )
+        raise ConfigError(f"{path} is not rsync 3", first, f"install rsync 3: {install}")
     return path
 
 

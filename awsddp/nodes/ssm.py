@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import ClassVar
 
-from awsddp.errors import ConfigError
+from awsddp.nodes.failures import find_program
 from awsddp.nodes.jump import Jump, JumpFailure, Line, first_word
 
 PLUGIN = "session-manager-plugin"
@@ -66,10 +66,7 @@ class Ssm(Jump):
     def reach(self, *, deadline_s: float = 0) -> None:
         """Check that the programs are here: a session is with a node. Raises ConfigError."""
         for program, line in (("aws", "pip install awscli"), (PLUGIN, _install())):
-            if shutil.which(program) is None:
-                raise ConfigError(
-                    f"{program} not found on this machine", 'network.jump = "ssm" needs it', line
-                )
+            find_program(program, 'network.jump = "ssm" needs it', line)
 
     def dial(self, host: str, port: int, timeout_s: float) -> Line:
         """Return a line to a port of the node with the instance id `host`, and the program that carries it.

@@ -9,26 +9,16 @@ from pathlib import Path
 
 from awsddp.errors import NodeError
 from awsddp.nodes import rsync
+from awsddp.nodes.command import Result
+from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodeFailure, NodesFailed, split
 from awsddp.nodes.jump import Jump
-from awsddp.nodes.listing import Entry, Listing, files_to_send
+from awsddp.nodes.listing import Entry, Listing
 from awsddp.nodes.parallel import ignore, run_on_nodes
 from awsddp.nodes.rendering import config_path, render
-from awsddp.nodes.results import Fetched, Wanted, pull
-from awsddp.nodes.transport import Endpoint, Fleet, Result
+from awsddp.nodes.transport import Fleet
 from awsddp.report import Event, OnEvent, amount, node_name
 from awsddp.resources import template
-
-__all__ = [
-    "Fetched",
-    "Listing",
-    "Sent",
-    "Wanted",
-    "files_to_send",
-    "pull",
-    "push",
-    "ssh_config",
-]
 
 REMOTE_DIR = "awsddp"
 """The folder of the synced folders, in the home folder of the node's user."""

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -16,11 +16,10 @@ from awsddp.nodes.parallel import ignore, run_on_nodes
 from awsddp.nodes.preconnect import Preconnect
 from awsddp.report import OnEvent
 
-__all__ = ["Endpoint", "Fleet", "Request", "Result"]
-
 _CHECK_S = 0.25  # between checks of the deadlines while no data arrives
 
 
+@dataclass(eq=False)
 class Fleet:
     """Connections to nodes, as a context manager.
 
@@ -30,36 +29,27 @@ class Fleet:
     Events come from the caller's thread, as do calls of `meanwhile` while nodes are connected to.
     """
 
-    def __init__(
-        self,
-        endpoints: Iterable[Endpoint],
-        *,
-        key: Path,
-        known_hosts: Path,
-        jump: Jump | None = None,
-        deadline_s: float = 600,
-        partial: bool = False,
-        preconnect: Preconnect | None = None,
-        meanwhile: Callable[[], None] | None = None,
-        on_event: OnEvent = ignore,
-    ) -> None:
-        self.endpoints = {endpoint.node: endpoint for endpoint in endpoints}
-        self.failures: dict[int, NodeError] = {}
-        self._key_file = key
-        self._known_hosts = known_hosts
-        self._jump = jump
-        self._deadline_s = deadline_s
-        self._partial = partial
-        self._preconnect = preconnect
-        self._meanwhile = meanwhile
-        self._on_event = on_event
-        self._connections: dict[int, Connection] = {}
-        self._wakeup = Wakeup()
-        self._programs: dict[int, RemoteCommand] = {}  # that answer requests
+    given: InitVar[Iterable[Endpoint]]
+    _: KW_ONLY
+    key: Path
+    known_hosts: Path
+    jump: Jump | None = None
+    deadline_s: float = 600
+    partial: bool = False
+    preconnect: Preconnect | None = None
+    meanwhile: Callable[[], None] | None = None
+    on_event: OnEvent = ignore
+    failures: dict[int, NodeError] = field(default_factory=dict, init=False)
+    _connections: dict[int, Connection] = field(default_factory=dict, init=False)
+    _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
+    _programs: dict[int, RemoteCommand] = field(default_factory=dict, init=False)  # that answer requests
+
+    def __post_init__(self, given: Iterable[Endpoint]) -> None:
+        self.endpoints = {endpoint.node: endpoint for endpoint in given}
 
     def __enter__(self) -> "Fleet":
         try:
-            self.reconnect(deadline_s=self._deadline_s, partial=self._partial)
+            self.reconnect(deadline_s=self.deadline_s, partial=self.partial)
         except BaseException:
             self.close()
             raise
@@ -86,15 +76,15 @@ class Fleet:
 
         Raises NodesFailed, and JumpFailure if the jump host is unreachable.
         """
-        key = load_key(self._key_file)
+        key = load_key(self.key)
 
         def work(node: int, on_event: OnEvent, stop: threading.Event) -> Connection:
-            early = self._preconnect.take(self.endpoints[node]) if self._preconnect is not None else None
+            early = self.preconnect.take(self.endpoints[node]) if self.preconnect is not None else None
             connection = early or connect(
                 self.endpoints[node],
                 key=key,
-                known_hosts=self._known_hosts,
-                jump=self._jump,
+                known_hosts=self.known_hosts,
+                jump=self.jump,
                 deadline_s=deadline_s,
                 stop=stop,
                 on_event=on_event,
@@ -107,9 +97,9 @@ class Fleet:
         for node in chosen:
             self._drop(node)
         try:
-            if self._jump is not None:
-                self._jump.reach(deadline_s=deadline_s if partial else 0)
-            outcomes = run_on_nodes(work, chosen, meanwhile=self._meanwhile, on_event=self._on_event)
+            if self.jump is not None:
+                self.jump.reach(deadline_s=deadline_s if partial else 0)
+            outcomes = run_on_nodes(work, chosen, meanwhile=self.meanwhile, on_event=self.on_event)
         except JumpFailure as failure:
             if not partial:
                 raise

@@ -8,66 +8,23 @@ ones that are sent; ids, secrets and times that do not exist yet stand in them a
 from collections.abc import Iterable
 from dataclasses import replace
 
-from awsddp import compat, limits
-from awsddp.compat import GpuType
+from awsddp import limits
+from awsddp.compat.images import misfit, unlisted
+from awsddp.compat.types import (
+    ADDRESS_USD_PER_HOUR,
+    PRICE_DATE,
+    PRICE_REGION,
+    GpuType,
+    disk_usd_per_hour,
+)
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
-from awsddp.plan.budget import LEAST_TERM_S, lasts_s, spot_rate
-from awsddp.plan.converge import Convergence, Standing, converge
-from awsddp.plan.document import document
-from awsddp.plan.network import ssh_cidrs
-from awsddp.plan.records import (
-    Budget,
-    Choice,
-    Efa,
-    Facts,
-    Group,
-    Image,
-    LaunchPlan,
-    Price,
-    Rate,
-    Request,
-    Reservation,
-    Step,
-    Subnet,
-    Zone,
-    names,
-    utc,
-)
-from awsddp.plan.requests import Values, requests, ssh_permission
-from awsddp.plan.selection import Candidate, candidates, choices, offers, on_demand, zones
+from awsddp.plan.budget import lasts_s, spot_rate
+from awsddp.plan.records import Budget, Facts, Image, LaunchPlan, Price, Rate
+from awsddp.plan.requests import requests
+from awsddp.plan.selection import Candidate, candidates, choices, on_demand, zones
 from awsddp.report import duration
 from awsddp.spec import ClusterSpec, seconds
-
-__all__ = [
-    "Budget",
-    "Choice",
-    "Convergence",
-    "Efa",
-    "Facts",
-    "Group",
-    "Image",
-    "LaunchPlan",
-    "Price",
-    "Rate",
-    "Request",
-    "Reservation",
-    "Standing",
-    "Step",
-    "Subnet",
-    "Values",
-    "Zone",
-    "converge",
-    "document",
-    "make_plan",
-    "names",
-    "offers",
-    "refuse_untried",
-    "spot_rate",
-    "ssh_cidrs",
-    "ssh_permission",
-    "utc",
-]
 
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
@@ -88,8 +45,8 @@ def make_plan(
     `alternatives` are the other types and markets that the spec lists.
     Raises ConfigError for an invalid spec, CloudError where AWS does not offer or allow it.
     """
-    _check_key(spec)
-    _check_limits(spec)
+    limits.check_user_tags(spec.tags)
+    limits.check_name(spec.access.key, place="access.key_file", most=limits.KEY_NAME)
     if zone is not None:
         spec = replace(spec, capacity=replace(spec.capacity, zones=(zone,)))
     fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
@@ -136,7 +93,7 @@ def _plan(
     ]
     network.check_session(spec)
     interfaces = network.efa(spec, kind)
-    group, placement_why = network.placement(spec, facts, kind, spec.cluster.nodes)
+    group, placement_why = network.placement(facts, kind, spec.cluster.nodes)
     plan = LaunchPlan(
         cluster=spec.name,
         target=facts.target,
@@ -154,13 +111,18 @@ def _plan(
         subnets=tried,
         address=spec.network.address,
         jump=spec.network.jump or None,
-        ssh_cidrs=() if facts.group else ssh_cidrs(spec, facts.callers),
+        ssh_cidrs=() if facts.group else network.ssh_cidrs(spec, facts.callers),
         efa=interfaces,
         placement=group,
         placement_why=placement_why,
         choices=choices(facts, kind, spec.cluster.nodes, market),
         price=_price(spec, facts, candidate, [zone.name for zone in tried], disk_gb),
         quota=candidate.quota,
+        budget=None,
+        requests=(),
+        warnings=(),
+        exists=False,
+        steps=(),
         expires_s=int(seconds(spec.cluster.expires, place="cluster.expires")),
         untried=(
             *(("capacity blocks",) if market == "capacity-block" else ()),
@@ -175,7 +137,7 @@ def _plan(
         *limited,
         *_warnings(facts, plan),
         *routes,
-        *network.check_group(spec, facts),
+        *network.check_group(facts),
     )
     made = requests(plan, spec, facts, tags=dict(sorted(spec.tags.items())))
     limits.check_tag_specifications((one.operation, one.parameters) for one in made)
@@ -186,8 +148,8 @@ def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[st
     """Return what all nodes cost per hour: in a spot market, the dearest of the zones that are tried."""
     kind, nodes = candidate.kind, spec.cluster.nodes
     listed = kind.name not in facts.prices
-    each, date = on_demand(kind, facts), compat.PRICE_DATE if listed else facts.price_date
-    source = f"list price of {compat.PRICE_REGION}" if listed else "AWS Pricing API"
+    each, date = on_demand(kind, facts), PRICE_DATE if listed else facts.price_date
+    source = f"list price of {PRICE_REGION}" if listed else "AWS Pricing API"
     if candidate.market == "spot":
         spot = facts.spot_prices.get(kind.name, {})
         known = [spot[zone] for zone in zones if zone in spot]
@@ -198,10 +160,10 @@ def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[st
         )
     elif candidate.market == "capacity-block":
         each, date, source = 0.0, "", "the block is prepaid"
-    addresses = compat.ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
+    addresses = ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
     return Price(
         machines=None if each is None else each * nodes,
-        disks=compat.disk_usd_per_hour(disk_gb) * nodes,
+        disks=disk_usd_per_hour(disk_gb) * nodes,
         addresses=addresses,
         date=date,
         source=source,
@@ -238,17 +200,11 @@ def _budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float)
 def _within_budget(plan: LaunchPlan) -> tuple[LaunchPlan, list[str]]:
     """Return the plan with the expiry that the budget allows, and a warning where that is an earlier one.
 
-    Raises ConfigError for a budget that does not last `LEAST_TERM_S`, or where no price is known.
+    Raises ConfigError for a budget that does not last, or where no price is known.
     """
     if plan.budget is None:
         return plan, []
     term_s = lasts_s(plan.budget)
-    if term_s < LEAST_TERM_S:
-        raise ConfigError(
-            f"cluster.budget_usd: {plan.nodes} x {plan.instance_type} have a budget of {plan.budget}",
-            f"that does not last {duration(LEAST_TERM_S)}",
-            "try fewer --nodes, a larger --budget, or another --instance-type",
-        )
     if term_s >= plan.expires_s:
         return plan, []
     text = f"the budget of ${plan.budget.usd:,.2f} lasts {duration(term_s)}: the nodes terminate then"
@@ -263,36 +219,13 @@ def _check_image(image: Image, kind: GpuType) -> None:
             "",
             "name an image of the type's own architecture with --image",
         )
-    if not image.ena:
-        raise ConfigError(
-            f"{what} does not support the network of {kind.name}",
-            "it lacks ENA support, which every type with GPUs now needs",
-            "name a newer image with --image",
-        )
-    reason = compat.misfit(kind, image.name)
+    reason = misfit(kind, image.name)
     if reason:
         raise ConfigError(
             f"{what} does not fit {kind.name}",
             reason,
             "name an image with a fitting driver with --image, or another --instance-type",
         )
-
-
-def _check_key(spec: ClusterSpec) -> None:
-    given = {"access.key": spec.access.key, "access.key_file": spec.access.key_file}
-    lacking = [name for name, value in given.items() if not value]
-    if len(lacking) == 1:
-        raise ConfigError(
-            f"{lacking[0]} is missing",
-            "access.key names a key pair of EC2, access.key_file its private half on this machine",
-            "give both, or neither: then the cluster has a key of its own",
-        )
-
-
-def _check_limits(spec: ClusterSpec) -> None:
-    limits.check_user_tags(spec.tags)
-    limits.check_name(spec.access.key, place="access.key", most=limits.KEY_NAME)
-    limits.check_name(spec.capacity.placement, place="capacity.placement", most=limits.PLACEMENT_NAME)
 
 
 def _check_reservation(facts: Facts, nodes: int) -> None:
@@ -337,10 +270,8 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
     warnings, kind, image = [], plan.kind, facts.image
     if plan.price.machines is None:
         warnings.append(f"unknown price for {kind.name}")
-    elif plan.price.source.startswith("list") and facts.region != compat.PRICE_REGION:
-        warnings.append(
-            f"prices are list prices of {compat.PRICE_REGION}; those of {facts.region} may differ"
-        )
+    elif plan.price.source.startswith("list") and facts.region != PRICE_REGION:
+        warnings.append(f"prices are list prices of {PRICE_REGION}; those of {facts.region} may differ")
     if kind.gpus == 0:
         warnings.append(f"{kind.name} has no GPU")
     elif image.rehearses:
@@ -350,7 +281,7 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
         )
     elif image.pretends:
         warnings.append(f"GPUs are off ({kind.gpus} x {kind.gpu} per node): jobs run gloo on the CPU")
-    elif compat.unlisted(kind, image.name):
+    elif unlisted(kind, image.name):
         warnings.append(f"the release notes of {image.name} do not list {kind.family}")
     if image.deprecated:
         warnings.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may remove it")

@@ -173,7 +173,7 @@ def not_on_a_node(words: str, place: str) -> ConfigError:
     return ConfigError(
         f"env.file: {place}: {words!r} does not work on a node",
         "a node gets names, versions and URLs; the synced folder holds the project itself",
-        "name a package, or put a wheel into a folder of env.find_links",
+        "name a package, or put a wheel into a folder, and add a line for pip: --find-links FOLDER",
     )
 
 

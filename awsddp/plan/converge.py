@@ -1,23 +1,22 @@
 """Reconcile a cluster with its spec: the steps, as pure data."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from typing import Literal
 
-from awsddp import compat
 from awsddp.cluster import Cluster, Node
-from awsddp.errors import ConfigError
-from awsddp.plan.budget import LEAST_TERM_S, lasts_s
+from awsddp.compat.types import GPU_TYPES
+from awsddp.plan.budget import lasts_s
 from awsddp.plan.network import check_profiles, check_session, ssh_cidrs
 from awsddp.plan.records import Budget, Rate, Step, utc
 from awsddp.plan.selection import wanted_gpus
-from awsddp.report import duration, node_name
+from awsddp.report import node_name
 from awsddp.spec import ClusterSpec, seconds
 
-TYPE_KEYS = ("cluster.instance_type", "cluster.gpus", "capacity.types")
-NODE_KEYS = (*TYPE_KEYS, "cluster.image", "cluster.spot", "capacity.markets", "local.gpus")
+TYPE_KEYS = ("cluster.instance_type", "cluster.gpus")
+NODE_KEYS = (*TYPE_KEYS, "cluster.image", "cluster.spot", "local.gpus")
 """What a node is held against: one that does not have it is rebuilt."""
 _LAST = datetime.max.replace(tzinfo=UTC)
 # Expiries within a minute of each other are one.
@@ -89,7 +88,7 @@ def converge(
         if not why and node.node in kept:
             why = f"{kept[node.node].instance_id} is {node_name(node.node)} already"
         if why:
-            ends.append(Step(do="end", numbers=(node.node,), instances=(node.instance_id,), why=why))
+            ends.append(_step("end", [node], why=why))
         else:
             kept[node.node] = node
     ends += [_other(other) for other in standing.others]
@@ -130,13 +129,9 @@ def _first(node: Node) -> tuple[int, datetime, str]:
     return node.node, node.launched or _LAST, node.instance_id
 
 
-def _step(do: Literal["start"], nodes: Iterable[Node]) -> Step:
-    listed = list(nodes)
-    return Step(
-        do=do,
-        numbers=tuple(node.node for node in listed),
-        instances=tuple(node.instance_id for node in listed),
-    )
+def _step(do: Literal["end", "start"], nodes: Sequence[Node], *, value: str = "", why: str = "") -> Step:
+    numbers, instances = (node.node for node in nodes), (node.instance_id for node in nodes)
+    return Step(do=do, numbers=tuple(numbers), instances=tuple(instances), value=value, why=why)
 
 
 def _launch(standing: Standing, missing: tuple[int, ...], ends: list[Step]) -> Step:
@@ -147,13 +142,8 @@ def _launch(standing: Standing, missing: tuple[int, ...], ends: list[Step]) -> S
 
 
 def _other(cluster: Cluster) -> Step:
-    return Step(
-        do="end",
-        numbers=tuple(node.node for node in cluster.live),
-        instances=tuple(node.instance_id for node in cluster.live),
-        value=cluster.id,
-        why=f"of a second cluster {cluster.name} ({cluster.id}), made at the same time elsewhere",
-    )
+    why = f"of a second cluster {cluster.name} ({cluster.id}), made at the same time elsewhere"
+    return _step("end", cluster.live, value=cluster.id, why=why)
 
 
 def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str, want: int) -> str:
@@ -165,7 +155,7 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
     if node.instance_id in standing.impaired:
         return "AWS's status checks report it impaired"
     if not is_of_type(spec, node.instance_type):
-        requested = spec.cluster.instance_type or spec.cluster.gpus or ", ".join(spec.capacity.types)
+        requested = spec.cluster.instance_type or spec.cluster.gpus
         return f"it is a {node.instance_type}, {requested} is requested: it is rebuilt"
     if not _in_market(spec, node):
         return f"it is {'a spot' if node.spot else 'an on-demand'} machine, the other market is requested"
@@ -179,17 +169,15 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
 
 def is_of_type(spec: ClusterSpec, name: str) -> bool:
     """Return whether `spec` accepts nodes of this instance type. Raises ConfigError for invalid GPUs."""
-    listed = (*((spec.cluster.instance_type,) if spec.cluster.instance_type else ()), *spec.capacity.types)
-    if listed:
-        return name in listed
-    gpus, kind = wanted_gpus(spec), compat.GPU_TYPES.get(name)
+    if spec.cluster.types:
+        return name in spec.cluster.types
+    gpus, kind = wanted_gpus(spec), GPU_TYPES.get(name)
     return gpus is None or (kind is not None and gpus.of(kind))
 
 
 def _in_market(spec: ClusterSpec, node: Node) -> bool:
-    if spec.capacity.markets:
-        return ("spot" if node.spot else "on-demand") in spec.capacity.markets
-    return "cluster.spot" not in spec.explicit or node.spot == spec.cluster.spot
+    market = "spot" if node.spot else "on-demand"
+    return "cluster.spot" not in spec.explicit or market in spec.cluster.markets
 
 
 def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, anew: bool) -> datetime:
@@ -225,12 +213,6 @@ def _within_budget(
         source=standing.rate.source,
     )
     term_s = lasts_s(budget)
-    if term_s < LEAST_TERM_S:
-        raise ConfigError(
-            f"cluster.budget_usd: ${budget.usd:,.2f} is spent, or does not last {duration(LEAST_TERM_S)}",
-            f"the budget is {budget}",
-            "a larger --budget, fewer --nodes; or awsddp down",
-        )
     spent = now + timedelta(seconds=int(min(term_s, 1e9)))
     if spent >= expires:
         return expires, ""
@@ -295,7 +277,6 @@ def _launched(
         cluster = replace(
             cluster, instance_type=first.instance_type, gpus=None, image=first.image_id, spot=first.spot
         )
-        capacity = replace(capacity, types=(), markets=())
-    elif not (cluster.instance_type or cluster.gpus or capacity.types):
+    elif not (cluster.instance_type or cluster.gpus):
         cluster = replace(cluster, instance_type=standing.instance_type)
     return replace(spec, cluster=cluster, capacity=capacity, network=network)

@@ -1,15 +1,12 @@
-"""The document of `plan --json`: its type, filled from the plan's attributes of the same names."""
+"""The document of `plan --json`: its type, and how a plan becomes one."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any
 
 import msgspec
 
-from awsddp.cluster import TargetName
-from awsddp.compat import Market
-from awsddp.plan.records import Budget, Choice, Efa, LaunchPlan, Request, Step
-
-__all__ = ["PlanDocument", "document"]
+from awsddp.compat.types import EGRESS_USD_PER_GB, Market
+from awsddp.plan.records import LaunchPlan, Planned, PriceParts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +24,6 @@ class ImageDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PriceParts:
-    """The parts of the price per hour, in US dollars."""
-
-    machines: float | None
-    disks: float
-    addresses: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Alternative:
     """A plan that is tried next."""
 
@@ -47,54 +35,59 @@ class Alternative:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanDocument:
+class PlanDocument(Planned):
     """What `up` would do. Ids, secrets and times that do not exist yet are placeholders."""
 
-    cluster: str
-    target: TargetName
-    region: str
     instance_type: str
-    why: str
-    market: Market
-    nodes: int
     gpus_per_node: int
     gpu: str
     gpu_memory_gb: float
     vcpus: int
     memory_gb: float
     network_gbit: str
-    efa: Efa
-    placement: str | dict[str, str] | None
-    placement_why: str
-    pretended: bool
     rehearsed: bool
     image: ImageDocument
-    ssh_user: str
-    disk_gb: int
-    address: Literal["public", "private"]
-    jump: str | None
-    ssh_cidrs: list[str]
-    zones: list[str]
-    exists: bool
-    steps: list[Step]
+    zones: tuple[str, ...]
     makes: list[str]
     uses: dict[str, str]
-    requests: list[Request]
-    choices: list[Choice]
-    quota: str
     price_usd_per_hour: float | None
     price_parts: PriceParts
     price_date: str
     price_source: str
     price_until_expiry_usd: float | None
-    budget: Budget | None
     egress_usd_per_gb: float
     expires: dict[str, int]
-    warnings: list[str]
     alternatives: list[Alternative]
 
 
 def document(plan: LaunchPlan) -> dict[str, Any]:
     """Return the plan as its JSON document. It holds no secret."""
-    made: dict[str, Any] = msgspec.to_builtins(msgspec.convert(plan, PlanDocument, from_attributes=True))
+    kind, price = plan.kind, plan.price
+    made: dict[str, Any] = msgspec.to_builtins(
+        PlanDocument(
+            **{field.name: getattr(plan, field.name) for field in fields(Planned)},
+            instance_type=kind.name,
+            gpus_per_node=kind.gpus,
+            gpu=kind.gpu,
+            gpu_memory_gb=kind.memory_gb,
+            vcpus=kind.vcpus,
+            memory_gb=kind.ram_gb,
+            network_gbit=kind.network,
+            rehearsed=plan.image.rehearses,
+            image=msgspec.convert(plan.image, ImageDocument, from_attributes=True),
+            zones=plan.zones,
+            makes=plan.makes,
+            uses=plan.uses,
+            price_usd_per_hour=price.total,
+            price_parts=msgspec.convert(price, PriceParts, from_attributes=True),
+            price_date=price.date,
+            price_source=price.source,
+            price_until_expiry_usd=None
+            if price.total is None
+            else round(price.total * plan.expires_s / 3600, 2),
+            egress_usd_per_gb=EGRESS_USD_PER_GB,
+            expires={"$now": plan.expires_s},
+            alternatives=msgspec.convert(plan.alternatives, list[Alternative], from_attributes=True),
+        )
+    )
     return made

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from awsddp import compat
+from awsddp.compat.releases import RELEASES, Release, least_driver, release
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, is_folder_here, read_requirements
 from awsddp.report import node_name
@@ -19,7 +19,9 @@ from awsddp.spec import EnvSection
 TORCH_INDEX = "https://download.pytorch.org/whl"
 PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _TORCH = "2.13"
-"""The newest release whose torchvision is confirmed (compat.RELEASES)."""
+"""The newest release whose torchvision is confirmed (RELEASES)."""
+_PINNED = re.compile(r"torch\s*[=~]=\s*(\d+\.\d+(?:\.\d+)?)")
+_FOLDERS = frozenset({"-f", "--find-links"})
 _REHEARSED = "--env requirements.txt   # to rehearse: the same packages by their names on PyPI"
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
@@ -38,7 +40,6 @@ class EnvironmentPlan:
     constraints: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     conda: str = ""
-    channels: tuple[str, ...] = ()
     python: str | None = None
     torch: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ class EnvironmentPlan:
     @property
     def stamp(self) -> str:
         """The hash of what decides the environment; credentials and proxies do not."""
-        inputs = [self.kind, self.lines, self.constraints, self.conda, self.channels, self.python, self.torch]
+        inputs = [self.kind, self.lines, self.constraints, self.conda, self.python, self.torch]
         text = CREDENTIALS.sub("//", json.dumps([*inputs, self.options]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -72,41 +73,41 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
     have no GPU. Raises ConfigError for what cannot be met.
     """
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
+    kind = env.kind or ("conda" if asked.conda else "image")
     if env.python is not None and not PYTHON.fullmatch(env.python):
         raise ConfigError(f"env.python: invalid Python version {env.python!r}", "", "use 3.12 or 3.12.4")
-    if env.kind == "image":
+    if kind == "image":
         _refuse_for_image(env)
-    if asked.conda and env.kind != "conda":
+    if asked.conda and kind != "conda":
         raise ConfigError(
-            f"env.file: {env.file} is a conda environment",
-            "conda's packages come over the internet, which nodes on AWS have and local nodes do not",
-            f"-o env.kind=conda   # on AWS\n{_REHEARSED}",
+            f'env.kind = "{kind}": {env.file} is a conda environment',
+            "",
+            "omit env.kind, or use another --env",
         )
     if asked.conda:
         _refuse_for_conda_file(env)
     packages_from = env.packages_from or ("client" if internet is False else "node")
-    if env.kind == "conda" and packages_from == "client":
+    if kind == "conda" and packages_from == "client":
         raise ConfigError(
-            'env.kind = "conda" needs nodes with internet',
+            "a conda environment needs nodes with internet",
             "conda's packages are not sent from this machine"
             + (": local nodes have no internet. On AWS the same line works" if internet is False else ""),
             f"{_REHEARSED}\n-o env.packages_from=node   # or with a channel that the nodes reach",
         )
-    torch = _torch(env, asked, driver)
-    options = (*asked.options, *_options(env))
+    torch = () if kind == "image" or asked.conda else _torch(env, asked, driver)
+    options = (*asked.options, *(("--index-url", env.index_url) if env.index_url else ()))
     if packages_from == "node" and (internet or env.packages_from):
         _check_folders(options)
-    if env.kind == "venv":  # uv has no such option: it takes wheels where there are any
+    if kind == "venv":  # uv has no such option: it takes wheels where there are any
         options = tuple(one for one in options if one != "--prefer-binary")
     return EnvironmentPlan(
-        kind=env.kind,
-        name=env.file or env.kind,
+        kind=kind,
+        name=env.file or kind,
         lines=asked.lines,
         constraints=asked.constraints,
         options=options,
         conda=asked.conda,
-        channels=env.channels,
-        python=env.python or (None if env.kind == "image" or packages_from == "client" else _python(env)),
+        python=env.python or (None if kind == "image" or packages_from == "client" else _python(asked)),
         torch=torch,
         setup=env.setup,
         environ=_environ(env),
@@ -117,23 +118,19 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
 
 
 def _refuse_for_image(env: EnvSection) -> None:
-    for key in ("python", "torch"):
-        if getattr(env, key) is not None:
-            raise ConfigError(
-                f'env.{key} is not for env.kind = "image"',
-                f"the image decides its {key}",
-                'env.kind = "venv"',
-            )
+    if env.python is not None:
+        raise ConfigError(
+            'env.python is not for env.kind = "image"', "the image decides its python", 'env.kind = "venv"'
+        )
 
 
 def _refuse_for_conda_file(env: EnvSection) -> None:
-    for key, package in (("python", "python"), ("torch", "pytorch")):
-        if value := getattr(env, key):
-            raise ConfigError(
-                f"env.{key} is not for {env.file}",
-                "an environment.yml decides its own packages",
-                f"write '- {package}={value}' into {env.file}, and remove env.{key}: -o env.{key}=",
-            )
+    if env.python:
+        raise ConfigError(
+            f"env.python is not for {env.file}",
+            "an environment.yml decides its own packages",
+            f"write '- python={env.python}' into {env.file}, and remove env.python: -o env.python=",
+        )
 
 
 def _check_folders(options: Sequence[str]) -> None:
@@ -141,55 +138,53 @@ def _check_folders(options: Sequence[str]) -> None:
     for name, place in itertools.pairwise(options):
         if is_folder_here(name, place):
             raise ConfigError(
-                f"env.find_links: {place!r} is a folder of this machine",
+                f"--find-links {place!r} is a folder of this machine",
                 "the nodes fetch packages themselves",
                 "-o env.packages_from=client   # or the absolute path of a folder that the nodes have",
             )
 
 
-def _python(env: EnvSection) -> str:
-    row = compat.release(env.torch or _TORCH)
+def _release(asked: Requirements) -> str:
+    """Return the release of torch that a file pins, else the newest one."""
+    pins = filter(None, map(_PINNED.match, asked.lines))
+    return next((pin[1] for pin in pins), _TORCH)
+
+
+def _python(asked: Requirements) -> str:
+    row = release(_release(asked))
     return row.pythons[len(row.pythons) // 2] if row else "3.12"
 
 
 def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[str, ...]:
     """Return what torch is installed as, and from which index: the newest CUDA that the driver runs."""
-    if env.kind == "image" or asked.conda:
-        return ()
-    row = compat.release(env.torch or _TORCH)
+    pinned = _release(asked)
+    row = release(pinned)
     if row is None:
-        newest = compat.RELEASES[0].torch
-        raise ConfigError(f"env.torch: unknown torch release {env.torch!r}", f"the newest known is {newest}")
+        newest = RELEASES[0].torch
+        raise ConfigError(f"{env.file}: unknown torch release {pinned!r}", f"the newest known is {newest}")
     if env.python and ".".join(env.python.split(".")[:2]) not in row.pythons:
         raise ConfigError(
             f"env.python: torch {row.torch} has no wheel for Python {env.python}",
             f"it has them for {', '.join(row.pythons)}",
         )
-    version = env.torch if env.torch and env.torch.count(".") == 2 else f"{row.torch}.*"
+    version = pinned if pinned.count(".") == 2 else f"{row.torch}.*"
     names = (f"torch=={version}", f"torchvision=={row.torchvision}.*")
-    if env.index_url or env.find_links:
+    if env.index_url or not _FOLDERS.isdisjoint(asked.options):
         return names
     return (*names, "--index-url", f"{TORCH_INDEX}/{_build(row, driver)}")
 
 
-def _build(row: compat.Release, driver: str | None) -> str:
+def _build(row: Release, driver: str | None) -> str:
     if driver is None:
         return "cpu"
-    fits = [cuda for cuda in row.wheels if compat.least_driver(cuda) <= int(driver.split(".")[0])]
+    fits = [cuda for cuda in row.wheels if least_driver(cuda) <= int(driver.split(".")[0])]
     if not fits:
         raise ConfigError(
             f"torch {row.torch} has no wheel for the nodes' driver {driver}",
             f"it has them for CUDA {', '.join(row.wheels)}",
-            "choose an older env.torch, or another image",
+            "pin an older torch in the file of --env, or choose another image",
         )
     return "cu" + fits[-1].replace(".", "")
-
-
-def _options(env: EnvSection) -> tuple[str, ...]:
-    words = ["--index-url", env.index_url] if env.index_url else []
-    for place in env.find_links:
-        words += ["--find-links", place]
-    return (*words, *(["--pre"] if env.pre else []))
 
 
 def _environ(env: EnvSection) -> dict[str, str]:

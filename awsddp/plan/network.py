@@ -4,9 +4,9 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from awsddp import compat, limits
+from awsddp import limits
 from awsddp.cluster import Node
-from awsddp.compat import GpuType
+from awsddp.compat.types import GPU_TYPES, GpuType
 from awsddp.errors import ConfigError
 from awsddp.plan.records import Efa, Facts, Subnet
 from awsddp.report import node_name
@@ -62,7 +62,7 @@ def check_session(spec: ClusterSpec) -> None:
         raise ConfigError(
             'network.jump = "ssm" needs access.instance_profile',
             _BY_ROLE,
-            "-o access.instance_profile=NAME   # docs/provisioning.md shows how to make one",
+            "-o access.instance_profile=NAME   # docs/networks.md shows how to make one",
         )
 
 
@@ -77,7 +77,7 @@ def check_profiles(spec: ClusterSpec, nodes: Iterable[Node], *, region: str) -> 
             _BY_ROLE,
             f"for i in {' '.join(node.instance_id for node in without)}; do aws ec2 "
             f"associate-iam-instance-profile --instance-id $i --iam-instance-profile Name={name} "
-            f"--region {region}; done   # docs/provisioning.md shows how to make one; then awsddp up again",
+            f"--region {region}; done   # docs/networks.md shows how to make one; then awsddp up again",
         )
 
 
@@ -101,15 +101,15 @@ def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
     """
     most = kind.efa
     if not spec.capacity.efa:
-        return Efa(count=0, most=most, why="--efa asks for it" if most else f"{kind.name} supports none")
+        return Efa(
+            count=0, most=most, why="capacity.efa asks for it" if most else f"{kind.name} supports none"
+        )
     if not most:
-        larger = [
-            other.name for other in compat.GPU_TYPES.values() if other.family == kind.family and other.efa
-        ]
+        larger = [other.name for other in GPU_TYPES.values() if other.family == kind.family and other.efa]
         raise ConfigError(
             f"capacity.efa: {kind.name} supports no EFA interface",
             "",
-            f"--instance-type {larger[0]}" if larger else "omit --efa",
+            f"--instance-type {larger[0]}" if larger else "omit capacity.efa",
         )
     if kind.cards == 1:
         return Efa(count=1, most=most, why="its maximum")
@@ -119,34 +119,19 @@ def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
         raise ConfigError(
             f"capacity.efa: with a public address {kind.name} supports no EFA interface",
             "its first network card has no EFA, and AWS gives a public address to one interface only",
-            "-o network.address=private, with a VPN, or omit --efa",
+            "-o network.address=private, with a VPN, or omit capacity.efa",
         )
     return Efa(count=1, most=most, why=f"a public address allows one; network.address=private allows {most}")
 
 
-def placement(
-    spec: ClusterSpec, facts: Facts, kind: GpuType, nodes: int
-) -> tuple[str | dict[str, str] | None, str]:
+def placement(facts: Facts, kind: GpuType, nodes: int) -> tuple[dict[str, str] | None, str]:
     """Return the placement group of the nodes and why it is so.
 
     It helps several nodes talk. A machine of a reservation or a block stands where it stands, and asking for
-    a group there is answered as a lack of capacity. Raises ConfigError.
+    a group there is answered as a lack of capacity.
     """
-    requested = spec.capacity.placement
     if facts.reservation is not None:
-        if requested not in (None, "none"):
-            raise ConfigError(
-                f"capacity.placement: the machines of {facts.reservation.id} have a fixed placement",
-                "with a placement group EC2 answers that it has no capacity",
-                "omit capacity.placement",
-            )
         return None, f"none: the machines of {facts.reservation.id} have a fixed placement"
-    if requested not in (None, "none", "cluster"):
-        return requested, "your own"
-    if requested == "cluster":
-        return {"$ref": "name"}, "requested"
-    if requested == "none":
-        return None, "none, as requested"
     if nodes < 2:
         return None, "none: a single node"
     if kind.gpus == 0:
@@ -154,7 +139,7 @@ def placement(
     return {"$ref": "name"}, f"cluster: the {nodes} nodes are placed close together"
 
 
-def check_group(spec: ClusterSpec, facts: Facts) -> list[str]:
+def check_group(facts: Facts) -> list[str]:
     """Return warnings about the user's own security group. Raises ConfigError where it cannot serve."""
     group = facts.group
     if group is None:

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from awsddp.cluster import TargetName
-from awsddp.compat import EGRESS_USD_PER_GB, GpuType, Market, image_facts
+from awsddp.compat.images import image_facts
+from awsddp.compat.types import GpuType, Market
 from awsddp.report import node_name
 
 
@@ -14,8 +15,8 @@ from awsddp.report import node_name
 class Image:
     """A machine image, as EC2 describes it. `root_gb` is the size of the disk it was made from.
 
-    `owner` is an alias such as "amazon" or an account, `deprecated` the time of its deprecation. `ena` tells
-    whether it supports the network of current instances, `platform` is EC2's name of the operating system.
+    `owner` is an alias such as "amazon" or an account, `deprecated` the time of its deprecation. `platform`
+    is EC2's name of the operating system.
     """
 
     id: str
@@ -27,7 +28,6 @@ class Image:
     ssh_user: str
     owner: str = ""
     deprecated: str | None = None
-    ena: bool = True
     platform: str = "Linux/UNIX"
     tags: Mapping[str, str] = field(default_factory=dict)
 
@@ -118,9 +118,9 @@ class Facts:
     `offers` maps an instance type to the zones that offer it; `described` holds requested types that compat
     lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's code to
     its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
-    CIDRs; `public_key` is the public half of `access.key`, "" where it is not told. `prices` are on-demand
-    prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those of a zone
-    now, `highest_spot_prices` their highest of the last 7 days, where spot and a budget are
+    CIDRs; `public_key` is the public half of the user's own key pair, "" where it is not told. `prices` are
+    on-demand prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those
+    of a zone now, `highest_spot_prices` their highest of the last 7 days, where spot and a budget are
     requested. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no
     end).
     """
@@ -175,12 +175,18 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price:
-    """What all nodes together cost per hour, by part. `machines` None: no price is known."""
+class PriceParts:
+    """What all nodes together cost per hour in US dollars, by part. `machines` None: no price is known."""
 
     machines: float | None
     disks: float
     addresses: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price(PriceParts):
+    """The parts, and where they come from."""
+
     date: str
     source: str
 
@@ -253,49 +259,57 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchPlan:
-    """What `up` will do. `numbers` are the nodes this launch fills; prices are of all `nodes` together.
+class Planned:
+    """What a plan and its JSON document share; prices are of all `nodes` together.
 
-    `why` tells how the type was chosen. `placement` is the placement group that the nodes share: a name,
-    {"$ref": "name"} where it is created with the cluster, None for none. SSH goes through the host `jump` and
-    is allowed from `ssh_cidrs`, blocks and groups. `untried` names what was never launched on AWS,
-    which `experimental` allows. `alternatives` are tried next, in order, when AWS has no
-    capacity for this plan. `steps` reconcile a cluster that `exists`; where there are none nothing changes.
-    `budget` is `cluster.budget_usd` with the rate that it assumes.
+    `why` tells how the type was chosen. `placement` is the placement group that is created for the nodes,
+    {"$ref": "name"}, None for none. SSH goes through the host `jump` and is allowed from `ssh_cidrs`, blocks
+    and groups. `steps` reconcile a cluster that `exists`; where there are none nothing changes. `budget` is
+    `cluster.budget_usd` with the rate that it assumes.
     """
 
     cluster: str
     target: TargetName
     region: str
-    owner: str
-    kind: GpuType
     market: Market
     why: str
     nodes: int
-    numbers: tuple[int, ...]
     pretended: bool
     ssh_user: str
-    image: Image
     disk_gb: int
-    subnets: tuple[Zone, ...]
-    address: str
+    address: Literal["public", "private"]
     jump: str | None
     ssh_cidrs: tuple[str, ...]
     efa: Efa
-    placement: str | dict[str, str] | None
+    placement: dict[str, str] | None
     placement_why: str
     choices: tuple[Choice, ...]
-    price: Price
     quota: str
+    budget: Budget | None
+    requests: tuple[Request, ...]
+    warnings: tuple[str, ...]
+    exists: bool
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan(Planned):
+    """What `up` will do. `numbers` are the nodes this launch fills.
+
+    `untried` names what was never launched on AWS, which `experimental` allows. `alternatives` are tried
+    next, in order, when AWS has no capacity for this plan.
+    """
+
+    owner: str
+    kind: GpuType
+    numbers: tuple[int, ...]
+    image: Image
+    subnets: tuple[Zone, ...]
+    price: Price
     expires_s: int
-    budget: Budget | None = None
-    requests: tuple[Request, ...] = ()
-    warnings: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()
     experimental: bool = False
     alternatives: tuple["LaunchPlan", ...] = ()
-    exists: bool = False
-    steps: tuple[Step, ...] = ()
 
     @property
     def instance_type(self) -> str:
@@ -303,44 +317,9 @@ class LaunchPlan:
         return self.kind.name
 
     @property
-    def gpus_per_node(self) -> int:
-        """How many GPUs a node has."""
-        return self.kind.gpus
-
-    @property
-    def gpu(self) -> str:
-        """The GPU's name: "L4"."""
-        return self.kind.gpu
-
-    @property
-    def gpu_memory_gb(self) -> float:
-        """The memory of one GPU, in GiB."""
-        return self.kind.memory_gb
-
-    @property
-    def vcpus(self) -> int:
-        """How many vCPUs a node has."""
-        return self.kind.vcpus
-
-    @property
-    def memory_gb(self) -> float:
-        """The memory of a node, in GiB."""
-        return self.kind.ram_gb
-
-    @property
-    def network_gbit(self) -> str:
-        """The network bandwidth of a node, in Gbit/s, as AWS words it."""
-        return self.kind.network
-
-    @property
-    def rehearsed(self) -> bool:
-        """Whether CUDA calls run on the CPU."""
-        return self.image.rehearses
-
-    @property
     def job_gpus(self) -> int:
         """How many GPUs the ranks of a node find; 0 where they are only simulated."""
-        return 0 if self.pretended and not self.rehearsed else self.gpus_per_node
+        return 0 if self.pretended and not self.image.rehearses else self.kind.gpus
 
     @property
     def zones(self) -> tuple[str, ...]:
@@ -348,39 +327,9 @@ class LaunchPlan:
         return tuple(zone.name for zone in self.subnets)
 
     @property
-    def price_parts(self) -> Price:
-        """The parts of the price per hour."""
-        return self.price
-
-    @property
-    def price_date(self) -> str:
-        """The date of the price."""
-        return self.price.date
-
-    @property
-    def price_source(self) -> str:
-        """The source of the price."""
-        return self.price.source
-
-    @property
     def price_usd_per_hour(self) -> float | None:
         """Instances, disks and addresses of all nodes; None where no price is known."""
         return self.price.total
-
-    @property
-    def price_until_expiry_usd(self) -> float | None:
-        """The cost of all nodes from the launch to their expiry."""
-        return None if self.price.total is None else round(self.price.total * self.expires_s / 3600, 2)
-
-    @property
-    def egress_usd_per_gb(self) -> float:
-        """The list price of data transfer out of AWS."""
-        return EGRESS_USD_PER_GB
-
-    @property
-    def expires(self) -> dict[str, int]:
-        """The expiry as a placeholder of the plan's requests."""
-        return {"$now": self.expires_s}
 
     @property
     def makes(self) -> list[str]:
@@ -416,7 +365,6 @@ class LaunchPlan:
             "subnet": self.subnets[0].subnet if len(self.subnets) == 1 else None,
             "key pair": run["KeyName"],
             "security group": run["NetworkInterfaces"][0]["Groups"][0],
-            "placement group": run.get("Placement", {}).get("GroupName"),
             "instance profile": next(iter(run.get("IamInstanceProfile", {}).values()), None),
             "KMS key": disk["Ebs"].get("KmsKeyId"),
             "reservation": held.get("CapacityReservationId"),

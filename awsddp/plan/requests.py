@@ -73,7 +73,7 @@ def requests(
         )
     if facts.group is None:
         made += _group(plan, facts.subnets[0].vpc, common)
-    if isinstance(plan.placement, dict):
+    if plan.placement:
         made.append(
             Request(
                 "CreatePlacementGroup",
@@ -128,7 +128,7 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Ma
         **named,
         "awsddp:nodes": write_numbers(plan.numbers),
         "awsddp:expires": {"$now": plan.expires_s},
-        **({"awsddp:gpus": "pretended"} if plan.pretended and not plan.rehearsed else {}),
+        **({"awsddp:gpus": "pretended"} if plan.pretended and not plan.image.rehearses else {}),
     }
     kinds = ["volume", "network-interface", *(["spot-instances-request"] if plan.market == "spot" else [])]
     return Request(

@@ -211,7 +211,7 @@ def _checked(line: str, place: str) -> str:
         raise ConfigError(
             f"env.file: {place}: this is a conda package list, not a requirements file",
             "conda list --explicit lists conda packages by URL",
-            "conda env export > environment.yml, then --env environment.yml -o env.kind=conda",
+            "conda env export > environment.yml, then --env environment.yml",
         )
     if not _REQUIREMENT.match(line):
         name, equals, version = line.partition("=")
@@ -280,7 +280,7 @@ def _pinned(edge: dict[str, Any], package: dict[str, Any], file: Path) -> str:
         raise ConfigError(
             f"env.file: {file}: {name} is locked to {source.get('path', 'no version')}",
             "a node gets names, versions and URLs",
-            "put its wheel into a folder of env.find_links, and name it in a requirements.txt",
+            "put its wheel into a folder, and name both in a requirements.txt: --find-links FOLDER",
         )
     return f"{name}=={version}"
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from awsddp import compat
-from awsddp.compat import GpuType, Market
+from awsddp.compat.images import misfit, unlisted
+from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of, replacements
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.plan.network import answers
 from awsddp.plan.records import Choice, Facts, Zone
@@ -49,38 +49,30 @@ def candidates(spec: ClusterSpec, facts: Facts) -> tuple[tuple[Candidate, ...], 
 
 
 def _markets(spec: ClusterSpec, facts: Facts) -> tuple[Market, ...]:
-    listed, spot = spec.capacity.markets, spec.cluster.spot
     if facts.reservation is not None:
-        if spot or "spot" in listed:
+        if spec.cluster.spot:
             raise ConfigError(
                 f"capacity.reservation: {facts.reservation.id} cannot be used by spot instances",
                 "a reservation holds on-demand machines",
-                "omit --spot and capacity.markets, or the reservation",
+                "omit --spot, or the reservation",
             )
         return ("capacity-block",) if facts.reservation.block else ("on-demand",)
-    if spot and listed and listed[0] != "spot":
-        raise ConfigError(
-            "cluster.spot: capacity.markets begins with on-demand",
-            "--spot asks for spot instances first",
-            'capacity.markets = ["spot", "on-demand"], or omit --spot',
-        )
-    return listed or (("spot",) if spot else ("on-demand",))
+    return spec.cluster.markets
 
 
 def _names(spec: ClusterSpec, facts: Facts) -> tuple[str | None, ...]:
     """Return the types to try, in order; (None,) means the cheapest."""
-    requested = spec.cluster.instance_type
+    requested = spec.cluster.types
     if facts.reservation is not None:
-        if requested not in (None, facts.reservation.instance_type):
+        if requested not in ((), (facts.reservation.instance_type,)):
             raise ConfigError(
                 f"capacity.reservation: {facts.reservation.id} is of {facts.reservation.instance_type}, "
-                f"not of {requested}",
+                f"not of {spec.cluster.instance_type}",
                 "a reservation holds machines of one type",
                 f"--instance-type {facts.reservation.instance_type}, or another reservation",
             )
         return (facts.reservation.instance_type,)
-    listed = (*((requested,) if requested else ()), *spec.capacity.types)
-    return tuple(dict.fromkeys(listed)) or (None,)
+    return requested or (None,)
 
 
 def _candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> Candidate:
@@ -126,8 +118,8 @@ def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
     if text is None:
         return None
     match = _GPUS.fullmatch(text.strip())
-    known = {kind.gpu.lower(): kind.gpu for kind in compat.GPU_TYPES.values()}
-    retired = {old.gpu.lower(): old.gpu for old in compat.RETIRED.values()}
+    known = {kind.gpu.lower(): kind.gpu for kind in GPU_TYPES.values()}
+    retired = {old.gpu.lower(): old.gpu for old in RETIRED.values()}
     if match is None or match[1].lower() not in known | retired or match[3] == "0":
         raise ConfigError(
             f"cluster.gpus: {text!r} is not a GPU that AWS offers",
@@ -139,25 +131,24 @@ def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
 
 
 def _offered_type(name: str, facts: Facts) -> GpuType:
-    kind = compat.GPU_TYPES.get(name) or next((one for one in facts.described if one.name == name), None)
+    kind = GPU_TYPES.get(name) or next((one for one in facts.described if one.name == name), None)
     if kind is not None and facts.offers.get(name):
         return kind
-    offered = [known for known, zones in facts.offers.items() if zones]
-    retired, refusal = compat.RETIRED.get(name), facts.refusals.get(name, "")
+    retired, refusal = RETIRED.get(name), facts.refusals.get(name, "")
     if retired is not None:
         raise CloudError(
             f"AWS does not offer {name} in {facts.region}",
             f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
             + (f"; EC2 says: {refusal}" if refusal else ""),
-            _instead(compat.replacements(retired, offered)),
+            _instead(replacements(retired, _offered(facts))),
         )
     if kind is not None:
         raise CloudError(
             f"AWS does not offer {name} in {facts.region}",
             "no zone of this region has it",
-            _instead(compat.nearest(kind, _known(offered))) + ", or another --region",
+            _instead(nearest(kind, _offered(facts))) + ", or another --region",
         )
-    near = difflib.get_close_matches(name, [*compat.GPU_TYPES, *compat.RETIRED], n=1)
+    near = difflib.get_close_matches(name, [*GPU_TYPES, *RETIRED], n=1)
     raise ConfigError(
         f"cluster.instance_type: no instance type {name!r} in {facts.region}",
         refusal,
@@ -165,8 +156,9 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
     )
 
 
-def _known(names: Iterable[str]) -> tuple[GpuType, ...]:
-    return tuple(compat.GPU_TYPES[name] for name in names if name in compat.GPU_TYPES)
+def _offered(facts: Facts) -> tuple[GpuType, ...]:
+    """Return the types of the table that some zone of the region offers."""
+    return tuple(GPU_TYPES[name] for name, zones in facts.offers.items() if zones and name in GPU_TYPES)
 
 
 def _instead(kinds: Iterable[GpuType]) -> str:
@@ -186,12 +178,12 @@ def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market
         what = f"{gpus.count or (needed if needed > 1 else 'any number of')} x {gpus.name}"
     fitting = [
         kind
-        for kind in _known(name for name, zones in facts.offers.items() if zones)
+        for kind in _offered(facts)
         if (gpus.of(kind) if gpus is not None else _modern(kind))
         and not kind.bare_metal
         and _rank(kind, facts, market) is not None
-        and not compat.misfit(kind, facts.image.name)
-        and (gpus is not None or not compat.unlisted(kind, facts.image.name))
+        and not misfit(kind, facts.image.name)
+        and (gpus is not None or not unlisted(kind, facts.image.name))
     ]
     offered = [kind for kind in fitting if kind.gpus >= needed]
     if not offered:
@@ -214,7 +206,7 @@ def _modern(kind: GpuType) -> bool:
 
 
 def _gone(gpus: Gpus | None) -> str:
-    old = [retired for retired in compat.RETIRED.values() if gpus and retired.gpu == gpus.name]
+    old = [retired for retired in RETIRED.values() if gpus and retired.gpu == gpus.name]
     return f"the last one, {old[0].name.split('.')[0]}, went on {old[0].since}" if old else ""
 
 
@@ -233,14 +225,14 @@ def on_demand(kind: GpuType, facts: Facts) -> float | None:
 
 def fits(kind: GpuType, nodes: int, facts: Facts, market: Market = "on-demand") -> bool | None:
     """Return whether the quota allows so many nodes; None: it could not be read."""
-    quota = compat.quota_of(kind.name, market)
+    quota = quota_of(kind.name, market)
     allowed = facts.quotas.get(quota[0]) if quota else None
     return None if allowed is None else nodes * kind.vcpus <= allowed
 
 
 def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str, tuple[str, ...]]:
     """Return need against quota as text, and a warning where it could not be read."""
-    quota, need = compat.quota_of(kind.name, market), nodes * kind.vcpus
+    quota, need = quota_of(kind.name, market), nodes * kind.vcpus
     if facts.reservation is not None:
         return f"{need} vCPUs, reserved", ()
     if quota is None:
@@ -258,7 +250,7 @@ def _over_quota(kinds: Iterable[GpuType], spec: ClusterSpec, facts: Facts, marke
     kinds, nodes = tuple(kinds), spec.cluster.nodes
     needs: dict[tuple[str, str], list[str]] = {}
     for kind in kinds:
-        quota = compat.quota_of(kind.name, market)
+        quota = quota_of(kind.name, market)
         if quota is not None:
             needs.setdefault(quota, []).append(f"{nodes} x {kind.name} need {nodes * kind.vcpus}")
     allowed = [
@@ -279,13 +271,12 @@ def _largest(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
     No more nodes than requested; of equals a requested type, then more nodes, then the lower price.
     """
     gpus = wanted_gpus(spec)
-    offered = _known(name for name, zones in facts.offers.items() if zones)
     found: list[tuple[tuple[float, ...], GpuType, int]] = []
-    for kind in dict.fromkeys((*kinds, *offered)):
-        quota, price = compat.quota_of(kind.name, market), _rank(kind, facts, market)
+    for kind in dict.fromkeys((*kinds, *_offered(facts))):
+        quota, price = quota_of(kind.name, market), _rank(kind, facts, market)
         allowed = facts.quotas.get(quota[0]) if quota else None
         nodes = min(spec.cluster.nodes, int((allowed or 0) // kind.vcpus))
-        usable = not kind.bare_metal and not compat.misfit(kind, facts.image.name)
+        usable = not kind.bare_metal and not misfit(kind, facts.image.name)
         if nodes and price is not None and usable and (gpus is None or gpus.name == kind.gpu):
             found.append(((nodes * kind.gpus, kind in kinds, nodes, -price), kind, nodes))
     if not found:
@@ -342,7 +333,8 @@ def _allowed(spec: ClusterSpec, facts: Facts, kind: GpuType, offered: tuple[str,
         raise ConfigError(
             f"capacity.zones: {zone!r} is not a zone of {facts.region} with GPUs",
             f"it is a zone of {elsewhere}" if elsewhere else "",
-            (f"--region {elsewhere}, or " if elsewhere else "") + f"--zone with one of: {', '.join(there)}",
+            (f"--region {elsewhere}, or " if elsewhere else "")
+            + f"-o 'capacity.zones=[...]' with one of: {', '.join(there)}",
         )
     allowed = tuple(zone for zone in listed if zone in offered)
     if not allowed:
@@ -350,7 +342,7 @@ def _allowed(spec: ClusterSpec, facts: Facts, kind: GpuType, offered: tuple[str,
         raise ConfigError(
             f"capacity.zones: {kind.name} is not offered in {', '.join(listed)}",
             f"{where} {', '.join(offered)}",
-            f"--zone {offered[0]}" if offered else "another --region",
+            f"-o capacity.zones={offered[0]}" if offered else "another --region",
         )
     return allowed
 
@@ -372,14 +364,12 @@ def _no_subnet(spec: ClusterSpec, facts: Facts, kind: GpuType, allowed: tuple[st
 
 def choices(facts: Facts, kind: GpuType, nodes: int, market: Market) -> tuple[Choice, ...]:
     """Return the three nearest other types that are offered here."""
-    offered = _known(name for name, zones in facts.offers.items() if zones)
-    return tuple(_choice(other, facts, nodes, market) for other in compat.nearest(kind, offered))
+    return tuple(_choice(other, facts, nodes, market) for other in nearest(kind, _offered(facts)))
 
 
 def offers(facts: Facts, nodes: int) -> tuple[Choice, ...]:
     """Return every type with GPUs that is offered here, by GPUs and price."""
-    offered = _known(name for name, zones in facts.offers.items() if zones)
-    found = [_choice(kind, facts, nodes, "on-demand") for kind in offered]
+    found = [_choice(kind, facts, nodes, "on-demand") for kind in _offered(facts)]
     return tuple(sorted(found, key=lambda one: (one.gpu, one.gpus_per_node, one.price_usd_per_hour or 0)))
 
 

@@ -1,13 +1,11 @@
 """The commands that messages recommend. They repeat or continue what was requested, where it was."""
 
-import contextlib
 import os
 import re
 import shlex
 from collections.abc import Mapping
 
-from awsddp.cluster import Job, Target
-from awsddp.errors import ConfigError
+from awsddp.cluster import Job
 from awsddp.jobs.ranks import SECRET
 from awsddp.resources import is_bundled
 from awsddp.spec import NOT_SHOWN, OPTION, option_words, options_of, settings
@@ -34,9 +32,9 @@ def global_words(
     """
     default = os.environ.get("AWSDDP_CLUSTER") or "default"
     words = ["-c", folder.name] if folder.name != default else []
-    target = _remembered(folder) if is_kept else None
-    if target is not None:  # no option moves a cluster
-        other = target.name == "aws" and profile not in (None, target.profile)
+    record = folder.read(newer=True) if is_kept else None
+    if record is not None:  # no option moves a cluster
+        other = record.target.name == "aws" and profile not in (None, record.target.profile)
         return [*words, "--profile", str(profile)] if other else words
     for name, value in (("--profile", profile), ("--region", region)):
         words += [name, value] if value else []
@@ -53,14 +51,6 @@ def global_words_of(ctx: Context, *, is_kept: bool = True) -> list[str]:
         profile=ctx.spec.cluster.profile if "cluster.profile" in typed else None,
         is_kept=is_kept,
     )
-
-
-def _remembered(folder: Folder) -> Target | None:
-    """Return where a cluster is, by its record."""
-    with contextlib.suppress(ConfigError):
-        record = folder.read()
-        return record.target if record is not None else None
-    return None
 
 
 def named(text: str, words: list[str]) -> str:

@@ -27,10 +27,11 @@ from awsddp.verbs.ledger import note_fetched, was_local
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
     from awsddp.aws.teardown import Teardown
+    from awsddp.nodes.connection import Endpoint
     from awsddp.nodes.jump import Jump
     from awsddp.nodes.preconnect import Preconnect
     from awsddp.nodes.results import Fetched
-    from awsddp.nodes.transport import Endpoint, Fleet
+    from awsddp.nodes.transport import Fleet
 
 REACH_S = 20.0
 """How long connecting to a node may take before the others are asked without it."""
@@ -235,7 +236,7 @@ class ClusterHandle:
         def look() -> bool | None:
             return True if len(describe(self.aws, by_id(*missing))) == len(missing) else None
 
-        poll(look, deadline_s=VISIBLE_S, clock=CLOCK)
+        poll(look, deadline_s=VISIBLE_S)
         return self.list_own()
 
     def list_own(self) -> Cluster | None:
@@ -428,12 +429,6 @@ class ClusterHandle:
 
     # Jobs.
 
-    def ask_all(self, request: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """Send every connected node that answers the same request, and return the answers."""
-        from awsddp.verbs.requests import answering, ask
-
-        return ask(self.fleet, dict.fromkeys(answering(self.fleet), request))
-
     def jobs(self, *, partial: bool = False) -> tuple[Job, ...]:
         """Return every job that the connected nodes know, oldest first.
 
@@ -479,10 +474,10 @@ class ClusterHandle:
         With `launch` only where the job is of that launch.
         """
         from awsddp.jobs import protocol
-        from awsddp.verbs.requests import ANSWER_S, ask
+        from awsddp.verbs.requests import ANSWER_S, answering, ask
 
         grace = seconds(self.ctx.job.job.grace) if grace_s is None else grace_s
-        states = self.ask_all(protocol.state_request())
+        states = ask(self.fleet, dict.fromkeys(answering(self.fleet), protocol.state_request()))
         knows = {node for node, state in states.items() if any(one["job"] == job for one in state["jobs"])}
         request = protocol.cancel_request(job, grace=grace, launch=launch)
         ask(self.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
@@ -521,16 +516,16 @@ class ClusterHandle:
                 reasons[one.node] = f"{who} holds its part of job {job.job}: {why}"
         return reasons
 
-    def still_missing(self, job: Job, *, to: Path | None = None) -> dict[int, str]:
+    def still_missing(self, job: Job) -> dict[int, str]:
         """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
         from awsddp.verbs.results import whole_at_home
 
-        kept = whole_at_home(self.ctx, job.job) if to is None else None
+        kept = whole_at_home(self.ctx, job.job)
         return {} if kept is not None and kept.nodes == job.nodes else self.missing(job)
 
     # Results.
 
-    def fetch(self, job: Job, *, to: Path | None = None) -> "dict[int, Fetched]":
+    def fetch(self, job: Job) -> "dict[int, Fetched]":
         """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
 
         The job that is written beside them says what is missing. One client at a time does so. Over
@@ -540,12 +535,12 @@ class ClusterHandle:
         from awsddp.verbs.results import results_dir
         from awsddp.verbs.selecting import Unfetched
 
-        lost = self.still_missing(job, to=to)
+        lost = self.still_missing(job)
         job = replace(job, missing=tuple(lost))
         with self.ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
             self.ctx.folder.remember(job)
             try:
-                return self._fetch(job, to if to is not None else results_dir(self.ctx, job.job))
+                return self._fetch(job, results_dir(self.ctx, job.job))
             except Unfetched as error:
                 error.why = "\n".join((error.why, *lost.values()))
                 raise
@@ -553,7 +548,7 @@ class ClusterHandle:
     def _fetch(self, job: Job, folder: Path) -> "dict[int, Fetched]":
         from awsddp.aws.poweroff import release, unfetched_of
         from awsddp.jobs.results import encode
-        from awsddp.nodes.sync import pull
+        from awsddp.nodes.results import pull
         from awsddp.verbs.requests import holders
         from awsddp.verbs.results import draw_loss, older_jobs
         from awsddp.verbs.selecting import say_growing, select, unfetched
@@ -626,7 +621,7 @@ class ClusterHandle:
             error.result = job_result(self.ctx, job)
             where = "fetched, and also on the nodes" if error.result["fetched"] else "not all fetched"
             error.message = f"job {job.job} {job.state}, its results are {where}: {error.message}"
-            error.next = f"awsddp fetch --job {job.job}   # again" + (f"\n{error.next}" if error.next else "")
+            error.next = f"awsddp fetch {job.job}   # again" + (f"\n{error.next}" if error.next else "")
             raise
         for text in lost.values():
             self.ctx.say(text)
@@ -684,7 +679,7 @@ def _endpoints(
     record: Record, nodes: Sequence[Node | Prepared], addresses: dict[str, str], *, jump: "Jump | None" = None
 ) -> "tuple[Endpoint, ...]":
     """Return how nodes are reached; `addresses` go by instance id."""
-    from awsddp.nodes.transport import Endpoint
+    from awsddp.nodes.connection import Endpoint
 
     return tuple(
         Endpoint(

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +18,7 @@ from awsddp.verbs.trail import Trail
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
     from awsddp.nodes.jump import Jump
-    from awsddp.plan import Facts
+    from awsddp.plan.records import Facts
 
 JUMP = "network.jump"
 
@@ -88,7 +89,7 @@ def facts_of(aws: "Aws", spec: ClusterSpec, target: Target, record: Record | Non
     from awsddp.aws.facts import gather
 
     facts = gather(aws, spec, caller_address=target.caller_address, target=target.name)
-    if spec.access.key and spec.access.key_file:
+    if spec.access.key:
         from awsddp.nodes.connection import check_own_key
 
         check_own_key(own_key_file(spec), name=spec.access.key, public=facts.public_key)
@@ -129,22 +130,18 @@ def _elsewhere(ctx: Context, record: Record, other: str) -> ConfigError:
     )
 
 
-@contextlib.contextmanager
-def target_for(ctx: Context) -> Iterator[Target]:
-    """Yield the target of `up` and `plan`: that of the cluster, else --local, else --region and --profile.
+def target_for(ctx: Context) -> AbstractContextManager[Target]:
+    """Open the target of `up` and `plan`: that of the cluster, else --local, else --region and --profile.
 
     Raises ConfigError if the cluster of this name exists elsewhere.
     """
-    with _target(ctx, ctx.folder.read()) as target:
-        yield target
+    return _target(ctx, ctx.folder.read())
 
 
-@contextlib.contextmanager
-def target_of_all(ctx: Context) -> Iterator[Target]:
-    """Yield the target of what is about all clusters: the one that is set now, else that of the cluster."""
+def target_of_all(ctx: Context) -> AbstractContextManager[Target]:
+    """Open the target of what is about all clusters: the one that is set now, else that of the cluster."""
     asked = ctx.spec.cluster
-    with _target(ctx, None if ctx.local or asked.region or asked.profile else ctx.folder.read()) as target:
-        yield target
+    return _target(ctx, None if ctx.local or asked.region or asked.profile else ctx.folder.read())
 
 
 @contextlib.contextmanager
@@ -157,14 +154,10 @@ def _target(ctx: Context, record: Record | None) -> Iterator[Target]:
             raise _elsewhere(ctx, record, str(asked.region))
         yield chosen
         return
+    if "cluster.region" in ctx.spec.from_cli:
+        local.check_region(asked.region)
     with local.opened(ctx.home, ctx.on_event, remembered=chosen.daemon_home) as target:
         assert target is not None, "it was started"
-        if "cluster.region" in ctx.spec.from_cli and asked.region != target.region:
-            raise ConfigError(
-                f"cluster.region: the local cloud is {target.region}, not {asked.region}",
-                "",
-                f"omit --region, or --region {target.region}; without --local it is on AWS",
-            )
         yield target
 
 

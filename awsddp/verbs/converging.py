@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from awsddp.cluster import ACTIVE, Cluster, Node, unfetched_jobs
-from awsddp.compat import ADDRESS_USD_PER_HOUR
+from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan import Convergence, Facts, LaunchPlan, Price, Rate, Standing, converge, make_plan, spot_rate
-from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, is_of_type
+from awsddp.plan import make_plan
+from awsddp.plan.budget import spot_rate
+from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, Convergence, Standing, converge, is_of_type
+from awsddp.plan.records import Facts, LaunchPlan, Price, Rate
 from awsddp.report import money, node_name
 from awsddp.spec import FILE, ClusterSpec, differences, option_words, remembered
 from awsddp.state import Record
@@ -149,9 +151,8 @@ def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[N
             ctx.say(str(step))
     if ending:
         _end(cluster, ending)
-    for other in cluster.all_listed:
-        if other.id in _other_ids(change):
-            cluster.end(other)
+    for other in _others(cluster, change):
+        cluster.end(other)
     _start(cluster, change)
     new = () if plan is None else launch(cluster, plan, now=now)
     return tuple(sorted((*change.nodes, *new), key=lambda node: node.node)) if new else change.nodes
@@ -172,8 +173,10 @@ def _ending(cluster: ClusterHandle, change: Convergence) -> tuple[Node, ...]:
     return tuple(node for node in (cluster.own.live if cluster.own else ()) if node.instance_id in gone)
 
 
-def _other_ids(change: Convergence) -> set[str]:
-    return {step.value for step in change.of("end") if step.value}
+def _others(cluster: ClusterHandle, change: Convergence) -> list[Cluster]:
+    """Return the clusters of the same name that are ended."""
+    ids = {step.value for step in change.of("end") if step.value}
+    return [other for other in cluster.all_listed if other.id in ids]
 
 
 def _price(record: Record, nodes: int) -> float | None:
@@ -227,8 +230,8 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
 
 
 def _refuse_others(cluster: ClusterHandle, change: Convergence) -> None:
-    for other in cluster.all_listed:
-        if other.id in _other_ids(change) and other.unfetched:
+    for other in _others(cluster, change):
+        if other.unfetched:
             raise ConfigError(
                 f"a second cluster {other.name} ({other.id}) holds results of {', '.join(other.unfetched)}",
                 "another machine made it, and only that one can fetch them",

@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp import compat
 from awsddp.cluster import Check
+from awsddp.compat.types import quota_of
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.nodes import rsync
-from awsddp.plan import Values, names
-from awsddp.plan.policy import least_policy
-from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, reach_jump, target_for
+from awsddp.plan.records import names
+from awsddp.plan.requests import Values
+from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, target_for
 
 
 def doctor(ctx: Context) -> dict[str, Any]:
@@ -32,57 +32,31 @@ def doctor(ctx: Context) -> dict[str, Any]:
 
 
 def _stand_ins(ctx: Context) -> Values:
-    """Return values for what a launch would make."""
+    """Return values for what a launch would make, for calls that change nothing."""
+    from awsddp.nodes.hostkeys import make_key
+
     ids = names(ctx.spec.name, random.token_hex(4))
-    return Values(ids=ids, secrets=stand_ins(), now=datetime.now(UTC))
+    secrets = {"public_key": make_key("awsddp dry run").public, "user_data": "#cloud-config\n{}\n"}
+    return Values(ids=ids, secrets=secrets, now=datetime.now(UTC))
 
 
 def _document(ctx: Context, checks: Sequence[Check]) -> dict[str, Any]:
-    return {"checks": [asdict(check) for check in (_programs(), *checks, *_jump(ctx))]}
+    """Return the document of the checks, and of those of this machine's programs and of a jump host."""
+    found = [_tried("rsync and ssh", rsync.program), *checks]
+    if (jump := jump_of(ctx)) is not None:
+        found.append(_tried("jump host", jump.reach, jump.name))
+    return {"checks": [asdict(one) for one in found]}
 
 
-def _programs() -> Check:
-    """Return the check of the programs on this machine that `up` and `train` start."""
+def _tried(name: str, attempt: Callable[[], object], value: str = "") -> Check:
+    """Return the check of what `attempt` returns; `value` is shown instead."""
     from awsddp.aws.preflight import failed
 
     try:
-        return Check(name="rsync and ssh", ok=True, value=rsync.program())
-    except ConfigError as error:
-        return failed("rsync and ssh", error)
-
-
-def _jump(ctx: Context) -> list[Check]:
-    """Return the check of the jump host, if there is one, by connecting to it."""
-    from awsddp.aws.preflight import failed
-
-    jump = jump_of(ctx)
-    if jump is None:
-        return []
-    try:
-        reach_jump(ctx)
+        found = attempt()
     except AwsddpError as error:
-        return [failed("jump host", error)]
-    return [Check(name="jump host", ok=True, value=jump.name)]
-
-
-def dry_run(ctx: Context) -> dict[str, Any]:
-    """Return the permissions that `up` needs, each checked by a dry-run call to AWS.
-
-    Raises ConfigError or CloudError where no plan can be made.
-    """
-    from awsddp.aws.permissions import dry_run as ask
-    from awsddp.plan import make_plan
-
-    with target_for(ctx) as target:
-        aws = aws_of(ctx, target)
-        plan = make_plan(ctx.spec, facts_of(aws, ctx.spec, target))
-        told = ask(aws, plan, _stand_ins(ctx))
-    return {"cluster": ctx.spec.name, "region": aws.region, "permissions": [asdict(one) for one in told]}
-
-
-def iam_policy_of(ctx: Context) -> dict[str, Any]:
-    """Return the least IAM policy that allows every verb for this configuration. Sends no requests."""
-    return least_policy(ctx.spec)
+        return failed(name, error)
+    return Check(name=name, ok=True, value=value or str(found))
 
 
 def request_quota(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
@@ -97,7 +71,7 @@ def request_quota(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, 
         aws = aws_of(ctx, target)
         facts = facts_of(aws, ctx.spec, target)
         plan = make_plan(ctx.spec, replace(facts, quotas={}))  # as it would be with enough of it
-        quota = compat.quota_of(plan.instance_type, plan.market)
+        quota = quota_of(plan.instance_type, plan.market)
         if quota is None:
             raise ConfigError(
                 f"unknown quota for {plan.market} {plan.kind.family}",
@@ -116,10 +90,3 @@ def request_quota(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, 
         asked = {"ServiceCode": "ec2", "QuotaCode": quota[0], "DesiredValue": float(need)}
         reply = aws.call("RequestServiceQuotaIncrease", asked, service="service-quotas")
         return {**told, "request": reply.get("RequestedQuota", {}).get("Id")}
-
-
-def stand_ins() -> dict[str, str]:
-    """Return placeholders for the secrets of a launch, for calls that change nothing."""
-    from awsddp.nodes.hostkeys import make_key
-
-    return {"public_key": make_key("awsddp dry run").public, "user_data": "#cloud-config\n{}\n"}

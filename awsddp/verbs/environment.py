@@ -4,19 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan, refuse_unlike
-from awsddp.spec import JobSpec, overlaid_environment, remembered_environment
+from awsddp.spec import JobSpec, overlaid, remembered
 from awsddp.state import Record
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.context import Context
-
-
-def check_environment(ctx: Context, *, internet: bool | None = None) -> None:
-    """Refuse an invalid environment before anything costs money; `internet` is that of the nodes, if known.
-
-    Raises ConfigError.
-    """
-    make_environment_plan(ctx.job.env, internet=internet, driver=None)
 
 
 def environment_of(cluster: ClusterHandle) -> None:
@@ -31,7 +22,7 @@ def environment_of(cluster: ClusterHandle) -> None:
             for one in record.prepared
         }
     )
-    requested = remembered_environment(ctx.job)
+    requested = remembered(ctx.job)
     if requested:
         cluster.remember(asked=record.asked | requested)
         with cluster.connect() as fleet:
@@ -44,7 +35,7 @@ def ensure_environment(cluster: ClusterHandle, *, send_files: Callable[[], objec
     Without packages and setup commands the nodes get no request. Raises ConfigError, NodeError.
     """
     ctx, record = cluster.ctx, cluster.record
-    job = overlaid_environment(ctx.job, record.asked)
+    job = overlaid(ctx.job, record.asked)
     drivers = {one.driver for one in record.prepared}
     plan = make_environment_plan(
         job.env, internet=record.internet, driver=drivers.pop() if len(drivers) == 1 else None

@@ -3,8 +3,7 @@
 import contextlib
 import threading
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
 
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError
@@ -18,9 +17,6 @@ from awsddp.verbs.requests import answers_beside, holders
 from awsddp.verbs.results import results_dir
 from awsddp.verbs.selecting import MANIFEST_S, manifests_of, wanted_file
 
-if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
-
 EVERY_S = 30.0
 BYTES_PER_SECOND = 100e3
 """How much is fetched on average: after 16 MB nothing is for 160 s."""
@@ -29,27 +25,23 @@ BUSY = 0.05
 
 
 class Events:
-    """Fetches what has grown every 30 s, in a thread, for as long as the context. No error leaves it."""
+    """Fetches what has grown every 30 s. No error leaves it."""
 
     def __init__(self, cluster: ClusterHandle, job: Job) -> None:
-        self._cluster = cluster
-        self._fleet: Fleet = cluster.fleet
-        self._job = job
-        self._ended = threading.Event()
-        self._writing = threading.Lock()
+        self._cluster, self._job = cluster, job
+        self._ended, self._writing = threading.Event(), threading.Lock()
         self._fetched = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        with self._writing:  # what is still being listed is not written any more
-            note_fetched(self._cluster.ctx, self._cluster.record, self._job.job, self._fetched)
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Fetch in a thread, for as long as the context."""
+        threading.Thread(target=self._run, daemon=True).start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            with self._writing:  # what is still being listed is not written any more
+                note_fetched(self._cluster.ctx, self._cluster.record, self._job.job, self._fetched)
 
     def _run(self) -> None:
         wait_s = EVERY_S
@@ -62,26 +54,21 @@ class Events:
 
     def fetch(self) -> None:
         """Fetch the event files that are new or have grown. Raises AwsddpError."""
-        from awsddp.nodes.sync import pull
+        from awsddp.nodes.results import pull
 
-        ctx, job = self._cluster.ctx, self._job
-        target = results_dir(ctx, job.job)
+        ctx, fleet, settings = self._cluster.ctx, self._cluster.fleet, self._cluster.ctx.job.job
+        target = results_dir(ctx, self._job.job)
+        files = target.glob(f"node*/**/{EVENTS}*")
+        known = {path.relative_to(target).as_posix(): path.lstat().st_size for path in files}
+        exclude = exclude_patterns(settings.exclude)
         request = protocol.events_request(
-            job.job,
-            outputs=ctx.job.job.outputs,
-            exclude=exclude_patterns(ctx.job.job.exclude),
-            known={
-                path.relative_to(target).as_posix(): path.lstat().st_size
-                for path in target.glob(f"node*/**/{EVENTS}*")
-            },
+            self._job.job, outputs=settings.outputs, exclude=exclude, known=known
         )
-        requests = dict.fromkeys(holders(self._fleet, job), request)
-        answers = answers_beside(self._fleet, requests, timeout_s=MANIFEST_S)
-        manifests, _ = manifests_of(
-            job, {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}
-        )
+        requests = dict.fromkeys(holders(fleet, self._job), request)
+        answers = answers_beside(fleet, requests, timeout_s=MANIFEST_S)
+        listed = {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}
         wanted: dict[int, list[Wanted]] = {}
-        for one in name_at_home(manifests)[0]:
+        for one in name_at_home(manifests_of(self._job, listed)[0])[0]:
             file = one.file
             if file.data is not None and file.sha256 and file.path.rpartition("/")[2].startswith(EVENTS):
                 wanted.setdefault(one.node, []).append(wanted_file(one, size=file.size, sha256=file.sha256))

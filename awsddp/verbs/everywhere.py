@@ -1,6 +1,6 @@
 """status --all and down --orphans: all resources with awsddp's tags, and the end of the orphans."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -74,13 +74,19 @@ def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str]
                 "awsddp down --orphans   # again; what is left may still cost money",
             )
         if kept:
-            fetch = f"fetch --job {kept[0].unfetched[0]}"
+            fetch = f"fetch {kept[0].unfetched[0]}"
             raise LeftoverError(
                 "orphans that hold results were not terminated",
                 "; ".join(f"{one.name} ({one.id}): results of {', '.join(one.unfetched)}" for one in kept),
                 f"awsddp -c {kept[0].name} {fetch}   # or: awsddp down --orphans --discard",
             )
-        return _ended(search, terminated, [orphan.cluster.id for orphan in orphans])
+        return {
+            "clusters": [orphan.cluster.id for orphan in orphans],
+            "terminated": terminated,
+            "leftovers": [],
+            "looked": list(search.found.looked),
+            "unread": list(search.found.unread),
+        }
 
 
 @contextmanager
@@ -105,30 +111,25 @@ def _searched(ctx: Context) -> Iterator[_Search]:
 def _document(ctx: Context, search: _Search, holding: "Holding") -> dict[str, Any]:
     """Return a cluster's document. Of one that this machine has a record of, it says what `status` says."""
     cluster = holding.cluster
-    nodes = cluster.live
-    document = {
+    known = _recorded(ctx, search, cluster)
+    seen = cluster_document(known or ClusterHandle(ctx=ctx, target=search.target, listed=cluster))
+    return {
         "cluster": cluster.name,
         "id": cluster.id,
-        "state": report.cluster_state(cluster, prepared=None, launching=False),
+        "state": seen["state"],
         "target": search.target.name,
         "region": cluster.region,
         "owner": cluster.owner,
         "mine": holding.mine,
-        "orphan": holding.orphan,
-        "instance_type": nodes[0].instance_type if nodes else None,
-        "nodes": [report.node_document(node, nic=None, gpus=0) for node in nodes],
+        "orphan": holding.orphan and not _lives(known),
+        "instance_type": seen["instance_type"],
+        "nodes": seen["nodes"],
         "jobs": cluster.unfetched,
         "leftovers": list(cluster.leftovers),
-        "price_usd_per_hour": holding.price_usd_per_hour,
-        "cost_usd": None,
-        "expires": report.iso(cluster.expires),
+        "price_usd_per_hour": seen["price_usd_per_hour"] if known else holding.price_usd_per_hour,
+        "cost_usd": seen["cost_usd"],
+        "expires": seen["expires"],
     }
-    known = _recorded(ctx, search, cluster)
-    if known is None:
-        return document
-    seen = cluster_document(known)
-    same = ("state", "instance_type", "nodes", "price_usd_per_hour", "cost_usd", "expires")
-    return document | {key: seen[key] for key in same} | {"orphan": holding.orphan and not _lives(known)}
 
 
 def _lives(known: ClusterHandle | None) -> bool:
@@ -160,13 +161,3 @@ def _line(holding: "Holding") -> str:
         f"{cluster.name} ({cluster.id}) in {cluster.region}{past}: {', '.join(what)}, "
         f"{money(holding.price_usd_per_hour)} per hour{owed}"
     )
-
-
-def _ended(search: _Search, terminated: list[str], clusters: Sequence[str]) -> dict[str, Any]:
-    return {
-        "clusters": list(clusters),
-        "terminated": terminated,
-        "leftovers": [],
-        "looked": list(search.found.looked),
-        "unread": list(search.found.unread),
-    }

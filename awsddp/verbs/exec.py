@@ -1,6 +1,7 @@
 """exec: a command on every node at once, in the synced folder, with the ranks' Python first on the PATH."""
 
 import contextlib
+import os
 import posixpath
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +17,8 @@ from awsddp.verbs.cluster import ClusterHandle, choose_nodes
 from awsddp.verbs.context import Context
 
 if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet, Result
+    from awsddp.nodes.command import Result
+    from awsddp.nodes.transport import Fleet
 
 # What is the user's comes as words of its own: nothing is pasted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
@@ -79,7 +81,7 @@ def _lines(cluster: ClusterHandle, chosen: Collection[int], argv: Sequence[str])
     rendezvous = Rendezvous(
         job="exec",
         master_addr=str(nodes[0].private_ip),
-        master_port=cluster.ctx.job.job.master_port or FIRST_PORT,
+        master_port=FIRST_PORT,
     )
     return {
         rank.node: [
@@ -117,11 +119,5 @@ def _named_files(workdir: Path, words: Sequence[str]) -> list[str]:
     found = dict.fromkeys(
         word.removeprefix("./") for word in split if word and not word.startswith(("-", "/"))
     )
-    return [word for word in found if word and _exists(workdir / word)]
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
+    # Unlike Path.exists it is False, too, for a name that no file can have.
+    return [word for word in found if word and os.path.exists(workdir / word)]  # noqa: PTH110

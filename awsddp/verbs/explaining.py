@@ -9,26 +9,15 @@ from pathlib import Path
 
 from awsddp.cluster import Cause, Job
 from awsddp.errors import AwsddpError
-from awsddp.plan.requirements import CONDA_SUFFIXES, canonical, read_requirements, source_folders
-from awsddp.spec import overlaid_environment
+from awsddp.plan.requirements import source_folders
+from awsddp.spec import overlaid
 from awsddp.verbs.advice import train_again
 from awsddp.verbs.context import Context
 from awsddp.verbs.sync import found_here
 
 _FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
-_PACKAGES = {
-    "PIL": "pillow",
-    "cv2": "opencv-python-headless",
-    "sklearn": "scikit-learn",
-    "skimage": "scikit-image",
-    "yaml": "pyyaml",
-    "dotenv": "python-dotenv",
-    "bs4": "beautifulsoup4",
-}
-"""Packages of which the module has another name."""
 _MODULE = re.compile(r"\w[\w.]*")
 _INSTALLED = re.compile(r'^\s*File ".*/site-packages/(\w+)', re.MULTILINE)
-_NAMED = re.compile(r"^\s*-?\s*\"?(?:[^\s:\"]+::)?([A-Za-z0-9][\w.-]*)", re.MULTILINE)
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
 _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
 _OPTION = re.compile(r"awsddp train (--env|--env-var) ([\w.]+)(?:=(\w+))?   # (.*)")
@@ -66,8 +55,8 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
             return _kept(ctx, job, cause, kept)
     for path in _modules(project, top):
         folder = Path(path).parent.as_posix()
-        if folder in (*source_folders(project), _folder_of(job)):
-            return cause
+        if folder in (*source_folders(project), Path(job.script or "").parent.as_posix()):
+            return cause  # the script's own folder is where its imports come from
         advice = train_again(ctx, job, {"env.variables.PYTHONPATH": folder})
         return _told(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
     if module != top:  # Python names the whole path only where the package itself was found
@@ -76,37 +65,20 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
         return _told(
             cause, why, f"set another version of {importers[-1] if importers else top} with --env FILE"
         )
-    return _of_package(ctx, job, cause, _PACKAGES.get(top, top))
+    return _of_package(ctx, job, cause, top)
 
 
-def _of_package(ctx: Context, job: Job, cause: Cause, package: str) -> Cause:
-    """Say which requirements file names a package, or exists without being requested."""
+def _of_package(ctx: Context, job: Job, cause: Cause, module: str) -> Cause:
+    """Say in which requirements file to name a package, or which one exists without being requested."""
     record, project = ctx.folder.read(), Path(ctx.job.sync.workdir)
-    asked = overlaid_environment(ctx.job, record.asked if record else {}).env.file
-    if asked and canonical(package) in _names(Path(asked).expanduser()):
-        return cause
-    there = {file: _names(project / file) for file in _FILES if (project / file).is_file()}
-    naming = [file for file, names in there.items() if canonical(package) in names]
-    if not asked and there:
-        file = (naming or list(there))[0]
-        what = f"names {package}" if naming else "exists"
-        here = (project / file).as_posix()
-        return _told(
-            cause, f"{file} {what}, but --env does not name it", train_again(ctx, job, _naming(here))
-        )
-    file = asked or "requirements.txt"
-    why = f"{asked} does not name {package}" if asked else "no requirements file is there"
-    again = train_again(ctx, job, _naming(file))
-    if Path(file).name == "uv.lock":
-        return _told(cause, why, f"uv add {package}   # then: {again}")
-    if Path(file).suffix in (".toml", *CONDA_SUFFIXES):
-        return _told(cause, why, f"add {package} to the dependencies of {file}, then: {again}")
-    return _told(cause, why, f"echo {package} >> {file}   # then: {again}")
-
-
-def _naming(file: str) -> dict[str, object]:
-    """Return the keys that request a file."""
-    return {"env.file": file, **({"env.kind": "conda"} if Path(file).suffix in CONDA_SUFFIXES else {})}
+    asked = overlaid(ctx.job, record.asked if record else {}).env.file
+    there = next((file for file in _FILES if (project / file).is_file()), None)
+    file = asked or ((project / there).as_posix() if there else "requirements.txt")
+    again = train_again(ctx, job, {"env.file": file})
+    if there and not asked:
+        return _told(cause, f"{there} exists, but --env does not name it", again)
+    why = f"{asked} did not install it" if asked else "no requirements file is there"
+    return _told(cause, why, f"name the package of {module} in {file}, then: {again}")
 
 
 def _of_file(ctx: Context, job: Job, cause: Cause) -> Cause:
@@ -150,11 +122,6 @@ def _told(cause: Cause, why: str, advice: str) -> Cause:
     return replace(cause, explanation=f"{cause.explanation} {why}.", next=advice)
 
 
-def _folder_of(job: Job) -> str:
-    """Return the folder from which the script's own imports come."""
-    return Path(job.script or "").parent.as_posix()
-
-
 def _modules(project: Path, module: str) -> Iterator[str]:
     """Yield where the project, or a folder at its top, has a module: its path, relative to the project."""
     tops = [one.name for one in sorted(project.iterdir()) if one.is_dir() and not one.name.startswith(".")]
@@ -164,11 +131,3 @@ def _modules(project: Path, module: str) -> Iterator[str]:
             yield path.as_posix()
         elif (project / f"{path}.py").is_file():
             yield f"{path.as_posix()}.py"
-
-
-def _names(file: Path) -> set[str]:
-    """Return the packages that a requirements file names, as an index spells them; none where it has none."""
-    with contextlib.suppress(AwsddpError):
-        asked = read_requirements(file)
-        return {canonical(name) for text in (*asked.lines, asked.conda) for name in _NAMED.findall(text)}
-    return set()

@@ -1,6 +1,5 @@
 """fetch: results to this machine, verified; after that a poweroff may terminate the nodes."""
 
-from pathlib import Path
 from typing import Any
 
 from awsddp.cluster import ACTIVE, MORE, Cluster, Job, Node, unfetched_jobs
@@ -21,7 +20,6 @@ def fetch(
     ctx: Context,
     *,
     job: str | None = None,
-    to: Path | None = None,
     anew: bool = False,
     confirm: Confirm,
 ) -> dict[str, Any]:
@@ -32,17 +30,16 @@ def fetch(
     fetched, and NodeError is raised with the document as its `result`. Raises NotFoundError for an unknown
     job, NoNodes.
     """
-    anew = anew or to is not None
     try:
-        return _fetch(ctx, job, to, anew)
+        return _fetch(ctx, job, anew)
     except NoNodes as error:
         if not error.stopped or not {job, MORE} & {None, *error.stopped}:
             raise
     up(ctx, confirm=confirm)
-    return {**_fetch(ctx, job, to, anew), "started": True}
+    return {**_fetch(ctx, job, anew), "started": True}
 
 
-def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[str, Any]:
+def _fetch(ctx: Context, job: str | None, anew: bool) -> dict[str, Any]:
     record = ctx.folder.read()
     last = job or (record.jobs[-1].job if record is not None and record.jobs else None)
     kept = whole_at_home(ctx, last) if last is not None else None
@@ -52,19 +49,17 @@ def _fetch(ctx: Context, job: str | None, to: Path | None, anew: bool) -> dict[s
                 return _kept(ctx, kept)
             with cluster.connect_reachable():
                 chosen = cluster.job(job)
-                fetched = cluster.fetch(chosen, to=to)
+                fetched = cluster.fetch(chosen)
                 ctx.folder.remember(chosen)
-                lost = cluster.still_missing(chosen, to=to)
+                lost = cluster.still_missing(chosen)
     except (NotFoundError, NoNodes) as none:
         owed = isinstance(none, NoNodes) and job is None and none.stopped
         if kept is None or anew or owed:
             raise
         return _kept(ctx, kept)
-    result = document(fetched, job=chosen.job, home=str(to or results_dir(ctx, chosen.job)))
+    result = document(fetched, job=chosen.job, home=str(results_dir(ctx, chosen.job)))
     if lost:
         why = "\n".join(lost.values())
-        if kept is not None and kept.job == chosen.job:
-            why += f"\nall of it is in {kept.home}/"
         error = NodeError(f"a part of the results of {chosen.job} is missing", why, "awsddp status")
         error.result = result
         raise error

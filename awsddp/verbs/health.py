@@ -4,40 +4,34 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
-from awsddp import answers, compat
+from awsddp import answers
 from awsddp.cluster import Check, Node
+from awsddp.compat.types import network_gbyte_s
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.jobs import health, protocol
-from awsddp.jobs.ranks import Rendezvous, environment, layout
+from awsddp.jobs.ranks import Host, layout
 from awsddp.report import node_name
-from awsddp.resources import template
+from awsddp.resources import template, train_folder
+from awsddp.spec import JobSection
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
-from awsddp.verbs.requests import ANSWER_S, Answer, answering, answers_of, ask
-
-if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet
+from awsddp.verbs.requests import ANSWER_S, answering, answers_of, ask
 
 DIAL_S = 2.0
 """How long a connection between two nodes may take."""
-SEND_S = 0.3
-"""How long two nodes measure the rate of a connection."""
-ROUNDS = 3
-"""How many other nodes each node measures that with."""
-TEXT_MB = 3
-"""What each of two nodes sends here: between themselves they cannot tell which is slow."""
 GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
 """How long ranks may take to import torch, to form a process group and to time an all-reduce: so long, so
 much longer for each rank (nodes of the local cloud share CPUs), and at most."""
-RETRIES = 2
-"""How often a node that seems slow is measured again."""
 CLAIM_S = 5.0
-GPU_BYTES, CPU_BYTES = 256 << 20, 4 << 20
 LEAST_SHARE = 0.5
-"""Of the network bandwidth that a type promises: below it nodes are compared in pairs."""
+"""Of the network bandwidth that a type promises: below it the nodes are measured in pairs."""
+LEAST_GBYTE_S = 0.005
+"""So, too, where nothing is promised: no network is that slow."""
+HERE_BYTES = 3_000_000
+"""What each of two nodes sends here: between themselves they cannot tell which is slow."""
 
 
 def preflight(cluster: ClusterHandle, requests: Mapping[int, Mapping[str, Any]]) -> None:
@@ -45,14 +39,14 @@ def preflight(cluster: ClusterHandle, requests: Mapping[int, Mapping[str, Any]])
 
     Raises NodeError that names the nodes that are not fit.
     """
-    ports = protocol.job_ports(requests[min(requests)])
-    probes = _probe(cluster, sorted(requests), ports=ports)
+    launch = requests[min(requests)]
+    probes = _probe(cluster, sorted(requests), ports=(launch["master_port"], launch["link_port"]))
     checks = health.quick_checks(probes)
     bad = [check for check in [*checks, *_dial(cluster, probes)] if check.ok is False]
     if bad:
         raise NodeError(
             "; ".join(_sentence(check) for check in bad),
-            "checked before the ranks start (job.preflight)",
+            "checked before the ranks start",
             "awsddp doctor   # check everything\n" + "\n".join(dict.fromkeys(check.hint for check in bad)),
         )
 
@@ -90,12 +84,9 @@ def _checkup(cluster: ClusterHandle) -> list[Check]:
     probes = _probe(cluster, answering(fleet), thorough=True)
     checks += [*health.quick_checks(probes), *health.thorough_checks(probes), *_dial(cluster, probes)]
     if busy:
-        value = f"speeds and process group left out: job {', '.join(busy)} runs"
+        value = f"left out: job {', '.join(busy)} runs"
         return [*checks, Check(name="process group", ok=None, value=value)]
     fit = [node for node in probes.answers if node not in health.failing(checks)]
-    checks += _rates(cluster, probes, fit)
-    checks += _speed(cluster, probes)
-    fit = [node for node in fit if node not in health.failing(checks)]
     return [*checks, *_group_checks(cluster, probes, fit)]
 
 
@@ -144,11 +135,6 @@ def _address(node: Node) -> str:
     return node.private_ip
 
 
-def _answered(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict[int, Answer]:
-    found = answers_of(fleet, requests, timeout_s=ANSWER_S)
-    return {node: answer for node, answer in found.items() if not isinstance(answer, AwsddpError)}
-
-
 def _dial(cluster: ClusterHandle, probes: health.Probes) -> list[Check]:
     """Return the checks of the connections between every two nodes, in both directions."""
     targets = {
@@ -161,176 +147,106 @@ def _dial(cluster: ClusterHandle, probes: health.Probes) -> list[Check]:
         )
         for node in targets
     }
-    found = _answered(cluster.fleet, requests)
-    return health.dial_checks(probes, {node: answer["dials"] for node, answer in found.items()})
-
-
-def _speed(cluster: ClusterHandle, probes: health.Probes) -> list[Check]:
-    """Return the check of the CPUs: a node that seems slow is measured again, with one that is not."""
-    speeds = {node: answer["speed"] for node, answer in probes.answers.items()}
-    if len(speeds) < 2:
-        return []
-    slow = health.slow_nodes(speeds)
-    reference = max(speeds, key=speeds.__getitem__)
-    for _ in range(RETRIES if slow else 0):
-        again = _probe(cluster, sorted({*slow, reference}), thorough=True).answers
-        least = again[reference]["speed"] * health.SLOW if reference in again else 0.0
-        slow = {node for node in slow if node not in again or again[node]["speed"] < least}
-    return health.speed_checks(probes, "CPU speed", speeds, slow)
-
-
-def _rates(cluster: ClusterHandle, probes: health.Probes, nodes: Sequence[int]) -> list[Check]:
-    """Return the check of the network: each node sends to others, and each receives; the best rate counts."""
-    if len(nodes) < 2:
-        return []
-    best = _measured(cluster, probes, health.rounds(nodes, most=ROUNDS))
-    if not best:
-        return []
-    slow = health.slow_nodes(best)
-    for _ in range(RETRIES if slow and len(slow) < len(nodes) else 0):
-        good = [node for node in nodes if node not in slow]
-        again = _measured(cluster, probes, [[(node, good[0])] for node in sorted(slow)])
-        best |= {node: max(rate, best.get(node, 0.0)) for node, rate in again.items()}
-        slow &= health.slow_nodes(best)
-    return health.speed_checks(probes, "network", best, slow)
-
-
-def _measured(
-    cluster: ClusterHandle, probes: health.Probes, rounds: Sequence[Sequence[tuple[int, int]]]
-) -> dict[int, float]:
-    """Return the best rate of each node (MB/s), its slower direction; of two nodes that to this machine."""
-    nodes = {node for pairs in rounds for pair in pairs for node in pair}
-    if len(nodes) == 2 and len(rounds) == 1 and len(probes.answers) == 2:
-        return _to_here(cluster, probes)
-    sent: dict[int, float] = {}
-    received: dict[int, float] = {}
-    for pairs in rounds:
-        for turned in (False, True):
-            ways = [(two, one) if turned else (one, two) for one, two in pairs]
-            for (giver, taker), rate in _rate(cluster, probes, ways).items():
-                sent[giver] = max(sent.get(giver, 0.0), rate)
-                received[taker] = max(received.get(taker, 0.0), rate)
-    return {node: min(rate, received.get(node, rate)) for node, rate in sent.items()}
-
-
-def _rate(
-    cluster: ClusterHandle, probes: health.Probes, ways: Sequence[tuple[int, int]]
-) -> dict[tuple[int, int], float]:
-    requests: dict[int, dict[str, Any]] = {}
-    for giver, taker in ways:
-        port = probes.answers[taker]["ports"][-1]
-        requests[giver] = protocol.send_request(_address(probes.nodes[taker]), port, seconds=SEND_S)
-        requests[taker] = protocol.receive_request(seconds=SEND_S)
-    found = _answered(cluster.fleet, requests)
-    return {
-        (giver, taker): answer["bytes"] / 1e6 / max(answer["seconds"], SEND_S / 10)
-        for giver, taker in ways
-        if (answer := found.get(taker)) is not None
-    }
-
-
-def _to_here(cluster: ClusterHandle, probes: health.Probes) -> dict[int, float]:
-    """Return how fast each node sends to this machine (MB/s), the better one of two times."""
-    best: dict[int, float] = {}
-    for node in [*probes.answers, *probes.answers]:
-        began = time.monotonic()
-        if _answered(cluster.fleet, {node: protocol.text_request(TEXT_MB)}):
-            best[node] = max(best.get(node, 0.0), TEXT_MB / (time.monotonic() - began))
-    return best
+    found = answers_of(cluster.fleet, requests, timeout_s=ANSWER_S)
+    dials = {node: one["dials"] for node, one in found.items() if not isinstance(one, AwsddpError)}
+    return health.dial_checks(probes, dials)
 
 
 # The process group.
 
 
 def _group_checks(cluster: ClusterHandle, probes: health.Probes, nodes: Sequence[int]) -> list[Check]:
-    """Return the checks of a process group over all ranks of `nodes`; in pairs where it is slow or hangs."""
+    """Return the checks of a process group over all ranks of `nodes`; of parts where it is slow or hangs."""
     if len(nodes) < 2:
         return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
     cluster.ctx.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
     (whole,) = _form(cluster, probes, [nodes])
     checks = [health.group_check(probes, whole)]
-    promised = _promise(cluster)
-    slow = whole.is_whole and promised is not None and whole.bandwidth < promised * LEAST_SHARE
-    if whole.is_whole:
-        value = f"{whole.bandwidth:.2g} GB/s bus bandwidth of {len(whole.ranks)} ranks"
+    if whole.gbyte_s is None:
+        unclear = len(nodes) > 2 and not health.failing(checks)
+    else:
+        promised = _promise(cluster)
+        unclear = whole.gbyte_s < (LEAST_GBYTE_S if promised is None else promised * LEAST_SHARE)
+        value = f"{whole.gbyte_s:.2g} GB/s bus bandwidth of {len(whole.ranks)} ranks"
         expected = "" if promised is None else f"{promised:g} GB/s is the type's network"
-        checks.append(Check(name="all-reduce", ok=None if slow else True, value=value, expected=expected))
-    if (slow or (not whole.is_whole and not health.failing(checks))) and len(nodes) > 2:
-        cluster.ctx.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
-        checks += _in_pairs(cluster, probes, nodes)
-    return checks
+        checks.append(Check(name="all-reduce", ok=None if unclear else True, value=value, expected=expected))
+    if not unclear:
+        return checks
+    if len(nodes) == 2:
+        return [*checks, *health.rate_checks(probes, "network", _to_here(cluster, nodes))]
+    return [*checks, *health.rate_checks(probes, "pairs", _in_pairs(cluster, probes, nodes))]
 
 
-def _in_pairs(cluster: ClusterHandle, probes: health.Probes, nodes: Sequence[int]) -> list[Check]:
-    """Return the nodes that fail, or are slow, with each of two others."""
-    best: dict[int, float] = dict.fromkeys(nodes, 0.0)
-    for pairs in health.rounds(nodes, most=2 + len(nodes) % 2):  # so that each node meets two others
+def _in_pairs(cluster: ClusterHandle, probes: health.Probes, nodes: Sequence[int]) -> dict[int, float]:
+    """Return the best rate of each node (MB/s) in process groups with each of two others; 0 if all fail.
+
+    One that seems slow is measured once more, with one that is not.
+    """
+    cluster.ctx.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
+    best = dict.fromkeys(nodes, 0.0)
+
+    def measure(pairs: Sequence[tuple[int, int]]) -> None:
         for group in _form(cluster, probes, pairs):
-            rate = group.bandwidth if group.is_whole else 0.0
-            for node in {one.node for one in group.ranks}:
-                best[node] = max(best[node], rate)
-    slow = health.slow_nodes(best) | {node for node, rate in best.items() if not rate}
-    if len(slow) == len(nodes):
-        return [Check(name="pairs", ok=False, value="no two nodes form a process group")]
-    return health.speed_checks(probes, "pairs", {node: rate * 1e3 for node, rate in best.items()}, slow)
+            for one in group.ranks:
+                best[one.node] = max(best[one.node], (group.gbyte_s or 0.0) * 1e3)
+
+    for pairs in health.rounds(nodes, most=2 + len(nodes) % 2):  # so that each node meets two others
+        measure(pairs)
+    slow = health.slow_nodes(best)
+    if again := list(zip(slow, [node for node in nodes if node not in slow], strict=False)):
+        measure(again)
+    return best
+
+
+def _to_here(cluster: ClusterHandle, nodes: Sequence[int]) -> dict[int, float]:
+    """Return how fast each node sends to this machine (MB/s); 0 if it is lost."""
+    rates = dict.fromkeys(nodes, 0.0)
+    for node in nodes:
+        began = time.monotonic()
+        with contextlib.suppress(NodeError):
+            cluster.fleet.run(["head", "-c", f"{HERE_BYTES}", "/dev/zero"], nodes=[node], timeout_s=ANSWER_S)
+            rates[node] = HERE_BYTES / 1e6 / (time.monotonic() - began)
+    return rates
 
 
 def _promise(cluster: ClusterHandle) -> float | None:
     """Return the network bandwidth of the cluster's type in GB/s; None where GPUs are not real."""
     if any(one.driver is None for one in cluster.record.prepared):
         return None
-    return compat.network_gbyte_s(cluster.record.instance_type)
+    return network_gbyte_s(cluster.record.instance_type)
 
 
 def _form(
     cluster: ClusterHandle, probes: health.Probes, groups: Sequence[Sequence[int]]
 ) -> list[health.Group]:
-    """Form a process group on each of `groups` of nodes at once, and return what their ranks did."""
-    formed, requests, program = [], {}, template("process_group.py")
-    layouts = [
-        layout(list(nodes), gpus={node: probes.prepared[node].gpus for node in nodes}) for nodes in groups
+    """Run train/probe.py, as a job would, on each of `groups` of nodes at once; return what its ranks say."""
+    groups = [sorted(nodes) for nodes in groups]  # the ranks of a launch meet on its lowest node
+    formed = [
+        health.Group(layout(nodes, gpus={node: probes.prepared[node].gpus for node in nodes}))
+        for nodes in groups
     ]
-    limit = min(GROUP_S + RANK_S * sum(map(len, layouts)), MOST_GROUP_S)
-    for nodes, ranks in zip(groups, layouts, strict=True):
-        is_real = probes.prepared[nodes[0]].driver is not None
-        size = GPU_BYTES if is_real else CPU_BYTES
-        formed.append(health.Group(ranks=ranks, at={one.rank: "" for one in ranks}, whys={}, bytes=size))
-        port = cluster.ctx.job.job.master_port
-        first = nodes[0]
-        questions = {node: protocol.slots_request(port, is_first=node == first) for node in nodes}
-        slots = ask(cluster.fleet, questions)
-        rendezvous = Rendezvous(
-            job="doctor",
-            master_addr=_address(probes.nodes[first]),
-            master_port=protocol.choose_port(slots, first=first, master_port=port),
-        )
-        for node in nodes:
-            asked = {
-                "ranks": [
-                    environment(
-                        one,
-                        rendezvous=rendezvous,
-                        nic=probes.prepared[node].nic,
-                        folder="/tmp",
-                        variables=cluster.ctx.job.env.variables,
-                    )
-                    for one in ranks
-                    if one.node == node
-                ],
-                "backend": "nccl" if is_real else "gloo",
-                "seconds": limit,
-                "bytes": size,
-                "program": program,
-            }
-            words = [probes.prepared[node].ranks_python, "-c", program]
-            requests[node] = (words, json.dumps(asked).encode())
-    _stream(cluster, requests, formed, timeout_s=limit + 10)
+    limit = min(GROUP_S + RANK_S * sum(len(group.ranks) for group in formed), MOST_GROUP_S)
+    asked = cluster.ctx.job
+    spec = replace(asked, job=JobSection(script="probe.py"), env=replace(asked.env, secrets=()))
+    slots = ask(cluster.fleet, {nodes[0]: protocol.slots_request() for nodes in groups})
+    starter, program = template("start_ranks.py"), (train_folder() / "probe.py").read_text("utf-8")
+    requests = {}
+    for nodes, group in zip(groups, formed, strict=True):
+        hosts = [Host(node=probes.nodes[node], prepared=probes.prepared[node], workdir="/") for node in nodes]
+        slot = protocol.choose_slot(slots, first=nodes[0])
+        launch = protocol.launch_requests(spec, job="doctor", ranks=group.ranks, hosts=hosts, slot=slot)
+        for node, request in launch.items():
+            ranks = [process["environment"] for process in request["processes"]]
+            words = json.dumps({"ranks": ranks, "seconds": limit, "program": program})
+            requests[node] = ([probes.prepared[node].ranks_python, "-c", starter], words.encode())
+    _hear(cluster, requests, formed, timeout_s=limit + 10)
     return formed
 
 
-def _stream(
+def _hear(
     cluster: ClusterHandle, requests: Mapping[int, Any], groups: Sequence[health.Group], *, timeout_s: float
 ) -> None:
+    """Start the ranks of `groups` and take up what they say."""
     of = {one.node: group for group in groups for one in group.ranks}
     rest = dict.fromkeys(requests, b"")
 
@@ -339,14 +255,8 @@ def _stream(
         if len(rest[node]) > answers.MOST_BYTES:
             raise answers.malformed(node, "an endless line")
         own = {one.rank for one in of[node].ranks if one.node == node}
-        for text in lines:
-            said = answers.rank_step(text, node=node, ranks=own)
-            if said is None:
-                continue
-            of[node].at[said.rank] = said.at
-            if said.at == "failed":
-                of[node].whys[said.rank] = said.why
-            if said.at == "reduced":
-                of[node].seconds = max(of[node].seconds or 0.0, said.seconds or 0.0)
+        for line in lines:
+            if (step := answers.rank_step(line, node=node, ranks=own)) is not None:
+                of[node].hear(step)
 
     cluster.fleet.stream(requests, on_data, silent_after_s=None, timeout_s=timeout_s)

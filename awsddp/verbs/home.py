@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from awsddp import report
-from awsddp.errors import ConfigError
 from awsddp.state import Folder
 from awsddp.verbs import local
 from awsddp.verbs.context import Context
@@ -17,10 +16,7 @@ def home(ctx: Context) -> dict[str, Any]:
     """
     clusters = []
     for path in sorted((ctx.home / "clusters").glob("*")):
-        try:
-            record = Folder(ctx.home, path.name).read()
-        except ConfigError:
-            continue
+        record = Folder(ctx.home, path.name).read(newer=True)
         if record is not None:
             clusters.append(
                 {

@@ -1,9 +1,7 @@
 """What an interrupted command leaves behind: what may still cost money, and the commands that end it."""
 
-import contextlib
-
 from awsddp.cluster import ACTIVE
-from awsddp.errors import AwsddpError, ConfigError, Interrupted
+from awsddp.errors import AwsddpError, Interrupted
 from awsddp.report import iso, money
 from awsddp.state import Record
 from awsddp.verbs.advice import up_again
@@ -12,7 +10,10 @@ from awsddp.verbs.context import Context
 
 def interruption(ctx: Context) -> Interrupted:
     """Return the error that an interrupted command ends with, from the cluster's folder alone."""
-    record = _record(ctx)
+    record = ctx.folder.read(newer=True)
+    if record is None and ctx.local:
+        next = "awsddp local status\nawsddp local stop   # end it and all that it has"
+        return Interrupted("interrupted", "the local cloud may be running", next)
     if record is None:
         return Interrupted("interrupted", f"no record of cluster {ctx.spec.name} on this machine")
     running = [job.job for job in record.jobs if job.state in ACTIVE]
@@ -28,19 +29,13 @@ def interruption(ctx: Context) -> Interrupted:
 
 def what_runs_on(ctx: Context, error: AwsddpError) -> None:
     """Add to an error what may still run and cost money, where AWS cannot be asked any more."""
-    record = _record(ctx)
+    record = ctx.folder.read(newer=True)
     if record is None:
         return
     ids = ", ".join(one.instance_id for one in record.prepared)
     ids = f" ({ids})" if ids else ""
     error.why = f"{error.why}\n{_machines(record)}{ids}; they expire at {iso(record.expires)}".lstrip("\n")
     error.next = f"{error.next}\nawsddp down   # then end them".lstrip("\n")
-
-
-def _record(ctx: Context) -> Record | None:
-    with contextlib.suppress(ConfigError):
-        return ctx.folder.read()
-    return None
 
 
 def _machines(record: Record) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 from awsddp.cluster import Node
 from awsddp.errors import AwsddpError, CapacityError
 from awsddp.parallel import each
-from awsddp.plan import Facts, LaunchPlan, Values, make_plan, names
+from awsddp.plan import make_plan
+from awsddp.plan.records import Facts, LaunchPlan, names
+from awsddp.plan.requests import Values
 from awsddp.private import make_folder
 from awsddp.spec import idle_seconds, remembered
 from awsddp.state import Folder, Record, write_private
@@ -17,7 +19,7 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, aws_of, facts_of, own_key_file
 from awsddp.verbs.ledger import launched
 
-# Between two rounds of --retry-until-up: capacity comes back in minutes, not in seconds.
+# Between two rounds of capacity.retry_until_up: capacity comes back in minutes, not in seconds.
 FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 
 
@@ -28,7 +30,8 @@ def plan_everywhere(cluster: ClusterHandle, facts: Facts) -> LaunchPlan:
     """
     plans: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
-    for made in each(lambda region: _plan_in(cluster, region, facts), _regions(cluster, facts)):
+    regions = dict.fromkeys((facts.region, *cluster.ctx.spec.capacity.regions))
+    for made in each(lambda region: _plan_in(cluster, region, facts), regions):
         if isinstance(made, LaunchPlan):
             plans += [replace(made, alternatives=()), *made.alternatives]
         else:
@@ -39,11 +42,6 @@ def plan_everywhere(cluster: ClusterHandle, facts: Facts) -> LaunchPlan:
     first, *later = sorted(plans, key=lambda plan: markets.index(plan.market))
     warnings = (*first.warnings, *(f"skipped: {refusal.message}" for refusal in refusals))
     return replace(first, warnings=warnings, alternatives=tuple(later))
-
-
-def _regions(cluster: ClusterHandle, facts: Facts) -> list[str]:
-    others = cluster.ctx.spec.capacity.regions
-    return [facts.region, *(region for region in others if region != facts.region)]
 
 
 def _plan_in(cluster: ClusterHandle, region: str, facts: Facts) -> LaunchPlan | AwsddpError:
@@ -62,10 +60,9 @@ def _plan_in(cluster: ClusterHandle, region: str, facts: Facts) -> LaunchPlan | 
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """What all attempts of one round share: the cluster's id, its keys, when it began, the record before."""
+    """What all attempts of one round share: the cluster's id, its keys, when it began."""
 
     cluster_id: str
-    before: Record | None
     now: datetime
     host_key: str
     secrets: dict[str, str]
@@ -81,11 +78,11 @@ def launch(cluster: ClusterHandle, plan: LaunchPlan, *, now: datetime | None = N
     """
     from awsddp.aws.waits import CLOCK, growing
 
-    ctx, before = cluster.ctx, cluster.known
-    cluster_id = before.id if before else secrets.token_hex(4)
+    ctx = cluster.ctx
+    cluster_id = cluster.known.id if cluster.known else secrets.token_hex(4)
     for pause in growing(FIRST_PAUSE_S, MOST_PAUSE_S):
         begun = now or datetime.now(UTC).replace(microsecond=0)
-        shared = _Launch(cluster_id=cluster_id, before=before, now=begun, **_keys(ctx, plan, begun))
+        shared = _Launch(cluster_id=cluster_id, now=begun, **_keys(ctx, plan, begun))
         try:
             return _round(cluster, plan, shared)
         except CapacityError as error:
@@ -99,7 +96,7 @@ def launch(cluster: ClusterHandle, plan: LaunchPlan, *, now: datetime | None = N
 def _round(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple[Node, ...]:
     """Try the plan and its alternatives once."""
     from awsddp.aws.instances import NEXT_ZONE
-    from awsddp.aws.refusals import Refused, Unanswered
+    from awsddp.aws.refusals import Refused
 
     ctx = cluster.ctx
     failures: list[AwsddpError] = []
@@ -112,7 +109,7 @@ def _round(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple[N
         except CapacityError as error:
             failures.append(error)
         except Refused as refusal:
-            if isinstance(refusal, Unanswered):
+            if refusal.kind == "unavailable":
                 raise
             if refusal.code not in NEXT_ZONE:
                 _clean_up(cluster, shared)
@@ -184,7 +181,7 @@ def _clean_up(cluster: ClusterHandle, shared: _Launch) -> None:
     ctx, aws = cluster.ctx, cluster.aws
     record = ctx.folder.read()
     if record is not None:
-        _write(ctx.folder, shared.before or replace(record, intent=None, asked={}))
+        _write(ctx.folder, cluster.known or replace(record, intent=None, asked={}))
     for one in find_clusters(aws, ctx.spec.name, record.owner if record else aws.identity().user_id):
         if one.id == shared.cluster_id and not one.live:
             for left in cluster.end(one).leftovers:
@@ -197,12 +194,13 @@ def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
     return CapacityError(
         "AWS has no capacity for any listed instance type, zone, region or market",
         "; ".join(f"{failure.message}: {failure.why}" for failure in failures),
-        "try again later, with --retry-until-up, or list other capacity.types, regions or markets",
+        "try again later, or list more types (--instance-type A,B) or capacity.regions\n"
+        "-o capacity.retry_until_up=true   # keep retrying until there is capacity",
     )
 
 
 def _record(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> Record:
-    before = shared.before
+    before = cluster.known
     return Record(
         id=shared.cluster_id,
         owner=plan.owner,
@@ -212,7 +210,7 @@ def _record(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> Record
         expires=shared.now + timedelta(seconds=plan.expires_s),
         instance_type=plan.instance_type,
         nodes=plan.nodes,
-        gpus_per_node=plan.gpus_per_node,
+        gpus_per_node=plan.kind.gpus,
         pretended=plan.pretended,
         internet=plan.image.has_internet,
         ssh_user=plan.ssh_user,
@@ -228,7 +226,7 @@ def _record(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> Record
 def _login_key(ctx: Context) -> str:
     """Return the public half of the cluster's login key; the private half is 0600 from birth.
 
-    With `access.key` the user's own private key is pointed to, never copied.
+    With `access.key_file` the user's own private key is pointed to, never copied.
     """
     from awsddp.nodes.hostkeys import make_key
 

@@ -1,14 +1,14 @@
 """What a cluster costs by the ledger in its folder, completed by what AWS lists."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp import billing
-from awsddp.cluster import Cluster, Node
+from awsddp.cluster import Cluster
 from awsddp.errors import ConfigError
 from awsddp.report import json_lines
 from awsddp.state import Record
@@ -33,7 +33,13 @@ def bill_of(
     listed = cluster.nodes if cluster is not None and cluster.id == record.id else None
     nodes = listed or ()
     lacking = billing.unwritten(billing.account(rows, now), listed, launched=launched(record), now=now)
-    for row in (*lacking, *_repriced(rows, nodes, aws)):
+    spot = [node.launched for node in nodes if node.spot and node.launched]
+    if aws is not None and spot:
+        from awsddp.aws.prices import spot_history
+
+        history = spot_history(aws, {node.instance_type for node in nodes}, since=min(spot))
+        lacking += billing.repriced(rows, nodes, history)
+    for row in lacking:
         event = str(row.pop("event"))
         with contextlib.suppress(ConfigError):  # a full disk here hides no price
             ctx.folder.note(event, id=record.id, **row)
@@ -42,22 +48,10 @@ def bill_of(
     return billing.account(rows, now, running=running)
 
 
-def _repriced(
-    rows: Sequence[Mapping[str, Any]], nodes: Sequence[Node], aws: "Aws | None"
-) -> Iterable[dict[str, Any]]:
-    since = [node.launched for node in nodes if node.spot and node.launched]
-    if aws is None or not since:
-        return ()
-    from awsddp.aws.prices import spot_history
-
-    history = spot_history(aws, {node.instance_type for node in nodes}, since=min(since))
-    return billing.repriced(rows, nodes, history)
-
-
 def note_fetched(ctx: Context, record: Record, job: str, size: int) -> None:
     """Write down what it costs that so many bytes of a job left AWS, by the list price."""
     if size:
-        from awsddp.compat import EGRESS_USD_PER_GB
+        from awsddp.compat.types import EGRESS_USD_PER_GB
 
         usd = size / 1e9 * EGRESS_USD_PER_GB
         with contextlib.suppress(ConfigError):  # no result waits for its price
@@ -99,6 +93,11 @@ class Past:
     rows: list[Mapping[str, Any]]
 
     @property
+    def launched(self) -> Mapping[str, Any]:
+        """The row of the first launch: the cluster's id, place and settings; empty without one."""
+        return next((row for row in self.rows if row["event"] == "launched"), {})
+
+    @property
     def instances(self) -> set[str]:
         """The ids of all instances that it ever had."""
         return {key for row in self.rows if row["event"] == "launched" for key in row.get("instances", ())}
@@ -106,9 +105,7 @@ class Past:
 
 def was_local(ctx: Context) -> bool:
     """Return whether the last cluster of this name that this machine launched was in the local cloud."""
-    launches = (
-        row for past in pasts(ctx.home) if past.name == ctx.spec.name for row in past.rows if "target" in row
-    )
+    launches = [past.launched for past in pasts(ctx.home) if past.name == ctx.spec.name and past.launched]
     return max(launches, key=lambda row: str(row["time"]), default={}).get("target") == "local"
 
 

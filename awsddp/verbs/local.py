@@ -4,12 +4,14 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from awsddp.cluster import Target
-from awsddp.errors import LocalCloudError, NotFoundError, UsageError
-from awsddp.local import cgroups, control
+from awsddp.errors import ConfigError, LocalCloudError, NotFoundError, UsageError
+from awsddp.local import cgroups, control, torchenv
+from awsddp.local.place import take
 from awsddp.private import make_folder, open_to_append
 from awsddp.report import Event, OnEvent, size_text
 from awsddp.state import Folder
@@ -26,6 +28,16 @@ def home(awsddp_home: Path, remembered: str | None = None) -> Path:
     if remembered is not None and control.find(Path(remembered)) is not None:
         return Path(remembered)
     return Path(os.environ.get("AWSDDP_LOCAL") or awsddp_home).absolute()
+
+
+def check_region(region: str | None) -> None:
+    """Raise ConfigError where this is not the region of the local cloud."""
+    if region != control.REGION:
+        raise ConfigError(
+            f"cluster.region: the local cloud is {control.REGION}, not {region}",
+            "",
+            f"omit --region, or --region {control.REGION}; without --local it is on AWS",
+        )
 
 
 def check_memory(ranks: int, *, nodes: int) -> None:
@@ -61,17 +73,17 @@ def opened(
     """
     place = home(awsddp_home, remembered)
     with _presence(place) as alone:
-        info = control.find(place)
+        found = info = control.find(place)
         if info is None and not start:
             yield None
             return
         try:
             if info is None or info.pid is None:
-                info = control.start(
-                    place, auto=True, on_event=lambda text: on_event(Event(text, "local cloud"))
-                )
+                info = control.start(place, auto=True)
+            if start and info.mode != "records":
+                torchenv.ensure(info.mode, on_event=lambda text: on_event(Event(text, "local cloud")))
         except BaseException:
-            if (begun := control.find(place)) is not None and begun.auto and alone():
+            if found is None and (begun := control.find(place)) is not None and begun.auto and alone():
                 control.stop(place)
             raise
         try:
@@ -90,18 +102,17 @@ def opened(
                 control.stop(place)
 
 
-def start(awsddp_home: Path, *, on_event: OnEvent, **choices: Any) -> dict[str, Any]:
+def start(awsddp_home: Path, *, mode: str | None, share: tuple[Path, ...]) -> dict[str, Any]:
     """Start the daemon where it does not run, and return its status. Raises LocalCloudError."""
     place = home(awsddp_home)
     with _presence(place):
-        info = control.start(place, on_event=lambda text: on_event(Event(text, "local cloud")), **choices)
+        return control.status(control.start(place, mode=mode, share=share))
+
+
+def status(awsddp_home: Path) -> dict[str, Any]:
+    """Return the status of a running daemon; a dead one is revived. Raises NotFoundError."""
+    with _running(awsddp_home) as info:
         return control.status(info)
-
-
-def status(awsddp_home: Path) -> dict[str, Any] | None:
-    """Return the daemon's status, or None where there is none; a dead one is revived."""
-    with _existing(awsddp_home) as info:
-        return control.status(info) if info else None
 
 
 def runs(awsddp_home: Path) -> bool:
@@ -110,13 +121,6 @@ def runs(awsddp_home: Path) -> bool:
         return control.find(home(awsddp_home)) is not None
     except LocalCloudError:  # of another version
         return True
-
-
-def faults(awsddp_home: Path) -> list[dict[str, Any]]:
-    """Return the faults that are in force. Raises NotFoundError where no local cloud is running."""
-    with _running(awsddp_home) as info:
-        found: list[dict[str, Any]] = control.status(info)["faults"]
-        return found
 
 
 def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
@@ -130,8 +134,7 @@ def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) ->
 
 def instance_of(awsddp_home: Path, cluster: str, node: int) -> str:
     """Return the id of a cluster's node. Raises NotFoundError where no local cloud is running, UsageError."""
-    with _running(awsddp_home) as info:
-        alive = [one for one in control.status(info)["instances"] if one["state"] != "terminated"]
+    alive = [one for one in status(awsddp_home)["instances"] if one["state"] != "terminated"]
     nodes = {one["node"]: str(one["instance_id"]) for one in alive if one["cluster"] == cluster}
     if node not in nodes:
         known = ", ".join(f"node{number}" for number in sorted(nodes)) or "none"
@@ -159,21 +162,13 @@ def stop(awsddp_home: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _existing(awsddp_home: Path) -> Iterator[control.LocalInfo | None]:
-    """Yield the local cloud that there is, alive, or None."""
+def _running(awsddp_home: Path) -> Iterator[control.LocalInfo]:
+    """Yield the local cloud that there is, alive. Raises NotFoundError."""
     place = home(awsddp_home)
     with _presence(place):
-        yield control.start(place, auto=True) if control.find(place) else None
-
-
-@contextlib.contextmanager
-def _running(awsddp_home: Path) -> Iterator[control.LocalInfo]:
-    with _existing(awsddp_home) as info:
-        if info is None:
-            raise NotFoundError(
-                "no local cloud is running", f"{home(awsddp_home)} has none", "awsddp local start"
-            )
-        yield info
+        if control.find(place) is None:
+            raise NotFoundError("no local cloud is running", f"{place} has none", "awsddp local start")
+        yield control.start(place, auto=True)
 
 
 def _lives(info: control.LocalInfo) -> bool:
@@ -186,12 +181,4 @@ def _presence(place: Path) -> Iterator[Any]:
     make_folder(place)
     with open_to_append(place / "local.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-
-        def alone() -> bool:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
-        yield alone
+        yield partial(take, lock)

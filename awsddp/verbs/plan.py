@@ -4,13 +4,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp import compat
-from awsddp.plan import LaunchPlan
-from awsddp.plan import offers as offered
+from awsddp.compat.types import GPU_TYPES, PRICE_DATE
+from awsddp.plan.records import LaunchPlan
+from awsddp.plan.selection import offers as offered
 from awsddp.spec import settings
 from awsddp.verbs.context import Context, aws_of, facts_of, target_for
-from awsddp.verbs.converging import changes, plan_of, say_differences
-from awsddp.verbs.environment import check_environment
+from awsddp.verbs.converging import changes, plan_of
 from awsddp.verbs.launching import plan_everywhere
 from awsddp.verbs.up import as_before, read, to_reconcile
 
@@ -21,10 +20,7 @@ def plan(ctx: Context) -> LaunchPlan:
     Raises ConfigError for an invalid spec or environment, CloudError where AWS does not answer or refuses.
     """
     with target_for(ctx) as target:
-        requested, ctx = ctx, as_before(ctx)
-        say_differences(requested, ctx.spec)
         facts, cluster = read(ctx, target)
-        check_environment(ctx, internet=facts.image.has_internet)
         if not to_reconcile(cluster):
             return plan_everywhere(cluster, facts)
         now = datetime.now(UTC).replace(microsecond=0)
@@ -49,11 +45,11 @@ def offers(ctx: Context) -> dict[str, Any]:
         "region": facts.region,
         "target": facts.target,
         "nodes": ctx.spec.cluster.nodes,
-        "price_date": facts.price_date if facts.prices else compat.PRICE_DATE,
+        "price_date": facts.price_date if facts.prices else PRICE_DATE,
         "offers": [
             {
                 **asdict(choice),
-                "gpu_memory_gb": compat.GPU_TYPES[choice.instance_type].memory_gb,
+                "gpu_memory_gb": GPU_TYPES[choice.instance_type].memory_gb,
                 "spot_usd_per_hour": min(
                     facts.spot_prices.get(choice.instance_type, {}).values(), default=None
                 ),

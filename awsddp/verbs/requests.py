@@ -11,7 +11,8 @@ from awsddp.jobs.supervisor.wire import MAGIC
 from awsddp.nodes.failures import split
 
 if TYPE_CHECKING:
-    from awsddp.nodes.transport import Fleet, Result
+    from awsddp.nodes.command import Result
+    from awsddp.nodes.transport import Fleet
 
 ANSWER_S = 60.0
 

@@ -11,6 +11,7 @@ from awsddp.cluster import ACTIVE, MORE, Job
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.jobs import results
 from awsddp.jobs.checkpoints import newest
+from awsddp.jobs.supervisor.manifest import EVENTS
 from awsddp.verbs.context import Context
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 METRICS_CHARACTERS = 64 << 20
 """How much of a job's metrics is read."""
+EVENTS_BYTES = 16 << 20
+"""How much of an event file is read."""
 
 
 def results_dir(ctx: Context, job: str) -> Path:
@@ -59,17 +62,25 @@ def draw_loss(target: Path) -> None:
         (target / "loss.svg").write_text(plot, encoding="utf-8")
 
 
-def metrics(target: Path) -> list[dict[str, Any]]:
-    """Return the metrics that the first node's run folder holds; none where there are none."""
-    return metrics_of(target / "node0" / "run" / "metrics.jsonl")
-
-
-def metrics_of(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl; none where there is none."""
+def metrics(target: Path, node: int = 0) -> list[dict[str, Any]]:
+    """Return the metrics that a node's run folder holds; none where there are none."""
+    file = target / f"node{node}" / "run" / "metrics.jsonl"
     if not file.is_file():
         return []
     with file.open(encoding="utf-8", errors="replace") as stream:
         return report.json_lines(stream.read(METRICS_CHARACTERS))
+
+
+def loss_rows(target: Path, node: int) -> list[dict[str, Any]]:
+    """Return a node's metrics; where they hold no loss, that of its TensorBoard event files."""
+    from awsddp import page
+
+    rows = metrics(target, node)
+    if report.last_value(rows, "loss") is None:
+        for file in sorted((target / f"node{node}").rglob(f"{EVENTS}*")):
+            with contextlib.suppress(OSError), file.open("rb") as stream:
+                rows += page.event_rows(stream.read(EVENTS_BYTES))
+    return rows
 
 
 def _data(rows: list[dict[str, Any]]) -> str | None:
@@ -113,12 +124,17 @@ def records_at_home(ctx: Context) -> list[Path]:
     return sorted(results_dir(ctx, "x").parent.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
 
 
+def saved_job(folder: Path) -> Job | None:
+    """Return the job whose results are in a folder; None where its job.json is missing or torn."""
+    with contextlib.suppress(ConfigError, OSError):
+        return results.decode((folder / "job.json").read_bytes())
+    return None
+
+
 def ended_at_home(ctx: Context, name: str) -> Job | None:
     """Return the job of this name if its results were fetched after it had ended."""
-    with contextlib.suppress(ConfigError):  # what cannot be read is fetched again
-        job = job_at_home(ctx, name)
-        return job if job is not None and job.state not in ACTIVE else None
-    return None
+    job = saved_job(results_dir(ctx, name))
+    return job if job is not None and job.state not in ACTIVE else None
 
 
 def is_owed(ctx: Context, unfetched: Collection[str], job: Job) -> bool:

@@ -10,11 +10,10 @@ from os.path import normpath
 from pathlib import Path
 
 from awsddp.errors import ConfigError
-from awsddp.jobs import results
 from awsddp.jobs.checkpoints import newest
 from awsddp.resources import is_bundled
 from awsddp.verbs.context import Context
-from awsddp.verbs.results import records_at_home, results_dir
+from awsddp.verbs.results import records_at_home, results_dir, saved_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ def checkpoint_of(ctx: Context) -> Checkpoint | None:
         raise ConfigError(
             f"job {job} has no checkpoint here",
             f"{results_dir(ctx, job)} has no run/latest, *.pt, *.pth, *.ckpt or distributed checkpoint",
-            f"awsddp fetch --job {job}   # if its results are on the nodes",
+            f"awsddp fetch {job}   # if its results are on the nodes",
         )
     ctx.say(f"resuming from {parts[0]}")
     return Checkpoint(job=job, parts=tuple(parts))
@@ -70,8 +69,7 @@ def _last(ctx: Context) -> str:
     """
     script, started = ctx.job.job.script, {}
     for path in records_at_home(ctx):
-        with contextlib.suppress(ConfigError, OSError):
-            job = results.decode(path.read_bytes())
+        if (job := saved_job(path.parent)) is not None:
             ran = job.script or ""
             bundled = script is None and is_bundled(ran)
             if bundled or (script is not None and normpath(ran) == normpath(script)):

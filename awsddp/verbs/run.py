@@ -17,7 +17,7 @@ from awsddp.errors import (
     NodeError,
     UsageError,
 )
-from awsddp.plan import LaunchPlan
+from awsddp.plan.records import LaunchPlan
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.down import down
@@ -97,7 +97,7 @@ def with_idle(ctx: Context) -> Context:
 
 def with_gpus(ctx: Context) -> Context:
     """Return the context with a GPU per node for each of its ranks: one rank, unless the user set more."""
-    needed = ctx.spec.gpus_needed or ctx.job.job.gpus_per_process
+    needed = ctx.spec.gpus_needed or 1
     return replace(ctx, spec=replace(ctx.spec, gpus_needed=needed))
 
 

@@ -126,7 +126,7 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
             raise Ephemeral(
                 f"a stop would lose results of {job.job}, which are on instance store",
                 _named(lost),
-                f"awsddp fetch --job {job.job}   # once it has ended; then stop\n"
+                f"awsddp fetch {job.job}   # once it has ended; then stop\n"
                 "awsddp down   # fetch the results, then terminate the nodes",
             )
 
@@ -134,7 +134,7 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
 def unfetched(job: Job, selected: Selected) -> Unfetched:
     """Return the error that lists what the nodes still owe, and how to fetch or discard it."""
     excess, unreadable, owed = selected.excess, selected.unreadable, selected.owed
-    fetch = f"awsddp fetch --job {job.job}"
+    fetch = f"awsddp fetch {job.job}"
     ways = ["awsddp exec 'sudo chown -R $USER ~/awsddp/work'   # then fetch again"] if unreadable else []
     if excess:
         enough = math.ceil(sum(one.size for one in excess) / 1e9)

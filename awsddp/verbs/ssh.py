@@ -16,12 +16,12 @@ def ssh(
     *,
     node: int = 0,
     words: Sequence[str] = (),
-    forwards: Sequence[str] = (),
+    ports: Sequence[str] = (),
     tty: bool = False,
 ) -> list[str]:
     """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
 
-    `forwards` are ssh's port options ("-L", "6006:localhost:6006"). With `tty` a command gets a terminal.
+    `ports` are forwarded, as "6006:localhost:6006". With `tty` a command gets a terminal.
     The node need not be ready, nor the others reachable. Raises NotFoundError, and NodeError for a node that
     does not run, or whose host key is not known yet.
     """
@@ -42,8 +42,9 @@ def ssh(
             )
         cluster.publish()
         words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]
-        ports = ["-o", "ExitOnForwardFailure=yes", *forwards] if forwards else []
-        return ["ssh", "-F", str(ctx.folder.ssh_config), *ports, *words]
+        forwards = [word for port in ports for word in ("-L", port)]
+        options = ["-o", "ExitOnForwardFailure=yes", *forwards] if ports else []
+        return ["ssh", "-F", str(ctx.folder.ssh_config), *options, *words]
 
 
 def _command(record: Record, node: int, words: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,17 +23,15 @@ from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
 from awsddp.spec import JobSection, JobSpec, gpus_of, words_of
-from awsddp.state import Record
-from awsddp.verbs import launches, sync
+from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.context import Context
 from awsddp.verbs.environment import ensure_environment
 from awsddp.verbs.health import preflight
 from awsddp.verbs.requests import ANSWER_S, Answer, answering, answers_in_turn, ask, whole
 from awsddp.verbs.results import results_dir
 
 if TYPE_CHECKING:
-    from awsddp.nodes.sync import Listing
+    from awsddp.nodes.listing import Listing
     from awsddp.nodes.transport import Fleet
     from awsddp.verbs.resuming import Checkpoint
 
@@ -55,28 +53,20 @@ def start(
     """
     ctx, folder = cluster.ctx, cluster.ctx.folder
     with folder.lock("train", wait_s=CLAIM_S):
-        requests = _requests(cluster, ranks, listing, checkpoint)
+        requests, send = _requests(cluster, ranks, listing, checkpoint)
         nodes = [node for node in cluster.nodes if node.node in requests]
         launch = next(iter(requests.values()))
-        name, workdir = str(launch["job"]), Path(launch["workdir"]).name
+        name = str(launch["job"])
         with _undone(cluster, nodes, launch):
-            checked = soon(preflight, cluster, requests) if ctx.job.job.preflight else None
-            both(
-                lambda: sync.send(
-                    ctx,
-                    cluster.fleet,
-                    listing,
-                    folder=workdir,
-                    nodes=set(requests),
-                    bundled=ctx.job.job.script is None,
-                ),
-                lambda: cluster.keep(nodes, name),
-            )
-            if checked is not None:
-                checked.result()
+            checked = soon(preflight, cluster, requests)
+            both(partial(send, bundled=ctx.job.job.script is None), lambda: cluster.keep(nodes, name))
+            checked.result()
             if checkpoint is not None:
+                from awsddp.nodes.listing import files_to_send
+
                 with checkpoint.staged() as staged:
-                    sync.send_checkpoint(cluster, staged, folder=checkpoint.folder, nodes=set(requests))
+                    parts = files_to_send(staged)
+                    sync.send(ctx, cluster.fleet, parts, folder=checkpoint.folder, nodes=set(requests))
             ask(cluster.fleet, requests)
         if (first := min(cluster.fleet.nodes)) not in requests:  # a launch there would have ended the claim
             with contextlib.suppress(AwsddpError):
@@ -107,36 +97,38 @@ def start(
 
 def _requests(
     cluster: ClusterHandle, ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None"
-) -> dict[int, dict[str, Any]]:
-    """Return the launch requests by node, once the nodes have said that nothing is in the way.
+) -> tuple[dict[int, dict[str, Any]], Callable[..., object]]:
+    """Return the launch requests by node, once the nodes have said that nothing is in the way, and what sends
+    the job's files.
 
     The claim, on the cluster's first node, holds until that node launches, or is told that another one did.
     """
     ctx = cluster.ctx
-    fleet, port = cluster.fleet, ctx.job.job.master_port
+    fleet = cluster.fleet
     commit = soon(commit_of, Path(ctx.job.sync.workdir), results=ctx.job.job.results)
     used = sorted({rank.node for rank in ranks})
     gpus = gpus_of(ctx.job.job.on) if ctx.job.job.on else {}
-    questions = {
-        node: protocol.slots_request(port, gpus.get(node, ()), is_first=node == used[0]) for node in used
-    }
+    questions = {node: protocol.slots_request(gpus.get(node, ()), is_first=node == used[0]) for node in used}
     answers = _claimed(fleet, questions)
     after, job = _after(ctx.job.job.after, answers), _free_name(cluster, answers)
-    folder = work_folder(ctx.job.job, job)
-    send_files = partial(sync.send, ctx, fleet, listing, folder=folder, nodes=set(used))
-    spec = ensure_environment(cluster, send_files=send_files)
-    slot = protocol.choose_slot(answers, first=used[0], master_port=port)
+    folder = _work_folder(ctx.job.job, job)
+    send = partial(sync.send, ctx, fleet, listing, folder=folder, nodes=set(used))
+    spec = ensure_environment(cluster, send_files=send)
+    slot = protocol.choose_slot(answers, first=used[0])
+    record, (name, dirty) = cluster.record, commit.result()
+    price = record.price_usd_per_hour
     facts = {
         "options": words_of(ctx.job),
         "resumed": checkpoint.job if checkpoint else None,
-        **_facts(cluster.record, len(used), *commit.result()),
+        "commit": name,
+        "dirty": dirty,
+        "instance_type": record.instance_type,
+        "price_usd_per_hour": None if price is None else round(price / record.nodes * len(used), 6),
     }
     requests = requests_for(
         cluster, ranks, spec=spec, job=job, slot=slot, facts=facts, checkpoint=checkpoint, after=after
     )
-    if ctx.job.job.nnodes is not None:
-        launches.keep(ctx.folder, job, _launch(ctx, ranks, requests[used[0]], checkpoint))
-    return requests
+    return requests, send
 
 
 def _claimed(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict[int, Answer]:
@@ -147,48 +139,19 @@ def _claimed(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict[
     """
     first, began = min(fleet.nodes), time.monotonic()
     turns: dict[int, list[Mapping[str, Any]]] = {node: [request] for node, request in requests.items()}
-    turns[first] = [_claim_request("train", wait_s=0), *turns.get(first, [])]
+    turns[first] = [_claim_request(wait_s=0), *turns.get(first, [])]
     told = answers_in_turn(fleet, turns)
     claimed, answers = told[first][0], {node: told[node][-1] for node in requests}
     is_mine = isinstance(claimed, dict) and claimed["free_s"] >= time.monotonic() - began
     if is_mine and not any(any(one["jobs"].values()) for one in answers.values() if isinstance(one, dict)):
         return whole(answers)
-    claim(fleet, [first], verb="train")
+    ask(fleet, {first: _claim_request(wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
     return ask(fleet, requests)
 
 
-def claim(fleet: "Fleet", nodes: Iterable[int], *, verb: str) -> None:
-    """Wait for the right to launch on nodes; each holds it until it launches or the connection ends.
-
-    Launches of a client that is gone end first. Raises InUse.
-    """
-    request = _claim_request(verb, wait_s=CLAIM_S)
-    ask(fleet, dict.fromkeys(nodes, request), timeout_s=CLAIM_S + ANSWER_S)
-
-
-def _claim_request(verb: str, *, wait_s: float) -> dict[str, Any]:
-    owner = f"`awsddp {verb}` on {socket.gethostname()}, process {os.getpid()}"
+def _claim_request(*, wait_s: float) -> dict[str, Any]:
+    owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
     return protocol.claim_request(owner, wait_s=wait_s)
-
-
-def _launch(
-    ctx: Context, ranks: tuple[Rank, ...], request: Mapping[str, Any], checkpoint: "Checkpoint | None"
-) -> launches.Launch:
-    """Return what a machine needs that joins the job later: `up` may be called in another folder."""
-    asked, workdir = ctx.job, str(Path(ctx.job.sync.workdir).resolve())
-    resume = checkpoint.job if checkpoint is not None else None
-    return launches.Launch(
-        spec=replace(
-            asked,
-            sync=replace(asked.sync, workdir=workdir),
-            job=replace(asked.job, resume=resume),
-        ),
-        ranks=ranks,
-        slot=request["slot"],
-        facts=request["facts"],
-        secret=request["secret"],
-        after=tuple(request["after"]),
-    )
 
 
 def requests_for(
@@ -203,26 +166,15 @@ def requests_for(
     after: Sequence[str] = (),
 ) -> dict[int, dict[str, Any]]:
     """Return the launch requests of a job by node. Raises UsageError."""
-    hosts = _hosts(cluster, {rank.node for rank in ranks}, work_folder(spec.job, job), checkpoint)
+    hosts = _hosts(cluster, {rank.node for rank in ranks}, _work_folder(spec.job, job), checkpoint)
     return protocol.launch_requests(
         _spec(cluster, spec), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts, after=after
     )
 
 
-def work_folder(asked: JobSection, job: str) -> str:
+def _work_folder(asked: JobSection, job: str) -> str:
     """Return the synced folder of a job on its nodes: one that waits has a copy, as others use theirs."""
     return asked.work_folder if asked.after is None else f"work-{job}"
-
-
-def _facts(record: Record, used: int, commit: str | None, dirty: bool | None) -> dict[str, Any]:
-    """Return what the job's record says of its code, and of the `used` nodes."""
-    price = record.price_usd_per_hour
-    return {
-        "commit": commit,
-        "dirty": dirty,
-        "instance_type": record.instance_type,
-        "price_usd_per_hour": None if price is None else round(price / record.nodes * used, 6),
-    }
 
 
 def _after(asked: str | None, answers: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:

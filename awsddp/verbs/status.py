@@ -2,16 +2,20 @@
 
 import contextlib
 import re
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp import report
-from awsddp.cluster import ACTIVE, Cluster, Node
+from awsddp.cluster import ACTIVE, Cluster
 from awsddp.errors import AwsddpError
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import Context
 from awsddp.verbs.ledger import bill_of
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet
 
 REACH_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
@@ -51,18 +55,18 @@ def _idle_left(cluster: ClusterHandle) -> dict[int, int]:
 
     with (
         contextlib.suppress(AwsddpError),
-        cluster.connect(_prepared(cluster), deadline_s=REACH_S, partial=True) as fleet,
+        _connected(cluster) as fleet,
     ):
         request = (("sh", "-c", _READ_IDLE), b"")
         fleet.stream(dict.fromkeys(fleet.nodes, request), hear, silent_after_s=REACH_S)
     return {node: int(word) for node, word in words.items() if re.fullmatch(rb"\d{1,9}\n", word)}
 
 
-def _prepared(cluster: ClusterHandle) -> list[Node]:
-    """Return the nodes that can be reached and were prepared from here."""
-    prepared = {one.instance_id for one in cluster.known.prepared} if cluster.known else set()
+def _connected(cluster: ClusterHandle) -> "AbstractContextManager[Fleet]":
+    """Connect to the nodes that can be reached and were prepared from here."""
     live = cluster.own.live if cluster.own else ()
-    return [node for node in reachable(live) if node.instance_id in prepared]
+    nodes = [node for node in reachable(live) if cluster.is_prepared(node)]
+    return cluster.connect(nodes, deadline_s=REACH_S, partial=True)
 
 
 def _refresh(cluster: ClusterHandle) -> None:
@@ -70,8 +74,7 @@ def _refresh(cluster: ClusterHandle) -> None:
     record = cluster.known
     if record is None or cluster.own is None or all(job.state not in ACTIVE for job in record.jobs):
         return
-    nodes = _prepared(cluster)
-    with contextlib.suppress(AwsddpError), cluster.connect(nodes, deadline_s=REACH_S, partial=True):
+    with contextlib.suppress(AwsddpError), _connected(cluster):
         cluster.ctx.folder.remember(*cluster.jobs(partial=True))
         cluster.known = cluster.ctx.folder.read()
 
@@ -96,11 +99,16 @@ def cluster_document(handle: ClusterHandle) -> dict[str, Any]:
         "region": cluster.region if cluster else handle.target.region,
         "instance_type": nodes[0].instance_type if nodes else (record.instance_type if record else None),
         "nodes": [
-            report.node_document(
-                node,
-                nic=prepared[node.instance_id].nic if node.instance_id in prepared else None,
-                gpus=record.gpus_per_node if record else 0,
-            )
+            {
+                "node": node.node,
+                "instance_id": node.instance_id,
+                "state": node.state,
+                "public_ip": node.public_ip,
+                "private_ip": node.private_ip,
+                "nic": prepared[node.instance_id].nic if node.instance_id in prepared else None,
+                "gpus": record.gpus_per_node if record else 0,
+                "zone": node.zone,
+            }
             for node in nodes
         ],
         "jobs": _jobs(ctx, record, cluster) if record else [],

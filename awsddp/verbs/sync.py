@@ -12,35 +12,30 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 
 if TYPE_CHECKING:
-    from awsddp.nodes.sync import Fetched, Listing, Sent
+    from awsddp.nodes.listing import Listing
+    from awsddp.nodes.results import Fetched
+    from awsddp.nodes.sync import Sent
     from awsddp.nodes.transport import Fleet
 
 LARGE_BYTES = 100e6
 
 
-def sync(ctx: Context, *, dry_run: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
+def sync(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
     """Send the working folder, and return what went as the `sync` document.
 
-    With `dry_run` nothing is sent. `confirm` is called if a job runs, whose code would change, and raises to
+    `confirm` is called if a job runs, whose code would change, and raises to
     refuse. Raises ConfigError for an invalid folder, NodeError for nodes that did not receive the files.
     """
     listing = listed(ctx)
-    with ClusterHandle.ready(ctx) as cluster:
-        if dry_run:
-            nodes = [
-                {"node": node.node, "files": len(listing.entries), "bytes": listing.size}
-                for node in cluster.nodes
-            ]
-            return {"nodes": nodes, "job": None, "home": None, **_preview(listing)}
-        with cluster.connect() as fleet:
-            for job in _running(cluster):
-                confirm(f"Job {job} runs on the nodes: its files change while it reads them.")
-            with ctx.folder.lock("sync", wait_s=60):
-                return document(send(ctx, fleet, listing))
+    with ClusterHandle.ready(ctx) as cluster, cluster.connect() as fleet:
+        for job in _running(cluster):
+            confirm(f"Job {job} runs on the nodes: its files change while it reads them.")
+        with ctx.folder.lock("sync", wait_s=60):
+            return {**document(send(ctx, fleet, listing)), **_contents(listing)}
 
 
-def _preview(listing: "Listing") -> dict[str, Any]:
-    """Return the files to send, the largest ones, and what each ignore file or key keeps here."""
+def _contents(listing: "Listing") -> dict[str, Any]:
+    """Return the files of the folder, the largest ones, and what each ignore file or key keeps here."""
     kept: dict[str, list[str]] = {}
     for path, by in listing.kept:
         kept.setdefault(by, []).append(path)
@@ -71,7 +66,7 @@ def listed(ctx: Context) -> "Listing":
 
 def found_here(ctx: Context) -> "Listing":
     """Return what to send of the working folder. Raises ConfigError."""
-    from awsddp.nodes.sync import files_to_send
+    from awsddp.nodes.listing import files_to_send
 
     job = ctx.job
     return files_to_send(
@@ -88,8 +83,9 @@ def send(
     nodes: Collection[int] | None = None,
     bundled: bool = False,
 ) -> "dict[int, Sent]":
-    """Send the working folder to nodes (all), and with `bundled` the programs that ship with awsddp."""
-    from awsddp.nodes.sync import files_to_send, push
+    """Send a folder to nodes (all), and with `bundled` the programs that ship with awsddp."""
+    from awsddp.nodes.listing import files_to_send
+    from awsddp.nodes.sync import push
 
     config = ctx.folder.ssh_config
     work = partial(push, listing, fleet, ssh_config=config, folder=folder, nodes=nodes, on_event=ctx.on_event)
@@ -98,14 +94,6 @@ def send(
     programs = files_to_send(train_folder())
     sent, _ = both(work, lambda: push(programs, fleet, ssh_config=config, folder=BUNDLED, nodes=nodes))
     return sent
-
-
-def send_checkpoint(cluster: ClusterHandle, staged: Path, *, folder: str, nodes: Collection[int]) -> None:
-    """Send what the folder `staged` holds to nodes. Raises NodeError."""
-    from awsddp.nodes.sync import files_to_send, push
-
-    config, tell = cluster.ctx.folder.ssh_config, cluster.ctx.on_event
-    push(files_to_send(staged), cluster.fleet, ssh_config=config, folder=folder, nodes=nodes, on_event=tell)
 
 
 def document(

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs.launchers import launcher
-from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered, shown
+from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered
+from awsddp.plan.environment import make_environment_plan
 from awsddp.spec import JobSection, gpus_of, with_secrets
 from awsddp.verbs import sync
-from awsddp.verbs.cluster import ClusterHandle, naming_holder
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
-from awsddp.verbs.environment import check_environment
 from awsddp.verbs.local import check_memory
 from awsddp.verbs.logs import merger_of
 from awsddp.verbs.results import check_results_dir, check_text, job_result, results_dir
 from awsddp.verbs.resuming import checkpoint_of
-from awsddp.verbs.starting import requests_for, start
+from awsddp.verbs.starting import start
 from awsddp.verbs.watching import Watch
 
 if TYPE_CHECKING:
-    from awsddp.plan import LaunchPlan
+    from awsddp.plan.records import LaunchPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WORDS = ("all", "last")
@@ -53,22 +53,6 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
             return attend(cluster, job, on_lines=on_lines)
 
 
-def preview(ctx: Context) -> dict[str, Any]:
-    """Return what `train` would start: the ranks, and the command and environment on each node.
-
-    The nodes get no request. The port is that of a cluster without other jobs. Raises what `train` raises.
-    """
-    check(ctx)
-    checkpoint = checkpoint_of(ctx)
-    with naming_holder(ctx), ClusterHandle.find(ctx) as cluster:
-        cluster.nodes = cluster.ready_nodes()
-        ranks = _layout(cluster)
-        _check_words(ctx, ranks[0])
-        return shown(
-            requests_for(cluster, ranks, spec=ctx.job, job=ctx.job.job.name or "JOB", checkpoint=checkpoint)
-        )
-
-
 def check(ctx: Context) -> None:
     """Refuse a missing script, an invalid name or placeholder, and an unset secret, before any cost.
 
@@ -78,7 +62,7 @@ def check(ctx: Context) -> None:
     with_secrets(ctx.job)
     check_text(ctx)
     launcher(asked.launcher_name)
-    check_environment(ctx)
+    make_environment_plan(ctx.job.env, internet=None, driver=None)
     _check_words(ctx, layout([0], gpus=0)[0])
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(
@@ -106,7 +90,7 @@ def check(ctx: Context) -> None:
         raise UsageError(
             f"script not found: {asked.script}",
             f"searched in the synced folder, {workdir.resolve()}",
-            "name a file there, or set --workdir",
+            "name a file there, or set sync.workdir",
         )
 
 
@@ -154,8 +138,6 @@ def ranks_on(requested: JobSection, has: Mapping[int, int]) -> tuple[Rank, ...]:
         gpus=gpus,
         world_size=requested.world_size,
         nproc_per_node=requested.nproc_per_node,
-        gpus_per_process=requested.gpus_per_process,
-        uneven=requested.uneven,
     )
 
 

@@ -1,22 +1,27 @@
 """up: plan, confirm, launch. An existing cluster is finished, repaired or resized, or stays unchanged."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from awsddp.cluster import Cluster, Node, Prepared, Target
+from awsddp.cluster import ACTIVE, Cluster, Node, Prepared, Target
 from awsddp.errors import ConfigError
 from awsddp.jobs.health import replacement
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodesFailed
 from awsddp.parallel import both, import_soon
-from awsddp.plan import Facts, LaunchPlan, refuse_untried
-from awsddp.spec import idle_seconds, overlaid, overlaid_environment
+from awsddp.plan import refuse_untried
+from awsddp.plan.environment import make_environment_plan
+from awsddp.plan.records import Facts, LaunchPlan
+from awsddp.report import node_name
+from awsddp.spec import idle_seconds, overlaid
 from awsddp.state import Record
+from awsddp.verbs.advice import global_words_of, train_again
 from awsddp.verbs.cluster import REACH_S, ClusterHandle
 from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, reach_jump, target_for
 from awsddp.verbs.converging import Confirm, own_or_empty, reconcile, say_differences
-from awsddp.verbs.environment import check_environment, environment_of
+from awsddp.verbs.environment import environment_of
 from awsddp.verbs.launching import launch, plan_everywhere
 from awsddp.verbs.status import cluster_document
 
@@ -29,10 +34,7 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
     LeftoverError; run again, `up` continues where it stopped.
     """
     with ctx.folder.lock("up"), target_for(ctx) as target:
-        requested, ctx = ctx, as_before(ctx)
-        say_differences(requested, ctx.spec)
         facts, cluster = read(ctx, target)
-        check_environment(ctx, internet=facts.image.has_internet)
         hosts = facts.image.has_hosts
 
         def ask(what: LaunchPlan | str) -> None:
@@ -45,13 +47,12 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
 
         cluster.nodes = _nodes(cluster, facts, ask)
         if cluster.record.target.region not in (None, cluster.aws.region):
-            cluster.gateway = aws_of(ctx, cluster.record.target)  # another region, that the spec lists
+            # another region, that the spec lists
+            cluster.gateway = aws_of(cluster.ctx, cluster.record.target)
         _prepare(cluster, hosts=hosts)
         if hosts:
-            from awsddp.verbs.rejoining import rejoin  # not above: `plan` imports this module
-
             environment_of(cluster)
-            rejoin(cluster)
+            _name_left_out(cluster)
         cluster.listed = _only(cluster)
         if hosts:
             cluster.publish()
@@ -63,14 +64,20 @@ def as_before(ctx: Context) -> Context:
     record = ctx.folder.read()
     if record is None:
         return ctx
-    job = overlaid_environment(ctx.job, record.asked)
+    job = overlaid(ctx.job, record.asked)
     return replace(ctx, spec=overlaid(ctx.spec, record.settings), job=job)
 
 
-def read(ctx: Context, target: Target) -> tuple[Facts, ClusterHandle]:
-    """Read the plan's facts and find the cluster, in parallel. Raises CloudError, ConfigError."""
+def read(requested: Context, target: Target) -> tuple[Facts, ClusterHandle]:
+    """Read the plan's facts and find the cluster, in parallel; the handle has the settings of the cluster.
+
+    What awsddp.toml says and they do not is reported. Raises CloudError, ConfigError, also for an invalid
+    environment.
+    """
     from awsddp.aws.clusters import find_clusters
 
+    ctx = as_before(requested)
+    say_differences(requested, ctx.spec)
     aws, record = aws_of(ctx, target), ctx.folder.read()
 
     def look() -> ClusterHandle:
@@ -82,7 +89,9 @@ def read(ctx: Context, target: Target) -> tuple[Facts, ClusterHandle]:
         clusters = find_clusters(aws, ctx.spec.name, owner, remembered=known)
         return ClusterHandle.of(ctx, aws, replace(target, region=aws.region), record, clusters)
 
-    return both(lambda: facts_of(aws, ctx.spec, target, record), look)
+    facts, cluster = both(lambda: facts_of(aws, ctx.spec, target, record), look)
+    make_environment_plan(ctx.job.env, internet=facts.image.has_internet, driver=None)
+    return facts, cluster
 
 
 def to_reconcile(cluster: ClusterHandle) -> bool:
@@ -200,7 +209,7 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
                 on_event=ctx.on_event,
             )
     else:
-        prepared = tuple(_unseen(record, node) for node in nodes)
+        prepared = tuple(_unseen(node) for node in nodes)
     if late:
         poweroff(aws, [node for node in late if not node.unfetched and not node.spot], "terminate")
         tag_expiry(aws, late, record.expires)
@@ -210,7 +219,6 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
         intent=None,
         idle=ctx.spec.cluster.idle,
     )
-    ctx.folder.note("ready", id=record.id)
 
 
 def _log_in(cluster: ClusterHandle) -> None:
@@ -232,11 +240,38 @@ def _log_in(cluster: ClusterHandle) -> None:
         raise
 
 
-def _unseen(record: Record, node: Node) -> Prepared:
+def _unseen(node: Node) -> Prepared:
     """Return the record of a node that has no login."""
-    return Prepared(
-        node=node.node, instance_id=node.instance_id, user=record.ssh_user, home="", python="", nic=""
-    )
+    return Prepared(node=node.node, instance_id=node.instance_id, home="", python="", nic="")
+
+
+def _name_left_out(cluster: ClusterHandle) -> None:
+    """Name the jobs that run or wait without a node that was replaced, and what starts them on all nodes.
+
+    One that has begun continues from its checkpoint. Raises NodesFailed, NodeError.
+    """
+    ctx, living = cluster.ctx, {node.instance_id for node in cluster.nodes}
+    left = {
+        job.job: job
+        for job in cluster.record.jobs
+        if job.state in ACTIVE and not living.issuperset(one.instance_id for one in job.nodes)
+    }
+    if not left:
+        return
+    with cluster.connect(deadline_s=REACH_S):
+        known = {job.job: job for job in cluster.jobs() if job.job in left}
+    ctx.folder.remember(*known.values())
+    here = shlex.join(["awsddp", *global_words_of(ctx)])
+    for name, job in (left | known).items():
+        lost = ", ".join(node_name(one.node) for one in job.nodes if one.instance_id not in living)
+        ends = f"{here} cancel {name} && " if name in known and job.state in ACTIVE else ""
+        if ends and job.state == "running":
+            ends = f"{ends}{here} fetch {name}; "
+            again = train_again(ctx, replace(job, resumed=name), {})
+            ctx.say(f"job {name} runs without {lost}, which was replaced; with it: {ends}{again}")
+        elif job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
+            again = train_again(ctx, job, {} if name in known else {"job.after": "all"})
+            ctx.say(f"job {name} waited for {lost}, which was replaced: {ends}{again}")
 
 
 def accept_host_keys(ctx: Context, record: Record, nodes: Sequence[Node]) -> None:

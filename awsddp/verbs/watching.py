@@ -77,7 +77,7 @@ class Watch:
         that it is gone; then the job is what the others say of it, and interrupted where EC2 says that all
         are gone. Raises NodeError where nobody says.
         """
-        with Events(self._cluster, self._job) if self._to_the_end else contextlib.nullcontext():
+        with Events(self._cluster, self._job).followed() if self._to_the_end else contextlib.nullcontext():
             self._follow()
         if lines := self._merger.finish():
             self._on_lines(lines)
@@ -174,13 +174,8 @@ class Watch:
         restarts = max(
             (told.get("restarts", ()) for told in self._merger.documents.values()), key=len, default=()
         )
-        for one in restarts[self._restarts :]:
-            who = (
-                node_name(one["node"])
-                if one["rank"] is None
-                else f"rank {one['rank']} @ {node_name(one['node'])}"
-            )
-            self._ctx.say(f"restart {one['restart']} of {one['max_restarts']}: {who}: {one['explanation']}")
+        for text in restarts[self._restarts :]:
+            self._ctx.say(f"restart {text}")
         self._restarts = max(self._restarts, len(restarts))
 
     def _hint(self, now: float) -> None:
@@ -194,12 +189,8 @@ class Watch:
             self._ctx.on_event(Event(f"no output for {after}: {command}"))
 
     def _request(self, node: int) -> dict[str, object]:
-        return protocol.follow_request(
-            self._job.job,
-            offsets=self._merger.attach(node),
-            to_the_end=self._to_the_end,
-            since=self._merger.since,
-        )
+        offsets = self._merger.attach(node)
+        return protocol.follow_request(self._job.job, offsets=offsets, to_the_end=self._to_the_end)
 
     def _lost(self, nodes: Collection[int]) -> set[int]:
         connected = set(self._fleet.nodes)

@@ -31,7 +31,7 @@ def why(ctx: Context, job: str) -> dict[str, Any]:
     with ClusterHandle.partly_ready(ctx) as cluster, cluster.connect_reachable() as fleet:
         found = cluster.job(job)
         if found.state != "running":
-            raise _nothing(found, f"awsddp fetch --job {job}   # then again: it may hold what was written")
+            raise _nothing(found, f"awsddp fetch {job}   # then again: it may hold what was written")
         request = protocol.stacks_request(job)
         answers = answers_of(fleet, dict.fromkeys(holders(fleet, found), request), timeout_s=ASK_S)
         for answer in answers.values():

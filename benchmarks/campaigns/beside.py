@@ -38,7 +38,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "train": ("train", "job.py", "--nproc-per-node", "1", "--name", "{job}"),
     "up": ("up", "-y"),
     "down": ("down", "-y"),
-    "fetch": ("fetch", "--job", "{base}", "--to", "{to}"),
+    "fetch": ("fetch", "{base}", "-o", "job.results={to}"),
     "exec --node 0": ("exec", "--node", "0", "sleep 3; pwd"),
     "exec": ("exec", "pwd"),
     "ssh": ("ssh", "--node", "0", "--", "pwd"),

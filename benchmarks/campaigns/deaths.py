@@ -96,7 +96,7 @@ def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int = 4) -> 
     """Let one of `ranks` die once, and return what came of it."""
     launcher, kind = list(LAUNCHERS)[number % 2], KINDS[number // 2 % len(KINDS)]
     victim, name = dice.choice((0, 1, ranks - 1)), f"death{number}"
-    options = ("--name", name, "--launcher", launcher, "--world-size", str(ranks), "--json")
+    options = ("--name", name, "-o", f"job.launcher={launcher}", "--world-size", str(ranks), "--json")
     follower = lab.started("train", "die.py", *options, "--", *words(kind, victim))
     follower.communicate(timeout=300)
     state = json.loads(lab.run("exec", "--json", "--node", "0", f"cat ~/.awsddp/jobs/{name}/state.json"))

@@ -66,7 +66,7 @@ Path(os.environ["AWSDDP_RUN_DIR"], "model.pt").write_bytes(os.urandom(100_000_00
 
 def fetched(lab: Rehearsal, name: str) -> int:
     """Fetch, and return the exit code."""
-    with lab.started("fetch", "--job", name) as process:
+    with lab.started("fetch", name) as process:
         process.communicate()
     return process.returncode
 
@@ -105,13 +105,13 @@ def cut(lab: Rehearsal, number: int, dice: random.Random, *, cuts: int = CUTS) -
     name = f"saves{number}"
     home = lab.project / "runs" / name
     lab.run("train", "saves.py", "--name", name, "--world-size", "2", "--detach")
-    while json.loads(lab.run("jobs", "--json"))[-1]["state"] == "running":
+    while json.loads(lab.run("jobs", "--json"))["jobs"][-1]["state"] == "running":
         time.sleep(0.5)
     before, size, done, codes = sent(lab), 200_000_000, 0, set[int]()
     while done < cuts:
         step = dice.uniform(0.3, 1.0) * size / (cuts + 1)
         start = came(home)
-        process = lab.started("fetch", "--job", name)
+        process = lab.started("fetch", name)
         while process.poll() is None and came(home) < start + step:
             time.sleep(0.002)
         if process.poll() is not None:

@@ -133,7 +133,14 @@ def run(lab: Rehearsal, number: int, dice: random.Random, *, ranks: int, launche
     """Let one job hang, ask until it stands still, and return what is said of it then."""
     name, culprit = (*HANGS, "network")[number % (len(HANGS) + 1)], dice.randrange(ranks)
     job = f"{name}{number}"
-    options = ("--world-size", str(ranks), "--env-var", f"CULPRIT={culprit}", "--launcher", launcher)
+    options = (
+        "--world-size",
+        str(ranks),
+        "--env-var",
+        f"CULPRIT={culprit}",
+        "-o",
+        f"job.launcher={launcher}",
+    )
     follower = begin(lab, job, f"{name}.py", *options, ranks=ranks)
     with cut(lab) if name == "network" else contextlib.nullcontext():
         found, took = _ask(lab, job)

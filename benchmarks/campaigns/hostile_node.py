@@ -41,13 +41,14 @@ from awsddp.cluster import Cluster, Node, Target
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 from awsddp.nodes import provision, rsync
+from awsddp.nodes.command import Result
+from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodeFailure, NodesFailed
-from awsddp.nodes.transport import Endpoint, Result
-from awsddp.report import job_document
 from awsddp.spec import load
 from awsddp.state import Folder, Record
 from awsddp.verbs.cluster import ClusterHandle, choose_job
 from awsddp.verbs.context import Context
+from awsddp.verbs.jobs import jobs_document
 from awsddp.verbs.logs import merger_of
 from awsddp.verbs.report import report
 from awsddp.verbs.results import job_result
@@ -219,8 +220,7 @@ class Drawn:
             document["cause"] |= {"kind": self.chance.choice(KINDS), "values": {"module": words()}}
         texts = {key: words() for key in ("script", "commit", "launcher", "resumed", "instance_type")}
         document["facts"] = texts | {"args": [words()], "options": [words()]}
-        restart = {"round": 0, "restart": 1, "max_restarts": 3, "rank": 1, "node": 1, "explanation": words()}
-        document["restarts"] = [restart]
+        document["restarts"] = [words()]
 
     def _worded(self) -> str:
         return self.chance.choice(ENDS) + self.chance.choice(OURS) + EVIL
@@ -237,7 +237,7 @@ class Drawn:
                 kind, rank, offset, payload = frames[at]
                 way = self.chance.randrange(14)
                 if way == 0:
-                    kind = self.chance.choice((b"X", b"T", b"E", b"L", b"H"))
+                    kind = self.chance.choice((b"X", b"E", b"L", b"H"))
                 elif way == 1:
                     rank = self.chance.choice((0, 1, 7, 2**32 - 1))
                 elif way == 2:
@@ -607,7 +607,7 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
         jobs = cluster.jobs()
         if drawn.verb == "jobs":
             home.folder.remember(*jobs)
-            jobs_page([job_document(job) for job in jobs], verbose=True)
+            jobs_page(jobs_document(ctx, jobs), verbose=True)
             return 0
         if drawn.verb == "status":
             home.folder.remember(*jobs)

@@ -85,7 +85,7 @@ def run(lab: Rehearsal, number: int, dice: random.Random) -> Row:
     if len(saved(lab, name)) < 4:  # a node was off before its results were fetched: its disk is kept
         fetched = "after up"
         up(lab, "1h")
-        lab.run("fetch", "--job", name)
+        lab.run("fetch", name)
         document = json.loads((lab.project / "runs" / name / "job.json").read_text())
     whole = [text == SAVED for text in saved(lab, name)]
     cause = document["cause"]

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rehearse_gpu.devices import current_device, index
 
 PLACE = "_rehearsed_on"  # the attribute of a storage that would be on a GPU: its number
-KINDS = "Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Bool", "BFloat16"
 Tensor = torch.Tensor
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _wrapped = torch._C._functorch
@@ -226,16 +225,6 @@ def in_the_mode(function):
     return call
 
 
-class _Legacy(type):
-    """torch.cuda.FloatTensor and the like."""
-
-    def __call__(self, *args):
-        return _move(getattr(torch, self.__name__)(*args), current_device())
-
-    def __instancecheck__(self, thing):
-        return isinstance(thing, Tensor) and thing.type() == f"torch.cuda.{self.__name__}"
-
-
 def keep_places():
     """From now on, in every thread, tensors remember where they would be."""
     _OnTheCpu().__enter__()  # for good
@@ -259,8 +248,6 @@ def _answer_tensors():
         found = getattr(Tensor, name)
         get = functools.partial(answer, found.__get__)
         setattr(Tensor, name, property(get, found.__set__, found.__delete__))
-    for kind in KINDS:
-        setattr(torch.cuda, f"{kind}Tensor", _Legacy(f"{kind}Tensor", (), {"__module__": "torch.cuda"}))
 
 
 def _answer_factories():

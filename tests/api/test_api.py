@@ -108,7 +108,7 @@ def test_up_needs_consent_to_a_price_unless_the_cloud_is_local(here: Lab) -> Non
         _consent(remote, price - 1, plan)(plan.launch)
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_methods_work_on_any_thread(here: Lab) -> None:
     states: list[str] = []
     threads = [

@@ -15,9 +15,9 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto_cloud import NOW, Cloud, Launcher, Server
 from werkzeug.serving import make_server
 
-from awsddp import compat
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, Clock
+from awsddp.compat.images import DLAMI_PARAMETERS
 from awsddp.local.emulator import route_out
 
 
@@ -61,7 +61,7 @@ def cloud(server: Server) -> Cloud:
     server.cloud = Cloud(endpoint=server.cloud.endpoint)
     server.cloud.add_image(
         "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
-        parameter=compat.DLAMI_PARAMETERS[0],
+        parameter=DLAMI_PARAMETERS[0],
         tags={"awsddp:gpus": "pretended"},
     )
     return server.cloud
@@ -79,19 +79,27 @@ def aws(gateway: Aws, cloud: Cloud) -> Aws:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    """A clock that only sleeping moves."""
+def clock() -> Iterator[Clock]:
+    """The clock of all waits, which only sleeping moves."""
     passed = [0.0]
 
     def sleep(seconds: float) -> None:
         passed[0] += seconds
 
-    return Clock(monotonic=lambda: passed[0], sleep=sleep, now=lambda: NOW + timedelta(seconds=passed[0]))
+    moved = {
+        "monotonic": lambda: passed[0],
+        "sleep": sleep,
+        "now": lambda: NOW + timedelta(seconds=passed[0]),
+    }
+    before = vars(CLOCK).copy()
+    vars(CLOCK).update(moved)
+    yield CLOCK
+    vars(CLOCK).update(before)
 
 
 @pytest.fixture
 def launcher(aws: Aws, clock: Clock) -> Launcher:
-    return Launcher(aws, clock)
+    return Launcher(aws)
 
 
 @pytest.fixture
@@ -101,7 +109,7 @@ def on(tmp_path: Path, aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     cloud.add_image(
         "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
-        parameter=compat.DLAMI_PARAMETERS[0],
+        parameter=DLAMI_PARAMETERS[0],
         tags={"awsddp:gpus": "pretended", "awsddp:hosts": "none"},
     )
     passed = [0.0]

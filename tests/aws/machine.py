@@ -9,7 +9,7 @@ from moto_cloud import Cloud
 from awsddp.aws.clusters import find_cluster
 from awsddp.aws.session import Aws
 from awsddp.cluster import Cluster
-from awsddp.plan import LaunchPlan
+from awsddp.plan.records import LaunchPlan
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context

@@ -19,11 +19,12 @@ from awsddp.aws.access import ensure_access
 from awsddp.aws.facts import gather
 from awsddp.aws.instances import launch
 from awsddp.aws.session import Aws
-from awsddp.aws.waits import Clock
 from awsddp.cluster import Node, Target
-from awsddp.local import placement
-from awsddp.local.requests import Refusal, read
-from awsddp.plan import LaunchPlan, Values, make_plan, names
+from awsddp.local import scope
+from awsddp.local.requests import Refusal, answered, dry_run, read
+from awsddp.plan import make_plan
+from awsddp.plan.records import LaunchPlan, names
+from awsddp.plan.requests import Values
 from awsddp.report import Event
 from awsddp.spec import ClusterSection, ClusterSpec
 
@@ -128,7 +129,7 @@ class Server:
         if token in self.cloud.tokens:
             start("200 OK", [("Content-Type", "text/xml")])
             return [self.cloud.tokens[token]]
-        if operation in placement.ACTIONS:
+        if operation.endswith(("PlacementGroup", "PlacementGroups")):
             return self._placement(environ, body, start)
         if operation.endswith("ServiceQuota") or operation.startswith("RequestServiceQuota"):
             return self._quota(operation, body, start)
@@ -174,7 +175,13 @@ class Server:
         """Answer for placement groups, which moto lacks, as the local cloud does."""
         try:
             request = read({**environ, "wsgi.input": BytesIO(body)})
-            status, headers, content = placement.answer(request, self.cloud.backend_of(request.region))
+            backend, row = self.cloud.backend_of(request.region), scope.find(request)
+            if row.check:
+                row.check(request, backend)
+            if request.dry:
+                raise dry_run()
+            assert row.answer is not None
+            status, headers, content = answered(request, row.answer(request, backend))
         except Refusal as refusal:
             return _answer(Fault(refusal.code, refusal.message), start)
         start(status, headers)
@@ -206,7 +213,6 @@ class Launcher:
     """Carries a plan out as `up` does, and keeps what it wrote down and said."""
 
     aws: Aws
-    clock: Clock
     intents: list[dict[str, Any]] = field(default_factory=list)
     on_intent: Callable[[dict[str, Any]], None] = lambda intent: None
     events: list[Event] = field(default_factory=list)
@@ -219,11 +225,10 @@ class Launcher:
             values({**ids, "security_group": group}),
             write_intent=self._write,
             on_event=self.events.append,
-            clock=self.clock,
         )
 
     def access(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> str:
-        return ensure_access(self.aws, plan, values(ids), on_event=self.events.append, clock=self.clock)
+        return ensure_access(self.aws, plan, values(ids), on_event=self.events.append)
 
     def _write(self, intent: dict[str, Any]) -> None:
         self.intents.append(intent)

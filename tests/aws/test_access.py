@@ -50,7 +50,7 @@ def test_a_group_that_aws_does_not_list_everywhere_yet_is_waited_for_when_ssh_mo
         "RevokeSecurityGroupIngress",
     ):
         cloud.fail(operation, "InvalidGroup.NotFound")
-    move_ssh(aws, group["GroupId"], ("10.77.0.9/32",), on_event=lambda event: None, clock=launcher.clock)
+    move_ssh(aws, group["GroupId"], ("10.77.0.9/32",), on_event=lambda event: None)
     [group] = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
     opened = [item["CidrIp"] for rule in group["IpPermissions"] for item in rule["IpRanges"]]
     assert opened == ["10.77.0.9/32"]

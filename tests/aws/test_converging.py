@@ -13,12 +13,12 @@ from awsddp.aws.session import Aws
 from awsddp.cluster import Cluster
 from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
 from awsddp.nodes.failures import NodeFailure
-from awsddp.plan import LaunchPlan
+from awsddp.plan.records import LaunchPlan
 from awsddp.report import Event, cluster_state
 from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.costs import costs
 from awsddp.verbs.down import down
 from awsddp.verbs.interruption import interruption
+from awsddp.verbs.jobs import jobs_document
 from awsddp.verbs.plan import plan
 from awsddp.verbs.up import up
 
@@ -45,13 +45,11 @@ def test_what_was_not_said_again_is_as_at_the_launch(on: On, cloud: Cloud, aws: 
     group = aws.call("CreateSecurityGroup", {"GroupName": "own", "Description": "own", "VpcId": vpc})[
         "GroupId"
     ]
-    own = tmp_path / "id_ed25519"
+    own = tmp_path / "mine.pem"
     own.touch(mode=0o600)
     own.write_text(made["KeyMaterial"])
     laptop = on("laptop")
-    laptop.first(
-        access__key="mine", access__key_file=str(own), network__security_group=group, tags__team="vision"
-    )
+    laptop.first(access__key_file=str(own), network__security_group=group, tags__team="vision")
     laptop.up(cluster__nodes=3)
     [sent] = cloud.sent("RunInstances")
     assert sent["KeyName"] == "mine"
@@ -73,7 +71,7 @@ def test_a_node_that_was_lost_is_not_missed_in_a_cluster_that_is_now_smaller(on:
     assert (result["state"], [node["node"] for node in result["nodes"]]) == ("ready", [0])
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_what_another_machine_made_once_all_of_ours_was_gone_is_left_alone(on: On, cloud: Cloud) -> None:
     laptop, desktop = on("laptop"), on("desktop")
     gone = laptop.first(cluster__nodes=1)
@@ -140,7 +138,7 @@ def test_a_no_changes_nothing(on: On) -> None:
     assert laptop.questions == []
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_growth_without_capacity_leaves_what_is_there(on: On, cloud: Cloud) -> None:
     laptop = on("laptop")
     before = laptop.first()
@@ -171,7 +169,7 @@ def test_a_login_name_that_was_wrong_can_be_mended(on: On) -> None:
         assert "User ubuntu\n" in laptop.folder.ssh_config.read_text()
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_ssh_moves_to_a_jump_host_which_is_remembered(
     on: On, aws: Aws, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -222,7 +220,6 @@ def test_the_plan_of_a_cluster_that_exists_shows_the_steps_and_changes_nothing(o
     assert laptop.cluster == before
 
 
-@pytest.mark.prove(share=0.5)
 def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, monkeypatch: Any) -> None:
     laptop, desk = on("laptop"), on("desk")
     from awsddp.verbs import up as verb
@@ -307,16 +304,15 @@ def test_yes_alone_ends_no_second_cluster_that_this_machine_did_not_make(on: On,
     assert {one.id for one in find_clusters(aws, "demo", mine.owner) if one.live} == {mine.id, "ffffffff"}
 
 
-@pytest.mark.prove(share=0.5)
 def test_the_bill_of_a_cluster_that_was_ended_is_closed(on: On) -> None:
     laptop = on("laptop")
     laptop.first()
-    [running] = costs(laptop.context())["clusters"]
-    assert running["to"] is None
+    [running] = jobs_document(laptop.context(), ())["clusters"]
+    assert running["ended"] is None
     down(laptop.context(), confirm=lambda what: None)
-    [ended] = costs(laptop.context())["clusters"]
+    [ended] = jobs_document(laptop.context(), ())["clusters"]
     assert (ended["id"], ended["nodes"]) == (running["id"], 2)
-    assert ended["to"] is not None
+    assert ended["ended"] is not None
 
 
 def test_a_plan_over_a_living_cluster_says_what_would_change_or_nothing(on: On) -> None:

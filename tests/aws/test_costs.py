@@ -1,9 +1,15 @@
 """What a cluster costs is the same wherever it is shown, and never falls."""
 
+from dataclasses import replace
+
+import pytest
 from machine import Machine, On
 
-from awsddp.verbs.costs import costs
+from awsddp.errors import NotFoundError
+from awsddp.state import Folder
+from awsddp.verbs.cluster import NoNodes
 from awsddp.verbs.down import down
+from awsddp.verbs.jobs import jobs, jobs_document
 from awsddp.verbs.status import status
 from awsddp.verbs.stop import stop
 
@@ -11,7 +17,8 @@ MACHINE, ADDRESS, DISK = 1.006, 0.005, 200 * 0.08 / 730
 
 
 def reported(machine: Machine) -> tuple[float | None, float | None]:
-    (bill,) = costs(machine.context())["clusters"]
+    (bill,) = jobs_document(machine.context(), ())["clusters"]
+    assert bill["idle_usd"] == bill["cost_usd"], "no job ran"
     return bill["cost_usd"], bill["price_usd_per_hour"]
 
 
@@ -26,6 +33,20 @@ def test_status_down_and_report_agree(on: On) -> None:
     assert shown(laptop) == reported(laptop) == (0.03, round(2 * (MACHINE + ADDRESS + DISK), 4))
     ended = down(laptop.context(), confirm=laptop.questions.append)
     assert (ended["cost_usd"], 0.0) == reported(laptop)
+    listed = jobs(laptop.context())
+    assert listed["total_usd"] == listed["clusters"][0]["cost_usd"] == ended["cost_usd"]
+    assert any(text.startswith("no cluster demo") for text in laptop.said), laptop.said
+
+
+def test_jobs_of_a_name_that_was_never_used_are_an_error_beside_what_is_known(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    ctx = laptop.context()
+    other = replace(ctx, spec=replace(ctx.spec, name="typo"), folder=Folder(ctx.home, "typo"))
+    with pytest.raises(NotFoundError) as error:
+        jobs(other)
+    assert error.value.result is not None
+    assert [one["cluster"] for one in error.value.result["clusters"]] == [ctx.spec.name]
 
 
 def test_what_was_ended_elsewhere_costs_no_more_and_nothing_is_taken_back(on: On) -> None:
@@ -44,6 +65,10 @@ def test_a_stopped_cluster_costs_its_disks(on: On) -> None:
     laptop.first()
     stopped = stop(laptop.context(), confirm=laptop.questions.append)
     assert stopped["price_usd_per_hour"] == round(2 * DISK, 4)
+    with pytest.raises(NoNodes) as error:
+        jobs(laptop.context())
+    assert error.value.result is not None
+    assert error.value.result["clusters"][0]["price_usd_per_hour"] == round(2 * DISK, 4)
 
 
 def test_a_launch_that_was_cut_off_before_its_row_is_counted(on: On) -> None:

@@ -14,7 +14,7 @@ from awsddp.aws.clusters import describe, find_clusters
 from awsddp.aws.everywhere import Everywhere, Holding, find_everywhere, find_in
 from awsddp.aws.session import Aws
 from awsddp.errors import Interrupted, LeftoverError
-from awsddp.plan import LaunchPlan, names
+from awsddp.plan.records import LaunchPlan, names
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs import everywhere as verb
@@ -162,7 +162,7 @@ def test_orphan_with_results_is_kept_unless_they_are_discarded(
     asked: list[str] = []
     with pytest.raises(LeftoverError, match=r"demo \(aaaaaaaa\): results of train-1") as kept:
         verb.down_orphans(ctx, confirm=asked.append)
-    assert "awsddp -c demo fetch --job train-1" in kept.value.next
+    assert "awsddp -c demo fetch train-1" in kept.value.next
     assert "bbbbbbbb" in asked[0]
     assert "aaaaaaaa" not in asked[0]
     assert {one["id"] for one in verb.status_all(ctx)} == {"aaaaaaaa"}

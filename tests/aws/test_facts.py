@@ -9,12 +9,12 @@ import pytest
 from botocore.exceptions import ClientError
 from moto_cloud import Cloud, plan_for, spec
 
-from awsddp import compat
 from awsddp.aws import facts as facts_module
 from awsddp.aws.facts import enabled_regions, gather
 from awsddp.aws.refusals import translate
 from awsddp.aws.session import Aws, Call
 from awsddp.cluster import Target, TargetName
+from awsddp.compat.types import QUOTA_G, QUOTA_P
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.spec import ClusterSpec, NetworkSection
 from tests.http_answers import BAD_ANSWERS, CUT, answering
@@ -28,7 +28,7 @@ def test_a_plan_can_be_made_from_what_is_read(aws: Aws, cloud: Cloud) -> None:
     assert "us-east-1a" in facts.offers["g6.48xlarge"]
     assert facts.callers == ("10.77.0.1/32",)
     assert {subnet.zone for subnet in facts.subnets} >= {"us-east-1a", "us-east-1b"}
-    assert facts.quotas == {compat.QUOTA_P[0]: None, compat.QUOTA_G[0]: None}
+    assert facts.quotas == {QUOTA_P[0]: None, QUOTA_G[0]: None}
 
 
 def test_reading_changes_nothing(aws: Aws, cloud: Cloud) -> None:
@@ -56,7 +56,7 @@ def test_p2_is_asked_for_as_it_is_and_the_refusal_says_what_takes_its_place(aws:
 
 def test_a_type_the_table_lacks_is_described_by_ec2(aws: Aws) -> None:
     plan = plan_for(aws, instance_type="g7.48xlarge")
-    assert (plan.gpus_per_node, plan.gpu) == (8, "RTX PRO 4500")
+    assert (plan.kind.gpus, plan.kind.gpu) == (8, "RTX PRO 4500")
     assert plan.price_usd_per_hour is None
     assert "unknown price for g7.48xlarge" in plan.warnings
 

@@ -124,7 +124,6 @@ def test_the_plan_says_when_credentials_end_before_the_nodes_do(
     assert any("credentials end in " in text for text in launched.warnings) == told
 
 
-@pytest.mark.prove(share=0.5)
 @pytest.mark.parametrize("key", ["instance_type", "gpus", "max_price_usd", "budget_usd", None])
 def test_yes_answers_questions_and_chooses_no_price(on: On, key: str | None) -> None:
     laptop = on("laptop")

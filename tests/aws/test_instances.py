@@ -13,15 +13,14 @@ from botocore.serialize import create_serializer
 from moto_cloud import IDS, NOW, Cloud, Launcher, plan_for, values, without_zones
 
 from awsddp.aws import instances
-from awsddp.aws.clusters import by_id, describe, end_of, find_cluster, find_clusters, tags_of
+from awsddp.aws.clusters import by_id, describe, end_of, find_cluster, find_clusters, tag, tags_of
 from awsddp.aws.instances import appear, refuse_off, resume, wait_running
 from awsddp.aws.session import Aws
-from awsddp.aws.tags import tag
 from awsddp.aws.teardown import give_up
 from awsddp.aws.waits import Clock
 from awsddp.cluster import Node
 from awsddp.errors import AwsddpError, CapacityError, NodeError
-from awsddp.plan import Request
+from awsddp.plan.records import Request
 
 
 def on_the_wire(request: Request) -> dict[str, str]:
@@ -176,7 +175,7 @@ def test_a_launch_that_was_cut_off_is_finished_and_never_doubled(
         launcher.on_intent = stop
         with pytest.raises(Killed):
             launcher(plan_for(aws))
-    nodes = resume(aws, launcher.intents[-1], on_event=launcher.events.append, clock=clock)
+    nodes = resume(aws, launcher.intents[-1], on_event=launcher.events.append)
     assert nodes is not None
     assert sorted(living(aws)) == sorted(node.instance_id for node in nodes)
     assert len(nodes) == 2
@@ -187,7 +186,7 @@ def test_an_old_intent_is_not_replayed_but_looked_up_by_tag(
 ) -> None:
     nodes = launcher(plan_for(aws))
     clock.sleep(3601)
-    found = resume(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock)
+    found = resume(aws, launcher.intents[0], on_event=launcher.events.append)
     assert found is not None
     assert [node.instance_id for node in found] == [node.instance_id for node in nodes]
     assert len(cloud.sent("RunInstances")) == 1
@@ -203,7 +202,7 @@ def test_instances_of_another_owner_that_carry_the_same_id_are_not_taken_for_the
             pair["Value"] = "AIDAOTHER" if pair["Key"] == "awsddp:owner" else pair["Value"]
     aws.call("RunInstances", copied)
     clock.sleep(3601)
-    found = resume(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock)
+    found = resume(aws, launcher.intents[0], on_event=launcher.events.append)
     assert found is not None
     assert [node.instance_id for node in found] == [node.instance_id for node in nodes]
 
@@ -213,7 +212,7 @@ def test_a_replay_of_instances_that_ended_says_that_nothing_came(
 ) -> None:
     launcher(plan_for(aws))
     cloud.fail("RunInstances", "IdempotentInstanceTerminated")
-    assert resume(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock) is None
+    assert resume(aws, launcher.intents[0], on_event=launcher.events.append) is None
 
 
 def test_node_that_was_given_up_is_none_of_its_launch_any_more(
@@ -221,7 +220,7 @@ def test_node_that_was_given_up_is_none_of_its_launch_any_more(
 ) -> None:
     nodes = launcher(plan_for(aws))
     give_up(aws, nodes[1:])
-    found = appear(aws, launcher.intents[0], on_event=launcher.events.append, clock=clock)
+    found = appear(aws, launcher.intents[0], on_event=launcher.events.append)
     assert found is not None
     assert [node.node for node in found] == [0]
 
@@ -243,14 +242,14 @@ def test_nodes_of_a_large_cluster_are_described_by_no_more_values_than_a_filter_
 
 
 def test_looking_by_tag_ends_after_two_minutes(aws: Aws, cloud: Cloud, clock: Clock) -> None:
-    assert appear(aws, {"cluster_id": "ffffffff"}, on_event=lambda event: None, clock=clock) is None
+    assert appear(aws, {"cluster_id": "ffffffff"}, on_event=lambda event: None) is None
     assert 120 <= clock.monotonic() < 130
 
 
 def test_one_describe_waits_for_all_nodes(aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock) -> None:
     launcher(plan_for(aws, nodes=8))
     before = len(cloud.sent("DescribeInstances"))
-    nodes = wait_running(aws, "0a1b2c3d", 8, on_event=launcher.events.append, clock=clock)
+    nodes = wait_running(aws, "0a1b2c3d", 8, on_event=launcher.events.append)
     assert len(nodes) == 8
     assert all(node.address for node in nodes)
     assert len(cloud.sent("DescribeInstances")) == before + 1
@@ -268,7 +267,7 @@ def test_a_node_that_runs_without_an_address_yet_is_waited_for(
         return answers[-1]
 
     monkeypatch.setattr(instances, "describe", late)
-    nodes = wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append, clock=clock)
+    nodes = wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append)
     assert all(node.address for node in nodes)
     assert len(answers) == 2
 
@@ -279,7 +278,7 @@ def test_a_node_that_ends_while_it_starts_is_named_with_the_reason(
     nodes = launcher(plan_for(aws))
     aws.call("TerminateInstances", {"InstanceIds": [nodes[1].instance_id]})
     with pytest.raises(NodeError) as caught:
-        wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append, clock=clock)
+        wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append)
     assert nodes[1].instance_id in caught.value.message
     assert caught.value.why.splitlines() == [
         "Client.UserInitiatedShutdown: User initiated shutdown",
@@ -296,9 +295,7 @@ def test_a_node_that_another_command_stops_is_named_at_once_and_not_waited_for(
     began = clock.monotonic()
 
     def wait(awaited: Sequence[Node]) -> None:
-        wait_running(
-            aws, "0a1b2c3d", 2, awaited=awaited, on_event=lambda event: None, deadline_s=60, clock=clock
-        )
+        wait_running(aws, "0a1b2c3d", 2, awaited=awaited, on_event=lambda event: None, deadline_s=60)
 
     for look in (lambda: wait(nodes), lambda: refuse_off(aws, nodes)):
         with pytest.raises(NodeError, match=r"node1 \(i-\w+\) is stopped, while it was started") as caught:
@@ -325,7 +322,7 @@ def test_a_poll_that_aws_throttles_goes_on(
     launcher(plan_for(aws))
     monkeypatch.setattr("awsddp.aws.session.ATTEMPTS", 1)
     cloud.fail("DescribeInstances", "RequestLimitExceeded", "InternalError", status=503)
-    assert len(wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append, clock=clock)) == 2
+    assert len(wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append)) == 2
 
 
 def test_a_tag_is_written_once_aws_knows_the_node(
@@ -333,7 +330,7 @@ def test_a_tag_is_written_once_aws_knows_the_node(
 ) -> None:
     nodes = launcher(plan_for(aws))
     cloud.fail("CreateTags", "InvalidInstanceID.NotFound", "InvalidInstanceID.NotFound")
-    tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", "left", clock=clock)
+    tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", "left")
     assert {tags_of(one)["awsddp:nodes"] for one in describe(aws, [])} == {"left"}
 
 

@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 from moto_cloud import REGION, Cloud
 
-from awsddp import compat
-from awsddp.aws import waits
 from awsddp.aws.clusters import describe, find_cluster, tagged
 from awsddp.aws.facts import gather
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
 from awsddp.cluster import Node
+from awsddp.compat.images import DLAMI_PARAMETERS
 from awsddp.errors import CapacityError, CloudError, ConfigError
-from awsddp.plan import LaunchPlan
+from awsddp.plan.records import LaunchPlan
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder, Record
@@ -58,7 +57,7 @@ class Launches:
 def up(tmp_path: Path, aws: Aws, cloud: Cloud) -> Launches:
     cloud.add_image(
         "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
-        parameter=compat.DLAMI_PARAMETERS[0],
+        parameter=DLAMI_PARAMETERS[0],
         region="eu-west-1",
     )
     return Launches(tmp_path, aws, cloud)
@@ -74,9 +73,7 @@ def attempts(cloud: Cloud) -> list[str]:
 
 def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, cloud: Cloud) -> None:
     cloud.fail("RunInstances", NONE, status=500)
-    record, nodes = up(
-        cluster__instance_type="p4d.24xlarge", capacity__types='["g5.48xlarge"]', capacity__zones="us-east-1a"
-    )
+    record, nodes = up(cluster__instance_type="p4d.24xlarge,g5.48xlarge", capacity__zones="us-east-1a")
     assert attempts(cloud) == ["p4d.24xlarge", "g5.48xlarge"]
     assert {node.instance_type for node in nodes} == {"g5.48xlarge"}
     assert record.instance_type == "g5.48xlarge"
@@ -84,7 +81,6 @@ def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, clo
     assert any("no 2 x p4d.24xlarge" in text for text in up.said)
 
 
-@pytest.mark.prove(share=0.5)
 def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
     up: Launches, cloud: Cloud, aws: Aws
 ) -> None:
@@ -106,7 +102,7 @@ def test_on_demand_follows_spot_where_it_is_listed(up: Launches, cloud: Cloud) -
     cloud.fail("RunInstances", "SpotMaxPriceTooLow")
     _, nodes = up(
         capacity__zones="us-east-1a",
-        capacity__markets='["spot", "on-demand"]',
+        cluster__spot="first",
         cluster__instance_type="g5.xlarge",
     )
     first, second = cloud.sent("RunInstances")
@@ -122,8 +118,7 @@ def test_without_capacity_anywhere_nothing_is_left_and_each_attempt_is_told(
     with pytest.raises(CapacityError) as caught:
         up(
             capacity__zones='["us-east-1a", "us-east-1b"]',
-            cluster__instance_type="p4d.24xlarge",
-            capacity__types='["g5.48xlarge"]',
+            cluster__instance_type="p4d.24xlarge,g5.48xlarge",
         )
     assert attempts(cloud) == ["p4d.24xlarge"] * 2 + ["g5.48xlarge"] * 2
     assert "p4d.24xlarge" in caught.value.why
@@ -131,11 +126,7 @@ def test_without_capacity_anywhere_nothing_is_left_and_each_attempt_is_told(
     assert left(aws) is None
 
 
-@pytest.mark.prove(share=0.5)
-def test_it_is_asked_again_until_there_are_machines(
-    up: Launches, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waits, "CLOCK", clock)
+def test_it_is_asked_again_until_there_are_machines(up: Launches, cloud: Cloud, clock: Clock) -> None:
     cloud.fail("RunInstances", *[NONE] * 5, status=500)
     _, nodes = up(
         capacity__zones="us-east-1a", cluster__instance_type="g5.xlarge", capacity__retry_until_up="true"
@@ -151,7 +142,7 @@ def test_a_refusal_that_no_other_place_helps_ends_the_launch_and_leaves_nothing(
 ) -> None:
     cloud.fail("RunInstances", code)
     with pytest.raises(CloudError):
-        up(cluster__instance_type="p4d.24xlarge", capacity__types='["g5.48xlarge"]')
+        up(cluster__instance_type="p4d.24xlarge,g5.48xlarge")
     assert attempts(cloud) == ["p4d.24xlarge"]
     assert left(aws) is None
 
@@ -167,9 +158,9 @@ def test_a_key_of_ones_own_is_pointed_to_and_never_imported(
     up: Launches, cloud: Cloud, aws: Aws, tmp_path: Path
 ) -> None:
     aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
-    own = tmp_path / "id_ed25519"
+    own = tmp_path / "mine.pem"
     own.write_text("private")
-    up(cluster__instance_type="g5.xlarge", access__key="mine", access__key_file=str(own))
+    up(cluster__instance_type="g5.xlarge", access__key_file=str(own))
     assert cloud.sent("ImportKeyPair") == []
     assert cloud.sent("RunInstances")[0]["KeyName"] == "mine"
     folder = Folder(up.home, "demo")
@@ -178,17 +169,10 @@ def test_a_key_of_ones_own_is_pointed_to_and_never_imported(
     assert own.read_text() == "private"
 
 
-@pytest.mark.parametrize(
-    ("keys", "told"),
-    [
-        ({"access__key": "mine"}, "access.key_file"),
-        ({"access__key": "none", "access__key_file": "x"}, "access.key: no key pair 'none'"),
-    ],
-)
-def test_half_a_key_is_refused(up: Launches, aws: Aws, keys: dict[str, str], told: str) -> None:
+def test_a_key_pair_that_is_not_there_is_refused(up: Launches, aws: Aws) -> None:
     aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
-    with pytest.raises(ConfigError, match=told):
-        up(**keys)
+    with pytest.raises(ConfigError, match=r"access\.key_file: no key pair 'none'"):
+        up(access__key_file="none.pem")
 
 
 def test_instances_of_a_launch_are_all_in_one_zone(up: Launches, aws: Aws) -> None:

@@ -49,7 +49,7 @@ def test_nodes_that_aws_does_not_list_everywhere_yet_are_kept_and_tagged(
     nodes = launcher(plan_for(aws))
     for operation in ("ModifyInstanceAttribute", "CreateTags"):
         cloud.fail(operation, "InvalidInstanceID.NotFound")
-    keep_on_poweroff(aws, nodes, "train-1", clock=launcher.clock)
+    keep_on_poweroff(aws, nodes, "train-1")
     assert state(aws) == {("stop", ("train-1",))}
 
 
@@ -137,7 +137,7 @@ def test_nodes_that_are_stopped_are_not_ended_by_a_poweroff_on_the_way(
 ) -> None:
     nodes = launcher(plan_for(aws))
     cloud.requests.clear()
-    stop(aws, nodes, on_event=lambda event: None, clock=launcher.clock)
+    stop(aws, nodes, on_event=lambda event: None)
     sent = [name for name, _ in cloud.requests]
     last = len(sent) - 1 - sent[::-1].index("ModifyInstanceAttribute")
     assert last < sent.index("StopInstances")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto_cloud import NOW, Cloud, plan_for, spec, values
+from moto_cloud import Cloud, plan_for, spec, values
 
 from awsddp.aws.clusters import find_cluster
 from awsddp.aws.facts import gather
@@ -21,22 +21,27 @@ from awsddp.verbs.context import Context
 from awsddp.verbs.doctor import request_quota
 
 
-def checks(aws: Aws, asked: ClusterSpec | None = None) -> dict[str, Check]:
+def every_check(aws: Aws, asked: ClusterSpec | None = None) -> tuple[Check, ...]:
     asked = asked or spec()
-    found = before_launch(
+    return before_launch(
         aws,
         asked,
         values(),
         facts=lambda: gather(aws, asked, caller_address="10.77.0.1", target="local"),
     )
-    return {check.name: check for check in found}
+
+
+def checks(aws: Aws, asked: ClusterSpec | None = None) -> dict[str, Check]:
+    return {check.name: check for check in every_check(aws, asked)}
 
 
 def test_nothing_stands_in_the_way_and_nothing_is_made(aws: Aws, cloud: Cloud) -> None:
     found = checks(aws)
     assert {name for name, check in found.items() if check.ok is False} == set()
-    assert {"credentials", "clock", "region", "offer", "quota", "image", "subnets"} <= set(found)
-    assert found["quota"].ok is None
+    assert {"credentials", "clock", "plan"} <= set(found)
+    assert "unreadable" in found["plan"].value
+    warnings = [check.value for check in every_check(aws) if check.name == "warning"]
+    assert any(text.startswith("quota unreadable") for text in warnings)
     assert found["permission RunInstances"].ok is True
     assert find_cluster(aws, "demo", aws.identity().user_id) is None
 
@@ -67,8 +72,8 @@ def test_a_dry_run_asks_for_what_is_the_users_own_and_never_to_change_it(aws: Aw
     made = {"GroupName": "own", "Description": "own", "VpcId": vpc["VpcId"]}
     group = aws.call("CreateSecurityGroup", made)["GroupId"]
     aws.call("CreateKeyPair", {"KeyName": "mine"})
-    asked = {"network.security_group": group, "access.key": "mine", "access.key_file": "x"}
-    own, _ = load("demo", environ={}, overrides={**asked, "capacity.placement": "none"})
+    asked = {"network.security_group": group, "access.key_file": "mine.pem", "cluster.nodes": "1"}
+    own, _ = load("demo", environ={}, overrides=asked)
     plan = make_plan(own, gather(aws, own, caller_address="10.77.0.1", target="local"))
     told = {one.operation for one in dry_run(aws, plan, values())}
     changed = {"SecurityGroup", "KeyPair", "PlacementGroup"}
@@ -121,9 +126,13 @@ def test_a_check_that_fails_hides_no_other(aws: Aws, cloud: Cloud) -> None:
 def test_credentials_that_end_before_the_cluster_are_a_warning(
     aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for hours, ok in ((1, None), (48, True)):
-        monkeypatch.setattr(aws, "credentials_end", lambda hours=hours: NOW + timedelta(hours=hours))
-        assert checks(aws)["credentials end"].ok is ok
+    for hours, is_told in ((1, True), (48, False)):
+        end = datetime.now(UTC) + timedelta(hours=hours)
+        monkeypatch.setattr(aws, "credentials_end", lambda end=end: end)
+        found = every_check(aws)
+        assert f"until {end:%Y-%m-%d %H:%M} UTC" in found[0].value
+        told = [check.value for check in found if check.name == "warning"]
+        assert any("credentials end in" in text for text in told) is is_told
 
 
 def test_a_wrong_clock_is_told_before_anything_fails(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from awsddp.cluster import TargetName
 from awsddp.errors import AwsddpError, CloudError, UsageError
 from awsddp.jobs.ranks import Rank
 from awsddp.local import cgroups
-from awsddp.plan import Facts, LaunchPlan, make_plan
+from awsddp.plan import make_plan
+from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.spec import ClusterSpec, LocalSection
 from awsddp.verbs.context import Context
 from awsddp.verbs.run import with_gpus
@@ -33,7 +34,7 @@ TYPES: dict[Lines, tuple[str, int]] = {
     ("run --nodes 1 --nproc-per-node 3",): ("g6.12xlarge", 3),
     ("run --instance-type g6.xlarge",): ("g6.xlarge", 2),
     ("run --gpus A10G --world-size 8",): ("g5.12xlarge", 8),
-    ("run -o job.gpus_per_process=4",): ("g6.12xlarge", 2),
+    ("run --gpus L4:4 --nproc-per-node 1",): ("g6.12xlarge", 2),
     ("run --world-size 8 -o job.on=0",): ("g6.48xlarge", 8),
     ("up --nodes 2", "train --world-size 16"): ("g6.48xlarge", 16),
     ("up", "train train.py"): ("g6.48xlarge", 16),
@@ -146,6 +147,6 @@ def test_with_local_gpus_off_a_node_is_one_without_gpus(aws: Aws, cloud: Cloud) 
         return {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
 
     on, off = made(wish), made(replace(wish, local=LocalSection(gpus="off")))
-    assert (on.job_gpus, off.job_gpus, on.gpus_per_node, off.gpus_per_node) == (8, 0, 8, 8)
+    assert (on.job_gpus, off.job_gpus, on.kind.gpus, off.kind.gpus) == (8, 0, 8, 8)
     assert tags(off) == {**tags(on), "awsddp:gpus": "pretended"}
     assert any("run gloo on the CPU" in text for text in off.warnings)

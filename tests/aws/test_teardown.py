@@ -18,7 +18,7 @@ def end(aws: Aws, clock: Clock, events: list[str] | None = None) -> Teardown:
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None
     heard: list[str] = [] if events is None else events
-    return teardown(aws, cluster, on_event=lambda event: heard.append(event.text), clock=clock)
+    return teardown(aws, cluster, on_event=lambda event: heard.append(event.text))
 
 
 def ours(aws: Aws) -> list[Any]:
@@ -68,10 +68,8 @@ def test_a_second_end_finds_nothing_to_do(aws: Aws, launcher: Launcher, clock: C
     launcher(plan_for(aws))
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None
-    teardown(aws, cluster, on_event=lambda event: None, clock=clock)
-    assert teardown(aws, cluster, on_event=lambda event: None, clock=clock) == Teardown(
-        terminated=(), leftovers=()
-    )
+    teardown(aws, cluster, on_event=lambda event: None)
+    assert teardown(aws, cluster, on_event=lambda event: None) == Teardown(terminated=(), leftovers=())
     assert find_cluster(aws, "demo", aws.identity().user_id) is None
 
 
@@ -180,7 +178,7 @@ def test_a_launch_that_shows_late_is_ended_too(
 
     cluster = find_cluster(aws, "demo", aws.identity().user_id)
     assert cluster is not None
-    ended = teardown(aws, cluster, on_event=appear, clock=clock)
+    ended = teardown(aws, cluster, on_event=appear)
     assert len(ended.terminated) == 2
     assert ours(aws) == []
 
@@ -193,4 +191,4 @@ def test_credentials_that_no_longer_hold_are_said_so(
     assert cluster is not None
     cloud.fail("DescribeInstances", "ExpiredToken")
     with pytest.raises(CloudError, match="expired"):
-        teardown(aws, cluster, on_event=lambda event: None, clock=clock)
+        teardown(aws, cluster, on_event=lambda event: None)

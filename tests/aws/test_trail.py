@@ -23,7 +23,7 @@ def test_every_call_is_written_down_with_its_request_id_and_without_secrets(
     plan = plan_for(watched)
     assert not folder.path.exists()
     folder.note("begins")
-    Launcher(watched, clock)(plan)
+    Launcher(watched)(plan)
     text = (folder.path / "calls.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["operation"] for line in lines].count("RunInstances") == 1

@@ -68,6 +68,10 @@ class Lab:
         document: dict[str, Any] = json.loads(shown.stdout)
         return document
 
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return the jobs that the cluster's nodes report, the oldest first."""
+        return [job for job in self.json("jobs")["jobs"] if job["reported"]]
+
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Start `awsddp` and return at once."""
         return subprocess.Popen(

@@ -36,8 +36,6 @@ def _rows(items: dict[str, Any]) -> str:
 def verb_of(words: tuple[str, ...]) -> str:
     """Return the key in DOCUMENTS of a command line."""
     verb = next((word for word in words if word in VERBS), "")
-    operands = [word for word in words if not word.startswith("-") and word != verb]
-    words = (*words, "JOB") if operands else words
     held = [key for key in DOCUMENTS if key.split(" ")[0] == verb and set(key.split()) <= set(words)]
     return max(held, key=len)
 

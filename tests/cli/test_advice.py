@@ -40,9 +40,7 @@ RECORD = Record(
     ssh_user="ubuntu",
     price_usd_per_hour=65.54,
     prepared=tuple(
-        Prepared(
-            node=n, instance_id=f"i-{n}", user="ubuntu", home="/home/ubuntu", python="python3", nic="ens5"
-        )
+        Prepared(node=n, instance_id=f"i-{n}", home="/home/ubuntu", python="python3", nic="ens5")
         for n in range(2)
     ),
 )

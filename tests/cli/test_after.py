@@ -38,7 +38,7 @@ def test_chain_of_three_goes_on_without_a_client_and_one_that_is_killed_changes_
     time.sleep(at)
     os.killpg(client.pid, signal.SIGKILL)
     client.communicate()
-    seen = {job["job"]: job["state"] for job in cluster.json("jobs")}  # type: ignore[index]
+    seen = {job["job"]: job["state"] for job in cluster.jobs()}
     assert {name: seen[name] for name in ("first", "second", "third")} == {
         "first": "running",
         "second": "waiting",
@@ -51,7 +51,7 @@ def test_chain_of_three_goes_on_without_a_client_and_one_that_is_killed_changes_
     for name in ("second", "third"):
         followed = cluster.run("logs", "-f", name)
         assert followed.returncode == 0, followed.stderr
-        assert cluster.run("fetch", "--job", name).returncode == 0
+        assert cluster.run("fetch", name).returncode == 0
         for node in (0, 1):
             said = (cluster.project / f"runs/{name}/node{node}/run/who").read_text()
             assert said == f"{name} /home/ubuntu/awsddp/work-{name}", f"killed at {at:.1f} s"

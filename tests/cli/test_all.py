@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.compat import ADDRESS_USD_PER_HOUR, disk_usd_per_hour
+from awsddp.compat.types import ADDRESS_USD_PER_HOUR, disk_usd_per_hour
 from awsddp.local.market import price_usd_per_hour
 from tests.cli.conftest import Lab
 

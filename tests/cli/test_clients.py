@@ -44,13 +44,13 @@ def test_eight_clients_at_once_have_eight_clean_outcomes(lab: Lab) -> None:
         [name] = [one["job"] for one in documents if "job" in one]
         refusals = {one["error"]["message"] for one in documents if "error" in one}
         assert refusals == {f"job {name} runs on node0, node1"}
-        jobs = json.loads(lab.run("jobs", "--json").stdout)
+        jobs = lab.jobs()
         assert [job["job"] for job in jobs if job["state"] == "running"] == [name]
         assert not [job for job in jobs if job["state"] == "cancelled" and job["job"] not in known(lab)]
         tags = ec2.describe_tags(Filters=[{"Name": "key", "Values": ["awsddp:unfetched"]}])["Tags"]
         assert {tag["Value"] for tag in tags} == {name}
         assert lab.json("cancel", name)["state"] == "cancelled"
-        assert lab.run("fetch", "--job", name).returncode == 0
+        assert lab.run("fetch", name).returncode == 0
     assert lab.run("down", "-y").returncode == 0
 
 
@@ -65,7 +65,7 @@ def test_results_beside_a_lost_machine_come_home_and_the_lost_part_is_named(lab:
     lab.script("saves.py", SAVES)
     before = lab.json("up", "--local", "--nodes", "2", "-y")["nodes"]
     assert lab.run("train", "saves.py", "--world-size", "2", "--name", "j", "--detach").returncode == 0
-    while json.loads(lab.run("jobs", "--json").stdout)[0]["state"] == "running":
+    while lab.jobs()[0]["state"] == "running":
         time.sleep(0.1)
     gone = before[1]["instance_id"]
     ec2 = client(lab)
@@ -77,12 +77,12 @@ def test_results_beside_a_lost_machine_come_home_and_the_lost_part_is_named(lab:
     lost = f"node1 ({gone}) is gone; its part of job j is lost"
 
     listed = lab.run("jobs", "--json")
-    assert (listed.returncode, json.loads(listed.stdout)[0]["state"]) == (0, "succeeded")
+    assert (listed.returncode, json.loads(listed.stdout)["jobs"][0]["state"]) == (0, "succeeded")
     assert mended or f"node1 ({gone}) is gone" in listed.stderr
     shown = lab.run("logs", "j")
     assert (shown.returncode, shown.stdout) == (0, "[rank 0 @ node0] line of 0\n")
     assert lost in shown.stderr
-    fetched = lab.json("fetch", "--job", "j", code=6)
+    fetched = lab.json("fetch", "j", code=6)
     assert (fetched["error"]["why"], [node["node"] for node in fetched["nodes"]]) == (lost, [0])
     assert (lab.project / "runs/j/node0/run/saved.txt").read_text() == "0"
     assert lab.run("logs", "-f", "j").returncode == 6

@@ -16,7 +16,6 @@ import pytest
 from test_make_plan import plan
 
 from awsddp.cli import advice, failures, health_page, pages, plan_page, render, why_page
-from awsddp.cli.everywhere_page import all_page
 from awsddp.cli.home import home_page
 from awsddp.cli.main import cli
 from awsddp.cli.options import Globals
@@ -28,17 +27,15 @@ PAGES: dict[str, Callable[[Any], None]] = {
     "awsddp": home_page,
     "status": pages.cluster_page,
     "status -v": pages.cluster_page,
-    "status --all": all_page,
+    "status --all": pages.all_page,
     "sync": pages.sync_page,
-    "sync --dry-run": pages.sync_page,
+    "sync -v": functools.partial(pages.sync_page, verbose=True),
     "train": pages.job_page,
     "jobs": pages.jobs_page,
     "jobs -v": functools.partial(pages.jobs_page, verbose=True),
     "doctor": health_page.health_page,
     "doctor --why": why_page.why_page,
-    "report": pages.reports_page,
-    "report JOB": pages.report_page,
-    "report --cost": pages.cost_page,
+    "report": pages.report_page,
     "down": pages.down_page,
     "local status": pages.local_page,
     "local fault list": pages.faults_page,

@@ -40,7 +40,6 @@ def test_train_names_a_bad_node_before_the_ranks_start(cluster: Lab) -> None:
         assert shown.returncode == 6
         assert "node1: memory: " in shown.stderr
         assert "[rank" not in shown.stdout
-        assert cluster.json("train", "hello.py", "-o", "job.preflight=false")["state"] == "succeeded"
     finally:
         cluster.run("local", "fault", "clear")
     assert cluster.json("train", "hello.py", "--name", "unfit")["state"] == "succeeded"

@@ -67,7 +67,7 @@ def test_results_out_of_reach_are_lost_only_when_a_person_says_so(owing: Lab) ->
     assert owing.json("status")["state"] == "absent"
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_another_machine_has_no_key_to_results_and_says_what_they_cost(owing: Lab) -> None:
     owing.environ, before = owing.environ | {"AWSDDP_HOME": str(owing.root / "other")}, owing.environ
     owing.environ["AWSDDP_LOCAL"] = str(owing.home)

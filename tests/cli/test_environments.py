@@ -48,10 +48,8 @@ def project(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
         folder = lab.project / "pictures" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 32), (number * 30, 0, 99)).save(folder / f"{number}.png")
-    (lab.project / "requirements.txt").write_text("small==1.0\n")
-    (lab.project / "awsddp.toml").write_text(
-        f'[env]\nfind_links = ["{tmp_path / "wheels"}"]\nsetup = ["sudo touch /tmp/was-set-up"]\n'
-    )
+    (lab.project / "requirements.txt").write_text(f"--find-links {tmp_path / 'wheels'}\nsmall==1.0\n")
+    (lab.project / "awsddp.toml").write_text('[env]\nsetup = ["sudo touch /tmp/was-set-up"]\n')
     lab.script("train.py", TRAINS)
     try:
         up = ("up", "--local", "--nodes", "2", "--instance-type", "g4dn.12xlarge", "-y", *request.param)
@@ -67,7 +65,8 @@ def test_a_project_trains_with_its_packages_and_a_changed_file_is_installed(proj
     assert first.stdout.count("trained with 1.0 /opt/pytorch/") == 2 and first.stdout.count(" True ") == 2
     assert "installing" not in first.stderr  # `up` has
     assert list(project.project.glob("runs/*/node0/model.pt"))
-    (project.project / "requirements.txt").write_text("small==2.0\n")
+    needs = project.project / "requirements.txt"
+    needs.write_text(needs.read_text().replace("1.0", "2.0"))
     second = project.run("train", "train.py", "--nproc-per-node", "1", timeout=300)
     assert second.stdout.count("trained with 2.0") == 2, second.stderr
     assert "installing" in second.stderr and "was-set-up" not in second.stderr

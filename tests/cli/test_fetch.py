@@ -38,10 +38,10 @@ def test_what_is_whole_comes_while_the_job_runs_and_all_at_its_end(cluster: Lab)
     try:
         deadline = time.monotonic() + 30
         while not (home / "node1/whole.pt").exists():
-            shown = cluster.run("fetch", "--job", "grows")
+            shown = cluster.run("fetch", "grows")
             assert shown.returncode == 0, shown.stderr
             assert time.monotonic() < deadline
-        shown = cluster.run("fetch", "--job", "grows")
+        shown = cluster.run("fetch", "grows")
         assert shown.returncode == 0, shown.stderr
         assert "still writes" in shown.stderr
         assert "half.pt" in shown.stderr
@@ -56,7 +56,7 @@ def test_what_is_whole_comes_while_the_job_runs_and_all_at_its_end(cluster: Lab)
         ended = cluster.run("exec", "--", "touch ~/awsddp/work/end")
     assert ended.returncode == 0, ended.stderr
     assert cluster.run("logs", "-f", "grows").returncode == 0
-    assert cluster.json("fetch", "--job", "grows")["job"] == "grows"
+    assert cluster.json("fetch", "grows")["job"] == "grows"
     for node in (0, 1):
         assert (home / f"node{node}/half.pt").read_bytes() == b"h" * 1000 + b"e"
         last = (home / f"node{node}/latest").read_text()

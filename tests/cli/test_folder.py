@@ -30,13 +30,13 @@ def right(lab: Lab, *, state: str = "ready") -> None:
     assert lab.json("status", "--local")["state"] == "absent"
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_folder_that_is_gone(records: Lab) -> None:
     shutil.rmtree(made(records))
     right(records)
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_folder_from_a_newer_awsddp(records: Lab) -> None:
     path = made(records) / "cluster.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99, "nodes": {"new": "shape"}}))
@@ -106,7 +106,7 @@ def test_a_record_cut_off_at_any_byte(records: Lab) -> None:
     right(records)
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_cluster_of_a_local_cloud_that_is_gone_is_not_waited_for(lab: Lab) -> None:
     for _ in range(2):
         assert lab.run("local", "start", "--no-hosts").returncode == 0

@@ -69,10 +69,10 @@ NASTY = st.one_of(
 """Words that some reader on the way may take for more than a word."""
 
 NUMBERS = ["--nodes", "--disk", "--world-size", "--nproc-per-node", "--budget"]
-TEXTS = ["--instance-type", "--image", "--expires", "--zone", "--gpus", "--timeout", "--workdir", "--env-var"]
+TEXTS = ["--instance-type", "--image", "--expires", "--gpus", "--timeout", "--env-var"]
 TIMES = ["--expires", "--timeout"]
 KEYS = [
-    *("cluster.nodes", "cluster.expires", "job.grace", "job.master_port", "network.ssh_cidr", "job.args"),
+    *("cluster.nodes", "cluster.expires", "job.grace", "job.timeout", "network.ssh_cidr", "job.args"),
     "network.jump",
 ]
 

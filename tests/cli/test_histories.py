@@ -83,7 +83,7 @@ class History:
             while self.lab.json("status")["state"] != "stopped":
                 time.sleep(0.5)
         assert self.lab.run("up", "-y").returncode == 0
-        shown = self.lab.run("fetch", "--job", name)
+        shown = self.lab.run("fetch", name)
         self.settle(name, seed, shown.returncode, shown.stderr)
         for node in range(2):
             assert (self.lab.project / f"runs/{name}/node{node}/run/saved").read_text() == "in time"
@@ -91,7 +91,7 @@ class History:
     def lost(self, name: str, seed: int) -> None:
         """A machine ends with its part of the results: it is named, and the other's part comes home."""
         assert self.train(name, seed, "--detach").returncode == 0
-        while self.lab.json("jobs")[-1]["state"] == "running":  # type: ignore[index]
+        while self.lab.jobs()[-1]["state"] == "running":
             time.sleep(0.2)
         gone = self.lab.json("status")["nodes"][1]["instance_id"]
         ec2 = client(self.lab)
@@ -99,7 +99,7 @@ class History:
         ec2.get_waiter("instance_terminated").wait(InstanceIds=[gone], WaiterConfig={"Delay": 1})
         if self.draw.random() < 0.5:
             assert self.lab.run("up", "-y").returncode == 0
-        shown = self.lab.run("fetch", "--job", name)
+        shown = self.lab.run("fetch", name)
         assert (shown.returncode, f"({gone}) is gone" in shown.stderr) == (6, True), shown.stderr
         assert self.lab.run("up", "-y").returncode == 0  # `exec` takes no part of a cluster
         self.settle(name, seed, 6, shown.stderr, nodes=(0,), final=6)
@@ -125,7 +125,7 @@ class History:
             assert code == 6, said
             assert all(path in said for path in closed), said
             lab.run("exec", f"cd ~/awsddp/work && chmod -f u+rw {' '.join(closed)} || true")
-            code = lab.run("fetch", "--job", name).returncode
+            code = lab.run("fetch", name).returncode
         assert code == final, said
         self.check(name, seed, lab, nodes=nodes)
 

@@ -15,7 +15,6 @@ from awsddp.cli.main import cli
     ("option", "env"),
     [
         (None, {"file": "needs.txt"}),
-        (None, {"kind": "conda", "file": "environment.yml"}),
         ("-y", {"file": "needs.txt"}),
     ],
 )

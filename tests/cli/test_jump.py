@@ -173,7 +173,7 @@ def test_everything_goes_over_a_jump_host_and_nothing_past_it(bastion: Bastion, 
     assert shown.returncode == 0, shown.stderr
     assert sum("line 29" in line for line in shown.stdout.splitlines()) == 2
     home = tmp_path / "came home"
-    fetched = lab.json("fetch", "--job", "one", "--to", str(home))
+    fetched = lab.json("fetch", "one", "-o", f"job.results={home}")
     assert len(fetched["nodes"]) == 2
     assert {path.read_text() for path in home.rglob("made.txt")} <= {"0", "1", "2", "3"}
     job = lab.json("train", "train.py", "--world-size", "2", "--name", "two")

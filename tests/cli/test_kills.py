@@ -84,7 +84,7 @@ def test_killed_at_random_moments(lab: Lab, verb: str) -> None:
 
 def _finish(lab: Lab, number: int, delay: float) -> None:
     """After the kill of `train`: what it started is whole on return; another job starts as if nothing was."""
-    jobs = json.loads(lab.run("jobs", "--json").stdout)
+    jobs = lab.jobs()
     if jobs:
         shown = lab.run("logs", "-f")
         wanted = sorted(

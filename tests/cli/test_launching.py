@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Lab
+from tests.seed import drawn
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "launching.md"
 LINES = [
@@ -47,9 +48,9 @@ def test_page_has_lines_that_are_run() -> None:
     assert len(LINES) == 6
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", drawn(LINES, 4, what="lines of the page"))
 def test_line_of_the_page_trains(cluster: Lab, line: str) -> None:
     for name, text in SCRIPTS.items():
         cluster.script(name, GROUP + text)

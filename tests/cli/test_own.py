@@ -44,7 +44,7 @@ def make_own(lab: Lab, made: dict[str, Any]) -> dict[str, str]:
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": default["CidrBlock"]}]}
     ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[inside, ssh])
-    key = lab.root / "my own" / "key.pem"
+    key = lab.root / "my own" / "mine.pem"
     key.parent.mkdir()
     key.touch(mode=0o600)
     key.write_text(ec2.create_key_pair(KeyName="mine", KeyType="rsa")["KeyMaterial"])
@@ -54,7 +54,6 @@ def make_own(lab: Lab, made: dict[str, Any]) -> dict[str, str]:
     return {
         "network.subnet": subnet["SubnetId"],
         "network.security_group": group,
-        "access.key": "mine",
         "access.key_file": str(key),
         "access.user": "ubuntu",
         "access.instance_profile": "trainers",

@@ -55,13 +55,14 @@ def test_job_that_runs_is_told_as_last_seen_by_this_machines_clock(
         time.tzset()
 
 
-def test_sync_dry_run_shows_the_largest_and_what_stays_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sync_v_shows_the_largest_and_what_stays_here(capsys: pytest.CaptureFixture[str]) -> None:
     sync_page(
         {
             "nodes": [{"node": 0, "files": 3, "bytes": 1_200_000}],
             "largest": [{"path": "data/", "bytes": 1_200_000}],
             "kept": [{"by": ".gitignore", "paths": [f"{number}.pt" for number in range(12)]}],
-        }
+        },
+        verbose=True,
     )
     said = capsys.readouterr().out
     assert "Largest: data/ 1.2 MB\n" in said
@@ -69,10 +70,10 @@ def test_sync_dry_run_shows_the_largest_and_what_stays_here(capsys: pytest.Captu
 
 
 def test_results_are_told_where_they_are() -> None:
-    kept = "  results: on the nodes; fetch them: awsddp fetch --job j"
+    kept = "  results: on the nodes; fetch them: awsddp fetch j"
     assert job_lines(job("cancelled", fetched=False)) == ["Job j: cancelled", kept]
     assert job_lines(job("succeeded", fetched=True)) == ["Job j: succeeded", "  results: runs/j/"]
-    partly = "  results: runs/j/, incomplete, missing node1: awsddp fetch --job j"
+    partly = "  results: runs/j/, incomplete, missing node1: awsddp fetch j"
     assert job_lines(job("failed", fetched=False, missing=[1])) == ["Job j: failed", partly]
 
 

@@ -53,8 +53,8 @@ NOWS = {
 VERBS = {
     "status": ("status",),
     "down": ("down",),  # without -y, nobody answers its question: exit 2, and nothing ends
-    "up": ("up", "--dry-run"),
-    "train": ("train", "--dry-run"),
+    "plan": ("plan",),
+    "ssh": ("ssh",),
     "stop": ("stop",),
     "jobs": ("jobs",),
     "fetch": ("fetch",),

@@ -90,7 +90,7 @@ def test_from_a_clone_to_the_model_at_home_without_a_stumble(lab: Lab) -> None:
     assert made.returncode == 0, made.stderr
     token = lab.environ["OWN_TOKEN"] = f"tok-{secrets.token_hex(16)}"
     for launcher in ("ssh", "torchrun"):
-        words = ("--launcher", launcher, "--env-var", "OWN_TOKEN", "--name", launcher)
+        words = ("-o", f"job.launcher={launcher}", "--env-var", "OWN_TOKEN", "--name", launcher)
         running = lab.start("train", "-m", "mypkg.train", *words, "--", launcher)
         logs = lab.project / "runs" / launcher / "logs"
         try:

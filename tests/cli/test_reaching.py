@@ -1,4 +1,4 @@
-"""docs/reaching.md's commands on two local nodes: forwarded ports, and the user's own ssh, scp and rsync."""
+"""docs/networks.md's commands on two local nodes: forwarded ports, and the user's own ssh, scp and rsync."""
 
 import os
 import pty
@@ -13,7 +13,7 @@ from tests.cli.conftest import Lab
 from tests.jobs.conftest import free_ports
 from tests.local.conftest import until
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reaching.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "networks.md"
 NOT_HERE = ("nvidia-smi", "code", "tensorboard", "jupyter")
 
 

@@ -600,7 +600,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         made.close()
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_script_for_nccl_runs_to_its_end_on_two_nodes(rehearsed: Lab) -> None:
     shown = rehearsed.run("train", "rank.py", "--world-size", "4")
     assert shown.returncode == 0, shown.stderr
@@ -623,7 +623,7 @@ def test_more_ranks_than_gpus_are_refused_as_on_the_true_node(rehearsed: Lab) ->
     assert "5 ranks per node do not fit: a node has 4 GPUs" in shown.stderr
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_rank_a_gpu_is_the_default_and_the_bundled_program_trains(rehearsed: Lab) -> None:
     result = rehearsed.json("train", "--", "--epochs", "3")
     assert result["state"] == "succeeded"
@@ -632,7 +632,7 @@ def test_a_rank_a_gpu_is_the_default_and_the_bundled_program_trains(rehearsed: L
     assert "rank 5 of 8 on cuda:1" in log
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_program_in_the_style_of_torchs_tutorial_runs_unchanged(rehearsed: Lab) -> None:
     rehearsed.script("tutorial.py", TUTORIAL)
     shown = rehearsed.run("train", "tutorial.py", "--nproc-per-node", "1")
@@ -644,7 +644,7 @@ def test_a_program_in_the_style_of_torchs_tutorial_runs_unchanged(rehearsed: Lab
         assert [line for line in said if not line.startswith("rehearsal:")] == ranks
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_hooks_checkpoints_pairs_and_tensor_parallelism_of_torch_hold_between_ranks(rehearsed: Lab) -> None:
     rehearsed.script("pair.py", PAIR)
     shown = rehearsed.run("train", "pair.py", "--world-size", "2", "--on", "0")
@@ -663,7 +663,7 @@ def test_accelerate_and_lightning_train_unchanged(rehearsed: Lab) -> None:
             assert f"[rank {rank} @ node0] {library} 2 cuda:{rank} True" in lines
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_two_ranks_on_one_gpu_are_refused(rehearsed: Lab) -> None:
     rehearsed.script("both.py", BOTH_ON_ONE)
     shown = rehearsed.run("train", "both.py", "--world-size", "4")
@@ -671,7 +671,7 @@ def test_two_ranks_on_one_gpu_are_refused(rehearsed: Lab) -> None:
     assert "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 0" in shown.stdout
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_hosts_without_root_rehearse_too(lab: Lab) -> None:
     lab.script("rank.py", RANK)
     assert lab.run("local", "start", "--loopback").returncode == 0

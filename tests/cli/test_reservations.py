@@ -59,7 +59,7 @@ def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, cri
     ec2.cancel_capacity_reservation(CapacityReservationId=held)
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("changes", "words", "told"),
     [
@@ -74,7 +74,7 @@ def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, cri
             ("--nodes", "3"),
             ("capacity.reservation", "has 2 free machines, and 3 are requested", "--nodes 2"),
         ),
-        ({}, ("--zone", "us-east-1a"), ("capacity.zones", "is in us-east-1b", "--zone us-east-1b")),
+        ({}, ("-o", "capacity.zones=us-east-1a"), ("capacity.zones", "is in us-east-1b", "=us-east-1b")),
         ({}, ("--spot",), ("capacity.reservation", "cannot be used by spot", "omit --spot")),
         ({"InstancePlatform": "Windows"}, (), ("capacity.reservation", "is for Windows", "Linux/UNIX")),
     ],
@@ -95,7 +95,6 @@ def test_what_does_not_fit_is_refused_before_a_cent(
     ec2.cancel_capacity_reservation(CapacityReservationId=held)
 
 
-@pytest.mark.prove(share=0.5)
 def test_one_that_is_gone_or_never_was_is_named(records: Lab) -> None:
     ec2 = client(records)
     held = reserve(ec2)
@@ -109,7 +108,6 @@ def test_one_that_is_gone_or_never_was_is_named(records: Lab) -> None:
         )
 
 
-@pytest.mark.prove(share=0.5)
 def test_one_that_fills_up_meanwhile_is_a_lack_of_capacity_and_leaves_nothing(records: Lab) -> None:
     ec2 = client(records)
     held = reserve(ec2)

@@ -52,12 +52,11 @@ def test_records_of_the_local_cloud_show_every_document_without_hosts(records: L
     records.json("local", "status")
     records.json("status", "--local", "--all")
     records.json("doctor", "--local")
-    records.json("report", "--cost")
+    assert records.json("report", code=7)["error"]["kind"] == "not_found"
     records.json("down", "--local", "-y")
     records.json("local", "fault", "list")
     records.json("init")
     records.json("down", "--local", "--orphans", "-y")
-    records.json("up", "--local", "--dry-run")
     assert records.json("fetch", "--local", code=7)["error"]["kind"] == "not_found"
     assert records.json("train", "nowhere.py", code=2)["error"]["kind"] == "usage"
     assert json.loads(records.run("--json").stdout)["schema"] == 1

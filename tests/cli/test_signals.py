@@ -1,6 +1,5 @@
 """Ctrl-C once and twice, a closed terminal, a reader that goes away: said, in time, and never ugly."""
 
-import json
 import os
 import random
 import signal
@@ -60,7 +59,7 @@ def test_ctrl_c_ends_the_job_in_time_to_save_and_brings_it_home(cluster: Lab) ->
     assert (home / "node1" / "run" / "saved.txt").read_text() == "in time"
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("signals", "code"),
     [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGHUP], 129), ([signal.SIGTERM], 143)],
@@ -79,11 +78,11 @@ def test_the_job_is_left_and_the_way_back_is_said(
     (back,) = [line for line in err.splitlines() if "awsddp logs -f" in line]
     name = back.split("logs -f ")[1].split()[0]
     if len(signals) == 1:
-        assert next(job for job in _jobs(cluster) if job["job"] == name)["state"] == "running"
+        assert next(job for job in cluster.jobs() if job["job"] == name)["state"] == "running"
     assert cluster.json("cancel", name)["state"] == "cancelled"
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_reader_that_goes_away_leaves_the_job(cluster: Lab) -> None:
     cluster.script("saves.py", SAVES)
     line = f"{sys.executable} -m awsddp train saves.py --world-size 2 --name piped -q | head -2"
@@ -91,11 +90,11 @@ def test_a_reader_that_goes_away_leaves_the_job(cluster: Lab) -> None:
         ["sh", "-c", line], cwd=cluster.project, env=cluster.environ, capture_output=True, text=True
     )
     assert (len(shown.stdout.splitlines()), shown.stderr) == (2, "")
-    assert next(job for job in _jobs(cluster) if job["job"] == "piped")["state"] == "running"
+    assert next(job for job in cluster.jobs() if job["job"] == "piped")["state"] == "running"
     cluster.json("cancel", "piped")
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_run_interrupted_leaves_nothing_but_its_results(lab: Lab) -> None:
     before = traces(lab.home)
     words = ("run", "saves.py", "--local", "--nodes", "2", "--world-size", "2", "-y", "--name", "cut")
@@ -114,7 +113,7 @@ SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 CASES = [(stage, number) for stage in STAGES for number in SIGNALS]
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.timeout(900)
 def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -> None:
     result = 'open(os.environ["AWSDDP_RUN_DIR"] + "/large", "wb").write(bytes(5_000_000))\n'
@@ -139,7 +138,7 @@ def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -
     assert traces(lab.home) == []
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_ctrl_c_while_aws_does_not_end_a_run_goes_on_with_it_and_leaves_at_the_second(lab: Lab) -> None:
     lab.script("short.py", "import time\nprint('begun', flush=True)\ntime.sleep(5)\n")
     assert lab.run("local", "start", "--loopback").returncode == 0
@@ -171,7 +170,7 @@ def _read_to(client: subprocess.Popen[bytes], text: bytes) -> None:
         assert line, text
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.timeout(900)
 def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
     lab.script("saves.py", SAVES)
@@ -202,7 +201,7 @@ def test_interrupted_at_any_moment_of_any_verb(lab: Lab) -> None:
     assert traces(lab.home) == []
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.timeout(400)
 def test_run_stops_the_machines_when_results_cannot_come_home(lab: Lab) -> None:
     """The job takes the login away, so that nothing can be fetched: the disks are what is left of it."""
@@ -220,8 +219,3 @@ def test_run_stops_the_machines_when_results_cannot_come_home(lab: Lab) -> None:
     assert lab.json("status")["state"] == "stopped"
     assert lab.run("down", "-y").returncode == 6
     assert lab.run("down", "-y", "--discard").returncode == 0
-
-
-def _jobs(lab: Lab) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(lab.run("jobs", "--json").stdout)
-    return found

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_the_bundled_program_trains_on_both_nodes(cluster: Lab) -> None:
     assert json.loads((home / "job.json").read_text())["state"] == "succeeded"
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_script_gets_rank_and_address_in_its_arguments(cluster: Lab) -> None:
     cluster.script("argv.py", ARGV)
     shown = cluster.run(
@@ -122,7 +123,7 @@ def test_a_script_gets_rank_and_address_in_its_arguments(cluster: Lab) -> None:
         assert f"[rank {rank} @ node{rank // 2}] local {rank % 2} sum 6" in shown.stdout.splitlines()
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_script_reads_the_environment(cluster: Lab) -> None:
     cluster.script("environment.py", ENVIRONMENT)
     shown = cluster.run("train", "environment.py", "--world-size", "4")
@@ -150,7 +151,7 @@ def test_a_failing_rank_is_named_and_the_others_end(cluster: Lab) -> None:
     assert max(seconds.values()) - seconds[2] < 3
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_rank_that_works_longer_than_the_rest_is_waited_for(cluster: Lab) -> None:
     cluster.script("late.py", LATE)
     shown = cluster.run("train", "late.py", "--world-size", "4")
@@ -158,7 +159,6 @@ def test_a_rank_that_works_longer_than_the_rest_is_waited_for(cluster: Lab) -> N
     assert "[rank 0 @ node0] the last one" in shown.stdout.splitlines()
 
 
-@pytest.mark.prove(share=0.5)
 def test_what_each_node_saved_comes_home_and_the_next_sync_deletes_nothing(cluster: Lab) -> None:
     cluster.script("saves.py", SAVES)
     result = cluster.json("train", "saves.py", "--world-size", "2", "--name", "saves")
@@ -217,7 +217,7 @@ def test_names_that_trouble_shells_simply_work(cluster: Lab) -> None:
     assert not list(cluster.root.rglob("canary"))
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_event_files_come_home_while_train_follows_and_every_number_of_the_report_is_found_again(
     cluster: Lab,
 ) -> None:
@@ -237,14 +237,11 @@ def test_event_files_come_home_while_train_follows_and_every_number_of_the_repor
     finally:
         client.kill()
         client.communicate()
-    document = cluster.json("report", "written")
+    assert cluster.json("report")["job"] == "written"
     page = Page((folder / "report.html").read_text())
-    seen = check(page, document, folder, cluster.home / "clusters" / "default")
-    assert seen >= {"job.json", "metrics", "ledger", "timeline", "files"}
-    assert {step["who"] for step in document["timeline"]} == {"AWS", "this machine", "node0", "node1"}
-    listed = cluster.run("report")
-    assert "written" in listed.stdout
-    assert 'href="../project/runs/written/report.html"' in (cluster.home / "report.html").read_text()
+    assert check(page, folder) >= {"job.json", "metrics"}
+    (listed,) = [job for job in cluster.json("jobs")["jobs"] if job["job"] == "written"]
+    assert (listed["state"], listed["cluster"], listed["reported"]) == ("cancelled", "default", True)
 
 
 def test_run_leaves_nothing(lab: Lab) -> None:
@@ -271,16 +268,27 @@ def test_down_of_what_is_not_there_is_no_error(lab: Lab) -> None:
         assert (result["state"], result["terminated"]) == ("absent", [])
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_progress_of_a_job_shows_while_it_runs(cluster: Lab) -> None:
     cluster.script("measured.py", MEASURED)
     name = cluster.json("train", "measured.py", "--world-size", "4", "--detach")["job"]
-    deadline = time.monotonic() + 60
-    while not (found := cluster.json("jobs")[-1])["slowest_rank"] and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert (found["job"], found["slowest_rank"]) == (name, 2)
-    ranks = {one["rank"]: one for one in found["progress"]}
-    assert ranks[2]["steps_per_second"] < 0.9 * ranks[0]["steps_per_second"]
-    assert re.search(r"slowest +2 +\d+ ", cluster.run("jobs", "-v").stdout)
-    assert re.search(r"step \d+, \d+%, .* steps/s, loss .*, slowest: rank 2", cluster.run("status").stdout)
-    assert cluster.json("cancel", name)["cause"]["kind"] == "cancelled"
+    try:
+        deadline = time.monotonic() + 60
+        while not _has_rates(found := cluster.jobs()[-1], 0, 2) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert (found["job"], found["slowest_rank"]) == (name, 2)
+        ranks = {one["rank"]: one for one in found["progress"]}
+        assert ranks[2]["steps_per_second"] < 0.9 * ranks[0]["steps_per_second"]
+        assert re.search(r"slowest +2 +\d+ ", cluster.run("jobs", "-v").stdout)
+        assert re.search(
+            r"step \d+, \d+%, .* steps/s, loss .*, slowest: rank 2", cluster.run("status").stdout
+        )
+    finally:
+        cancelled = cluster.json("cancel", name)
+    assert cancelled["cause"]["kind"] == "cancelled"
+
+
+def _has_rates(job: dict[str, Any], *ranks: int) -> bool:
+    """Whether these ranks have written the two rows that a rate needs."""
+    rates = {one["rank"]: one["steps_per_second"] for one in job["progress"]}
+    return all(rates.get(rank) is not None for rank in ranks)

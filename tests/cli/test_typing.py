@@ -44,7 +44,7 @@ def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
         (["-m", "pkg"], "job.script", "pkg"),
         (["tiny.py", "--nproc_per_node", "4"], "job.nproc_per_node", 4),
         (["tiny.py", "--nproc_per_node=gpu"], "job.nproc_per_node", None),
-        (["tiny.py", "--max_restarts=2", "--hang_after", "10m"], "job.max_restarts", 2),
+        (["tiny.py", "--max_restarts=2", "--world_size", "2"], "job.max_restarts", 2),
         (["tiny.py", "--env", "A=1", "--env", "B=2"], "env.variables", {"A": "1", "B": "2"}),
         (["tiny.py", "--env", "A=1", "--env", "need.txt"], "env.file", "need.txt"),
         (["tiny.py", "--env-var", "TOKEN_HERE"], "env.secrets", ("TOKEN_HERE",)),
@@ -52,8 +52,8 @@ def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
         (["tiny.py", "-o=job.grace=5s"], "job.grace", "5s"),
         (["tiny.py", "--", "--local_rank", "1"], "job.args", ("--local_rank", "1")),
         (["{cwd}/teacher/deep.py"], "job.script", "teacher/deep.py"),
-        (["teacher/deep.py", "--workdir", "teacher"], "job.script", "deep.py"),
-        (["deep.py", "--workdir", "teacher"], "job.script", "deep.py"),
+        (["teacher/deep.py", "-o", "sync.workdir=teacher"], "job.script", "deep.py"),
+        (["deep.py", "-o", "sync.workdir=teacher"], "job.script", "deep.py"),
     ],
 )
 def test_line_works(typed, words: list[str], key: str, value: object) -> None:  # type: ignore[no-untyped-def]

@@ -20,7 +20,7 @@ signal.pause()  # here
 def test_rank_that_is_stopped_is_named_and_the_job_lives_until_hang_after_ends_it(lab: Lab) -> None:
     lab.script("stops.py", STOPS)
     assert lab.run("up", "--local", "--nodes", "2", "-y").returncode == 0
-    words = ("--world-size", "4", "--name", "stops", "--hang-after", "20s", "-o", "job.grace=1s")
+    words = ("--world-size", "4", "--name", "stops", "-o", "job.hang_after=20s", "-o", "job.grace=1s")
     assert lab.run("train", "stops.py", *words, "--detach").returncode == 0
     end = time.monotonic() + 20
     while (found := lab.json("doctor", "--why", "stops"))["behind"] != [2]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -39,7 +40,7 @@ def node_of(number: int) -> Node:
 
 def prepared_of(number: int, **found: Any) -> Prepared:
     """Return what was found on the node of `node_of`."""
-    usual = {"user": "ubuntu", "home": "/home/ubuntu", "python": "python", "nic": "ens5"}
+    usual = {"home": "/home/ubuntu", "python": "python", "nic": "ens5"}
     return Prepared(node=number, instance_id=f"i-{number}", **{**usual, **found})
 
 
@@ -106,9 +107,10 @@ class Fleet:
         world_size = settings.pop("world_size", None)
         env = {key: settings.pop(key) for key in ("variables", "secrets") if key in settings}
         self.ranks = layout(range(len(self.hosts)), gpus=0, world_size=world_size)
-        section = replace(JobSection(script=script, master_port=self.port), **settings)
+        section = replace(JobSection(script=script), **settings)
         spec = replace(JobSpec(job=section), env=replace(JobSpec().env, **env))
-        return protocol.launch_requests(spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot)
+        with patch.object(protocol, "FIRST_PORT", self.port - 10 * slot):  # the hosts share a machine's
+            return protocol.launch_requests(spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot)
 
     def launch(self, script: str, *, job: str = "job", **settings: Any) -> None:
         """Launch a job on all nodes at once."""
@@ -153,7 +155,7 @@ class Fleet:
 
     def follow(self, merger: Merger, node: int, job: str = "job") -> bytes:
         """Follow a job on a node to its end and return what is shown."""
-        request = protocol.follow_request(job, offsets=merger.attach(node), since=merger.since)
+        request = protocol.follow_request(job, offsets=merger.attach(node))
         process = self.start(node, request)
         assert process.stdout is not None
         shown = b""

@@ -377,7 +377,7 @@ def test_every_row_that_recognizes_has_an_example() -> None:
     assert all(re.fullmatch("[a-z][a-z_]+", row.kind) for row in (*TABLE, *JOB_TABLE))
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_causes() -> None:
     assert page() == PAGE.read_text(), "run: python -m tests.jobs.test_causes"
 
 
@@ -394,17 +394,16 @@ def test_cause_of_a_node_names_its_instance_and_what_to_do() -> None:
 
 
 def page() -> str:
-    """Return docs/why.md with the table of causes as it is now."""
-    begin, heading, rest = PAGE.read_text().partition("| kind | retryable |")
+    """Return docs/why.md with the list of causes as it is now."""
+    begin, heading, rest = PAGE.read_text().partition("\n- `host_oom`:")
     assert heading
     rows = "".join(map(_row, (*TABLE, *JOB_TABLE)))
-    return f"{begin}{heading} meaning | next |\n|---|---|---|---|\n{rows}\n{rest.partition(chr(10) * 2)[2]}"
+    return f"{begin}\n{rows}\n{rest.partition(chr(10) * 2)[2]}"
 
 
 def _row(row: Row) -> str:
-    texts = (row.explanation or "It ended by itself.", row.next)
-    shown = (text.replace("{{", "{").replace("}}", "}").replace("|", "\\|") for text in texts)
-    return f"| `{row.kind}` | {'yes' if row.retryable else 'no'} | {' | '.join(shown)} |\n"
+    text = (row.explanation or "It ended by itself.").replace("{{", "{").replace("}}", "}")
+    return f"- `{row.kind}`{' (retryable)' if row.retryable else ''}: {text}\n"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def until_claimed(holder: subprocess.Popen[bytes]) -> None:
 
 def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, job="one")
-    told = fleet.ask(0, protocol.slots_request(free_ports()))
+    told = fleet.ask(0, protocol.slots_request())
     assert (told["used"], told["jobs"]) == ([0], {"one": [0, 1]})
     fleet.port = free_ports()
     with pytest.raises(InUse, match="job one runs on this node"):

@@ -41,7 +41,7 @@ def exit_of(rank: int, code: int, fault: str = "own", said: str = "") -> dict[st
 
 def gone(coordinator: Coordinator) -> None:
     for node in (0, 1):
-        coordinator.hear(node, {"is": "gone", "stuck": []}, now=9)
+        coordinator.hear(node, {"is": "gone"}, now=9)
 
 
 def named(coordinator: Coordinator) -> int | None:
@@ -84,7 +84,7 @@ def test_rank_that_lost_its_peer_is_no_cause_beside_the_one_that_left() -> None:
 def test_lost_node_is_the_cause_of_what_the_others_then_say() -> None:
     coordinator = joined()
     coordinator.hear(0, exit_of(0, 1, "echo"), now=2.0)
-    coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
+    coordinator.hear(0, {"is": "gone"}, now=3)
     assert not coordinator.done
     coordinator.lose(1, "no heartbeat for 12 s")
     assert coordinator.done
@@ -123,7 +123,7 @@ def test_rank_that_ends_at_once_leaves_the_others_their_grace() -> None:
     coordinator.hear(1, exit_of(3, -15, "stopped"), now=3)
     coordinator.lose(1, "it closed the connection")
     assert coordinator.orders == [GO, {"do": "stop", "grace": 30.0}]
-    coordinator.hear(0, {"is": "gone", "stuck": []}, now=9)
+    coordinator.hear(0, {"is": "gone"}, now=9)
     assert coordinator.document()["state"] == "interrupted"
     assert coordinator.document()["cause"] == {"node": 1}
 
@@ -132,7 +132,7 @@ def test_cancel_before_all_are_here_does_not_wait_for_them() -> None:
     coordinator = Coordinator(REQUEST, now=0)
     coordinator.hear(0, {"is": "here"}, now=1)
     coordinator.hear(0, {"is": "stop", "state": "cancelled", "grace": 30.0}, now=2)
-    coordinator.hear(0, {"is": "gone", "stuck": []}, now=2)
+    coordinator.hear(0, {"is": "gone"}, now=2)
     assert (coordinator.done, coordinator.document()["state"]) == (True, "cancelled")
     coordinator.hear(1, {"is": "here"}, now=3)
     assert GO not in coordinator.orders
@@ -143,7 +143,7 @@ def test_lost_node_after_the_work_was_done_changes_nothing() -> None:
     for rank in range(4):
         coordinator.hear(rank // 2, exit_of(rank, 0), now=2)
     coordinator.lose(1, "it closed the connection")
-    coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
+    coordinator.hear(0, {"is": "gone"}, now=3)
     assert (coordinator.done, coordinator.document()["state"]) == (True, "succeeded")
 
 
@@ -257,58 +257,99 @@ def test_rank_that_failed_by_itself_is_the_cause_and_not_a_node_that_is_lost_lat
     coordinator = joined()
     coordinator.hear(0, exit_of(0, 1), now=2)
     coordinator.lose(1, "no heartbeat for 300 s")
-    coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
+    coordinator.hear(0, {"is": "gone"}, now=3)
     assert named(coordinator) == 0
 
 
-def test_process_that_cannot_be_ended_is_named() -> None:
-    coordinator = joined()
-    coordinator.hear(0, exit_of(0, 1), now=2)
-    coordinator.hear(0, {"is": "gone", "stuck": []}, now=3)
-    coordinator.hear(1, {"is": "gone", "stuck": [77]}, now=30)
-    assert coordinator.document()["stuck"] == ["node1: process 77"]
+def elastic(*, min_nodes: int = 2, max_restarts: int = 0) -> Elastic:
+    """A job under torchrun whose four workers have started."""
+    settings = {"min_nodes": min_nodes, "max_restarts": max_restarts}
+    coordinator = Elastic({**REQUEST, "elastic": settings}, now=0)
+    for node in (0, 1):
+        coordinator.hear(node, {"is": "here"}, now=1)
+    starts(coordinator, 0, 1, 2, 3)
+    return coordinator
+
+
+def starts(coordinator: Elastic, *ranks: int, world_size: int = 4) -> None:
+    for rank in ranks:
+        begin = {"is": "worker", "rank": rank, "world_size": world_size, "started": 5.0}
+        coordinator.hear(rank // 2, begin, now=2)
+
+
+def fails(coordinator: Elastic, rank: int, restart: int, code: int = 1, **more: Any) -> None:
+    report = {**exit_of(rank, code, **more), "restart": restart}
+    coordinator.hear(rank // 2, report, now=3)
 
 
 def test_lost_node_is_the_cause_also_where_the_agents_were_just_restarting_their_workers() -> None:
-    coordinator = Elastic({**REQUEST, "elastic": {"min_nodes": 2, "max_restarts": 0}}, now=0)
-    for node in (0, 1):
-        coordinator.hear(node, {"is": "here"}, now=1)
-    begin = {"is": "worker", "world_size": 4, "started": 5.0}
-    for rank in range(4):
-        coordinator.hear(rank // 2, {**begin, "slot": rank, "rank": rank}, now=2)
+    coordinator = elastic()
     coordinator.lose(1, "it closed the connection")
     for rank in (0, 1):
-        coordinator.hear(0, {**begin, "slot": rank, "rank": rank}, now=3)
-        coordinator.hear(0, {**exit_of(rank, -15, "stopped"), "restart": 0}, now=4)
-    coordinator.hear(0, {"is": "gone", "stuck": []}, now=5)
+        starts(coordinator, rank)
+        fails(coordinator, rank, 0, -15, fault="stopped")
+    coordinator.hear(0, {"is": "gone"}, now=5)
     document = coordinator.document()
     assert (document["state"], document["restarts"]) == ("failed", [])
     assert (document["cause"]["kind"], document["cause"]["node"]) == ("node_lost", 1)
 
 
-def test_machine_in_the_place_of_a_lost_one_starts_alone_and_is_waited_for() -> None:
-    coordinator = Elastic({**REQUEST, "elastic": {"min_nodes": 1, "max_restarts": 0}}, now=0)
-    for node in (0, 1):
-        coordinator.hear(node, {"is": "here"}, now=1)
-    coordinator.lose(1, "it closed the connection")
-    coordinator.hear(1, {"is": "here", "life": "x"}, now=2)
-    assert coordinator.orders == [GO, {**GO, "node": 1}]
-    coordinator.hear(0, {"is": "agent", "exit_code": 0}, now=3)
-    assert coordinator.orders[2:] == []
-    coordinator.hear(1, {"is": "agent", "exit_code": 0}, now=3)
-    assert coordinator.orders[2:] == [STOP]
+def test_restart_tells_which_worker_failed_first_and_is_no_cause_of_what_comes_later() -> None:
+    coordinator = elastic(max_restarts=2)
+    fails(coordinator, 0, 0, fault="echo", said="it lost a peer")
+    fails(coordinator, 3, 0, said="first life")
+    fails(coordinator, 2, 0, -15, fault="stopped")
+    assert coordinator.document()["restarts"] == []
+    starts(coordinator, 1, 0, 2, 3)
+    assert coordinator.document()["restarts"] == ["1 of 2: rank 3 @ node1: first life"]
+    fails(coordinator, 1, 1, said="second life")
+    starts(coordinator, 0, 1, 2, 3)
+    fails(coordinator, 2, 2, fault="echo", said="third life")
+    assert coordinator.orders == [GO, STOP]
     gone(coordinator)
+    document = coordinator.document()
+    assert document["restarts"][1:] == ["2 of 2: rank 1 @ node0: second life"]
+    assert (document["cause"]["rank"], document["cause"]["explanation"]) == (2, "third life")
+
+
+def test_worker_that_fails_before_another_has_started_again_is_the_cause() -> None:
+    coordinator = elastic(max_restarts=1)
+    fails(coordinator, 0, 0, said="first life")
+    starts(coordinator, 0)
+    fails(coordinator, 0, 1, said="second life")
+    starts(coordinator, 1, 2, 3)
+    gone(coordinator)
+    document = coordinator.document()
+    assert (document["restarts"], named(coordinator)) == (["1 of 1: rank 0 @ node0: first life"], 0)
+    assert document["cause"]["explanation"] == "second life"
+
+
+def test_node_that_the_job_went_on_without_is_no_cause_of_what_comes_later() -> None:
+    coordinator = elastic(min_nodes=1, max_restarts=0)
+    coordinator.lose(1, "it closed the connection")
+    assert coordinator.orders == [GO]
+    starts(coordinator, 0, 1, world_size=2)
+    fails(coordinator, 0, 0, fault="echo", said="timed out")
+    coordinator.hear(0, {"is": "gone"}, now=5)
+    cause = coordinator.document()["cause"]
+    assert (cause["rank"], cause["explanation"]) == (0, "timed out")
+
+
+def test_job_ends_when_the_agents_that_are_left_have_done_their_work() -> None:
+    coordinator = elastic(min_nodes=1)
+    coordinator.lose(1, "it closed the connection")
+    coordinator.hear(0, {"is": "agent", "exit_code": 0}, now=3)
+    assert coordinator.orders == [GO, STOP]
+    coordinator.hear(0, {"is": "gone"}, now=5)
     assert coordinator.document()["state"] == "succeeded"
 
 
-def test_machine_in_the_place_of_a_lost_one_waits_with_a_job_that_waits() -> None:
-    elastic = {"min_nodes": 1, "max_restarts": 0}
-    coordinator = Elastic({**REQUEST, "elastic": elastic, "after": ["other"]}, now=0)
+def test_job_that_waits_goes_on_waiting_without_a_node_that_was_lost() -> None:
+    settings = {"min_nodes": 1, "max_restarts": 0}
+    coordinator = Elastic({**REQUEST, "elastic": settings, "after": ["other"]}, now=0)
     for node in (0, 1):
         coordinator.hear(node, {"is": "here"}, now=1)
     coordinator.lose(1, "it closed the connection")
-    coordinator.hear(1, {"is": "here", "life": "x"}, now=2)
-    coordinator.hear(0, {"is": "free"}, now=3)
     assert (coordinator.orders, coordinator.document()["state"]) == ([], "waiting")
-    coordinator.hear(1, {"is": "free"}, now=4)
+    coordinator.hear(0, {"is": "free"}, now=3)
     assert (coordinator.orders, coordinator.document()["state"]) == ([GO], "running")

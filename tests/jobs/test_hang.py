@@ -113,7 +113,6 @@ ctypes.PyDLL(None).sleep(600)  # here
     assert look(fleet)["ranks"][0]["where"] == f"job.py:{line_of(script)} in <module>"
 
 
-@pytest.mark.prove(share=0.5)
 def test_users_own_sitecustomize_and_sigusr2_are_left_alone(make_fleet: "Callable[[int], Fleet]") -> None:
     fleet = make_fleet(1)
     fleet.write("own/sitecustomize.py", "import builtins\nbuiltins.mine = 'mine'\n")
@@ -132,7 +131,6 @@ while True: time.sleep(0.1)  # here
     assert fleet.log(0) == f"up mine {file} []\n".encode()
 
 
-@pytest.mark.prove(share=0.5)
 def test_process_without_the_helper_is_not_signalled(make_fleet: "Callable[[int], Fleet]") -> None:
     fleet = make_fleet(1)
     fleet.hosts[0] = replace(fleet.hosts[0], prepared=replace(fleet.hosts[0].prepared, python="/bin/sleep"))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from awsddp.answers import RankStep
 from awsddp.jobs import health
 from awsddp.jobs.ranks import layout
 from tests.jobs.conftest import node_of, prepared_of
@@ -20,8 +21,7 @@ ANSWER: dict[str, Any] = {
     "kernel": "6.8.0-aws",
     "links_down": 0,
     "xids": [],
-    "speed": 500.0,
-    "smi": [{"name": "A100", "driver": "535", "memory_mib": 40960, "errors": 0, "faults": []}] * 8,
+    "smi": [{"name": "A100", "memory_mib": 40960, "errors": 0, "faults": []}] * 8,
 }
 
 
@@ -57,7 +57,7 @@ BROKEN_GPU = {**ANSWER["smi"][0], "errors": 2, "faults": ["needs a reset"]}
         ({"cpus": 4.0}, [("alike: CPUs", "4")]),
         ({"kernel": "6.9"}, [("alike: kernel", "6.9")]),
         ({"links_down": 2}, [("NVLink", "2 inactive links")]),
-        ({"xids": [["0000:44:00", 79], ["0000:44:00", 79]]}, [("Xid", "Xid 79 (2 times)")]),
+        ({"xids": [79, 79]}, [("Xid", "Xid 79 (2 times)")]),
         (
             {"smi": [*ANSWER["smi"][:7], BROKEN_GPU]},
             [("ECC", "GPU 7: 2 uncorrectable"), ("GPU state", "GPU 7: needs a reset")],
@@ -136,11 +136,19 @@ def test_connections_that_fail_name_the_nodes_that_they_share(
         ([100, 30], [1]),
         ([100, 40, 90, 95], []),
         ([100, 20, 90, 95], [1]),
+        ([100, 0, 0, 0], [1, 2, 3]),
         ([5, 100, 90, 6, 80, 70, 110, 100], [0, 3]),
     ],
 )
 def test_a_node_is_slow_beside_the_others(rates: list[float], slow: list[int]) -> None:
-    assert sorted(health.slow_nodes(dict(enumerate(rates)))) == slow
+    *bad, rest = health.rate_checks(probes(len(rates)), "pairs", dict(enumerate(rates)))
+    assert [(check.node, check.ok) for check in bad] == [(node, False) for node in slow]
+    assert (rest.node, rest.ok) == (None, True)
+
+
+def test_where_no_two_nodes_form_a_group_none_is_named() -> None:
+    (check,) = health.rate_checks(probes(3), "pairs", dict.fromkeys(range(3), 0.0))
+    assert (check.node, check.ok) == (None, False)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 16])
@@ -151,11 +159,6 @@ def test_each_node_meets_others_in_rounds_of_disjoint_pairs(count: int) -> None:
     for one in found:
         met = [node for pair in one for node in pair]
         assert len(met) == len(set(met)) == count - count % 2
-
-
-def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
-    assert health.bus_bandwidth(10**9, 0.5, 2) == pytest.approx(2.0)
-    assert health.bus_bandwidth(10**9, 0.5, 8) == pytest.approx(3.5)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +189,16 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 def test_a_group_that_does_not_form_names_the_ranks_that_are_behind(
     at: list[str], whys: dict[int, str], node: int | None, value: str
 ) -> None:
-    group = health.Group(
-        ranks=layout([0, 1], gpus=0, world_size=4), at=dict(enumerate(at)), whys=whys, bytes=8
-    )
-    group.seconds = 1.0 if at[0] == "reduced" else None
+    group = health.Group(layout([0, 1], gpus=0, world_size=4))
+    for rank in [*whys, *(rank for rank in range(4) if at[rank] and rank not in whys)]:
+        group.hear(RankStep(rank=rank, at=at[rank], gbyte_s=1.0, why=whys.get(rank, "")))  # type: ignore[arg-type]
     check = health.group_check(probes(2), group)
     assert (check.ok, check.node, check.value) == (at[0] == "reduced", node, value)
+
+
+def test_a_rank_that_fails_after_its_all_reduce_has_shown_what_was_asked() -> None:
+    group = health.Group(layout([0, 1], gpus=0, world_size=2))
+    for rank, rate in enumerate((2.0, 1.0)):
+        group.hear(RankStep(rank=rank, at="reduced", gbyte_s=rate))
+        group.hear(RankStep(rank=rank, at="failed", why="Aborted"))
+    assert group.gbyte_s == 1.0

@@ -40,14 +40,11 @@ def test_jobs_on_gpus_have_a_work_folder_each() -> None:
 @pytest.mark.parametrize(
     ("gpus", "asked", "expected"),
     [
-        ({0: 4, 1: 2}, {"uneven": True}, {0: 4, 1: 2}),
         ({0: 4, 1: 2}, {}, {0: 2, 1: 2}),
-        ({0: 4, 1: 4}, {"uneven": True, "world_size": 5}, {0: 3, 1: 2}),
-        ({0: 8, 1: 1}, {"uneven": True, "world_size": 6}, {0: 5, 1: 1}),
-        ({0: 0, 3: 0}, {"uneven": True, "world_size": 3}, {0: 2, 3: 1}),
-        ({0: 8, 1: 8}, {"gpus_per_process": 2}, {0: 4, 1: 4}),
-        ({0: 8, 1: 4}, {"gpus_per_process": 4, "uneven": True}, {0: 2, 1: 1}),
-        ({0: 8}, {"uneven": True, "nproc_per_node": 3}, {0: 3}),
+        ({0: 0, 3: 0}, {"world_size": 4}, {0: 2, 3: 2}),
+        ({0: 8, 1: 8}, {"nproc_per_node": 2}, {0: 2, 1: 2}),
+        ({0: 8, 1: 8}, {"world_size": 4}, {0: 2, 1: 2}),
+        ({0: 8}, {"nproc_per_node": 3}, {0: 3}),
     ],
 )
 def test_ranks_of_each_node(gpus: dict[int, int], asked: dict[str, Any], expected: dict[int, int]) -> None:
@@ -62,9 +59,9 @@ def test_ranks_of_each_node(gpus: dict[int, int], asked: dict[str, Any], expecte
 @pytest.mark.parametrize(
     ("gpus", "asked"),
     [
-        ({0: 2, 1: 2}, {"uneven": True, "world_size": 5}),
-        ({0: 2, 1: 2}, {"gpus_per_process": 4}),
-        ({0: 8}, {"gpus_per_process": 4, "nproc_per_node": 3}),
+        ({0: 2, 1: 2}, {"world_size": 6}),
+        ({0: 8, 1: 2}, {"nproc_per_node": 3}),
+        ({0: 8}, {"nproc_per_node": 9}),
     ],
 )
 def test_layout_that_does_not_fit_says_what_does(gpus: dict[int, int], asked: dict[str, Any]) -> None:

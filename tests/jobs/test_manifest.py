@@ -123,7 +123,6 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
     assert set(files) == {
         "logs/rank0.log",
         "logs/supervisor0.log",
-        "logs/times0.jsonl",
         "node0/saved_models/x.pth",
         "node0/run/deep/metrics.json",
         "node0/grown.txt",
@@ -152,13 +151,13 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
 
 
 def test_small_results_come_with_the_list_and_logs_do_not(node: Node) -> None:
-    node.folder.times.write_text("times")
+    node.folder.samples.write_text("said")
     for size in (10, 60, 50):
         node.file(f"f{size}", "x" * size)
     came = {file.home: file.data for file in node.manifest(at_once=125).files}
     assert came == {
         "logs/rank5.log": None,
-        "logs/times2.jsonl": b"times",
+        "logs/samples2.json": b"said",
         "node2/f10": b"x" * 10,
         "node2/f50": b"x" * 50,
         "node2/f60": b"x" * 60,

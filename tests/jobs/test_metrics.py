@@ -136,12 +136,11 @@ def test_usage_of_a_rank_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_value_far_from_the_others_is_marked() -> None:
-    assert far_from_others("cpu_percent", [90, 92, 20, None, 91]) == [False, False, True, False, False]
-    assert far_from_others("cpu_percent", [1, 100]) == [False, False]  # which of the two?
-    network = "network_bytes_per_second"
-    assert far_from_others(network, [1e7, 1e7, 9e7, 9e7]) == [False] * 4  # nor of two nodes
-    assert far_from_others(network, [1e3, 12e3, 12e3]) == [False] * 3  # nothing goes on
-    assert far_from_others("gpu_percent", [None, None]) == [False, False]
+    assert far_from_others({0: 90, 1: 92, 2: 20, 4: 91}, noise=10.0) == {2}
+    assert far_from_others({0: 1, 1: 100}, noise=10.0) == set()  # which of the two?
+    assert far_from_others({0: 1e7, 1: 1e7, 2: 9e7, 3: 9e7}, noise=1e6) == set()  # nor of two nodes
+    assert far_from_others({0: 1e3, 1: 12e3, 2: 12e3}, noise=1e6) == set()  # nothing goes on
+    assert far_from_others({}, noise=10.0) == set()
 
 
 def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:
@@ -156,7 +155,7 @@ def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:
         "print('up', flush=True)\ntime.sleep(600)\n"
     )
     until(fleet.up)
-    told = {node: fleet.ask(node, protocol.state_request("job"))["jobs"][0] for node in (0, 1)}
+    told = {node: fleet.ask(node, protocol.state_request())["jobs"][0] for node in (0, 1)}
     job = results.job_document(told)
     assert [(one.rank, one.step, one.loss, one.fraction) for one in job.progress] == [
         (rank, 4, 0.25, 0.5) for rank in range(4)

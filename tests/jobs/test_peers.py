@@ -166,26 +166,6 @@ def test_closed_connection_is_the_end_of_a_supervisor_at_once(wire: Wire) -> Non
     assert (node, why.startswith("its supervisor has ended and closed the connection")) == (1, True)
 
 
-def test_machine_in_the_place_of_a_lost_one_hears_what_is_for_itself_alone(wire: Wire) -> None:
-    for key in list(wire.selectors[1].get_map().values()):
-        wire.selectors[1].unregister(key.fileobj)
-        key.fileobj.close()
-    for count in (1, 2):
-        wire.first.send({"for the lost one": count})
-    wire.pass_time(1, alive=(0,))
-    wire.second = Peers(wire.far, wire.selectors[1], None, now=wire.now)
-    wire.second.send({"is": "here", "life": "second"})
-    wire.pass_time(2)
-    for count in (3, 4):
-        wire.first.send({"for the new one": count})
-    wire.pass_time(2)
-    assert wire.heard() == (
-        [{"is": "here", "life": "second"}],
-        [{"for the new one": 3}, {"for the new one": 4}],
-    )
-    assert (wire.first.unread, wire.second.unread) == (False, False)
-
-
 def test_port_where_nobody_listens_any_more_is_the_end_of_the_first_supervisor(wire: Wire) -> None:
     wire.relay.close()
     wire.pass_time(1.5, alive=(1,))

@@ -19,19 +19,12 @@ class Conversation:
         self.address = str(fleet.hosts[node].node.private_ip)
         self._process = fleet.start(node, close=False)
 
-    def send(self, request: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(protocol.message(request))
         self._process.stdin.flush()
-
-    def hear(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdout is not None
         said = self._process.stdout.readline() + self._process.stdout.readline()
         return protocol.answer(said, request=request, node=self.node)
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.send(request)
-        return self.hear(request)
 
     def close(self) -> None:
         self._process.communicate(timeout=30)
@@ -46,7 +39,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Conversation, Conversation]]:
         one.close()
 
 
-def test_nodes_connect_measure_and_close_their_ports_before_anything_else(
+def test_nodes_connect_and_close_their_ports_before_anything_else(
     pair: tuple[Conversation, Conversation],
 ) -> None:
     one, two = pair
@@ -58,24 +51,16 @@ def test_nodes_connect_measure_and_close_their_ports_before_anything_else(
     dial = protocol.dial_request(peers, seconds=20)
     assert two.ask(dial)["dials"] == sorted([0, port, ""] for port in seen["ports"])
 
-    receive = protocol.receive_request(seconds=0.1)
-    one.send(receive)
-    sent = two.ask(protocol.send_request(one.address, seen["ports"][-1], seconds=0.1))
-    received = one.hear(receive)
-    assert received["bytes"] == sent["bytes"] > 0 < received["seconds"]
-
     one.ask(protocol.state_request())
     assert {why for _, _, why in two.ask(dial)["dials"]} == {"Connection refused"}
 
 
-def test_a_thorough_probe_measures_the_cpu_and_finds_no_gpu_where_there_is_none(
+def test_a_thorough_probe_finds_no_gpu_where_there_is_none(
     pair: tuple[Conversation, Conversation],
 ) -> None:
     one, _ = pair
     seen = one.ask(protocol.probe_request(one.address, thorough=True))
-    assert seen["speed"] > 0
     assert (seen["smi"], seen["xids"], seen["links_down"]) == ([], [], 0)
-    assert [len(text) for text in one.ask(protocol.text_request(2))["texts"]] == [1_000_000] * 2
 
 
 def test_a_memory_limit_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

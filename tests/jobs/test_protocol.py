@@ -81,8 +81,8 @@ def test_requests_differ_only_in_what_is_the_nodes_own(fleet: "Fleet") -> None:
     assert len(requests[0]["secret"]) == 64
 
 
-def test_ports_follow_the_slot_unless_the_user_chose(fleet: "Fleet") -> None:
-    fleet.port = None  # type: ignore[assignment]
+def test_ports_follow_the_slot(fleet: "Fleet") -> None:
+    fleet.port = protocol.FIRST_PORT + 30
     request = fleet.requests("main.py", slot=3)[0]
     assert (request["master_port"], request["link_port"]) == (29430, 29431)
 
@@ -145,12 +145,6 @@ def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
     every = [port + 10 * slot for port in (29400, 29401) for slot in range(64)]
     with pytest.raises(ConfigError, match="node0 has no free ports"):
         protocol.choose_slot({0: {"used": [], "taken": every}}, first=0)
-
-
-@pytest.mark.parametrize("taken", [5000, 5001])
-def test_port_that_the_user_chose_and_another_holds_is_named(taken: int) -> None:
-    with pytest.raises(ConfigError, match=f"job.master_port: port {taken} is taken on node0"):
-        protocol.choose_slot({0: {"used": [], "taken": [taken]}}, first=0, master_port=5000)
 
 
 def test_spec_reaches_the_request_in_seconds(fleet: "Fleet") -> None:

@@ -11,7 +11,7 @@ from tests.seed import drawn
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
 
-pytestmark = [pytest.mark.prove(share=0.5), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(300)]
 
 
 def test_campaign_has_at_least_forty_kinds() -> None:

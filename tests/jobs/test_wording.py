@@ -58,7 +58,9 @@ def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("fact", ["script", "launcher", "instance_type"])
 def test_a_fact_of_a_job_begins_no_line(fact: str, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs_page([shown(job_document({1: document(**{fact: f"x\nnext: {EVIL}"})}))], verbose=True)
+    job = shown(job_document({1: document(**{fact: f"x\nnext: {EVIL}"})}))
+    job |= {"cluster_id": None, "seconds": 1.0, "job_usd": None, "reported": True}
+    jobs_page({"jobs": [job], "clusters": []}, verbose=True)
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith("next:")]
     assert EVIL in lines[-1]

@@ -121,3 +121,54 @@ def test_two_machines_from_the_first_key_to_the_last_group(cloud: Cloud, tmp_pat
     shell.aws(f"ec2 wait instance-terminated --instance-ids {' '.join(ids)}")
     shell.aws(f"ec2 delete-security-group --group-id {group}")
     shell.aws("ec2 delete-key-pair --key-name cli")
+
+
+@pytest.mark.prove
+def test_the_getting_started_tutorial_of_the_aws_command_line(cloud: Cloud, tmp_path: Path) -> None:
+    """https://docs.aws.amazon.com/cli/latest/userguide/cli-services-ec2-instances.html and its neighbours."""
+    shell = Terminal(cloud, tmp_path)
+    key = shell.aws("ec2 create-key-pair --key-name MyKeyPair --query KeyMaterial")
+    (tmp_path / "MyKeyPair.pem").write_text(key)
+    (tmp_path / "MyKeyPair.pem").chmod(0o400)
+    assert shell.aws("ec2 describe-key-pairs --key-name MyKeyPair")["KeyPairs"]
+    vpc = shell.aws("ec2 describe-vpcs --query Vpcs[0].VpcId")
+    group = shell.aws(
+        f"ec2 create-security-group --group-name my-sg --description 'My security group' --vpc-id {vpc}"
+    )["GroupId"]
+    cidr = f"{cloud.info.caller_address}/32"
+    for port in (22, 3389):
+        rule = f"--protocol tcp --port {port} --cidr {cidr}"
+        shell.aws(f"ec2 authorize-security-group-ingress --group-id {group} {rule}")
+    shown = shell.aws(f"ec2 describe-security-groups --group-ids {group}")["SecurityGroups"][0]
+    assert {one["FromPort"] for one in shown["IpPermissions"]} == {22, 3389}
+    image = shell.aws(f"ssm get-parameters --names {PYTORCH} --query Parameters[0].Value")
+    subnet = shell.aws("ec2 describe-subnets --query Subnets[0].SubnetId")
+    made = shell.aws(
+        f"ec2 run-instances --image-id {image} --count 1 --instance-type g4dn.xlarge --key-name MyKeyPair "
+        f"--security-group-ids {group} --subnet-id {subnet} "
+        '--block-device-mappings \'[{"DeviceName":"/dev/sda1","Ebs":{"DeleteOnTermination":true}}]\''
+    )["Instances"][0]["InstanceId"]
+    shell.aws(f"ec2 create-tags --resources {made} --tags Key=Name,Value=MyInstance")
+    shell.aws(f"ec2 wait instance-running --instance-ids {made}")
+    filters = "--filters Name=tag:Name,Values=MyInstance Name=instance-type,Values=g4dn.xlarge"
+    (address,) = shell.aws(
+        f"ec2 describe-instances {filters} --query Reservations[].Instances[].PublicIpAddress"
+    )
+    login = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-F", "none"]
+    said = subprocess.run(
+        ["ssh", *login, "-i", tmp_path / "MyKeyPair.pem", f"ubuntu@{address}", "whoami"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said.stdout == "ubuntu\n", said.stderr
+    shell.aws(f"ec2 stop-instances --instance-ids {made}")
+    shell.aws(f"ec2 wait instance-stopped --instance-ids {made}")
+    shell.aws(f"ec2 start-instances --instance-ids {made}")
+    shell.aws(f"ec2 wait instance-running --instance-ids {made}")
+    shell.aws(f"ec2 terminate-instances --instance-ids {made}")
+    shell.aws(f"ec2 wait instance-terminated --instance-ids {made}")
+    shell.aws(f"ec2 delete-security-group --group-id {group}")
+    shell.aws("ec2 delete-key-pair --key-name MyKeyPair")
+    keys = shell.aws("ec2 describe-key-pairs --query KeyPairs[].KeyName")
+    assert "MyKeyPair" not in keys

@@ -93,7 +93,7 @@ def test_what_was_made_just_now_is_not_known_for_a_while(records: Cloud) -> None
     ec2.delete_security_group(GroupId=group)
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_an_answer_may_be_old(records: Cloud) -> None:
     ec2 = records.client("ec2")
     made = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
@@ -120,6 +120,7 @@ def test_faults_outlive_the_daemon(records: Cloud) -> None:
         ("RunInstances", "nothing at all", {}, "it is one of delay, late"),
         ("RunInstances", "late", {"seconds": -1}, ""),
         ("RunInstances", "late", {"times": 0}, ""),
+        ("RunInstances", "late", {"notice_s": 9.0}, "it takes --for and --only and --seconds and --times"),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused(

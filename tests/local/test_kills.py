@@ -93,11 +93,11 @@ def work(cloud: Cloud, killer: Killer) -> int:
     ("mode", "kills", "longest_s"),
     [
         ("records", 50 if FULL else 20, 2.5),
-        pytest.param("nspawn", 50 if FULL else 12, 8.0, marks=needs_root),
+        pytest.param(None, 50 if FULL else 12, 8.0, marks=needs_root, id="nspawn"),
     ],
 )
 def test_a_daemon_killed_again_and_again_loses_and_doubles_nothing(
-    tmp_path: Path, mode: str, kills: int, longest_s: float
+    tmp_path: Path, mode: str | None, kills: int, longest_s: float
 ) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode=mode))
     try:

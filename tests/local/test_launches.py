@@ -1,6 +1,5 @@
-"""Every operation and encoding that launches takes one path: the same checks, an address in the block."""
+"""Launches: every encoding takes one path, and what is described is what the node has."""
 
-import base64
 import ipaddress
 import re
 import urllib.error
@@ -36,12 +35,6 @@ def send(cloud: Cloud, method: str, **parameters: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def template(cloud: Cloud, name: str, **data: Any) -> dict[str, Any]:
-    ec2 = cloud.client("ec2")
-    made = ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
-    return {"LaunchTemplateId": made["LaunchTemplate"]["LaunchTemplateId"]}
-
-
 def by_get(cloud: Cloud, name: str, **changes: str) -> None:
     wanted = {"ImageId": cloud.image, "InstanceType": "g5.xlarge", "MinCount": "1", "MaxCount": "1"}
     status, text = send(cloud, "GET", Action="RunInstances", **{**wanted, **changes})
@@ -55,26 +48,7 @@ def with_empty_subnet(cloud: Cloud, name: str, **changes: str) -> None:
     assert status == 200, text
 
 
-def by_spot_request(cloud: Cloud, name: str, **changes: str) -> None:
-    specification = {"ImageId": cloud.image, "InstanceType": "g5.xlarge", **changes}
-    cloud.client("ec2").request_spot_instances(LaunchSpecification=specification)
-
-
-def by_fleet(cloud: Cloud, name: str, **changes: str) -> None:
-    chosen = template(cloud, name, **{"ImageId": cloud.image, "InstanceType": "g5.xlarge", **changes})
-    cloud.client("ec2").create_fleet(
-        LaunchTemplateConfigs=[{"LaunchTemplateSpecification": {**chosen, "Version": "$Latest"}}],
-        TargetCapacitySpecification={"TotalTargetCapacity": 1, "DefaultTargetCapacityType": "spot"},
-        Type="instant",
-    )
-
-
-def by_template(cloud: Cloud, name: str, **changes: str) -> None:
-    chosen = template(cloud, name, **{"ImageId": cloud.image, "InstanceType": "g5.xlarge", **changes})
-    cloud.client("ec2").run_instances(LaunchTemplate=chosen, MinCount=1, MaxCount=1)
-
-
-WAYS = [by_get, with_empty_subnet, by_spot_request, by_fleet, by_template]
+WAYS = [by_get, with_empty_subnet]
 
 
 @pytest.mark.parametrize("launch", WAYS)
@@ -97,86 +71,35 @@ def test_every_launch_refuses_a_type_that_is_none(records: Cloud, launch: Any) -
     assert len(records.instances()) == before
 
 
-def test_a_template_gives_all_that_it_says(records: Cloud) -> None:
+def test_a_launch_that_names_no_disk_is_described_with_the_one_of_its_image(records: Cloud) -> None:
     ec2 = records.client("ec2")
-    group = ec2.create_security_group(GroupName="templated", Description="-")["GroupId"]
-    chosen = template(
-        records,
-        "whole",
-        ImageId=records.image,
-        InstanceType="g5.xlarge",
-        SecurityGroupIds=[group],
-        InstanceInitiatedShutdownBehavior="terminate",
-        UserData=base64.b64encode(b"#!/bin/sh\n").decode(),
-        TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": "team", "Value": "a"}]}],
-    )
-    ec2.create_launch_template_version(
-        **chosen, SourceVersion="1", LaunchTemplateData={"InstanceType": "g5.2xlarge"}
-    )
-    second = {**chosen, "Version": "2"}
-    (made,) = ec2.run_instances(LaunchTemplate=second, MinCount=1, MaxCount=1)["Instances"]
-    assert (made["InstanceType"], made["SecurityGroups"][0]["GroupId"]) == ("g5.2xlarge", group)
-    assert made["Tags"] == [{"Key": "team", "Value": "a"}]
-    for attribute, value in {
-        "instanceInitiatedShutdownBehavior": "terminate",
-        "userData": base64.b64encode(b"#!/bin/sh\n").decode(),
-    }.items():
-        found = ec2.describe_instance_attribute(InstanceId=made["InstanceId"], Attribute=attribute)
-        assert found[attribute[0].upper() + attribute[1:]]["Value"] == value
-    missing = {"LaunchTemplateName": "none"}
-    code = refusal(ec2.run_instances, LaunchTemplate=missing, MinCount=1, MaxCount=1)
-    assert code == "InvalidLaunchTemplateName.NotFoundException"
-
-
-def test_a_fleet_tries_its_options_in_turn_and_ends_with_its_machines(records: Cloud) -> None:
-    ec2 = records.client("ec2")
-    chosen = {**template(records, "fleet", ImageId=records.image), "Version": "$Default"}
-    types = [{"InstanceType": name} for name in ("p2.8xlarge", "g5.xlarge")]
-    configs = [{"LaunchTemplateSpecification": chosen, "Overrides": types}]
-    wanted = {"TotalTargetCapacity": 3, "OnDemandTargetCapacity": 2, "DefaultTargetCapacityType": "spot"}
-    asked = {"LaunchTemplateConfigs": configs, "TargetCapacitySpecification": wanted, "ClientToken": "fleet"}
-    made = ec2.create_fleet(**asked, Type="instant")
-    assert [error["ErrorCode"] for error in made["Errors"]] == ["Unsupported"] * 2
-    counts = {one["Lifecycle"]: len(one["InstanceIds"]) for one in made["Instances"]}
-    assert counts == {"on-demand": 2, "spot": 1}
-    assert ec2.create_fleet(**asked, Type="instant")["Instances"] == made["Instances"]  # the same token
-    ids = {one for item in made["Instances"] for one in item["InstanceIds"]}
-    listed = ec2.describe_fleet_instances(FleetId=made["FleetId"])["ActiveInstances"]
-    assert {one["InstanceId"] for one in listed} == ids
-    ec2.delete_fleets(FleetIds=[made["FleetId"]], TerminateInstances=True)
-    records.wait("terminated", *ids)
-    assert refusal(ec2.create_fleet, **{**asked, "ClientToken": "other"}) == "UnsupportedOperation"
-
-
-def test_a_spot_request_names_its_instance(records: Cloud) -> None:
-    ec2 = records.client("ec2")
-    specification = {"ImageId": records.image, "InstanceType": "g5.xlarge", "Placement": {}}
-    requests = ec2.request_spot_instances(InstanceCount=2, LaunchSpecification=specification)
-    ids = [one["SpotInstanceRequestId"] for one in requests["SpotInstanceRequests"]]
-    found = ec2.describe_spot_instance_requests(SpotInstanceRequestIds=ids)["SpotInstanceRequests"]
-    instances = records.instances(*[one["InstanceId"] for one in found])
-    assert {one["InstanceLifecycle"] for one in instances} == {"spot"}
-    assert [one["SpotInstanceRequestId"] for one in instances] == ids
-    ec2.terminate_instances(InstanceIds=[one["InstanceId"] for one in instances])
+    (made,) = ec2.run_instances(**records.request())["Instances"]
+    filters = [{"Name": "attachment.instance-id", "Values": [made["InstanceId"]]}]
+    (disk,) = ec2.describe_volumes(Filters=filters)["Volumes"]
+    assert (disk["Size"], disk["VolumeType"], disk["Encrypted"]) == (75, "gp3", False)
+    assert disk["Attachments"][0]["Device"] == "/dev/sda1"
+    (mapping,) = records.instances(made["InstanceId"])[0]["BlockDeviceMappings"]
+    assert mapping["Ebs"]["DeleteOnTermination"] is True
+    ec2.terminate_instances(InstanceIds=[made["InstanceId"]])
 
 
 @pytest.mark.parametrize(
-    ("address", "code"),
-    [("10.0.0.9", "InvalidParameterValue"), ("no address", "InvalidParameterValue"), ("", None)],
+    ("price", "code"), [("0.001", "SpotMaxPriceTooLow"), ("cheap", "InvalidParameterValue")]
 )
-def test_a_private_address_is_one_of_the_subnet(records: Cloud, address: str, code: str | None) -> None:
-    ec2 = records.client("ec2")
-    subnet = ec2.describe_subnets()["Subnets"][0]
-    if code:
-        asked = records.request(SubnetId=subnet["SubnetId"], PrivateIpAddress=address)
-        assert refusal(ec2.run_instances, **asked) == code
-        return
-    chosen = str(ipaddress.IPv4Network(subnet["CidrBlock"])[200])
-    asked = records.request(InstanceType="g4dn.xlarge", SubnetId=subnet["SubnetId"], PrivateIpAddress=chosen)
-    made = ec2.run_instances(**asked)["Instances"][0]
-    assert made["PrivateIpAddress"] == chosen
-    assert refusal(ec2.run_instances, **asked) == "InvalidIPAddress.InUse"
+def test_a_spot_price_below_the_markets_launches_nothing(records: Cloud, price: str, code: str) -> None:
+    ec2, before = records.client("ec2"), len(records.instances())
+    market = {"MarketType": "spot", "SpotOptions": {"MaxPrice": price}}
+    assert refusal(ec2.run_instances, **records.request(InstanceMarketOptions=market)) == code
+    assert len(records.instances()) == before
+    market["SpotOptions"] = {"MaxPrice": "50"}
+    (made,) = ec2.run_instances(**records.request(InstanceMarketOptions=market))["Instances"]
+    assert records.instances(made["InstanceId"])[0]["InstanceLifecycle"] == "spot"
     ec2.terminate_instances(InstanceIds=[made["InstanceId"]])
+
+
+def test_what_ec2_has_never_heard_of_is_no_action(records: Cloud) -> None:
+    status, text = send(records, "POST", Action="RunInstance")
+    assert (status, "<Code>InvalidAction</Code>" in text) == (400, True)
 
 
 def test_replies_are_named_and_numbered_as_ec2s(records: Cloud) -> None:

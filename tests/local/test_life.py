@@ -29,7 +29,8 @@ def started_and_killed(home: Path, *, after_s: float) -> None:
     """A client that is killed while it starts an automatic daemon."""
     code = (
         "import sys; from pathlib import Path; from awsddp.local import control\n"
-        "control.start(Path(sys.argv[1]), auto=True, mode='records', patience_s=1.0)"
+        "control.PATIENCE_S = 1.0\n"
+        "control.start(Path(sys.argv[1]), auto=True, mode='records')"
     )
     client = subprocess.Popen([sys.executable, "-c", code, str(home)])
     until((home / "local/daemon.lock").exists)
@@ -38,12 +39,42 @@ def started_and_killed(home: Path, *, after_s: float) -> None:
     client.wait()
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_daemon_that_nobody_waits_for_ends_itself_and_leaves_nothing(tmp_path: Path) -> None:
     started_and_killed(tmp_path, after_s=0.1)
     until(lambda: not (tmp_path / "local").exists())
     (tmp_path / "local.lock").unlink()
     until(lambda: left_over(tmp_path) == {})
+
+
+def test_a_start_that_is_ended_says_how_to_end_what_it_began(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "awsddp", "local", "start", "--no-hosts"]
+    client = subprocess.Popen(
+        words, env={**os.environ, "AWSDDP_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until((tmp_path / "local/daemon.lock").exists)
+        client.terminate()
+        said = client.communicate(timeout=30)[1]
+        assert client.returncode == 128 + signal.SIGTERM
+        assert "no record of cluster" not in said
+        assert "awsddp local stop" in said
+    finally:
+        control.stop(tmp_path)
+
+
+def test_a_cloud_with_hosts_starts_without_torch_which_its_first_host_installs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWSDDP_CACHE", "/dev/null/cache")
+    cloud = Cloud(tmp_path, control.start(tmp_path, mode="loopback"))
+    try:
+        assert cloud.client("ec2").describe_vpcs()["Vpcs"]
+        made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+        (ended,) = cloud.wait("terminated", made)
+        assert "torch for the local cloud cannot be kept in its cache" in ended["StateReason"]["Message"]
+    finally:
+        control.stop(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["records", "loopback"])
@@ -56,8 +87,11 @@ def test_a_daemon_whose_files_were_removed_ends_itself(tmp_path: Path, mode: str
 
 
 @pytest.mark.prove
-def test_it_stays_while_a_client_is_there_or_an_instance_lives(tmp_path: Path) -> None:
-    cloud = Cloud(tmp_path, control.start(tmp_path, auto=True, mode="records", patience_s=0.0))
+def test_it_stays_while_a_client_is_there_or_an_instance_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "PATIENCE_S", 0.0)
+    cloud = Cloud(tmp_path, control.start(tmp_path, auto=True, mode="records"))
     try:
         made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
         with local._presence(tmp_path):
@@ -72,7 +106,7 @@ def test_it_stays_while_a_client_is_there_or_an_instance_lives(tmp_path: Path) -
 
 def test_what_meets_a_daemon_that_starts_waits_for_it(tmp_path: Path) -> None:
     started_and_killed(tmp_path, after_s=0.1)
-    assert "pid" not in control._report(Place(tmp_path))
+    assert "pid" not in control.read_report(Place(tmp_path))
     with local.opened(tmp_path, quiet, start=False) as target:
         assert target is not None
     assert not (tmp_path / "local").exists()
@@ -80,7 +114,7 @@ def test_what_meets_a_daemon_that_starts_waits_for_it(tmp_path: Path) -> None:
 
 def test_stop_ends_a_daemon_that_starts(tmp_path: Path) -> None:
     started_and_killed(tmp_path, after_s=0.1)
-    assert "pid" not in control._report(Place(tmp_path))
+    assert "pid" not in control.read_report(Place(tmp_path))
     control.stop(tmp_path)
     (tmp_path / "local.lock").unlink(missing_ok=True)
     assert left_over(tmp_path) == {}
@@ -141,25 +175,24 @@ def test_clients_that_start_it_at_once_get_the_same_daemon(tmp_path: Path) -> No
     assert len({info.pid for info in found}) == 1
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (lambda text: text.replace(f'"version": {control.VERSION}', '"version": 1'), "an older awsddp"),
-        (lambda text: text.replace(f'"version": {control.VERSION},', ""), "an older awsddp"),
-        (lambda text: text.replace(f'"version": {control.VERSION}', '"version": 99'), "a newer awsddp"),
-        (lambda text: text[:20], "cannot read"),
+        lambda text: text.replace(f'"version": {control.VERSION}', '"version": 1'),
+        lambda text: text.replace(f'"version": {control.VERSION},', ""),
+        lambda text: text.replace(f'"version": {control.VERSION}', '"version": 99'),
+        lambda text: text[:20],
     ],
 )
-def test_a_cloud_of_another_version_says_what_to_type(
-    tmp_path: Path, change: Callable[[str], str], said: str
-) -> None:
+def test_a_cloud_of_another_version_says_what_to_type(tmp_path: Path, change: Callable[[str], str]) -> None:
     control.start(tmp_path, mode="records")
     settings = Place(tmp_path).settings
     settings.write_text(change(settings.read_text()))
     with pytest.raises(LocalCloudError) as caught:
-        local.start(tmp_path, on_event=quiet)
-    assert said in caught.value.message
+        local.start(tmp_path, mode=None, share=())
+    assert "was made by another version of awsddp" in caught.value.message
+    assert str(settings) in caught.value.why
     assert "awsddp local stop" in caught.value.next
     assert local.stop(tmp_path)
     assert not (tmp_path / "local").exists()

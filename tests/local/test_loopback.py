@@ -11,6 +11,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
 import awsddp
 from awsddp.local import control
@@ -105,6 +106,11 @@ def test_a_host_carries_out_the_user_data_and_has_torch(shelter: Shelter) -> Non
     assert shelter.ssh(made, "exit 7").returncode == 7
 
 
+def test_user_data_that_is_neither_script_nor_cloud_config_is_refused(shelter: Shelter) -> None:
+    with pytest.raises(ClientError, match="neither a script nor a cloud-config"):
+        shelter.cloud.client("ec2").run_instances(**shelter.cloud.request(UserData="neither"))
+
+
 @pytest.mark.prove
 def test_a_reboot_ends_what_ran_and_runs_bootcmd_alone(shelter: Shelter) -> None:
     made = shelter.launch()
@@ -132,7 +138,7 @@ def test_a_unit_of_the_user_data_powers_the_host_off(shelter: Shelter, behaviour
         assert shelter.say(made, "cat $AWSDDP_ROOT/etc/boots").startswith("boot\nboot\n")
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_killed_daemon_finds_its_hosts_again(shelter: Shelter) -> None:
     made = shelter.launch()
     pid = shelter.say(made, "setsid sleep 986 >/dev/null 2>&1 </dev/null & echo $!").strip()
@@ -150,7 +156,7 @@ def person() -> Iterator[str]:
     subprocess.run(["userdel", "--remove", name], capture_output=True, check=True)
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @needs_root
 def test_an_ordinary_user_launches_trains_and_ends(person: str) -> None:
     home = Path("~" + person).expanduser()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.local import network
+from awsddp.local import control, network
 from awsddp.local.place import Place
-from tests.local.conftest import needs_root
+from tests.local.conftest import left_over, needs_root
 
 GONE, NEW = "i-0000000000000000a", "i-0000000000000000b"
 
@@ -28,10 +28,10 @@ def test_a_node_that_is_gone_does_not_answer_at_its_address_whatever_holds_its_n
 ) -> None:
     block = network.open_switch(place, None)
     address = str(block[10])
-    network.plug_in(place, GONE, address, prefix=block.prefixlen)
+    network.plug_in(place, GONE, address)
     with Path(f"/run/netns/{place.machine(GONE)}").open():  # what is open holds the namespace
         network.unplug(place, GONE)
-        network.plug_in(place, NEW, address, prefix=block.prefixlen)
+        network.plug_in(place, NEW, address)
         shown = network.run("ip", "-n", place.switch, "-json", "link", "show", "master", "vpc")
         assert [link["ifname"] for link in json.loads(shown)] == ["machine", f"v{NEW[-12:]}"]
 
@@ -40,6 +40,14 @@ def test_a_node_that_is_gone_does_not_answer_at_its_address_whatever_holds_its_n
 def test_what_is_not_there_is_unplugged_in_silence(place: Place) -> None:
     network.open_switch(place, None)
     network.unplug(place, GONE)
+
+
+@needs_root
+def test_stop_ends_a_namespace_that_is_all_that_is_left_of_a_cloud(tmp_path: Path) -> None:
+    network.run("ip", "netns", "add", Place(tmp_path).machine(GONE))
+    assert control.stop(tmp_path)
+    assert left_over(tmp_path) == {}
+    assert not control.stop(tmp_path)
 
 
 HEARS = """
@@ -63,7 +71,7 @@ def test_a_node_is_not_heard_with_an_address_from_outside(place: Place) -> None:
     block = network.open_switch(place, None)
     first, second = str(block[10]), str(block[11])
     for name, address in ((GONE, first), (NEW, second)):
-        network.plug_in(place, name, address, prefix=block.prefixlen)
+        network.plug_in(place, name, address)
     forged = "203.0.113.5"
     network.ip([f"addr add {forged}/32 dev lo"], namespace=place.machine(GONE))
     inside = ["ip", "netns", "exec"]

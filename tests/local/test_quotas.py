@@ -1,7 +1,5 @@
 """Quotas, placement groups, network cards and what depends on what: where moto is no EC2."""
 
-import pytest
-
 from tests.local.conftest import Cloud, refusal
 
 G_AND_VT = "L-DB2E81BA"
@@ -29,25 +27,6 @@ def test_a_launch_over_the_quota_is_refused_until_more_is_asked_for(records: Clo
     assert quotas.get_service_quota(ServiceCode="ec2", QuotaCode=G_AND_VT)["Quota"]["Value"] == quota["Value"]
 
 
-@pytest.mark.parametrize(
-    ("instance_type", "spot", "code"),
-    [
-        ("p5.48xlarge", False, "L-417A185B"),
-        ("p6-b200.48xlarge", True, "L-C4BD4855"),
-        ("p4d.24xlarge", True, "L-7212CCBC"),
-        ("gr6.4xlarge", False, "L-DB2E81BA"),
-        ("g4dn.xlarge", True, "L-3819A6DF"),
-        ("t3.micro", False, "L-1216C47A"),
-        ("inf2.xlarge", False, None),
-    ],
-)
-def test_a_type_counts_against_its_own_quota(instance_type: str, spot: bool, code: str | None) -> None:
-    from awsddp.local.quotas import bucket_of
-
-    bucket = bucket_of(instance_type, spot=spot)
-    assert (bucket.code if bucket else None) == code
-
-
 def test_an_unknown_quota_is_not_there(records: Cloud) -> None:
     get = records.client("service-quotas").get_service_quota
     assert refusal(get, ServiceCode="ec2", QuotaCode="L-00000000") == "NoSuchResourceException"
@@ -61,9 +40,7 @@ def test_a_placement_group_cannot_go_while_it_is_used(records: Cloud) -> None:
     assert refusal(ec2.create_placement_group, GroupName="near") == "InvalidPlacementGroup.Duplicate"
     near = records.request(Placement={"GroupName": "near"})
     (one,) = ec2.run_instances(**near)["Instances"]
-    by_group = [{"Name": "placement-group-name", "Values": ["near"]}]
-    (page,) = ec2.describe_instances(Filters=by_group)["Reservations"]
-    assert page["Instances"][0]["Placement"]["GroupName"] == "near"
+    assert records.instances(one["InstanceId"])[0]["Placement"]["GroupName"] == "near"
     assert refusal(ec2.delete_placement_group, GroupName="near") == "InvalidPlacementGroup.InUse"
     ec2.terminate_instances(InstanceIds=[one["InstanceId"]])
     records.wait("terminated", one["InstanceId"])
@@ -74,14 +51,6 @@ def test_a_placement_group_cannot_go_while_it_is_used(records: Cloud) -> None:
     ec2.delete_placement_group(GroupName="near")
     assert refusal(ec2.delete_placement_group, GroupName="near") == "InvalidPlacementGroup.Unknown"
     assert refusal(ec2.run_instances, **near) == "InvalidPlacementGroup.Unknown"
-
-
-def test_instances_are_found_by_the_token_of_their_launch(records: Cloud) -> None:
-    ec2 = records.client("ec2")
-    made = ec2.run_instances(**records.request(ClientToken="found-by-it"))["Instances"][0]["InstanceId"]
-    by_token = [{"Name": "client-token", "Values": ["found-by-it"]}]
-    (page,) = ec2.describe_instances(Filters=by_token)["Reservations"]
-    assert [one["InstanceId"] for one in page["Instances"]] == [made]
 
 
 def test_each_network_card_keeps_its_interface(records: Cloud) -> None:
@@ -96,21 +65,25 @@ def test_each_network_card_keeps_its_interface(records: Cloud) -> None:
             "NetworkCardIndex": card,
             "SubnetId": subnet["SubnetId"],
             "Groups": [group],
-            "InterfaceType": "efa",
+            "InterfaceType": "efa-only" if card else "efa",
         }
         for card in range(4)
     ]
     request = records.request(InstanceType="p4d.24xlarge", NetworkInterfaces=nics)
     (made,) = ec2.run_instances(**request)["Instances"]
+    (made,) = records.instances(made["InstanceId"])
     shown = [
         (nic["Attachment"]["NetworkCardIndex"], nic["Attachment"]["DeviceIndex"], nic["InterfaceType"])
         for nic in made["NetworkInterfaces"]
     ]
-    assert shown == [(0, 0, "efa"), (1, 1, "efa"), (2, 1, "efa"), (3, 1, "efa")]
-    assert len({nic["PrivateIpAddress"] for nic in made["NetworkInterfaces"]}) == 4
+    assert shown == [(0, 0, "efa"), (1, 1, "efa-only"), (2, 1, "efa-only"), (3, 1, "efa-only")]
+    assert ["PrivateIpAddress" in nic for nic in made["NetworkInterfaces"]] == [True, False, False, False]
     assert "PublicIpAddress" not in made
     nics[0]["AssociatePublicIpAddress"] = True
     assert refusal(ec2.run_instances, **request) == "InvalidParameterCombination"
+    del nics[0]["AssociatePublicIpAddress"]
+    nics[1]["InterfaceType"] = "efa"  # that would be a second device of the node's network
+    assert refusal(ec2.run_instances, **request) == "UnsupportedOperation"
     ec2.terminate_instances(InstanceIds=[made["InstanceId"]])
     records.wait("terminated", made["InstanceId"])
     ec2.delete_security_group(GroupId=group)
@@ -119,19 +92,36 @@ def test_each_network_card_keeps_its_interface(records: Cloud) -> None:
 def test_a_network_goes_from_the_inside_out(records: Cloud) -> None:
     ec2 = records.client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.200.0.0/16")["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.200.1.0/24")["Subnet"]["SubnetId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.200.1.0/24", AvailabilityZone="us-east-1a")["Subnet"][
+        "SubnetId"
+    ]
     group = ec2.create_security_group(GroupName="inner", Description="-", VpcId=vpc)["GroupId"]
-    nic = ec2.create_network_interface(SubnetId=subnet)["NetworkInterface"]["NetworkInterfaceId"]
+    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
+    ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
+    associated = ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)["AssociationId"]
+    by_vpc = [{"Name": "vpc-id", "Values": [vpc]}]
+    tables = {one["RouteTableId"]: one for one in ec2.describe_route_tables(Filters=by_vpc)["RouteTables"]}
+    assert tables[table]["Associations"][0]["SubnetId"] == subnet
+    assert tables[table]["Routes"][1]["GatewayId"] == gateway
+    made = ec2.run_instances(**records.request(SubnetId=subnet, SecurityGroupIds=[group]))["Instances"][0]
     assert refusal(ec2.delete_subnet, SubnetId=subnet) == "DependencyViolation"
     assert refusal(ec2.delete_vpc, VpcId=vpc) == "DependencyViolation"
-    ec2.delete_network_interface(NetworkInterfaceId=nic)
+    ec2.terminate_instances(InstanceIds=[made["InstanceId"]])
+    records.wait("terminated", made["InstanceId"])
+    ec2.disassociate_route_table(AssociationId=associated)
+    ec2.delete_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0")
+    ec2.delete_route_table(RouteTableId=table)
     ec2.delete_subnet(SubnetId=subnet)
+    ec2.detach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    ec2.delete_internet_gateway(InternetGatewayId=gateway)
     assert refusal(ec2.delete_vpc, VpcId=vpc) == "DependencyViolation"
     ec2.delete_security_group(GroupId=group)
     ec2.delete_vpc(VpcId=vpc)
 
 
-def test_a_name_that_is_no_id_is_told_from_one_that_is_not_there(records: Cloud) -> None:
-    describe = records.client("ec2").describe_instances
-    assert refusal(describe, InstanceIds=["i-xyz"]) == "InvalidInstanceID.Malformed"
-    assert refusal(describe, InstanceIds=["i-12345678901234567"]) == "InvalidInstanceID.NotFound"
+def test_an_instance_that_is_not_there_is_not_found(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    for call in (ec2.describe_instances, ec2.start_instances, ec2.terminate_instances):
+        assert refusal(call, InstanceIds=["i-12345678901234567"]) == "InvalidInstanceID.NotFound"

@@ -1,14 +1,17 @@
 """What is not carried out is refused by name; what is carried out does what EC2 does. No host boots here."""
 
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from awsddp.cli.plan_page import _node_line
-from awsddp.local import market
-from tests.local.conftest import Cloud, refusal
+from awsddp.local import dlami, market, scope
+from tests.local.conftest import Cloud, refusal, until
+from tests.local.test_launches import send
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,22 @@ def instance(records: Cloud) -> str:
         ("ec2", "create_snapshot", {"VolumeId": ""}),
         ("ec2", "create_nat_gateway", {"SubnetId": "subnet-12345678"}),
         ("ec2", "modify_instance_attribute", {"InstanceId": "", "SourceDestCheck": {"Value": False}}),
+        ("ec2", "modify_instance_metadata_options", {"InstanceId": "", "HttpEndpoint": "disabled"}),
         ("ec2", "request_spot_fleet", {"SpotFleetRequestConfig": {"IamFleetRole": "a", "TargetCapacity": 1}}),
+        ("ec2", "request_spot_instances", {}),
+        ("ec2", "describe_spot_instance_requests", {}),
+        ("ec2", "create_launch_template", {"LaunchTemplateName": "a", "LaunchTemplateData": {}}),
+        ("ec2", "allocate_address", {}),
+        ("ec2", "create_volume", {"AvailabilityZone": "us-east-1a", "Size": 1}),
+        ("ec2", "create_network_interface", {"SubnetId": "subnet-12345678"}),
+        ("ec2", "modify_network_interface_attribute", {"NetworkInterfaceId": "eni-1", "Groups": ["sg-1"]}),
+        ("ec2", "modify_security_group_rules", {"GroupId": "sg-1", "SecurityGroupRules": []}),
+        ("sts", "get_session_token", {}),
+        (
+            "iam",
+            "attach_role_policy",
+            {"RoleName": "a", "PolicyArn": "arn:aws:iam::aws:policy/ReadOnlyAccess"},
+        ),
     ],
 )
 def test_what_would_have_no_effect_is_refused_by_name(
@@ -39,8 +57,12 @@ def test_what_would_have_no_effect_is_refused_by_name(
     ids: dict[str, Any] = {"InstanceId": instance, "InstanceIds": [instance], "VolumeId": volume}
     filled = {name: ids.get(name, value) for name, value in parameters.items()}
     name = "".join(word.title() for word in operation.split("_"))
-    with pytest.raises(ClientError, match=f"The local cloud does not carry out (ssm:)?{name}"):
+    with pytest.raises(ClientError, match=f"The local cloud does not carry out (ssm:|sts:|iam:)?{name}"):
         getattr(records.client(service), operation)(**filled)
+
+
+def disk(**changes: Any) -> dict[str, Any]:
+    return {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, **changes}}]}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +79,11 @@ def test_what_would_have_no_effect_is_refused_by_name(
         ),
         ({"HibernationOptions": {"Configured": True}}, "HibernationOptions.Configured"),
         ({"CpuOptions": {"CoreCount": 1, "ThreadsPerCore": 1}}, "CpuOptions.CoreCount"),
+        ({"Monitoring": {"Enabled": True}}, "Monitoring.Enabled"),
+        ({"Placement": {"Tenancy": "dedicated"}}, "Placement.Tenancy"),
+        ({"PrivateIpAddress": "10.77.0.9"}, "PrivateIpAddress"),
+        ({"LaunchTemplate": {"LaunchTemplateName": "a"}}, "LaunchTemplate.LaunchTemplateName"),
+        (disk(VolumeType="gp3", Iops=4000), "BlockDeviceMapping.Ebs.Iops"),
     ],
 )
 def test_a_launch_with_what_no_node_has_is_refused_by_name(
@@ -66,86 +93,159 @@ def test_a_launch_with_what_no_node_has_is_refused_by_name(
         records.client("ec2").run_instances(**records.request(**changes))
 
 
-def shown(records: Cloud, instance: str, attribute: str) -> Any:
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (disk(DeleteOnTermination=False), "BlockDeviceMapping.Ebs.DeleteOnTermination"),
+        (disk(VolumeType="io2"), "BlockDeviceMapping.Ebs.VolumeType"),
+        (
+            {
+                "InstanceMarketOptions": {
+                    "MarketType": "spot",
+                    "SpotOptions": {"SpotInstanceType": "persistent"},
+                }
+            },
+            "Spot",
+        ),
+        (
+            {"TagSpecifications": [{"ResourceType": "fleet", "Tags": [{"Key": "a", "Value": ""}]}]},
+            "TagSpecif",
+        ),
+    ],
+)
+def test_a_value_that_would_have_no_effect_is_refused_by_name(
+    records: Cloud, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ClientError, match=f"InvalidParameterValue.*{named}"):
+        records.client("ec2").run_instances(**records.request(**changes))
+
+
+LISTS = sorted(name for name in scope.OPERATIONS["ec2"] if name.startswith("Describe"))
+
+
+@pytest.mark.parametrize("operation", LISTS)
+def test_a_filter_that_is_not_carried_out_is_named(records: Cloud, operation: str) -> None:
+    asked = {"Filter.1.Name": "no-such-filter", "Filter.1.Value.1": "x"}
+    status, text = send(records, "POST", Action=operation, **asked)
+    assert status == 400
+    if scope.OPERATIONS["ec2"][operation].filters:
+        assert "<Code>InvalidParameterValue</Code><Message>The filter 'no-such-filter' is invalid" in text
+    else:
+        assert f"does not carry out {operation} with Filter" in text
+
+
+FILTERS = [(name, one) for name in LISTS for one in scope.OPERATIONS["ec2"][name].filters if one != "tag:"]
+
+
+@pytest.mark.parametrize(("operation", "name"), [*FILTERS, ("DescribeInstances", "tag:Name")])
+def test_every_filter_of_the_table_leaves_out_what_does_not_match(
+    records: Cloud, instance: str, operation: str, name: str
+) -> None:
+    asked = {"Filter.1.Name": name, "Filter.1.Value.1": "nothing-is-called-so"}
+    more = {"LocationType": "availability-zone"} if "Offerings" in operation else {}
+    status, text = send(records, "POST", Action=operation, **asked, **more)
+    assert (status, "<item>" in text) == (200, False)
+
+
+def test_a_filter_takes_wildcards_as_on_ec2(records: Cloud, instance: str) -> None:
     ec2 = records.client("ec2")
-    found = ec2.describe_instance_attribute(InstanceId=instance, Attribute=attribute)
-    return found.get(attribute[0].upper() + attribute[1:], found.get("Groups"))
-
-
-def test_both_forms_of_an_attribute_change_it_and_nothing_else(records: Cloud, instance: str) -> None:
-    ec2 = records.client("ec2")
-    groups = shown(records, instance, "groupSet")
-    name = "instanceInitiatedShutdownBehavior"
-    ec2.modify_instance_attribute(InstanceId=instance, Attribute=name, Value="terminate")
-    assert shown(records, instance, name) == {"Value": "terminate"}
-    ec2.modify_instance_attribute(InstanceId=instance, InstanceInitiatedShutdownBehavior={"Value": "stop"})
-    assert shown(records, instance, name) == {"Value": "stop"}
-    assert groups and shown(records, instance, "groupSet") == groups
-    wrong = {"InstanceInitiatedShutdownBehavior": {"Value": "explode"}}
-    assert refusal(ec2.modify_instance_attribute, InstanceId=instance, **wrong) == "InvalidParameterValue"
-
-
-def test_groups_of_an_instance_are_those_of_its_interface(records: Cloud, instance: str) -> None:
-    ec2 = records.client("ec2")
-    group = ec2.create_security_group(GroupName="instead", Description="-")["GroupId"]
-    ec2.modify_instance_attribute(InstanceId=instance, Groups=[group])
-    (found,) = records.instances(instance)
-    assert [one["GroupId"] for one in found["NetworkInterfaces"][0]["Groups"]] == [group]
-    assert [one["GroupId"] for one in found["SecurityGroups"]] == [group]
-    unknown = {"InstanceId": instance, "Groups": ["sg-12345678901234567"]}
-    assert refusal(ec2.modify_instance_attribute, **unknown) == "InvalidGroup.NotFound"
-
-
-def test_a_type_changes_when_the_instance_is_stopped(records: Cloud) -> None:
-    ec2 = records.client("ec2")
-    made = ec2.run_instances(**records.request(InstanceType="g4dn.xlarge"))["Instances"][0]["InstanceId"]
-    change = {"InstanceId": made, "InstanceType": {"Value": "g5.xlarge"}}
-    assert refusal(ec2.modify_instance_attribute, **change) == "IncorrectInstanceState"
-    records.wait("running", made)
-    ec2.stop_instances(InstanceIds=[made])
-    records.wait("stopped", made)
-    none = {**change, "InstanceType": {"Value": "t99.micro"}}
-    assert refusal(ec2.modify_instance_attribute, **none) == "InvalidParameterValue"
-    ec2.modify_instance_attribute(**change)
-    assert records.instances(made)[0]["InstanceType"] == "g5.xlarge"
+    ec2.create_key_pair(KeyName="a-key-of-mine")
+    made = ec2.run_instances(**records.request(KeyName="a-key-of-mine"))["Instances"][0]["InstanceId"]
+    by_key = [{"Name": "key-name", "Values": ["a-key-*"]}]
+    assert [pair["KeyName"] for pair in ec2.describe_key_pairs(Filters=by_key)["KeyPairs"]] == [
+        "a-key-of-mine"
+    ]
+    (page,) = ec2.describe_instances(Filters=by_key)["Reservations"]
+    assert [one["InstanceId"] for one in page["Instances"]] == [made]
     ec2.terminate_instances(InstanceIds=[made])
 
 
-@pytest.mark.parametrize("domain", ["standard", "vpc", None])
-def test_an_elastic_address_is_in_the_block_whatever_its_domain(
-    records: Cloud, instance: str, domain: str | None
-) -> None:
+BEHAVIOUR = "instanceInitiatedShutdownBehavior"
+CHANGES = [name for name in scope.OPERATIONS["ec2"] if not name.startswith(("Describe", "Get"))]
+
+
+def state(records: Cloud) -> str:
+    """All that EC2 lists, but for what differs in each reply."""
+    more = {"DescribeInstanceTypeOfferings": {"LocationType": "region"}, "DescribeInstanceAttribute": None}
+    asked = {name: more.get(name, {}) for name in LISTS if "Spot" not in name and "InstanceType" not in name}
+    texts = [
+        send(records, "POST", Action=name, **given)[1] for name, given in asked.items() if given is not None
+    ]
+    return re.sub("<requestId>[^<]*", "", "".join(texts))
+
+
+def test_a_dry_run_of_every_change_changes_nothing(records: Cloud, instance: str) -> None:
     ec2 = records.client("ec2")
-    made = ec2.allocate_address(**({"Domain": domain} if domain else {}))
-    assert made["PublicIp"].startswith("10.77.255.")
-    assert made["Domain"] == "vpc"
-    ec2.associate_address(InstanceId=instance, AllocationId=made["AllocationId"])
-    assert records.instances(instance)[0]["PublicIpAddress"] == made["PublicIp"]
-    ec2.disassociate_address(
-        AssociationId=ec2.describe_addresses(AllocationIds=[made["AllocationId"]])["Addresses"][0][
-            "AssociationId"
-        ]
+    group = ec2.create_security_group(GroupName="dry", Description="-")["GroupId"]
+    near = {"InstanceType": "g5.xlarge", "AvailabilityZone": "us-east-1a", "InstancePlatform": "Linux/UNIX"}
+    held = ec2.create_capacity_reservation(**near, InstanceCount=1)["CapacityReservation"][
+        "CapacityReservationId"
+    ]
+    ec2.create_placement_group(GroupName="dry", Strategy="cluster")
+    launch = {"ImageId": records.image, "InstanceType": "g5.xlarge", "MinCount": "1", "MaxCount": "1"}
+    of_instance = {"InstanceId": instance, "Attribute": BEHAVIOUR, "Value": "terminate"}
+    one, tag = {"InstanceId.1": instance}, {"ResourceId.1": instance, "Tag.1.Key": "dry"}
+    asked: dict[str, dict[str, str]] = {
+        "RunInstances": launch,
+        "StartInstances": one,
+        "StopInstances": one,
+        "RebootInstances": one,
+        "TerminateInstances": one,
+        "ModifyInstanceAttribute": of_instance,
+        "CreateTags": tag,
+        "DeleteTags": tag,
+        "CreatePlacementGroup": {"GroupName": "dry-2"},
+        "DeletePlacementGroup": {"GroupName": "dry"},
+        "CreateKeyPair": {"KeyName": "dry"},
+        "CreateSecurityGroup": {"GroupName": "dry-2", "GroupDescription": "-"},
+        "DeleteSecurityGroup": {"GroupId": group},
+        "CreateVpc": {"CidrBlock": "10.99.0.0/16"},
+        "CreateCapacityReservation": {**near, "InstanceCount": "1"},
+        "CancelCapacityReservation": {"CapacityReservationId": held},
+    }
+    settled = {"running", "stopped", "terminated"}
+    until(lambda: {one["State"]["Name"] for one in records.instances()} <= settled)
+    before = state(records)
+    for name in CHANGES:
+        status, text = send(records, "POST", Action=name, DryRun="true", **asked.get(name, {}))
+        assert (status, "<Code>DryRunOperation</Code>" in text) == (412, True), f"{name}: {text}"
+    assert state(records) == before
+    ec2.cancel_capacity_reservation(CapacityReservationId=held)
+
+
+def test_what_the_page_lists_is_what_is_carried_out() -> None:
+    page = (Path(scope.__file__).parents[2] / "docs/local.md").read_text()
+    rows = re.findall(
+        r"^\| ([A-Z0-9]+) \| (.*) \|$", page.partition("## What is carried out")[2], re.MULTILINE
     )
-    ec2.release_address(AllocationId=made["AllocationId"])
+    listed = {service: set(names.split(", ")) for service, names in rows}
+    assert listed == {service.upper(): set(rows) for service, rows in scope.OPERATIONS.items()}
 
 
-def test_an_elastic_address_moves_with_its_association(records: Cloud, instance: str) -> None:
+def test_systems_manager_names_images_that_ec2_knows_and_nothing_else(records: Cloud) -> None:
+    ssm = records.client("ssm")
+    other = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
+    assert refusal(ssm.get_parameter, Name=other) == "ParameterNotFound"
+    named = [image.parameter_name() for image in dlami.IMAGES if image.parameter]
+    found = ssm.get_parameters(Names=[*named, other])
+    assert found["InvalidParameters"] == [other]
+    assert [one["Name"] for one in found["Parameters"]] == named
+    ids = [one["Value"] for one in found["Parameters"]]
+    images = records.client("ec2").describe_images(ImageIds=ids)["Images"]
+    assert {image["Architecture"] for image in images} == {"x86_64", "arm64"}
+    assert len(images) == len(set(ids)) > 0
+
+
+def test_what_a_poweroff_does_can_be_changed_and_nothing_else(records: Cloud, instance: str) -> None:
     ec2 = records.client("ec2")
-    other = ec2.run_instances(**records.request(InstanceType="g4dn.xlarge"))["Instances"][0]["InstanceId"]
-    records.wait("running", other)
-    made = ec2.allocate_address()
-    for one in (other, instance):
-        ec2.associate_address(InstanceId=one, AllocationId=made["AllocationId"])
-    assert records.instances(instance)[0]["PublicIpAddress"] == made["PublicIp"]
-    assert records.instances(other)[0].get("PublicIpAddress") != made["PublicIp"]
-    second = {"AllocationId": made["AllocationId"], "InstanceId": other, "AllowReassociation": False}
-    assert refusal(ec2.associate_address, **second) == "Resource.AlreadyAssociated"
-    ec2.associate_address(InstanceId=other, AllocationId=made["AllocationId"])
-    ec2.terminate_instances(InstanceIds=[other])
-    records.wait("terminated", other)
-    (found,) = ec2.describe_addresses(AllocationIds=[made["AllocationId"]])["Addresses"]
-    assert "AssociationId" not in found
-    ec2.release_address(AllocationId=made["AllocationId"])
+    named = {"InstanceId": instance, "Attribute": BEHAVIOUR}
+    for value in ("terminate", "stop"):
+        ec2.modify_instance_attribute(**named, Value=value)
+        shown = ec2.describe_instance_attribute(**named)["InstanceInitiatedShutdownBehavior"]
+        assert shown == {"Value": value}
+    for wrong in ({"Value": "explode"}, {"Attribute": "instanceType", "Value": "m5.large"}):
+        asked = {**named, **wrong}
+        assert refusal(ec2.modify_instance_attribute, **asked) == "InvalidParameterValue"
 
 
 def test_spot_prices_are_a_share_of_the_on_demand_price(records: Cloud) -> None:
@@ -185,8 +285,6 @@ def test_spot_prices_change_each_day_and_are_listed_from_the_one_in_force_at_the
         **asked, StartTime=now - timedelta(days=7), MaxResults=3
     )
     assert [len(page["SpotPriceHistory"]) for page in pages] == [3, 3, 2]
-    stamp = {"Name": "timestamp", "Values": [times[2].strftime("%Y-%m-%dT00:00:00.000Z")]}
-    assert ec2.describe_spot_price_history(**asked, Filters=[stamp])["SpotPriceHistory"] == [week[2]]
     assert len(ec2.describe_spot_price_history(**asked)["SpotPriceHistory"]) == 91
     assert refusal(ec2.describe_spot_price_history, NextToken="x") == "InvalidParameterValue"
 

@@ -38,9 +38,7 @@ def main() -> None:
     specs = [
         one for one in document.get("dependencies", args.__dict__.get("packages")) if isinstance(one, str)
     ]
-    channels = [*document.get("channels", args.__dict__.get("channel", ()))]
-    if "nodefaults" not in channels:
-        channels += filter(None, os.environ.get("CONDA_CHANNELS", "").split(","))
+    channels = document.get("channels", ["conda-forge"])  # as miniforge has it
     specs += ["pip"] if pip and "pip" not in specs else []
     asyncio.run(make(args.prefix, [one for one in channels if one != "nodefaults"], specs))
     if pip:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.jump import Jump
 from awsddp.nodes.sync import ssh_config
-from awsddp.nodes.transport import Endpoint, Fleet
+from awsddp.nodes.transport import Fleet
 from tests.jobs.conftest import free_ports
 
 SSHD = "/usr/sbin/sshd"

@@ -89,7 +89,7 @@ def patient(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return here
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize("kind", ["image", "venv"])
 @pytest.mark.parametrize("packages_from", ["client", "node"])
 def test_an_index_that_accepts_connections_and_never_answers(
@@ -108,7 +108,7 @@ def test_an_index_that_accepts_connections_and_never_answers(
         refused(here, plan, python, "the package index does not answer")
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize("packages_from", ["client", "node"])
 def test_an_index_that_is_slow_and_answers_is_waited_for(
     patient: Lab, index: Path, python: str, monkeypatch: pytest.MonkeyPatch, packages_from: str
@@ -206,13 +206,15 @@ def test_a_venv_has_a_torch_of_its_own_and_the_projects_packages(
 
 
 def test_the_torch_of_a_venv_comes_from_the_wheels_or_the_index_of_the_settings(
-    lab: MakeLab, index: Path, python: str, uv: str
+    lab: MakeLab, index: Path, python: str, uv: str, tmp_path: Path
 ) -> None:
     here = lab(1)
     host = here.hosts[0]
     (host.home / "uv.toml").write_text("no-index = true\n")
     host.script("uv", f'#!/bin/sh\nUV_CONFIG_FILE="$HOME/uv.toml" exec {uv} "$@"\n')
     own = ".".join(map(str, sys.version_info[:2]))
-    env = EnvSection(kind="venv", python=own, find_links=(str(index),))
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"--find-links {index}\n")
+    env = EnvSection(kind="venv", python=own, file=str(file))
     found = made(here, make_environment_plan(env, internet=True, driver=None), python)[0]
     assert found.facts["torch"] == "2.13.0"

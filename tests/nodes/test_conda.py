@@ -81,8 +81,11 @@ def installed(prefix: Path) -> dict[str, tuple[str, str]]:
 FORGE = "https://conda.anaconda.org/conda-forge"
 
 
-def test_what_awsddp_asks_for_by_itself_is_solved_and_installed(here: Lab, index: Path, python: str) -> None:
-    plan = planned(python=MINOR, channels=("conda-forge",), find_links=(str(index),))
+def test_what_awsddp_asks_for_by_itself_is_solved_and_installed(
+    here: Lab, index: Path, python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").write_text(f"--find-links {index}\n")
+    plan = planned(python=MINOR, file=str(tmp_path / "requirements.txt"))
     found = made(here, plan, python)[0]
     assert found.python and found.facts["torch"] == "2.13.0" and found.facts["python"] == VERSION
     packages = installed(Path(found.python).parents[1])
@@ -119,8 +122,8 @@ def test_a_projects_own_environment_yml_is_solved_and_installed(
     file = tmp_path / "environment.yml"
     file.write_bytes(OWN.replace("\n", "\r\n").encode())
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/base.txt").write_text("small>=1  # brings tiny\n")
-    plan = planned(file=str(file), find_links=(str(index),))
+    (tmp_path / "requirements/base.txt").write_text(f"small>=1  # brings tiny\n--find-links {index}\n")
+    plan = planned(file=str(file))
     found = made(here, plan, python)[0]
     assert found.python
     packages = installed(Path(found.python).parents[1])
@@ -152,28 +155,26 @@ def test_a_projects_own_environment_yml_is_solved_and_installed(
         (f"- python={MINOR}\n- pip:\n  - small>7", "environment.yml: no small>7 for this Python"),
     ],
 )
-@pytest.mark.prove(share=0.5)
 def test_what_no_channel_can_meet_is_named(
     here: Lab, index: Path, python: str, tmp_path: Path, lines: str, words: str
 ) -> None:
     file = tmp_path / "environment.yml"
+    lines = lines.replace("- pip:", f"- pip:\n  - --find-links {index}")
     file.write_text(f"channels: [conda-forge]\ndependencies:\n{lines}\n")
     with pytest.raises(NodeError) as refused:
-        made(here, planned(file=str(file), find_links=(str(index),)), python)
+        made(here, planned(file=str(file)), python)
     assert refused.value.exit_code == 6
     said = f"{refused.value.message}\n{refused.value.why}".replace(f"{tmp_path}/", "")
     assert said.startswith("node0: making the environment by conda: environment.yml") and words in said
 
 
-@pytest.mark.prove(share=0.5)
-def test_a_file_without_channels_gets_those_of_the_settings(
+def test_a_channel_may_be_a_folder_of_the_nodes(
     here: Lab, channels: Path, python: str, tmp_path: Path
 ) -> None:
-    """One that is a folder of the nodes, as on a shared file system."""
-    file = tmp_path / "environment.yml"
-    file.write_text(f"dependencies: [python={MINOR}, pip]\n")
-    shared = (channels / "conda-forge").as_uri()
-    found = made(here, planned(file=str(file), channels=(shared,)), python)[0]
+    """As on a shared file system."""
+    file, shared = tmp_path / "environment.yml", (channels / "conda-forge").as_uri()
+    file.write_text(f"channels: [{shared}, nodefaults]\ndependencies: [python={MINOR}, pip]\n")
+    found = made(here, planned(file=str(file)), python)[0]
     assert found.python
     assert installed(Path(found.python).parents[1])["python"] == (VERSION, f"{shared}/{SUBDIR}")
 

@@ -77,7 +77,6 @@ def test_an_environment_has_its_packages_and_the_images_torch_and_a_second_run_m
     assert made(here, PLAN, python, events=events) == found and not events
 
 
-@pytest.mark.prove(share=0.5)
 def test_a_requirement_for_another_torch_is_refused_with_both_versions(
     lab: Callable[[int], Lab], index: Path, python: str
 ) -> None:
@@ -90,7 +89,7 @@ def test_a_requirement_for_another_torch_is_refused_with_both_versions(
     assert "torch==2.5.1" in refused.value.why
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_changed_file_is_built_beside_the_old_and_an_interrupted_build_is_continued(
     lab: Callable[[int], Lab], index: Path, python: str
 ) -> None:
@@ -108,7 +107,6 @@ def test_a_changed_file_is_built_beside_the_old_and_an_interrupted_build_is_cont
     assert kept.stat().st_mtime_ns == before and imported(second.python, "import more, small") == ""
 
 
-@pytest.mark.prove(share=0.5)
 def test_the_images_packages_give_way_where_a_project_needs_others_and_its_torch_never_does(
     lab: Callable[[int], Lab], index: Path, tmp_path: Path
 ) -> None:
@@ -139,7 +137,6 @@ def test_what_an_extra_of_the_images_package_needs_is_sent_and_the_package_is_no
     ]
 
 
-@pytest.mark.prove(share=0.5)
 def test_what_needs_another_torch_deep_down_is_named(
     lab: Callable[[int], Lab], index: Path, python: str
 ) -> None:
@@ -150,7 +147,7 @@ def test_what_needs_another_torch_deep_down_is_named(
     assert "greedy 1.0 depends on torch<2.6" in refused.value.why
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_package_without_a_wheel_is_built_here_when_it_is_pure_and_named_when_it_is_not(
     lab: Callable[[int], Lab], index: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +166,7 @@ def test_a_package_without_a_wheel_is_built_here_when_it_is_pure_and_named_when_
     assert refused.value.exit_code == 6
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_the_newest_release_is_built_here_where_only_an_old_one_has_a_wheel(
     lab: Callable[[int], Lab], index: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +181,7 @@ def test_the_newest_release_is_built_here_where_only_an_old_one_has_a_wheel(
     assert imported(found.python, versions) == "1.0 0.3 0.9"
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_package_named_by_a_url_is_fetched_or_built_here_and_no_node_asks_for_it(
     lab: Callable[[int], Lab], index: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +230,6 @@ def sdist(index: Path, folder: Path, name: str, words: str) -> None:
         file.add(place, f"{name}-1.0")
 
 
-@pytest.mark.prove(share=0.5)
 def test_setup_runs_once_in_the_synced_folder_and_goes_on_where_it_failed(
     lab: Callable[[int], Lab], python: str
 ) -> None:
@@ -250,7 +246,6 @@ def test_setup_runs_once_in_the_synced_folder_and_goes_on_where_it_failed(
     assert (host.work / "log").read_text() == "first\nlast\n"
 
 
-@pytest.mark.prove(share=0.5)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the lock is root's")
 def test_setup_waits_for_the_package_lock(lab: Callable[[int], Lab], python: str) -> None:
     path = Path("/var/lib/dpkg/lock-frontend")
@@ -289,7 +284,6 @@ ln -sf IMAGE "$place/bin/python"
 """
 
 
-@pytest.mark.prove(share=0.5)
 def test_conda_is_called_with_the_projects_file_and_with_pins_where_there_is_none(
     lab: Callable[[int], Lab], python: str
 ) -> None:
@@ -305,14 +299,13 @@ def test_conda_is_called_with_the_projects_file_and_with_pins_where_there_is_non
         f"env create --prefix {place / plan.stamp} --file {file} --yes"
     ]
     assert file.read_text() == plan.conda
-    pinned = EnvironmentPlan(kind="conda", name="conda", python="3.12", channels=("conda-forge",))
+    pinned = EnvironmentPlan(kind="conda", name="conda", python="3.12")
     made(here, pinned, python)
     assert (host.home / "conda.log").read_text().splitlines()[1:] == [
-        f"create --yes --prefix {place / pinned.stamp} -c conda-forge python=3.12 numpy pip"
+        f"create --yes --prefix {place / pinned.stamp} python=3.12 numpy pip"
     ]
 
 
-@pytest.mark.prove(share=0.5)
 def test_nodes_that_differ_are_told_by_fact(lab: Callable[[int], Lab], python: str, tmp_path: Path) -> None:
     here = lab(2)
     other = str(image(tmp_path / "other", torch="2.12.1+cpu"))

@@ -19,7 +19,8 @@ from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.jump import Jump, JumpFailure
-from awsddp.nodes.sync import files_to_send, push
+from awsddp.nodes.listing import files_to_send
+from awsddp.nodes.sync import push
 from awsddp.spec import jump_host, load
 from tests.nodes.ssh_hosts import Host, Lab, make_host, wait_until
 

@@ -13,10 +13,11 @@ import pytest
 
 from awsddp.cluster import Node
 from awsddp.nodes import hostkeys
+from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.provision import prepare
-from awsddp.nodes.transport import Endpoint, Fleet
+from awsddp.nodes.transport import Fleet
 from awsddp.nodes.user_data import user_data
 from tests.nodes.ssh_hosts import wait_until
 
@@ -70,7 +71,7 @@ class Launched:
 def launched(tmp_path: Path) -> Iterator[Launched]:
     from awsddp.local import control
 
-    info = control.start(tmp_path / "home", mode="nspawn")
+    info = control.start(tmp_path / "home")
     try:
         ec2 = boto3.client(
             "ec2",
@@ -127,15 +128,15 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
         control.stop(tmp_path / "home")
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_machines_that_boot_are_prepared_survive_a_reboot_and_end_when_their_time_is_over(
     launched: Launched,
 ) -> None:
     nodes, known_hosts = launched.nodes, launched.known_hosts
     with launched.fleet() as fleet:
         found = prepare(fleet, nodes, known_hosts=known_hosts)
-        assert [(one.nic, one.python, one.home, one.user) for one in found] == [
-            ("ens5", "/opt/pytorch/bin/python", "/home/ubuntu", "ubuntu")
+        assert [(one.nic, one.python, one.home) for one in found] == [
+            ("ens5", "/opt/pytorch/bin/python", "/home/ubuntu")
         ] * 2
         assert all(one.torch for one in found)
         keys = hostkeys.read(known_hosts)

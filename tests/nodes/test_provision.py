@@ -70,7 +70,6 @@ def test_what_a_node_has_is_found(lab_with_torch: MakeLab) -> None:
         Prepared(
             node=host.node,
             instance_id=host.endpoint.instance_id,
-            user=host.endpoint.user,
             home=str(host.home),
             python=str(host.root / "opt/pytorch/bin/python"),
             nic="lo",

@@ -8,12 +8,13 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync, sync
+from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.sync import Sent, files_to_send, ssh_config
-from awsddp.nodes.transport import Endpoint
+from awsddp.nodes.listing import files_to_send
+from awsddp.nodes.sync import Sent, ssh_config
 from awsddp.report import Event
-from tests.nodes.ssh_hosts import Host, Lab
+from tests.nodes.ssh_hosts import Host, Lab, wait_until
 from tests.nodes.test_listing import HELL, make
 
 MakeLab = Callable[[int], Lab]
@@ -332,7 +333,9 @@ def test_an_interrupt_ends_the_transfer_and_the_next_sync_finishes_it(lab: MakeL
     assert threading.active_count() <= before + 4
     (one.hosts[0].root / "bin/rsync").unlink()
     push(one, home)
-    assert tree(one.hosts[0].work) == tree(home)
+    work = one.hosts[0].work
+    wait_until(lambda: not list(work.glob(".big.*")), "the receiver that was cut removes what it had")
+    assert tree(work) == tree(home)
 
 
 @pytest.mark.usefixtures("by_rsync")

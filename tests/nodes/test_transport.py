@@ -167,7 +167,6 @@ def test_either_of_two_accepted_host_keys_is_right(lab: MakeLab) -> None:
         assert fleet.host_key(0) == hostkeys.bare(host.seed.public)
 
 
-@pytest.mark.prove(share=0.5)
 def test_a_login_key_that_is_refused_is_said_to_be(lab: MakeLab, isolated: Path) -> None:
     one = lab(1)
     (isolated / ".ssh").mkdir()
@@ -266,7 +265,7 @@ def test_streams_are_handed_over_as_they_come(lab: MakeLab) -> None:
 BEATS = ["sh", "-c", "while :; do echo beat; sleep 0.1; done"]
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_node_that_falls_silent_is_given_up_and_the_others_go_on(lab: MakeLab) -> None:
     two = lab(2)
     beats = {0: 0, 1: 0}
@@ -287,7 +286,7 @@ def test_a_node_that_falls_silent_is_given_up_and_the_others_go_on(lab: MakeLab)
     assert ends[1].layer == "silent"
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_frozen_node_that_stdin_is_poured_into_holds_nobody_up(lab: MakeLab) -> None:
     two = lab(2)
     with two.fleet() as fleet:

@@ -11,19 +11,11 @@ from typing import Any
 
 import pytest
 
-from awsddp import compat
-from awsddp.plan import (
-    Facts,
-    Group,
-    Image,
-    LaunchPlan,
-    Reservation,
-    Subnet,
-    Values,
-    document,
-    make_plan,
-    names,
-)
+from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P, SPOT_G, SPOT_P5
+from awsddp.plan import make_plan
+from awsddp.plan.document import document
+from awsddp.plan.records import Facts, Group, Image, LaunchPlan, Reservation, Subnet, names
+from awsddp.plan.requests import Values
 from awsddp.spec import load
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
@@ -55,12 +47,12 @@ FACTS = Facts(
     region="us-east-1",
     target="aws",
     owner="AIDA",
-    offers=dict.fromkeys(compat.GPU_TYPES, ZONES) | {"p5.48xlarge": ("us-east-1b",)},
+    offers=dict.fromkeys(GPU_TYPES, ZONES) | {"p5.48xlarge": ("us-east-1b",)},
     image=DLAMI,
     subnets=tuple(
         Subnet(id=f"subnet-{zone[-1]}", zone=zone, vpc="vpc-1", free_addresses=250) for zone in ZONES
     ),
-    quotas={code: 2000.0 for code, _ in (compat.QUOTA_P, compat.QUOTA_G, compat.SPOT_G, compat.SPOT_P5)},
+    quotas={code: 2000.0 for code, _ in (QUOTA_P, QUOTA_G, SPOT_G, SPOT_P5)},
     callers=("203.0.113.7/32",),
 )
 SPOT = replace(
@@ -75,7 +67,7 @@ PRIVATE_SUBNET = replace(OWN_SUBNET, subnets=(replace(OWN_SUBNET.subnets[0], rou
 CLOSED = {"network.address": "private", "network.ssh_cidr": "10.0.0.0/8"}
 VPN = {"IpRanges": [{"CidrIp": "10.0.0.0/8"}]}
 RESERVED = Reservation(id="cr-1", instance_type="p5.48xlarge", zone="us-east-1a", free=2, state="active")
-GR6 = replace(compat.GPU_TYPES["g6.4xlarge"], name="gr6.4xlarge", ram_gb=128, price_usd_per_hour=None)
+GR6 = replace(GPU_TYPES["g6.4xlarge"], name="gr6.4xlarge", ram_gb=128, price_usd_per_hour=None)
 BLOCK = replace(RESERVED, id="cr-2", block=True, ends="2026-12-01 11:30 UTC")
 
 
@@ -235,7 +227,7 @@ CASES = {
         run={"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": ONE_TIME}},
     ),
     "spot, then on demand": Case(
-        spec={"cluster.instance_type": "g5.12xlarge", "capacity.markets": '["spot", "on-demand"]'},
+        spec={"cluster.instance_type": "g5.12xlarge", "cluster.spot": "first"},
         facts=SPOT,
         type="g5.12xlarge",
         market="spot",
@@ -251,11 +243,11 @@ CASES = {
         "p4d.24xlarge",
         21.957642,
         4,
-        spec={"capacity.types": '["g5.48xlarge", "g6.48xlarge"]'},
+        spec={"cluster.instance_type": "p4d.24xlarge,g5.48xlarge,g6.48xlarge"},
         others=("g5.48xlarge on-demand", "g6.48xlarge on-demand"),
     ),
-    "types alone, the first of them retired": Case(
-        spec={"capacity.types": '["p2.8xlarge", "g6.48xlarge"]'},
+    "several types, the first of them retired": Case(
+        spec={"cluster.instance_type": "p2.8xlarge,g6.48xlarge"},
         type="g6.48xlarge",
         machines_usd=2 * 13.3504,
         efa=(0, 1),
@@ -286,20 +278,6 @@ CASES = {
             "CapacityReservationSpecification": target("cr-2"),
         },
         uses={"reservation": "cr-2"},
-    ),
-    # placement
-    "no placement group": one("g5.xlarge", 1.006, 0, spec={"capacity.placement": "none"}, makes=PLAIN),
-    "a placement group of one's own": one(
-        "g5.xlarge",
-        1.006,
-        0,
-        spec={"capacity.placement": "near"},
-        makes=PLAIN,
-        run={"Placement": {"GroupName": "near"}},
-        uses={"placement group": "near"},
-    ),
-    "a placement group for one node, as asked": one(
-        "g5.xlarge", 1.006, 0, nodes=1, spec={"cluster.nodes": 1, "capacity.placement": "cluster"}
     ),
     # EFA
     "EFA on one card keeps its public address": Case(
@@ -398,7 +376,7 @@ CASES = {
         "g5.xlarge",
         1.006,
         0,
-        spec={"access.key": "mine", "access.key_file": "~/.ssh/mine"},
+        spec={"access.key_file": "~/.ssh/mine"},
         makes=(*PLAIN[1:], "CreatePlacementGroup"),
         run={"KeyName": "mine"},
         uses={"key pair": "mine"},
@@ -409,25 +387,21 @@ CASES = {
         0,
         facts=replace(OWN_SUBNET, group=Group(id="sg-own", vpc="vpc-9")),
         spec={
-            "access.key": "mine",
-            "access.key_file": "~/.ssh/mine",
+            "access.key_file": "~/.ssh/mine.pem",
             "access.instance_profile": "nodes",
             "network.subnet": "subnet-own",
             "network.security_group": "sg-own",
-            "capacity.placement": "near",
         },
         zones=("us-east-1c",),
-        makes=(),
+        makes=("CreatePlacementGroup",),
         run={
             "KeyName": "mine",
             "IamInstanceProfile": {"Name": "nodes"},
             "NetworkInterfaces": [nic(group="sg-own")],
-            "Placement": {"GroupName": "near"},
         },
         uses={
             "key pair": "mine",
             "security group": "sg-own",
-            "placement group": "near",
             "instance profile": "nodes",
         },
     ),
@@ -606,9 +580,7 @@ def plainest(case: Case) -> dict[str, Any]:
 
 
 def test_every_family_and_every_number_of_efa_interfaces_is_among_them() -> None:
-    families = {
-        compat.GPU_TYPES[case.type].family for case in CASES.values() if case.type in compat.GPU_TYPES
-    }
-    assert families == {kind.family for kind in compat.GPU_TYPES.values()}
-    assert {case.efa[0] for case in CASES.values()} == {0, *(kind.efa for kind in compat.GPU_TYPES.values())}
+    families = {GPU_TYPES[case.type].family for case in CASES.values() if case.type in GPU_TYPES}
+    assert families == {kind.family for kind in GPU_TYPES.values()}
+    assert {case.efa[0] for case in CASES.values()} == {0, *(kind.efa for kind in GPU_TYPES.values())}
     assert len(CASES) >= 40

@@ -2,21 +2,43 @@
 
 import pytest
 
-from awsddp import compat
+from awsddp.compat.images import explained, misfit
+from awsddp.compat.releases import (
+    ARCHITECTURES,
+    RELEASES,
+    Architecture,
+    KernelModule,
+    Release,
+    architecture_of,
+    least_driver,
+    release,
+    undriven,
+    unfit,
+)
+from awsddp.compat.types import GPU_TYPES, RETIRED, Market, quota_of
 
 DLAMI = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu {}) 20260822"
 K80_IMAGE = "Deep Learning AMI GPU PyTorch 1.10.0 (Ubuntu 18.04) 20211208"
 PROPRIETARY = "Deep Learning Base Proprietary Nvidia Driver GPU AMI (Amazon Linux 2) Version 71.6"
 
 
-def gpu(name: str) -> compat.Architecture:
-    found = compat.architecture_of(name)
+def fitting(gpu: Architecture, driver: int | None) -> list[tuple[str, str]]:
+    return [
+        (row.torch, cuda)
+        for row in RELEASES
+        for cuda in reversed(row.wheels)
+        if not unfit(row, cuda, gpu, driver=driver)
+    ]
+
+
+def gpu(name: str) -> Architecture:
+    found = architecture_of(name)
     assert found is not None
     return found
 
 
-def row(torch: str) -> compat.Release:
-    found = compat.release(torch)
+def row(torch: str) -> Release:
+    found = release(torch)
     assert found is not None
     return found
 
@@ -40,7 +62,7 @@ def row(torch: str) -> compat.Release:
 def test_the_newest_torch_of_each_gpu_with_a_driver(
     name: str, driver: int | None, newest: tuple[str, str]
 ) -> None:
-    assert compat.fitting_wheels(gpu(name), driver=driver)[0] == newest
+    assert fitting(gpu(name), driver)[0] == newest
 
 
 @pytest.mark.parametrize(
@@ -59,15 +81,15 @@ def test_the_newest_torch_of_each_gpu_with_a_driver(
     ],
 )
 def test_why_a_wheel_does_not_fit_a_gpu(torch: str, cuda: str, name: str, told: str) -> None:
-    why = compat.unfit(row(torch), cuda, gpu(name))
+    why = unfit(row(torch), cuda, gpu(name))
     assert (told in why) if told else why == ""
 
 
 def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
-    assert "needs driver 580 or newer, and there is 570" in compat.unfit(
+    assert "needs driver 580 or newer, and there is 570" in unfit(
         row("2.13"), "13.0", gpu("A100"), driver=570
     )
-    assert [compat.least_driver(cuda) for cuda in ("13.2", "12.6", "11.8", "10.2", "8.0")] == [
+    assert [least_driver(cuda) for cuda in ("13.2", "12.6", "11.8", "10.2", "8.0")] == [
         580,
         525,
         450,
@@ -89,9 +111,9 @@ def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
     ],
 )
 def test_why_a_driver_does_not_drive_a_gpu(
-    name: str, driver: int | None, module: compat.KernelModule | None, told: str
+    name: str, driver: int | None, module: KernelModule | None, told: str
 ) -> None:
-    why = compat.undriven(gpu(name), driver=driver, module=module)
+    why = undriven(gpu(name), driver=driver, module=module)
     assert (told in why) if told else why == ""
 
 
@@ -110,22 +132,22 @@ def test_why_a_driver_does_not_drive_a_gpu(
     ],
 )
 def test_which_image_fits_which_type(type_: str, image: str, told: str) -> None:
-    why = compat.misfit(compat.GPU_TYPES[type_], image)
+    why = misfit(GPU_TYPES[type_], image)
     assert (told in why) if told else why == ""
 
 
 def test_every_type_has_a_gpu_that_the_table_knows() -> None:
-    for kind in compat.GPU_TYPES.values():
-        assert compat.architecture_of(kind.gpu), kind.name
+    for kind in GPU_TYPES.values():
+        assert architecture_of(kind.gpu), kind.name
         assert gpu(kind.gpu).capability == kind.capability
         assert kind.cards >= kind.efa
-    for retired in compat.RETIRED.values():
-        assert compat.architecture_of(retired.gpu), retired.name
+    for retired in RETIRED.values():
+        assert architecture_of(retired.gpu), retired.name
 
 
 def test_every_gpu_has_some_torch_that_runs_on_it() -> None:
-    for one in compat.ARCHITECTURES:
-        assert compat.fitting_wheels(one), one
+    for one in ARCHITECTURES:
+        assert fitting(one, None), one
 
 
 def test_a_torch_version_finds_its_row() -> None:
@@ -133,14 +155,14 @@ def test_a_torch_version_finds_its_row() -> None:
     assert row("2.1").torch == "2.1"
     assert row("2.12").torch == "2.12"
     assert "3.14" in row("2.12").pythons
-    assert compat.release("9.9") is None
-    assert compat.release("nightly") is None
+    assert release("9.9") is None
+    assert release("nightly") is None
 
 
 def test_images_that_are_gone_are_explained() -> None:
-    assert "deregistered" in compat.explained("Deep Learning AMI (Ubuntu) Version 14.0")
-    assert "deregistered" in compat.explained(K80_IMAGE)
-    assert compat.explained(DLAMI.format("2.12", "24.04")) == ""
+    assert "deregistered" in explained("Deep Learning AMI (Ubuntu) Version 14.0")
+    assert "deregistered" in explained(K80_IMAGE)
+    assert explained(DLAMI.format("2.12", "24.04")) == ""
 
 
 @pytest.mark.parametrize(
@@ -156,6 +178,6 @@ def test_images_that_are_gone_are_explained() -> None:
         ("p5.48xlarge", "capacity-block", None),
     ],
 )
-def test_the_quota_that_a_type_counts_against(type_: str, market: compat.Market, code: str | None) -> None:
-    quota = compat.quota_of(type_, market)
+def test_the_quota_that_a_type_counts_against(type_: str, market: Market, code: str | None) -> None:
+    quota = quota_of(type_, market)
     assert (quota[0] if quota else None) == code

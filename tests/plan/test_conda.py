@@ -103,11 +103,21 @@ def test_its_stamp_holds_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(stamps) == 1
 
 
-@pytest.mark.parametrize("key", ["python", "torch"])
-def test_a_file_decides_its_own_python_and_torch(tmp_path: Path, key: str) -> None:
+def test_an_environment_yml_says_that_it_is_condas(tmp_path: Path) -> None:
     read(tmp_path, "dependencies: [python]\n")
-    env = EnvSection(kind="conda", file=str(tmp_path / "environment.yml"), **{key: "3.12"})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"env.{key} is not for") as refused:
+    file = str(tmp_path / "environment.yml")
+    assert make_environment_plan(EnvSection(file=file), internet=True, driver=None).kind == "conda"
+    with pytest.raises(ConfigError, match=r'env\.kind = "venv": .* is a conda environment'):
+        make_environment_plan(EnvSection(kind="venv", file=file), internet=True, driver=None)
+    with pytest.raises(ConfigError, match="needs nodes with internet") as local:
+        make_environment_plan(EnvSection(file=file), internet=False, driver=None)
+    assert local.value.next.startswith("--env requirements.txt   # to rehearse")
+
+
+def test_a_file_decides_its_own_python(tmp_path: Path) -> None:
+    read(tmp_path, "dependencies: [python]\n")
+    env = EnvSection(file=str(tmp_path / "environment.yml"), python="3.12")
+    with pytest.raises(ConfigError, match=r"env\.python is not for") as refused:
         make_environment_plan(env, internet=True, driver=None)
     assert "=3.12'" in refused.value.next
 

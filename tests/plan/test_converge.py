@@ -8,7 +8,8 @@ import pytest
 
 from awsddp.cluster import Cluster, Node
 from awsddp.errors import ConfigError
-from awsddp.plan import Convergence, Rate, Standing, Step, converge
+from awsddp.plan.converge import Convergence, Standing, converge
+from awsddp.plan.records import Rate, Step
 from awsddp.spec import ClusterSpec, load
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -145,7 +146,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
         ),
     ),
     "a type that was tried second is as good": (
-        asked(cluster__instance_type="p4d.24xlarge", capacity__types='["g5.xlarge"]'),
+        asked(cluster__instance_type="p4d.24xlarge,g5.xlarge"),
         standing(*PAIR),
         (),
     ),
@@ -235,15 +236,14 @@ def test_what_is_launched_beside_others_is_as_they_are() -> None:
     change = steps(
         asked(
             cluster__nodes=3,
-            cluster__instance_type="p4d.24xlarge",
-            capacity__types='["g5.xlarge"]',
+            cluster__instance_type="p4d.24xlarge,g5.xlarge",
             capacity__regions='["eu-west-1"]',
         ),
         standing(*PAIR),
     )
     spec = change.spec
     assert (spec.cluster.nodes, spec.cluster.instance_type, spec.cluster.image) == (3, "g5.xlarge", "ami-1")
-    assert (spec.capacity.types, spec.capacity.regions, change.zone) == ((), (), "us-east-1b")
+    assert (spec.capacity.regions, change.zone) == ((), "us-east-1b")
     assert (spec.cluster.expires, spec.network.ssh_cidr) == ("14400s", (HERE,))
 
 

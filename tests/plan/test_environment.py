@@ -240,9 +240,8 @@ def test_a_folder_of_wheels_is_relative_to_the_file_that_names_it_and_needs_pack
     plan = make_environment_plan(env, internet=False, driver=None)
     assert plan.options == ("-f", "req/wheels", "--find-links", "https://x/wheels", "-f", "/shared")
     assert make_environment_plan(env, internet=None, driver=None).options == plan.options
-    for refused in (env, EnvSection(find_links=("wheels",))):
-        with pytest.raises(ConfigError, match="wheels' is a folder of this machine"):
-            make_environment_plan(refused, internet=True, driver=None)
+    with pytest.raises(ConfigError, match="wheels' is a folder of this machine"):
+        make_environment_plan(env, internet=True, driver=None)
 
 
 def test_uv_gets_no_option_that_it_does_not_have(tmp_path: Path) -> None:
@@ -263,9 +262,11 @@ def test_uv_gets_no_option_that_it_does_not_have(tmp_path: Path) -> None:
     ],
 )
 def test_torch_comes_from_the_newest_index_that_the_driver_runs(
-    driver: str | None, torch: str | None, index: str
+    tmp_path: Path, driver: str | None, torch: str | None, index: str
 ) -> None:
-    env = EnvSection(kind="venv", torch=torch, python="3.12" if torch != "2.4.1" else "3.11")
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"tqdm\ntorch=={torch}  # as we have it\n" if torch else "torch>=2\ntorchmetrics==1.2\n")
+    env = EnvSection(kind="venv", file=str(file), python="3.12" if torch != "2.4.1" else "3.11")
     plan = make_environment_plan(env, internet=True, driver=driver)
     assert plan.torch[-1] == f"https://download.pytorch.org/whl/{index}"
     assert plan.torch[0] == ("torch==2.4.1" if torch == "2.4.1" else "torch==2.13.*")
@@ -276,8 +277,7 @@ def test_torch_comes_from_the_newest_index_that_the_driver_runs(
     [
         (EnvSection(kind="venv", python="3.7"), "no wheel for Python 3.7"),
         (EnvSection(kind="venv", python="three"), "invalid Python version 'three'"),
-        (EnvSection(kind="venv", torch="9.9"), "unknown torch release '9.9'"),
-        (EnvSection(torch="2.12"), 'not for env.kind = "image"'),
+        (EnvSection(python="3.12"), 'not for env.kind = "image"'),
         (EnvSection(kind="conda", packages_from="client"), "needs nodes with internet"),
         (EnvSection(file="none.txt"), "none.txt cannot be read"),
         (EnvSection(ca_bundle="/none.pem"), "env.ca_bundle"),
@@ -289,6 +289,19 @@ def test_an_environment_that_cannot_be_is_refused_before_anything_is_made(
     with pytest.raises(ConfigError) as refused:
         make_environment_plan(env, internet=True, driver="580.1")
     assert words in refused.value.message
+
+
+def test_a_torch_that_is_unknown_is_refused_and_one_from_a_folder_of_wheels_has_no_index(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "requirements.txt"
+    env = EnvSection(kind="venv", file=str(file))
+    file.write_text("torch ~= 9.9\n")
+    with pytest.raises(ConfigError, match=r"requirements.txt: unknown torch release '9\.9'"):
+        make_environment_plan(env, internet=True, driver="580.1")
+    file.write_text("torch==2.13.0 ; python_version > '3'\n--find-links /shared\n")
+    plan = make_environment_plan(env, internet=True, driver="580.1")
+    assert plan.torch == ("torch==2.13.0", "torchvision==0.28.*")
 
 
 def test_the_stamp_follows_what_is_installed_and_no_password(tmp_path: Path) -> None:

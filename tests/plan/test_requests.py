@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from test_make_plan import plan
 
 from awsddp.cluster import read_numbers, write_numbers
-from awsddp.plan import Values, document, names
+from awsddp.plan.document import document
+from awsddp.plan.records import names
+from awsddp.plan.requests import Values
 
 IDS = {**names("demo", "0a1b2c3d"), "security_group": "sg-1", "subnet": "subnet-b", "client_token": "token"}
 SECRETS = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}

@@ -83,7 +83,7 @@ def kills_of(world: World, verb: str, nodes: int) -> list[Kill]:
     return random.Random(f"{SEED} {verb} {nodes}").sample(kills, SOME)
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_launch_that_is_killed_is_finished_or_ended(world: World, phase: Any) -> None:
     recoveries = ("up", "down without the folder")

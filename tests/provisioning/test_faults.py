@@ -189,7 +189,7 @@ def test_a_launch_that_is_refused_leaves_nothing(world: World, refusal: Trouble)
     assert (outcome.code, world.cloud.left()) == (*refusal.ends, [])
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_what_cannot_be_asked_about_is_not_told_to_be_absent(world: World) -> None:
     begin(world, "cluster")
     outcome = strike(world, ACTS["down"], "DescribeInstances", Trouble("UnauthorizedOperation", (4,)))
@@ -197,7 +197,7 @@ def test_what_cannot_be_asked_about_is_not_told_to_be_absent(world: World) -> No
     assert (world.home / "clusters/demo/key").exists()
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize("name", ["up", "down"])
 @pytest.mark.parametrize("trouble", WRONG_CLOCKS)
 def test_a_wrong_clock_is_told_as_what_it_is(world: World, name: str, trouble: Trouble) -> None:

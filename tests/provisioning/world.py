@@ -37,15 +37,16 @@ from moto.moto_api._internal import mock_random
 from moto.sts.models import sts_backends
 
 from awsddp.aws import access, clusters, facts, instances, power, poweroff, teardown, waits
-from awsddp.aws.session import Aws
+from awsddp.aws.session import Call
 from awsddp.cli.signals import WATCH
 from awsddp.errors import AwsddpError, LetGo
-from awsddp.local import control, daemon, emulator, faults, front, lifecycle, store
+from awsddp.local import control, daemon, emulator, faults, front, lifecycle, scope, store
 from awsddp.local.place import Place
 from awsddp.nodes import provision
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
+from awsddp.verbs.trail import Trail
 from tests.provisioning import iam
 from tests.provisioning.clock import SLEEP, Clock
 
@@ -59,12 +60,9 @@ KINDS = {
     "describe_instances": "Reservations",
     "describe_volumes": "Volumes",
     "describe_network_interfaces": "NetworkInterfaces",
-    "describe_addresses": "Addresses",
     "describe_security_groups": "SecurityGroups",
     "describe_placement_groups": "PlacementGroups",
     "describe_key_pairs": "KeyPairs",
-    "describe_spot_instance_requests": "SpotInstanceRequests",
-    "describe_launch_templates": "LaunchTemplates",
 }
 
 
@@ -135,6 +133,7 @@ class Cloud:
             emulator.Emulator.secret = _with_roles(emulator.Emulator.secret)  # type: ignore[method-assign]
             faults.time = store.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
             lifecycle.BUSY_POLL_S = 0.001
+            scope.OPERATIONS["ec2"] |= _LEAVING
             if ahead_s:
                 right = time.time
                 time.time = lambda: right() + ahead_s
@@ -242,6 +241,17 @@ role_session_name = ann
 role_arn = arn:aws:iam::123456789012:role/gpu
 source_profile = key
 """
+
+
+# What makes a disk and an interface that no instance has: a launch that AWS broke off leaves such.
+_LEAVING = {
+    "CreateVolume": scope.Operation(
+        parameters=("AvailabilityZone", "Size", "ClientToken"), makes=("volume",)
+    ),
+    "CreateNetworkInterface": scope.Operation(
+        parameters=("SubnetId", "ClientToken"), makes=("network-interface",)
+    ),
+}
 
 
 def _role(access_key_id: str) -> Any:
@@ -481,7 +491,7 @@ def _live(world: World, environ: Mapping[str, str]) -> None:
 def _watch(calls: list[tuple[str, int]], kill: Kill | None) -> None:
     """In the child: count the calls that go out, and die at the one that is meant."""
     counted: Counter[str] = Counter()
-    send, tell = URLLib3Session.send, Aws._tell
+    send, tell = URLLib3Session.send, Trail.__call__
     this = threading.local()
 
     def die(*phases: Phase) -> None:
@@ -498,12 +508,12 @@ def _watch(calls: list[tuple[str, int]], kill: Kill | None) -> None:
         die(PHASES[1])
         return reply
 
-    def told(self: Aws, *words: Any) -> None:
+    def told(self: Trail, call: Call) -> None:
         die(PHASES[2])
-        tell(self, *words)
+        tell(self, call)
 
     URLLib3Session.send = sent
-    Aws._tell = told  # type: ignore[method-assign]
+    Trail.__call__ = told  # type: ignore[method-assign]
 
 
 def _operation(request: Any) -> str:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from launching import run_ranks
 
+from tests.seed import drawn
+
 
 def learnt(ranks: int, folder: Path) -> list[dict[str, float]]:
     ended = run_ranks("main.py", ranks=ranks, folder=folder)
@@ -18,7 +20,7 @@ def learnt(ranks: int, folder: Path) -> list[dict[str, float]]:
     return rows
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_digits_are_learnt_by_4_ranks_and_what_was_learnt_is_kept(tmp_path: Path) -> None:
     rows = learnt(4, tmp_path)
     assert [row["loss"] for row in rows if "loss" in row][-1] < 0.1
@@ -30,7 +32,7 @@ def test_digits_are_learnt_by_4_ranks_and_what_was_learnt_is_kept(tmp_path: Path
     assert (tmp_path / "loss.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.prove(share=0.5)
-@pytest.mark.parametrize("ranks", [1, 2, 16])
+@pytest.mark.prove
+@pytest.mark.parametrize("ranks", drawn([1, 2, 16], 1, what="ranks of digits"))
 def test_digits_are_learnt_at_any_world_size(ranks: int, tmp_path: Path) -> None:
     learnt(ranks, tmp_path)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from launching import run_program
 
+from tests.seed import drawn
+
 PROGRAM = Path(__file__).with_name("whole_batch.py")
 SMALL = ("digits-net", "mnist_convnet", "mnist_mlp", "ladder", "elastic", "ddp_demos")
 
@@ -25,8 +27,8 @@ def test_gradients_of_two_ranks_are_those_of_the_whole_batch(tmp_path: Path) -> 
     assert {name: one["off"] for name, one in found.items() if one["off"] > 1e-9} == {}
 
 
-@pytest.mark.prove(share=0.5)
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.prove
+@pytest.mark.parametrize("ranks", drawn([1, 2, 4, 8], 2, what="ranks"))
 def test_gradients_of_any_number_of_ranks_are_those_of_the_whole_batch_in_each_model(
     ranks: int, tmp_path: Path
 ) -> None:
@@ -34,7 +36,7 @@ def test_gradients_of_any_number_of_ranks_are_those_of_the_whole_batch_in_each_m
     assert len(found) == 8 and {name: one["off"] for name, one in found.items() if one["off"] > 1e-9} == {}
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize(("models", "ranks"), [(SMALL, 4), (("resnet18 on CIFAR-10",), 2)])
 def test_weights_are_alike_on_all_ranks_after_100_steps(
     models: tuple[str, ...], ranks: int, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.jobs.conftest import free_ports
 import mnist_convnet  # isort: skip
 import mnist_mlp  # isort: skip
 import obtain  # isort: skip
+import probe  # isort: skip
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,19 @@ def test_the_probe_says_who_is_there(tmp_path: Path) -> None:
         assert ended.code == 0 and f"world_size = 2, rank = {rank}, backend = " in ended.out
 
 
-@pytest.mark.prove(share=0.5)
+def test_the_probe_times_its_all_reduce_as_nccl_tests_does(tmp_path: Path) -> None:
+    """Algorithm bandwidth times 2(n-1)/n: equal to it for two ranks, 1.75 of it for eight."""
+    assert probe.bus_gbyte_s(10**9, 0.5, ranks=2) == pytest.approx(2.0)
+    assert probe.bus_gbyte_s(10**9, 0.5, ranks=8) == pytest.approx(3.5)
+    for rank, ended in enumerate(run_ranks("probe.py", "--json", ranks=2, folder=tmp_path)):
+        lines = [json.loads(line) for line in ended.out.splitlines()]
+        assert [(line["rank"], line["at"]) for line in lines] == [
+            (rank, at) for at in ("started", "arrived", "joined", "reduced")
+        ]
+        assert lines[-1]["gbyte_s"] > 0
+
+
+@pytest.mark.prove
 def test_the_convnet_falls_alike_undistributed_and_on_two_machines(mnist: Path, tmp_path: Path) -> None:
     def losses(folder: Path, machine: int) -> list[float]:
         rows = (folder / f"loss-{machine}.csv").read_text().splitlines()[1:]
@@ -52,7 +66,7 @@ def test_the_convnet_falls_alike_undistributed_and_on_two_machines(mnist: Path, 
     assert alone[-1] < alone[0]
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize("program", ["mnist_mlp.py", "train_rank{rank}.py"])
 def test_the_perceptron_learns_on_two_machines(program: str, mnist: Path, tmp_path: Path) -> None:
     args = ["--data-dir", str(mnist), "--epochs", "3", "--init-method", f"tcp://127.0.0.1:{free_ports()}"]

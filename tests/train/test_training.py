@@ -14,6 +14,8 @@ import torch
 from alone import rows, train, weights
 from launching import TRAIN, run_program, run_ranks, start, wait_all
 
+from tests.seed import drawn
+
 import obtain  # isort: skip
 
 
@@ -35,7 +37,7 @@ def test_a_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> N
     assert not weights(tmp_path / "a").equal(weights(tmp_path / "c"))
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_learns(precision: str, tmp_path: Path) -> None:
     found = train(tmp_path, "--precision", precision, "--epochs", "4", "--clip-norm", "5")
@@ -79,7 +81,7 @@ def test_made_data_is_named_in_every_report(tmp_path: Path) -> None:
     assert (tmp_path / "weights.pth").exists()
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_spawned_ranks_take_the_same_steps_as_one_and_end_on_sigterm(tmp_path: Path) -> None:
     alone = losses(train(tmp_path / "one", "--epochs", "1"))[
         :-1
@@ -94,7 +96,7 @@ def test_spawned_ranks_take_the_same_steps_as_one_and_end_on_sigterm(tmp_path: P
     assert losses(rows(tmp_path / "two"))[: len(alone)] == pytest.approx(alone, rel=1e-4)
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_ranks_meet_through_a_file_and_through_argv(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -111,7 +113,7 @@ def test_ranks_meet_through_a_file_and_through_argv(tmp_path: Path) -> None:
         assert [e.code for e in ended] == [0, 0], ended
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_torchrun_and_legacy_local_rank(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, str(TRAIN / "main.py"), "--epochs", "1"]
@@ -120,7 +122,7 @@ def test_torchrun_and_legacy_local_rank(tmp_path: Path) -> None:
     assert [e.code for e in legacy] == [0, 0]
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_another_world_size_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     args = ["--epochs", "2"]
     assert {e.code for e in run_ranks("main.py", "--epochs", "1", ranks=4, folder=tmp_path)} == {0}
@@ -129,8 +131,8 @@ def test_another_world_size_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     assert rows(tmp_path)[-1]["accuracy"] > 0.85
 
 
-@pytest.mark.prove(share=0.5)
-@pytest.mark.parametrize("recipe", ["stl10-resnet18", "cifar10-resnet18"])
+@pytest.mark.prove
+@pytest.mark.parametrize("recipe", drawn(["stl10-resnet18", "cifar10-resnet18"], 1, what="published"))
 def test_published_recipes_run_with_their_stage_lines_and_meters(recipe: str, tmp_path: Path) -> None:
     obtain.make("stl10", tmp_path / "data", train=500, test=40)
     obtain.make("cifar10", tmp_path / "data", train=500, test=40)
@@ -153,7 +155,7 @@ def test_published_recipes_run_with_their_stage_lines_and_meters(recipe: str, tm
         assert (tmp_path / "run" / "saved_models" / "resnet_distributed.pth").exists()
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_the_options_are_these(tmp_path: Path) -> None:
     shown = subprocess.run(
         [sys.executable, TRAIN / "main.py", "--help"], capture_output=True, text=True, check=True

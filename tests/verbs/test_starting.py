@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from awsddp.errors import ConfigError, InUse, NodeError, UsageError
+from awsddp.errors import InUse, NodeError, UsageError
 from awsddp.jobs import protocol
 from awsddp.verbs import starting
-from tests.jobs.conftest import free_ports
 from tests.verbs.conftest import World, start
 
 SLEEPS = "import time; time.sleep(600)\n"
@@ -106,18 +105,6 @@ def test_automatic_name_that_is_taken_is_drawn_again(world: World, monkeypatch: 
     world.tags["i-0"] = ["tagged"]
     (world.project / "runs" / "at-home").mkdir(parents=True)
     assert start(world, "").job == "free"
-
-
-def test_taken_port_is_told_by_its_key_before_anything_is_sent(world: World) -> None:
-    import socket
-
-    port = free_ports()
-    with socket.socket() as other:
-        other.bind(("", port + 1))
-        other.listen()
-        with pytest.raises(ConfigError, match=f"job.master_port: port {port + 1} is taken on node0"):
-            start(world, SLEEPS, master_port=port)
-    assert (world.said, world.tags) == ([], {})
 
 
 def test_launch_that_one_node_refuses_leaves_neither_a_rank_nor_a_tag(world: World) -> None:

@@ -25,7 +25,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class Worker:
-    """One rank in one round. `folder` is the job's, `first` the number of the node's first log."""
+    """One rank, once. `folder` is the job's, `first` the number of the node's first log."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self._folder = folder
@@ -41,18 +41,18 @@ class Worker:
         signal.signal(signal.SIGALRM, lambda *_: self._send(signal.SIGKILL))
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         log = os.open(str(self._folder / "logs" / f"rank{self._slot}.log"), _APPEND, 0o600)
-        started = time.time()
-        self._note(is_="start", offset=os.fstat(log).st_size, started=started, **_identity())
+        started, begin = time.time(), os.fstat(log).st_size
+        self._note("start", offset=begin, started=started)
         code = self._start(argv, log)
         if code is None:
             code = self._wait()
         self._note(
-            is_="exit",
+            "exit",
+            offset=begin,
+            started=started,
             exit_code=code,
             seconds=round(time.time() - started, 3),
-            started=started,
             stopped_at=self._stopped_at,
-            restart=int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
         )
         if code != 0 or self._stopped_at is not None:
             self._sweep()
@@ -123,24 +123,17 @@ class Worker:
                 return
             time.sleep(0.01)
 
-    def _note(self, *, is_: str, **said: Any) -> None:
+    def _note(self, is_: str, **said: Any) -> None:
         """Append a line to the journal of this node's workers, in one write."""
-        line = json.dumps({"is": is_, "slot": self._slot, **said}) + "\n"
+        names = {"world_size": "WORLD_SIZE", "restart": "TORCHELASTIC_RESTART_COUNT"}
+        told = {key: int(os.environ[name]) for key, name in names.items()}
+        line = json.dumps({"is": is_, "rank": self._slot, **told, **said}) + "\n"
         descriptor = os.open(str(self._folder / "workers.jsonl"), _APPEND, 0o600)
         os.write(descriptor, line.encode())
         os.close(descriptor)
 
 
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
-
-
-def _identity() -> dict[str, int]:
-    """Return who this worker is in this round."""
-    return {
-        "rank": int(os.environ["RANK"]),
-        "world_size": int(os.environ["WORLD_SIZE"]),
-        "restart": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
-    }
 
 
 def _before_program() -> None:

@@ -143,21 +143,17 @@ _LESS_MEMORY = "use a smaller batch or fewer loader workers, or a larger --insta
 TABLE = (
     Row(
         "host_oom",
-        False,
         _out_of_memory,
         "The node ran out of memory, and its kernel killed {victim}.",
         _LESS_MEMORY,
     ),
     Row(
         "killed",
-        False,
         _when(lambda one: one.killed),
         "Killed from outside awsddp (by a user or a memory limit).",
-        "",
     ),
     Row(
         "abort_at_exit",
-        True,
         _when(
             lambda one: (
                 one.exit_code == -6
@@ -167,24 +163,22 @@ TABLE = (
         ),
         "It aborted after its work was done, at its exit: torch's gloo sometimes does.",
         "call torch.distributed.barrier() before destroy_process_group()",
+        retryable=True,
     ),
     Row(
         "import_error",
-        False,
         _said(r"(?:NotFoundError|python[\d.]*): No module named '?(?P<module>[\w.]+)"),
         "{module} is not installed for the python that runs the ranks.",
         "awsddp train --env requirements.txt   # which names its package",
     ),
     Row(
         "file_not_found",
-        False,
         _said("^FileNotFoundError: "),
         "The node does not have this file.",
-        "awsddp sync --dry-run   # what is sent, and what stays here",
+        "awsddp sync -v   # what is sent, and what stays here",
     ),
     Row(
         "cuda_oom",
-        False,
         _said(
             "CUDA out of memory|CUDA error: out of memory|Cuda failure 2 'out of memory'"
             "|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
@@ -194,30 +188,29 @@ TABLE = (
     ),
     Row(
         "ecc_error",
-        True,
         _said("uncorrectable ECC error"),
         "The GPU's memory has a fault.",
         _REPLACE_GPU,
+        retryable=True,
     ),
     # Xids that name the hardware; most others are the program's own.
     # https://docs.nvidia.com/deploy/xid-errors/
     Row(
         "ecc_error",
-        True,
         _logged(r"NVRM: Xid \(PCI:(?P<gpu>[\w:.]+)\): (?P<xid>48|63|64|94|95)\b"),
         "The memory of GPU {gpu} has a fault (Xid {xid} in the kernel's log).",
         _REPLACE_GPU,
+        retryable=True,
     ),
     Row(
         "xid",
-        True,
         _logged(r"NVRM: Xid \(PCI:(?P<gpu>[\w:.]+)\): (?P<xid>62|74|79|119|120|140)\b,? ?(?P<text>[^\n]*)"),
         "GPU {gpu} failed (Xid {xid} in the kernel's log: {text}).",
         _REPLACE_GPU,
+        retryable=True,
     ),
     Row(
         "driver_too_old",
-        False,
         _said(
             "driver on your system is too old|driver version is insufficient|Driver/library version mismatch"
         ),
@@ -226,28 +219,24 @@ TABLE = (
     ),
     Row(
         "gpu_too_new",
-        False,
         _said("no kernel image is available"),
         "This torch was not built for the node's GPU.",
         "install a newer torch, or choose another --instance-type",
     ),
     Row(
         "no_such_gpu",
-        False,
         _said("invalid device ordinal"),
         "The script used a GPU that the node does not have.",
         "use the GPU of LOCAL_RANK, or fewer ranks: --nproc-per-node",
     ),
     Row(
         "same_gpu",
-        False,
         _said(r"Duplicate GPU detected : (?P<ranks>rank \d+ and rank \d+)"),
         "The ranks use the same GPU: {ranks}.",
         "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), before the first use of a GPU",
     ),
     Row(
         "no_gpu",
-        False,
         _said(
             "Torch not compiled with CUDA|NCCL support is not compiled|doesn't have NCCL built in"
             "|Found no NVIDIA driver|No CUDA GPUs are available|no GPUs found"
@@ -257,70 +246,63 @@ TABLE = (
     ),
     Row(
         "no_such_interface",
-        False,
         _said(r"Unable to find address for: (?P<name>\S+)|no socket interface found"),
         "The node has no network interface {name} (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME).",
         "remove these variables from the script and from [env]: awsddp sets the right ones on every node",
     ),
     Row(
         "versions_differ",
-        False,
         _said("Mismatched NCCL version detected : (?P<versions>[^\n]+)"),
         "The nodes have different versions of NCCL: {versions}.",
         _PACKAGES,
     ),
     Row(
         "nccl_timeout",
-        True,
         _said(r"Watchdog caught collective operation timeout: .*OpType=(?P<operation>\w+)"),
         "{operation} did not end within NCCL's timeout: another rank did not take part.",
         _WHO_WAITED,
+        retryable=True,
     ),
     Row(
         "gloo_timeout",
-        True,
         _said(r"Timed out waiting \d+ms for (?:send|recv) operation|monitoredBarrier"),
         "Another rank did not take part in the collective within the timeout.",
         _WHO_WAITED,
+        retryable=True,
     ),
     Row(
         "rendezvous_timeout",
-        True,
         _said(r"(?P<joined>\d+)/(?P<all>\d+) clients joined"),
         "Only {joined} of {all} ranks joined the process group in time.",
         _WHO_WAITED,
+        retryable=True,
     ),
     Row(
         "master_unreachable",
-        False,
         _said(r"client socket has (?:timed out|failed).*? connect to [^(]*\((?P<place>[^)]+)\)"),
         "Nothing answers at {place}, where rank 0 was expected.",
         "use MASTER_ADDR and MASTER_PORT, or {{master_addr}} and {{master_port}} in the script's arguments",
     ),
     Row(
         "collective_mismatch",
-        False,
         _said("Detected mismatch between collectives|Received data size doesn't match|preamble.length <= "),
         "The ranks called different collectives, or the same with other sizes.",
         "awsddp train --env-var TORCH_DISTRIBUTED_DEBUG=DETAIL   # names the collective",
     ),
     Row(
         "model_differs",
-        False,
         _said("DDP expects same model across all ranks|appears not to match"),
         "The ranks built different models.",
         "build the model from the same settings and the same seed on every rank",
     ),
     Row(
         "unused_parameters",
-        False,
         _said("Expected to have finished reduction in the prior iteration"),
         "Some parameters did not contribute to the loss.",
         "DistributedDataParallel(model, find_unused_parameters=True), or remove them",
     ),
     Row(
         "shm_full",
-        False,
         _when(
             lambda one: re.search(
                 "insufficient shared memory|out of shared memory|unable to allocate shared", one.text
@@ -331,35 +313,31 @@ TABLE = (
     ),
     Row(
         "bus_error",
-        False,
         _crashed(signal.SIGBUS),
         "Mapped memory had nothing behind it{place}: /dev/shm or a disk is full, or a mapped file was cut.",
         "use fewer loader workers; replace a data file with os.replace() instead of writing into it",
     ),
     Row(
         "loader_died",
-        False,
         _said(r"DataLoader worker \(pid"),
         "A loader worker of the rank died.",
         "use fewer loader workers, which take memory each; num_workers=0 shows an error as an exception",
     ),
     Row(
         "port_in_use",
-        True,
         _said("[Aa]ddress already in use|EADDRINUSE"),
         "A port that the script opens is in use on this node.",
         "awsddp exec 'ss -tlnp'   # shows which process has it; {{master_port}} is free for the script",
+        retryable=True,
     ),
     Row(
         "disk_full",
-        False,
         _said("No space left on device|Disk quota exceeded"),
         "The node's disk is full.",
         "awsddp down && awsddp up --disk GB   # a larger disk",
     ),
     Row(
         "host_oom",
-        False,
         _said(
             "Cannot allocate memory|DefaultCPUAllocator: can't allocate|^MemoryError|std::bad_alloc"
             r"|Unable to allocate .* for an array"
@@ -369,35 +347,31 @@ TABLE = (
     ),
     Row(
         "too_many_files",
-        False,
         _said("Too many open files"),
         "The rank has too many open files.",
         "use fewer loader workers, or: torch.multiprocessing.set_sharing_strategy('file_system')",
     ),
     Row(
         "too_many_processes",
-        False,
         _said("can't start new thread|Resource temporarily unavailable"),
         "The node's limit of processes and threads is reached.",
         "use fewer loader workers and threads (OMP_NUM_THREADS)",
     ),
     Row(
         "permission",
-        False,
         _said("^PermissionError|Permission denied|Read-only file system"),
         "The user of the ranks may not do this.",
         "write to $AWSDDP_RUN_DIR or the synced folder",
     ),
     Row(
         "no_internet",
-        True,
         _said("name resolution|Name or service not known|urlopen error|Max retries exceeded"),
         "The node could not reach a host on the internet.",
         "awsddp exec -- curl -sSI https://pypi.org   # from each node; or sync the data with the folder",
+        retryable=True,
     ),
     Row(
         "packages_mismatch",
-        False,
         _said(
             "torchvision::nms does not exist|undefined symbol|may indicate binary incompat|cannot import name"
             r"|version `\S+' not found"
@@ -407,35 +381,30 @@ TABLE = (
     ),
     Row(
         "library_missing",
-        False,
         _said(r"(?P<library>\S+): cannot open shared object file"),
         "The node does not have the library {library}.",
         "env.setup in awsddp.toml   # a command that installs it on every node",
     ),
     Row(
         "syntax_error",
-        False,
         _said("^(?:Syntax|Indentation|Tab)Error"),
         "The file is not valid for the node's Python.",
         "awsddp exec -- python3 --version   # the node's; it may be older than yours",
     ),
     Row(
         "usage",
-        False,
         _when(lambda one: one.exit_code == 2 and re.search(r"^\S+: error: ", one.said, re.MULTILINE)),
         "The script refused its arguments.",
         "awsddp train SCRIPT -- ARGUMENTS   # those of the script follow --; LOCAL_RANK is a variable",
     ),
     Row(
         "no_terminal",
-        False,
         _said("^bdb.BdbQuit|^EOFError: EOF when reading a line"),
         "The script waits for a keyboard, and a rank has none.",
         "remove breakpoint() and input()",
     ),
     Row(
         "no_credentials",
-        False,
         _said(
             "api_key not configured|Unable to locate credentials|NoCredentialsError|GatedRepoError"
             "|401 Client Error|No API key"
@@ -445,35 +414,29 @@ TABLE = (
     ),
     Row(
         "not_started",
-        False,
         _said("awsddp could not start this (?:process|rank): (?P<why>[^\n]+)"),
         "{why}.",
-        "",
     ),
     Row(
         "checkpoint_differs",
-        False,
         _said(r"Error\(s\) in loading state_dict"),
         "The checkpoint is of another model.",
         "use the model's settings of the job that saved it, or start without --resume",
     ),
     Row(
         "checkpoint_corrupt",
-        False,
         _not_whole,
         "The file is not a checkpoint, or not a whole one.",
         "write it under another name, then os.replace(); go on from an older one: awsddp train --resume JOB",
     ),
     Row(
         "checkpoint_refused",
-        False,
         _said("Weights only load failed"),
         "torch.load refused objects in the file that are not tensors.",
         "torch.load(path, weights_only=False)   # for files that you trust",
     ),
     Row(
         "cuda_error",
-        False,
         _said("CUDA error|CUBLAS_STATUS|CUDNN_STATUS|device-side assert"),
         "A call to CUDA failed; an earlier kernel may be the reason.",
         "awsddp train --env-var CUDA_LAUNCH_BLOCKING=1   # the traceback then names the right line",
@@ -481,7 +444,6 @@ TABLE = (
     # A rank that only lost its peers: no cause while another rank has a reason of its own.
     Row(
         "peer_lost",
-        True,
         _said(
             r"Connection (reset|closed|refused)|[Cc]onnection was (reset|closed|likely)|Broken pipe"
             r"|remote process exited|ncclRemoteError|Socket closed|recvValue failed|sendBytes failed"
@@ -489,17 +451,17 @@ TABLE = (
         ),
         "It lost its connection to another rank.",
         "awsddp logs   # the log of the other rank",
+        retryable=True,
     ),
     Row(
         "nccl_error",
-        True,
         _said("NCCL error|nccl(?:System|UnhandledCuda|Internal|InvalidUsage|InvalidArgument)"),
         "NCCL failed.",
         _NCCL_LOG,
+        retryable=True,
     ),
     Row(
         "loss_not_finite",
-        False,
         _when(
             lambda one: (
                 one.exit_code > 0
@@ -516,40 +478,34 @@ TABLE = (
     ),
     Row(
         "segfault",
-        False,
         _crashed(signal.SIGSEGV),
         "A library that is not Python crashed{place}.",
         _PACKAGES,
     ),
     Row(
         "illegal_instruction",
-        False,
         _crashed(signal.SIGILL),
         "A library has instructions that the node's processor lacks{place}.",
         "install a build for this processor, or choose another --instance-type",
     ),
     Row(
         "abort",
-        False,
         _crashed(signal.SIGABRT),
         "A library aborted{place}: see its message above.",
         "awsddp logs",
     ),
     Row(
         "output_lost",
-        False,
         _when(lambda one: one.exit_code == 120),
         "Python could not write the last output: stdout was closed, or the disk is full.",
         "awsddp exec df -h   # the disks; and see what the script does with sys.stdout",
     ),
     Row(
         "signal",
-        False,
         _when(lambda one: one.exit_code < 0),
         "The script, or somebody outside awsddp, sent it.",
-        "",
     ),
-    Row("exit", False, _when(lambda one: True), "", ""),
+    Row("exit", _when(lambda one: True), ""),
 )
 ECHOES = frozenset(
     {

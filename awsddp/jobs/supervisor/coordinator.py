@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from awsddp.jobs.supervisor.folder import NOT_STARTED, rank_lines
 from awsddp.jobs.supervisor.job_causes import (
     TIMED_OUT,
     WAITED,
@@ -48,7 +49,6 @@ class Coordinator:
         self._lost: dict[str, Any] | None = None
         self._verdict: str | None = None
         self._stopping = False
-        self._stuck: list[str] = []
         self._spoke_at: float | None = None  # when a rank wrote to its log, as far as was reported
         self._silent = False
         self._pending: dict[str, Any] | None = None  # the cause for which the job ends, once it was inspected
@@ -71,12 +71,11 @@ class Coordinator:
             self._begin(now)
         elif kind == "started":
             for rank, started in message["ranks"]:
-                self._reports.setdefault(rank, {"exit_code": None, "seconds": 0.0, "started": started})
+                self._reports.setdefault(rank, {**NOT_STARTED, "started": started})
         elif kind == "exit":
             self._exit(node, message, now)
         elif kind == "gone":
             self._left.discard(node)
-            self._stuck += [f"node{node}: process {pid}" for pid in message["stuck"]]
         elif kind == "output":
             self._spoke_at = now
         elif kind == "stacks":
@@ -137,7 +136,7 @@ class Coordinator:
         codes = {rank: one["exit_code"] for rank, one in self._reports.items() if self._ended(rank)}
         found = diagnose(layout, self._answers, exit_codes=codes)
         if pending is None:
-            words = self._first(self._failures)["cause"]
+            words = min(self._failures, key=weight)["cause"]
             if found["behind"] and not is_late and codes.keys().isdisjoint(found["behind"]):
                 words["explanation"] += f" {found['explanation']}"
             self._stop("failed", None, FAILED_GRACE)
@@ -155,9 +154,8 @@ class Coordinator:
         return {
             "state": (self._verdict or "succeeded") if self.done else "waiting" if self._busy else "running",
             "cause": self._named_cause(),
-            "ranks": [self._rank(*entry) for entry in self._request["layout"]],
+            "ranks": rank_lines(self._request, self._reports),
             "complete": True,
-            "stuck": self._stuck,
         }
 
     def _join(self, node: int, now: float) -> None:
@@ -216,22 +214,11 @@ class Coordinator:
             self._stopping, self._verdict, self._cause = True, verdict, cause
         self.orders.append({"do": "stop", "grace": grace})
 
-    def _rank(self, rank: int, local_rank: int, node: int) -> dict[str, Any]:
-        report = self._reports.get(rank, {"exit_code": None, "seconds": 0.0, "started": None})
-        return {
-            "rank": rank,
-            "local_rank": local_rank,
-            "node": node,
-            "exit_code": report["exit_code"],
-            "seconds": report["seconds"],
-            "started": report["started"],
-        }
-
     def _named_cause(self) -> dict[str, Any] | None:
         """Return the cause: the first rank with a fault of its own, else a lost node, else the first rank."""
         if self._verdict != "failed" or self._cause is not None:
             return self._cause
-        first = self._first(self._failures) if self._failures else None
+        first = min(self._failures, key=weight, default=None)
         if first is None or (first["fault"] != "own" and self._lost is not None):
             return self._lost
         code = first["exit_code"]
@@ -239,10 +226,6 @@ class Coordinator:
         return cause(
             self._request, first["node"], first["cause"], rank=first["rank"], tail=first["tail"], **ended
         )
-
-    def _first(self, failures: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the failure that the others are due to."""
-        return min(failures, key=_weight)
 
     def _words(self, report: dict[str, Any], now: float) -> dict[str, Any]:
         """Return why a rank failed; if it waited for one that had ended with 0, that is why."""
@@ -263,6 +246,9 @@ class Coordinator:
         )
 
 
-def _weight(failure: dict[str, Any]) -> tuple[int, bool]:
-    """Order failures: a fault of its own first; a rank that timed out says more than one that lost it."""
+def weight(failure: dict[str, Any]) -> tuple[int, bool]:
+    """Order failures, the one that the others are due to first: a fault of its own before all.
+
+    A rank that timed out says more than one that lost it.
+    """
     return _FAULTS.index(failure["fault"]), failure["cause"]["kind"] == "peer_lost"

@@ -7,9 +7,8 @@
                      snapshot.json  the synced folder as it was before the ranks started
                      logs/          rank3.log, written by the rank itself
                      worker.py      what torch's elastic agent starts for each rank
-                     workers.jsonl  its notes: rounds, and how the ranks ended
+                     workers.jsonl  its notes: how the ranks started and ended
                      reserve        room for the last state.json on a full disk
-                     times.jsonl    how long the logs were, and when
                      samples.json   what the ranks use (samples.py)
                      helper/        the sitecustomize of the ranks (helper.py)
                      stacks/        its requests and answers (stacks.py)
@@ -29,6 +28,8 @@ from typing import Any
 from awsddp.jobs.supervisor.job_causes import cause_of_node
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NOT_STARTED = {"exit_code": None, "seconds": 0.0, "started": None}
+"""What is known of a rank before it starts."""
 FINAL = ("succeeded", "failed", "cancelled", "interrupted")
 
 
@@ -56,13 +57,16 @@ class JobFolder:
         self.cancel = self.path / "cancel.json"
         self.snapshot = self.path / "snapshot.json"
         self.reserve = self.path / "reserve"
-        self.times = self.path / "times.jsonl"
         self.samples = self.path / "samples.json"
         self.workers = self.path / "workers.jsonl"
 
     def log(self, rank: int) -> Path:
         """Return the log of `rank`."""
         return self.logs / f"rank{rank}.log"
+
+    def log_sizes(self) -> dict[str, int]:
+        """Return how long each log of the ranks is now, by its name."""
+        return {path.name: path.stat().st_size for path in self.logs.glob("rank*.log")}
 
     def request(self) -> dict[str, Any]:
         """Return the request that launched the job. Raises CommandError where there is no such job."""
@@ -128,25 +132,26 @@ def initial(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "job": request["job"],
         "node": request["node"],
-        "slot": request["slot"],
         "state": "waiting" if request.get("after") else "running",
         "cause": None,
         "complete": False,
         "boot": boot_id(),
         "created": request["created"],
-        "stuck": [],
-        "ranks": [
-            {
-                "rank": rank,
-                "local_rank": local_rank,
-                "node": node,
-                "exit_code": None,
-                "seconds": 0.0,
-                "started": None,
-            }
-            for rank, local_rank, node in request["layout"]
-        ],
+        "ranks": rank_lines(request, {}),
     }
+
+
+def rank_lines(request: dict[str, Any], known: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what a document says of each rank, by what is `known` of those that have started."""
+    return [
+        {
+            "rank": rank,
+            "local_rank": local_rank,
+            "node": node,
+            **{key: known.get(rank, NOT_STARTED)[key] for key in NOT_STARTED},
+        }
+        for rank, local_rank, node in request["layout"]
+    ]
 
 
 def local_ranks(request: dict[str, Any]) -> list[int]:

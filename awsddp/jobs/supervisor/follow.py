@@ -12,8 +12,6 @@ import time
 from typing import Any, BinaryIO
 
 from awsddp.jobs.supervisor.folder import FINAL, JobFolder, local_ranks
-from awsddp.jobs.supervisor.journal import Journal
-from awsddp.jobs.supervisor.times import positions
 from awsddp.jobs.supervisor.wire import HEADER
 
 _CHUNK = 1 << 18
@@ -25,13 +23,9 @@ _PAUSE_SECONDS = 1.0
 def follow(folder: JobFolder, request: dict[str, Any], out: BinaryIO) -> None:
     """Write frames to `out` until all was sent, and where asked `to_the_end` until the job has ended.
 
-    The request's `offsets` are by rank, as text; `since` (s since 1970) is a moment that positions are told
-    for. Raises BrokenPipeError when the reader has gone.
+    The request's `offsets` are by rank, as text. Raises BrokenPipeError when the reader has gone.
     """
     stream = _Stream(folder, request["offsets"], out)
-    if request["since"] is not None:
-        told = positions(folder.times, folder.logs, request["since"])
-        stream.frame(b"T", payload=json.dumps(told).encode())
     while True:
         document = stream.document()  # read before the logs: after a final one nothing is written any more
         sent = stream.logs()
@@ -50,8 +44,6 @@ class _Stream:
         self._offsets = dict.fromkeys(local_ranks(folder.request()), 0)
         self._offsets.update({int(rank): offset for rank, offset in offsets.items()})
         self._files: dict[int, int] = {}
-        self._journal = Journal(folder.workers)
-        self._numbers: dict[int, int] = {}
         # Ranks whose last line may have no end, and since when nothing has come after it.
         self._unfinished = {rank: time.monotonic() for rank, offset in self._offsets.items() if offset}
         self._sent_at = 0.0
@@ -73,16 +65,7 @@ class _Stream:
 
     def logs(self) -> bool:
         """Send the next piece of each log; tell whether there was any."""
-        self._number()  # a worker notes its rank before it says anything
         return sum(self._log(rank) for rank in self._offsets) > 0
-
-    def _number(self) -> None:
-        """Send the rank of each worker that has another one than before."""
-        for entry in self._journal.read():
-            slot, number = entry["slot"], entry.get("rank")
-            if number is not None and number != self._numbers.get(slot, slot):
-                self._numbers[slot] = number
-                self.frame(b"N", rank=slot, offset=entry["offset"], payload=b"%d" % number)
 
     def _log(self, rank: int) -> bool:
         if rank not in self._files:

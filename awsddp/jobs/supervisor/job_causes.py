@@ -18,53 +18,55 @@ class Row(NamedTuple):
     """
 
     kind: str
-    retryable: bool
     recognize: Recognizer | None
     explanation: str
-    next: str
+    next: str = ""
+    retryable: bool = False
 
 
 _REPLACE = "awsddp up   # replaces the node if it is gone; then: awsddp train"
 JOB_TABLE = (
     Row(
         "left_early",
-        False,
         None,
         "All ranks must call the same collectives.",
         "end all ranks at the same step: see return, break and sys.exit() that only some ranks reach",
     ),
     Row(
         "uneven_batches",
-        False,
         None,
         "It was in backward(): the ranks do not have equally many batches.",
         "use a DistributedSampler, drop_last=True, or: with model.join():",
     ),
-    Row("node_lost", True, None, "{why}.", _REPLACE),
-    Row("spot_interruption", True, None, "{why}.", _REPLACE),
-    Row("instance_retired", True, None, "{why}.", _REPLACE),
+    Row("node_lost", None, "{why}.", _REPLACE, retryable=True),
+    Row("spot_interruption", None, "{why}.", _REPLACE, retryable=True),
+    Row("instance_retired", None, "{why}.", _REPLACE, retryable=True),
     Row(
         "timeout",
-        False,
         None,
         "The job ran for longer than its timeout of {seconds:g} s.",
         "awsddp train --timeout TIME   # longer, if it was not hanging",
     ),
     Row(
         "hang",
-        False,
         None,
         "No rank wrote to its log for {seconds:g} s.",
         "awsddp doctor --why {job}   # where each rank was",
     ),
-    Row("cancelled", False, None, "It was cancelled.", ""),
-    Row("interrupted", True, None, "{why}.", "awsddp up   # starts what is stopped; then: awsddp train"),
+    Row("cancelled", None, "It was cancelled."),
+    Row(
+        "interrupted",
+        None,
+        "{why}.",
+        "awsddp up   # starts what is stopped; then: awsddp train",
+        retryable=True,
+    ),
     Row(
         "expired",
-        True,
         None,
         "{why}.",
         "awsddp up --expires TIME   # starts the nodes with more time; then: awsddp train",
+        retryable=True,
     ),
 )
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")

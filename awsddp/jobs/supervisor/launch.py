@@ -27,7 +27,7 @@ _CLAIM_SECONDS = 10.0
 
 
 def launch(request: dict[str, Any]) -> dict[str, Any]:
-    """Start the job's supervisor on this node, detached, and return its pid.
+    """Start the job's supervisor on this node, detached.
 
     The job's folder appears whole or not at all; the client's claim on the node ends. Raises CommandError:
     another job runs, a port is taken, the script is missing, the job exists already, the folder cannot be
@@ -65,7 +65,8 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise CommandError(f"job {folder.job} already exists on this node", kind="usage") from error
         raise CommandError(f"cannot write {jobs_folder()}", str(error), kind="node") from error
-    return {"job": request["job"], "pid": _detach(request, folder, listener, lock)}
+    _detach(request, folder, listener, lock)
+    return {"job": request["job"]}
 
 
 def slots(ports: list[int], gpus: list[int]) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def _listen(request: dict[str, Any]) -> socket.socket:
     if not _is_free(request["master_port"]):
         raise CommandError(f"port {request['master_port']} (MASTER_PORT) is taken on this node")
     try:
-        return _bound(request["nodes"][0]["private_ip"], port)
+        return socket.create_server((request["nodes"][0]["private_ip"], port), backlog=128)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CommandError(f"port {port} (for the job's supervisors) is taken on this node") from error
@@ -119,22 +120,10 @@ def _listen(request: dict[str, Any]) -> socket.socket:
 
 def _is_free(port: int) -> bool:
     try:
-        _bound("", port).close()
+        socket.create_server(("", port)).close()
     except OSError:
         return False
     return True
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    sock = socket.socket()
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(128)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
@@ -166,11 +155,10 @@ def _without_secrets(request: dict[str, Any]) -> dict[str, Any]:
     return {**request, "processes": kept}
 
 
-def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, lock: int) -> int:
+def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, lock: int) -> None:
     """Leave a guard and its supervisor behind, in a session of their own; return when they are up."""
     up, ready = os.pipe()
-    child = os.fork()
-    if child == 0:
+    if os.fork() == 0:
         status = 1
         try:
             os.close(up)
@@ -192,7 +180,6 @@ def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket 
             raise CommandError(
                 "the supervisor did not start", (folder.path / "supervisor.log").read_text("utf-8", "replace")
             )
-    return child
 
 
 def _leave(log: Path) -> None:

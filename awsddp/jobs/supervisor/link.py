@@ -127,11 +127,7 @@ class Link:
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
 
     def _put(self, message: dict[str, Any]) -> None:
-        self._out += _line(message)
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+        self._out += json.dumps(message).encode() + b"\n"
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from awsddp.jobs.supervisor.wire import MAGIC
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
 _LOST_SECONDS = 5.0
 _PROBE = "awsddp.jobs.supervisor.probe"
-_PROBES = ("probe", "dial", "send", "receive", "text")
+_PROBES = ("probe", "dial")
 
 
 def main(stdin: BinaryIO) -> int:
@@ -88,8 +88,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if kind == "launch":
         return launch(request)
     if kind == "state":
-        chosen = folders() if request["job"] is None else [JobFolder(request["job"])]
-        return {"jobs": [_with_metrics(folder) for folder in chosen]}
+        return {"jobs": [_with_metrics(folder) for folder in folders()]}
     if kind == "slots":
         return slots(request["ports"], request["gpus"])
     if kind == "manifest":

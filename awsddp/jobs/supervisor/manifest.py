@@ -52,7 +52,6 @@ def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
     for log in (*logs, f"launcher{launched['node']}.log"):
         found.add(folder.logs / log, f"logs/{log}")
     found.data_left = request["at_once"]
-    found.add(folder.times, f"logs/times{launched['node']}.jsonl")
     found.add(folder.path / "supervisor.log", f"logs/supervisor{launched['node']}.log")
     found.add(folder.samples, f"logs/samples{launched['node']}.json")
     found.add_tree(folder.run, f"{found.node}/run")

@@ -41,8 +41,6 @@ class Peer:
         self.heard_at = now
         self.joined = False
         self.lost = False
-        self.life = ""  # of the supervisor on a machine that took the place of a lost one
-        self.heard: Link | None = None  # the link over which a frame came last
 
 
 class Peers:
@@ -114,16 +112,12 @@ class Peers:
             if peer.joined and now - peer.heard_at > limit:
                 self._lose(peer, f"no heartbeat for {limit:g} s")
         if self._listener is None:
-            self._keep_up(self._first)
+            self._keep_up(next(iter(self._peers.values())))
 
     def stood_still(self, now: float) -> None:
         """Reset the clocks after this process did not run for a while: the peers were not silent."""
         for peer in self._peers.values():
             peer.heard_at = now
-
-    @property
-    def _first(self) -> Peer:
-        return next(iter(self._peers.values()))
 
     def _keep_up(self, first: Peer) -> None:
         """Beat to the first node, and connect to it anew when it does not respond."""
@@ -205,14 +199,10 @@ class Peers:
     def _join(self, peer: Peer, link: Link) -> None:
         """Carry the conversation on over a link that was just proved. Who connected closes the older ones."""
         peer.link, peer.joined, self._refused_since = link, True, None
-        if self._listener is not None:  # the first frame tells whether it is another supervisor
-            return
-        for other in [other for other in self._links if other is not link]:
-            self._close(other)
-        self._beat_at = self._now
-        self._resend(peer, link)
-
-    def _resend(self, peer: Peer, link: Link) -> None:
+        if self._listener is None:
+            for other in [other for other in self._links if other is not link]:
+                self._close(other)
+            self._beat_at = self._now
         for frame in peer.session.resend():
             self._send(link, frame)
 
@@ -220,12 +210,6 @@ class Peers:
         if "lost" in frame:
             kind = frame.get("kind")
             self._lose(peer, str(frame["lost"]), kind if kind in LOSSES else "node_lost")
-        life = frame.get("message", {}).get("life", peer.life)
-        if life != peer.life:
-            peer.life, peer.session, peer.lost = life, Session(), False
-        if self._listener is not None and peer.heard is not link:
-            peer.heard = link
-            self._resend(peer, link)
         message = peer.session.receive(frame)
         if message is not None:
             self.heard.append((peer.node, message))

@@ -1,28 +1,25 @@
 """What this node is like, and how it reaches the other nodes: for `doctor`, and before a job begins.
 
-`probe` opens ports, `dial` connects to those of the other nodes, `send` and `receive` measure one connection.
-The ports stay open until another request comes, so that a launch finds them free.
+`probe` opens ports, `dial` connects to those of the other nodes. They stay open until another request comes,
+so that a launch finds them free.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
-import select
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 PORTS: list[socket.socket] = []
-_CHUNK = bytes(256 << 10)
-_CPU_SECONDS = 0.25
 _COMMAND_SECONDS = 15
 _MOST_XIDS = 20
 _CGROUPS = Path("/sys/fs/cgroup")
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
+_XID = re.compile(r"NVRM: Xid \(PCI:[0-9A-Fa-f:.]+\): (\d+)")
 _LINK = re.compile(r"^\s+Link \d+: <inactive>", re.MULTILINE)
 
 
@@ -30,21 +27,15 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     """Return what the node has; `ports` are those that it listens on at `address` from now on.
 
     They are `ports` of the request, where they are free, and one more. Bytes, Unix time; `gpus` counts what
-    the driver sees (None: no driver). With `thorough` more takes a second, with GPUs some seconds.
+    the driver sees (None: no driver). With `thorough` there is more, which takes some seconds with GPUs.
     """
     close()
     for port in (*request["ports"], 0):
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind((request["address"], port))
-            sock.listen(1024)
+            PORTS.append(socket.create_server((request["address"], port), backlog=1024))
         except OSError as error:
-            sock.close()
             if error.errno != errno.EADDRINUSE:
                 raise
-            continue
-        PORTS.append(sock)
     disk = os.statvfs(str(Path.home()))
     found = {
         "ports": [sock.getsockname()[1] for sock in PORTS],
@@ -69,81 +60,22 @@ def dial(request: dict[str, Any]) -> dict[str, Any]:
 
     `why` is "" where a connection was made within `seconds`.
     """
-    poll = select.poll()
-    pending: dict[int, tuple[socket.socket, int, int]] = {}
-    found = []
-    for node, address, port in request["peers"]:
-        sock = socket.socket()
-        sock.setblocking(False)
-        code = sock.connect_ex((address, port))
-        if code == errno.EINPROGRESS:
-            pending[sock.fileno()] = (sock, node, port)
-            poll.register(sock, select.POLLOUT)
-        else:
-            found.append([node, port, os.strerror(code) if code else ""])
-            sock.close()
-    end = time.monotonic() + request["seconds"]
-    while pending and (left := end - time.monotonic()) > 0:
-        for descriptor, _ in poll.poll(left * 1000):
-            sock, node, port = pending.pop(descriptor)
-            poll.unregister(descriptor)
-            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            found.append([node, port, os.strerror(code) if code else ""])
-            sock.close()
-    for sock, node, port in pending.values():
-        found.append([node, port, f"no answer within {request['seconds']:g} s"])
-        sock.close()
+    found: list[list[Any]] = []
+
+    def connect(node: int, address: str, port: int) -> None:
+        why = ""
+        try:
+            socket.create_connection((address, port), timeout=request["seconds"]).close()
+        except OSError as error:
+            why = error.strerror or f"no answer within {request['seconds']:g} s"
+        found.append([node, port, why])
+
+    threads = [threading.Thread(target=connect, args=peer) for peer in request["peers"]]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
     return {"dials": sorted(found)}
-
-
-def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Send zeros to `port` of `address` for `seconds`, over one connection; return how many `bytes`."""
-    sent, end = 0, time.monotonic() + request["seconds"]
-    try:
-        with socket.create_connection((request["address"], request["port"]), timeout=2.0) as sock:
-            while (left := end - time.monotonic()) > 0:
-                sock.settimeout(left)
-                sent += sock.send(_CHUNK)
-    except OSError:
-        pass  # what came through counts
-    return {"bytes": sent}
-
-
-def receive(request: dict[str, Any]) -> dict[str, Any]:
-    """Take one connection on the last port and read it to its end; return `bytes`, and `seconds` it took."""
-    listener, received, began = PORTS[-1], 0, 0.0
-    end = time.monotonic() + request["seconds"] + 2.0
-    room = bytearray(1 << 20)
-    last = began
-    listener.settimeout(max(0.01, end - time.monotonic()))
-    try:
-        sock = _last(listener)
-        with sock:
-            began = last = time.monotonic()
-            while (left := end - time.monotonic()) > 0:
-                sock.settimeout(left)
-                count = sock.recv_into(room)
-                if not count:
-                    break
-                received, last = received + count, time.monotonic()
-    except OSError:
-        pass
-    return {"bytes": received, "seconds": round(last - began, 6)}
-
-
-def _last(listener: socket.socket) -> socket.socket:
-    """Return the first connection that says something: those of `dial` were closed before they were taken."""
-    while True:
-        sock, _ = listener.accept()
-        sock.settimeout(listener.gettimeout())
-        if sock.recv(1, socket.MSG_PEEK):
-            return sock
-        sock.close()
-
-
-def text(request: dict[str, Any]) -> dict[str, Any]:
-    """Return `count` texts of a million characters: how fast they come is what the client measures."""
-    return {"texts": ["0" * 1_000_000] * request["count"]}
 
 
 def _thorough() -> dict[str, Any]:
@@ -157,23 +89,13 @@ def _thorough() -> dict[str, Any]:
         "kernel": os.uname().release,
         "smi": gpus(smi) if smi else [],
         "links_down": len(_LINK.findall(links or "")),
-        "xids": [[bus, int(number)] for bus, number in _XID.findall(kernel)][-_MOST_XIDS:],
-        "speed": _speed(),
+        "xids": [*map(int, _XID.findall(kernel))][-_MOST_XIDS:],
     }
 
 
 def _gpus() -> int | None:
     driver = Path("/proc/driver/nvidia/gpus")
     return len(list(driver.iterdir())) if driver.is_dir() else None
-
-
-def _speed() -> float:
-    """Return how many MB/s one process hashes: wall time, so that a slowed or busy CPU shows."""
-    block, count, began = bytes(256 << 10), 0, time.monotonic()
-    while time.monotonic() - began < _CPU_SECONDS:
-        hashlib.sha256(block).digest()
-        count += 1
-    return round(count * len(block) / 1e6 / (time.monotonic() - began), 3)
 
 
 def _memory() -> tuple[int, int]:

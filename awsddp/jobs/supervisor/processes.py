@@ -64,7 +64,6 @@ class Ranks:
         self._kill_at: float | None = None
         self._strays_told = False
         self.processes: list[Process] = []
-        self.stuck: list[int] = []
 
     @property
     def stopping(self) -> bool:
@@ -199,7 +198,6 @@ class Ranks:
         left = descendants()
         now = time.monotonic()
         if not (left or self.alive) or now > self._kill_at + _UNKILLABLE_SECONDS:
-            self.stuck = left
             return True
         if now >= self._kill_at:
             for pid in left:

@@ -19,7 +19,6 @@ from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
 from awsddp.jobs.supervisor.samples import Samples
 from awsddp.jobs.supervisor.shutdown import shutdown
-from awsddp.jobs.supervisor.times import Times
 from awsddp.jobs.supervisor.workers import Workers
 
 _REPORT_SECONDS = 10.0
@@ -69,7 +68,6 @@ class Supervisor:
         elastic = request.get("elastic")
         self._patience_s = 0.1 if elastic else 0.25  # no signal tells that a worker has noted something
         self._ranks = Workers(request, folder) if elastic else Ranks(request, folder)
-        self._times = Times(request, folder)
         self._samples = Samples(request, folder)
         kind = Elastic if elastic else Coordinator
         self._coordinator = kind(request, now=now) if listener is not None else None
@@ -94,10 +92,9 @@ class Supervisor:
         self._write()
         os.write(ready, b"1")
         os.close(ready)
-        self._say({"is": "here", **({"life": self._request["life"]} if "life" in self._request else {})})
+        self._say({"is": "here"})
         while self._end is None:
             self._turn()
-        self._times.note(last=True)
         self._own.update(self._end)
         with contextlib.suppress(OSError):
             self._folder.reserve.unlink()
@@ -132,7 +129,6 @@ class Supervisor:
             self._abandon(f"node{self._first} could not be reached ({self._peers.error})")
         self._report_output(now)
         self._report()
-        self._times.note()
         if self._ranks.alive and not self._ranks.stopping:
             self._samples.take()
         self._look_left()
@@ -216,7 +212,7 @@ class Supervisor:
 
     def _obey(self, order: dict[str, Any]) -> None:
         kind = order.get("do")
-        if kind == "go" and order.get("node", self._me) == self._me and not self._ranks.stopping:
+        if kind == "go" and not self._ranks.stopping:
             self._own["state"] = "running"
             self._ranks.start()
             self._note()
@@ -237,7 +233,7 @@ class Supervisor:
             return
         limit = self._request.get("hang_after") or SILENT_SECONDS
         self._report_at = now + min(_REPORT_SECONDS, limit / 4)
-        sizes = self._times.lengths()
+        sizes = self._folder.log_sizes()
         if sizes != self._sizes:
             self._sizes = sizes
             self._say({"is": "output"})
@@ -264,7 +260,7 @@ class Supervisor:
         if not self._gone and self._ranks.gone():
             self._report()  # what a worker has noted at its end
             self._gone = True
-            self._say({"is": "gone", "stuck": self._ranks.stuck})
+            self._say({"is": "gone"})
         if self._gone and self._verdict is not None:
             self._end = {"state": self._verdict}
 

@@ -19,18 +19,17 @@ _SLOW = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_th
 def gpus(said: str) -> list[dict[str, Any]]:
     """Return the GPUs in what `nvidia-smi -q -x` printed, [] where it cannot be read.
 
-    Each has `name`, `driver`, `memory_mib`, `errors` (uncorrectable ECC errors since the driver was loaded),
+    Each has `name`, `memory_mib`, `errors` (uncorrectable ECC errors since the driver was loaded),
     and `faults`, in words.
     """
     try:
         log = ET.fromstring(said)
     except ET.ParseError:
         return []
-    driver = log.findtext("driver_version", "")
-    return [_gpu(one, driver) for one in log.findall("gpu")]
+    return [_gpu(one) for one in log.findall("gpu")]
 
 
-def _gpu(one: ET.Element, driver: str) -> dict[str, Any]:
+def _gpu(one: ET.Element) -> dict[str, Any]:
     faults = [words for path, words in _BAD if one.findtext(path, "").strip() == "Yes"]
     for path in (
         "clocks_event_reasons/clocks_event_reason",
@@ -42,7 +41,6 @@ def _gpu(one: ET.Element, driver: str) -> dict[str, Any]:
     counts = [] if volatile is None else [part for part in volatile.iter() if "uncorrectable" in part.tag]
     return {
         "name": one.findtext("product_name", ""),
-        "driver": driver,
         "memory_mib": _first(one.findtext("fb_memory_usage/total", "")),
         "errors": sum(_first(part.text or "") for part in counts),
         "faults": faults,

@@ -10,8 +10,7 @@ MAGIC = b"\0awsddp\n"
 HEADER = struct.Struct(">cIQI")
 """Of a frame of follow: kind, rank, offset, length of the payload that comes after it.
 
-T is where in each log the moment lies that was asked for, {"3": offset}; L is a piece of a rank's log at that
-offset; P says that the rank paused in the middle of its last line, and that all of it was sent; N is the rank
-(text) that writes this log from that offset on, as ranks change under torchrun; S the document, changed; H
-nothing new for 2 s; E the final document, after the last byte.
+L is a piece of a rank's log at that offset; P says that the rank paused in the middle of its last line, and
+that all of it was sent; S the document, changed; H nothing new for 2 s; E the final document, after the last
+byte.
 """
