@@ -19,7 +19,6 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,10 @@ def serve(place: Place) -> None:
     hosts, ssh_port = Hosts(place), 22
     if mode == "nspawn":
         cgroups.enter(place)
-        block = network.open_switch(place, block)
+        block, _holder = network.open_switch(place, block)
         hosts = NspawnHosts(place)
     elif mode == "loopback":
-        block, _holder = network.take_loopback(block)
+        block, _holder = network.take_block([block] if block else network.LOOPBACK_BLOCKS)
         ssh_port = earlier.get("ssh_port") or network.free_port(block)
         hosts = LoopbackHosts(place, port=ssh_port)
     block = block or NO_HOSTS_BLOCK
@@ -196,10 +195,10 @@ def _image_tags(mode: str) -> dict[str, str]:
     return {}
 
 
-def _metadata(
-    emulator: Any, store: Any, secret: str, environ: dict[str, Any], start_response: Any
-) -> list[bytes]:
+def _metadata(emulator: Any, store: Any, secret: str, environ: dict[str, Any], start_response: Any) -> Any:
     """Answer a metadata request of the instance that it comes from."""
+    from werkzeug.wrappers import Response
+
     from awsddp.local import metadata
 
     with emulator.lock:
@@ -208,9 +207,7 @@ def _metadata(
         if found is not None and metadata.renew_role(found):
             store.save()
         status, body = metadata.answer(found, environ, secret=secret) if found else (404, b"")
-    head = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
-    start_response(f"{status} {HTTPStatus(status).phrase}", head)
-    return [body if environ["REQUEST_METHOD"] != "HEAD" else b""]
+    return Response(body, status, mimetype="text/plain")(environ, start_response)
 
 
 if __name__ == "__main__":

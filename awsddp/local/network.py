@@ -7,14 +7,12 @@ what is not between addresses of the block.
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import json
-import os
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from awsddp.errors import LocalCloudError
@@ -49,43 +47,32 @@ def ip(lines: list[str], *, namespace: str | None = None) -> None:
     run("ip", *within, "-batch", "-", text="\n".join(lines) + "\n")
 
 
-def free_block() -> ipaddress.IPv4Network:
-    """The first /16 from 10.77 on that this machine does not route.
-
-    :raises LocalCloudError: all are taken.
-    """
+def free_blocks() -> list[ipaddress.IPv4Network]:
+    """The blocks that this machine does not route."""
     routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all") or "[]")
     taken = []
     for route in routes:
         with suppress(ValueError):
             taken.append(ipaddress.IPv4Network(route["dst"], strict=False))
-    for block in BLOCKS:
-        if not any(block.overlaps(network) for network in taken):
-            return block
-    raise LocalCloudError(
-        "no address block is free for the local cloud",
-        why="this machine routes each /16 from 10.77.0.0 to 10.127.0.0",
-        next="awsddp local stop",
-    )
+    return [block for block in BLOCKS if not any(map(block.overlaps, taken))]
 
 
-def take_loopback(block: ipaddress.IPv4Network | None) -> tuple[ipaddress.IPv4Network, socket.socket]:
-    """A block of 127.0.0.0/8 that no other local cloud of this machine has, and what holds it until closed.
+def take_block(blocks: Iterable[ipaddress.IPv4Network]) -> tuple[ipaddress.IPv4Network, socket.socket]:
+    """The first block that no other local cloud of this machine has, and what holds it until closed.
 
-    :param block: the block of an earlier start, or None to take the first free one.
-    :raises LocalCloudError: it is, or all are, taken.
+    :raises LocalCloudError: all are taken.
     """
-    for one in (block,) if block else LOOPBACK_BLOCKS:
+    for block in blocks:
         holder = socket.socket(socket.AF_UNIX)
         try:
-            holder.bind(f"\0awsddp-local-{one.network_address}")
+            holder.bind(f"\0awsddp-local-{block.network_address}")
         except OSError:
             holder.close()
             continue
-        return one, holder
+        return block, holder
     raise LocalCloudError(
         "no address block is free for the local cloud",
-        why=f"{block or 'each /16 from 127.77.0.0 to 127.127.0.0'} is another local cloud's",
+        why="other local clouds, or routes of this machine, have each /16 that it could take",
         next="awsddp local stop",
     )
 
@@ -97,35 +84,26 @@ def free_port(block: ipaddress.IPv4Network) -> int:
         return int(probe.getsockname()[1])
 
 
-@contextmanager
-def alone_on_machine() -> Iterator[None]:
-    """Hold a lock while a block is chosen and taken; nothing of it is left by a kill."""
-    folder = os.open("/run", os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
-
-
-def open_switch(place: Place, block: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network:
-    """Makes the switch if it is not there and returns its block.
+def open_switch(
+    place: Place, block: ipaddress.IPv4Network | None
+) -> tuple[ipaddress.IPv4Network, socket.socket]:
+    """Makes the switch if it is not there and returns its block, and what holds that until closed.
 
     :param block: the block of an earlier start, or None to take the next free one.
     :raises LocalCloudError: the block is taken by something else now.
     """
-    with alone_on_machine():
-        if (NAMESPACES / place.switch).exists() and Path(f"/sys/class/net/{place.interface}").exists():
-            if block is not None:
-                return block
-            close_network(place)
-        block = block or free_block()
+    there = (NAMESPACES / place.switch).exists() and Path("/sys/class/net", place.interface).exists()
+    whole = block is not None and there
+    if not whole:
+        close_network(place)
+    block, holder = take_block(free_blocks() if block is None else [block])
+    if not whole:
         try:
             _make_switch(place, block)
         except LocalCloudError:
             close_network(place)
             raise
-    return block
+    return block, holder
 
 
 def _make_switch(place: Place, block: ipaddress.IPv4Network) -> None:

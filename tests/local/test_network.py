@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_a_node_that_is_gone_does_not_answer_at_its_address_whatever_holds_its_namespace(
     place: Place,
 ) -> None:
-    block = network.open_switch(place, None)
+    block, _ = network.open_switch(place, None)
     address = str(block[10])
     network.plug_in(place, GONE, address)
     with Path(f"/run/netns/{place.machine(GONE)}").open():  # what is open holds the namespace
@@ -68,7 +68,7 @@ for source in sys.argv[2:]:
 
 @needs_root
 def test_a_node_is_not_heard_with_an_address_from_outside(place: Place) -> None:
-    block = network.open_switch(place, None)
+    block, _ = network.open_switch(place, None)
     first, second = str(block[10]), str(block[11])
     for name, address in ((GONE, first), (NEW, second)):
         network.plug_in(place, name, address)
