@@ -31,16 +31,6 @@ VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
 VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
 VAR_LIB_EMPTY = ("apt", "cloud", "dbus", "misc", "private", "sudo", "systemd")
 
-# Only what a fresh Ubuntu image would start, and nothing that waits for hardware.
-UNITS = (
-    "ssh.service",
-    "cloud-init-local.service",
-    "cloud-init.service",
-    "cloud-init-main.service",
-    "cloud-init-network.service",
-    "cloud-config.service",
-    "cloud-final.service",
-)
 # A path unit takes an inotify instance, of which all nodes share fs.inotify.max_user_instances.
 MASKED_UNITS = (
     "getty.target",
@@ -50,9 +40,10 @@ MASKED_UNITS = (
     "systemd-random-seed.service",
 )
 
+# Of the image that the node stands for, whose distribution it names.
 CLOUD_CFG = """\
 datasource_list: [NoCloud]
-network: {{config: disabled}}
+network: {config: disabled}
 users: [default]
 disable_root: true
 ssh_pwauth: false
@@ -62,16 +53,13 @@ cloud_config_modules: [set-passwords, runcmd]
 cloud_final_modules: [write-files-deferred, scripts-user, ssh-authkey-fingerprints, keys-to-console,
   final-message]
 system_info:
-  distro: {distro}
+  distro: ubuntu
   default_user:
     name: ubuntu
-    gecos: Ubuntu
     lock_passwd: true
     groups: [adm, sudo]
     sudo: ["ALL=(ALL) NOPASSWD:ALL"]
     shell: /bin/bash
-  paths: {{cloud_dir: /var/lib/cloud/, templates_dir: /etc/cloud/templates/}}
-  ssh_svcname: ssh
 """
 
 SSHD_CONFIG = Path("/usr/share/openssh/sshd_config")
@@ -88,24 +76,18 @@ ExecStart=/bin/touch /{UP_MARK}
 """
 
 FILES = {
-    "etc/cloud/cloud.cfg.d/README": "",
-    "etc/cloud/templates/README": "",
-    "etc/crypttab": "",
     "etc/environment": 'PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n',
-    "etc/fstab": "",
     "etc/hostname": "localhost\n",
     "etc/hosts": "127.0.0.1 localhost\n",
     "etc/machine-id": "",
     "etc/motd": "A node of awsddp's local cloud. Its GPUs are simulated.\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
     "networks: files\nprotocols: files\nservices: files\n",
-    "etc/resolv.conf": "",
     # As cloud-init would write it, and then restart sshd, which has answered by then.
     "etc/ssh/sshd_config.d/50-cloud-init.conf": "PasswordAuthentication no\n",
     "etc/sudoers": "Defaults env_reset\n"
     'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
     "root ALL=(ALL:ALL) ALL\n%sudo ALL=(ALL:ALL) ALL\n@includedir /etc/sudoers.d\n",
-    "etc/sudoers.d/README": "# one file for each rule\n",
     "etc/systemd/system/answers.service": UP_UNIT,
 }
 
@@ -126,14 +108,7 @@ def build_layer(folder: Path, *, library: Path | None) -> None:
     _mask(Path("/var/lib"), building / "var/lib", kept=VAR_LIB_KEPT, empty=VAR_LIB_EMPTY)
     (building / "usr").mkdir()
     _empty(building / "usr/local")
-    for path in (
-        "usr/local/bin",
-        "usr/local/sbin",
-        "usr/local/lib",
-        "opt/pytorch",
-        "opt/python",
-        "var/lib/dbus",
-    ):
+    for path in ("usr/local/bin", "usr/local/sbin", "usr/local/lib", "opt/pytorch", "opt/python"):
         (building / path).mkdir(parents=True, exist_ok=True)
     for path in ("tmp", "var/tmp"):
         (building / path).chmod(0o1777)
@@ -142,7 +117,7 @@ def build_layer(folder: Path, *, library: Path | None) -> None:
         _write(building / name, text)
     (building / "etc/sudoers").chmod(0o440)
     _write(building / "etc/ssh/sshd_config", SSHD_CONFIG.read_text())
-    _write(building / "etc/cloud/cloud.cfg", CLOUD_CFG.format(distro=distribution()))
+    _write(building / "etc/cloud/cloud.cfg", CLOUD_CFG)
     _certificates(building)
     logging = Path("/etc/cloud/cloud.cfg.d/05_logging.cfg")
     if logging.exists():
@@ -156,12 +131,6 @@ def build_layer(folder: Path, *, library: Path | None) -> None:
             (building / place.relative_to("/")).mkdir(exist_ok=True)
             (building / place.relative_to("/") / library.name).symlink_to(library)
     building.rename(folder)
-
-
-def distribution() -> str:
-    """`debian` or `ubuntu`: what cloud-init has to know of the machine's system."""
-    text = Path("/etc/os-release").read_text()
-    return "ubuntu" if "\nID=ubuntu" in "\n" + text else "debian"
 
 
 def _mask(machine: Path, layer: Path, *, kept: set[str], empty: tuple[str, ...]) -> None:
@@ -198,9 +167,12 @@ def _units(layer: Path) -> None:
     wants.mkdir(parents=True, exist_ok=True)
     (system / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
     (system / "sshd.service").symlink_to("/lib/systemd/system/ssh.service")
-    for unit in UNITS:
-        if Path("/lib/systemd/system", unit).exists():
-            (wants / unit).symlink_to(f"/lib/systemd/system/{unit}")
+    # Only what a fresh Ubuntu image would start, and nothing that waits for hardware.
+    own = Path("/lib/systemd/system")
+    always = ("ssh.service", "cloud-config.service", "cloud-final.service")
+    for path in (*map(own.joinpath, always), *own.glob("cloud-init*.service")):
+        if "hotplug" not in path.name:
+            (wants / path.name).symlink_to(path)
     (wants / "answers.service").symlink_to("../answers.service")
     for unit in MASKED_UNITS:
         (system / unit).symlink_to("/dev/null")
@@ -221,5 +193,3 @@ def _accounts(layer: Path) -> None:
         rest = ":*:19000:0:99999:7:::" if name == "passwd" else ":*::"
         _write(layer / "etc" / hidden, "".join(f"{fields[0]}{rest}\n" for fields in kept))
         (layer / "etc" / hidden).chmod(0o640)
-    _write(layer / "etc/subuid", "")
-    _write(layer / "etc/subgid", "")
