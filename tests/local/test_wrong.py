@@ -49,14 +49,15 @@ def test_user_data_that_means_nothing_is_said_where_cloud_init_says_it(
     assert complaint in (tmp_path / "run/cloud-init/result.json").read_text()
 
 
-@pytest.mark.parametrize(("most", "is_named"), [("7", True), ("100000", False)])
+@pytest.mark.parametrize(("error", "is_named"), [("Too many open files", True), ("No such file", False)])
 def test_node_that_got_no_inotify_instance_says_which_limit_to_raise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: str, is_named: bool
+    tmp_path: Path, error: str, is_named: bool
 ) -> None:
-    (tmp_path / "limit").write_text(f"{most}\n")
-    monkeypatch.setattr(nspawn, "INOTIFY", tmp_path / "limit")
-    said = nspawn.NspawnHosts(Place(tmp_path)).complaint("i-1")
-    assert ("sysctl -w fs.inotify.max_user_instances" in said) == is_named
+    hosts = nspawn.NspawnHosts(Place(tmp_path))
+    hosts.folder("i-1").mkdir(parents=True)
+    last = f"Failed to create control group inotify object: {error}\nExiting PID 1...\n"
+    (hosts.folder("i-1") / "console.log").write_text(last)
+    assert ("sysctl -w fs.inotify.max_user_instances" in hosts.complaint("i-1")) == is_named
 
 
 def test_another_system_and_missing_python_packages_are_named(
@@ -126,14 +127,14 @@ def test_a_port_that_is_taken_is_named_and_the_cloud_kept(tmp_path: Path) -> Non
 
 
 def test_a_loopback_block_has_one_owner() -> None:
-    block, holder = network.take_loopback(None)
+    block, holder = network.take_block(network.LOOPBACK_BLOCKS)
     with holder:
-        other, second = network.take_loopback(None)
+        other, second = network.take_block(network.LOOPBACK_BLOCKS)
         second.close()
         assert not block.overlaps(other)
         with pytest.raises(LocalCloudError, match="no address block is free"):
-            network.take_loopback(block)
-    network.take_loopback(block)[1].close()
+            network.take_block([block])
+    network.take_block([block])[1].close()
 
 
 @needs_root
