@@ -10,7 +10,6 @@ import fcntl
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -89,7 +88,7 @@ def _install(folder: Path) -> None:
         next="awsddp local stop   # then set AWSDDP_TORCH_INDEX to an index that answers, and again",
     )
     install(str(BASE_PYTHON), "-m", "venv", "--prompt", "pytorch", str(building))
-    pip = [str(building / "bin/python"), "-m", "pip", "install", "--quiet", "--no-compile"]
+    pip = [str(building / "bin/python"), "-m", "pip", "install", "--quiet"]
     patience = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
     install(*pip, *patience, *indexes, f"torch=={TORCH_VERSION}", *OTHERS)
@@ -117,17 +116,6 @@ def _point_at_node(building: Path) -> None:
     for script in (building / "bin").iterdir():
         if not script.is_symlink():
             script.write_bytes(script.read_bytes().replace(str(building).encode(), str(AT).encode()))
-    _compile(building)
-
-
-def _compile(building: Path) -> None:
-    """Byte code beforehand: the nodes see the environment read-only, and each would compile it again."""
-    where = ["-s", str(building), "-p", str(AT), "--invalidation-mode", "unchecked-hash"]
-    subprocess.run(
-        [str(BASE_PYTHON), "-m", "compileall", "-q", "-j", "0", *where, str(building / "lib")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
 
 
 def point_at(python: Path, environment: Path) -> None:
