@@ -11,23 +11,30 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
 def marked(mark: str) -> "dict[int, str]":
     """Returns the processes of all hosts whose mark begins so, with when each began; never this one."""
-    parents, began = {}, {}
+    living = _living()
+    found = {pid for pid in living if pid != os.getpid() and carries(pid, mark)}
+    while more := {pid for pid, (parent, _) in living.items() if parent in found} - found - {os.getpid()}:
+        found |= more
+    return {pid: living[pid][1] for pid in found}
+
+
+def _living() -> "dict[int, tuple[int, str]]":
+    """Returns the parent of each process, and when it began."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             fields = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        pid = int(process.name)
-        parents[pid], began[pid] = int(fields[1]), fields[19]
-    found = {pid for pid in parents if pid != os.getpid() and carries(pid, mark)}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found - {os.getpid()}:
-        found |= more
-    return {pid: began[pid] for pid in found}
+        if fields[0] != "Z":
+            found[int(process.name)] = int(fields[1]), fields[19]
+    return found
 
 
 def carries(pid: int, mark: str) -> bool:
@@ -45,31 +52,20 @@ def carries(pid: int, mark: str) -> bool:
 def end(mark: str, *, grace_s: float = 0.0, deadline_s: float = 10.0) -> bool:
     """Ends what carries the mark: TERM, after `grace_s` KILL; false if something is left at the deadline."""
     first = time.monotonic()
-    known = {}
-    told = set()
+    known: dict[int, str] = {}
     while True:
-        known.update(marked(mark))
-        left = [pid for pid, began in known.items() if _lives(pid, began)]
+        found = marked(mark)
+        new = found.keys() - known.keys()
+        known.update(found)
+        living = _living()
+        left = [pid for pid, began in known.items() if pid in living and living[pid][1] == began]
         waited = time.monotonic() - first
         if not left or waited > deadline_s + grace_s:
             return not left
-        for pid in left:
-            kill = signal.SIGKILL if waited >= grace_s else signal.SIGTERM
-            if (pid, kill) not in told:
-                told.add((pid, kill))
-                try:
-                    os.kill(pid, kill)
-                except OSError:
-                    continue
+        for pid in left if waited >= grace_s else new:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL if waited >= grace_s else signal.SIGTERM)
         time.sleep(0.02)
-
-
-def _lives(pid: int, began: str) -> bool:
-    try:
-        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[19] == began and fields[0] != "Z"
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Front:
         self.asked_at = time.monotonic()
         """When the API was last asked for something."""
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._launcher = launches.Launcher(emulator.block if lifecycle.hosts.boots else None, self._forward)
+        self._launcher = launches.Launcher(emulator.block if mode != "records" else None, self._forward)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:

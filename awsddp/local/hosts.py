@@ -44,9 +44,6 @@ class Hosts:
     Calls about one instance come one at a time; all may be repeated.
     """
 
-    boots = False
-    """Whether instances have hosts."""
-
     def __init__(self, place: Place) -> None:
         self._place = place
         self._conditions: dict[str, tuple[Condition, float]] = {}

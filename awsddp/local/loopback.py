@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from awsddp.errors import LocalCloudError
 from awsddp.local import cloudconfig, ending, rehearsal, torchenv
 from awsddp.local.hosts import Condition, Hosts, HostSpec
 from awsddp.local.place import Place, run_into
@@ -46,7 +45,7 @@ exec sh -c "${{SSH_ORIGINAL_COMMAND:-exec ${{SHELL:-/bin/sh}} -i}}"
 """
 SUDO = """\
 #!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
+while [ "${{1#-}}" != "$1" ]; do shift; done
 exec "$@"
 """
 # What user data and preparation ask of systemd.
@@ -78,8 +77,6 @@ exec setsid '{python}' '{ending}' '{mark}'
 
 class LoopbackHosts(Hosts):
     """All hosts of one local cloud. Of torch's environment the packages are used, its interpreter is not."""
-
-    boots = True
 
     def __init__(self, place: Place, *, port: int) -> None:
         super().__init__(place)
@@ -123,10 +120,8 @@ class LoopbackHosts(Hosts):
         (node / self._mark(spec.instance_id)).write_text(SSHD_CONFIG.format(**words))
         (root / "etc/ssh/authorized_keys").write_text("".join(f"{key}\n" for key in spec.public_keys))
         shutil.copy(ending.__file__, node / "bin/ending.py")
-        for name, text in (("enter", ENTER), ("systemctl", SYSTEMCTL)):
+        for name, text in (("enter", ENTER), ("systemctl", SYSTEMCTL), ("sudo", SUDO)):
             (node / "bin" / name).write_text(text.format(**words))
-        (node / "bin/sudo").write_text(SUDO)
-        for name in ("enter", "systemctl", "sudo"):
             (node / "bin" / name).chmod(0o755)
         if spec.has_torch:
             _show_torch(root / "opt/pytorch", torchenv.ensure("loopback"), spec.rehearsal)
@@ -138,12 +133,8 @@ class LoopbackHosts(Hosts):
         sshd = shutil.which("sshd", path=SEARCH) or "/usr/sbin/sshd"
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((spec.address, self._port))
-            except OSError as error:
-                raise LocalCloudError(f"{spec.address}:{self._port} is taken", why=str(error)) from error
+        # sshd would say it in its log alone, after it has become a daemon.
+        socket.create_server((spec.address, self._port)).close()
         settings = ["-f", str(node / self._mark(spec.instance_id)), "-E", str(node / "sshd.log")]
         run_into(console, "setsid", "--fork", sshd, *settings, env=environ, check=True)
 
@@ -200,11 +191,9 @@ def _show_torch(at: Path, torch: Path, instance_type: str | None) -> None:
     :param instance_type: whose GPUs are rehearsed, None for none.
     """
     torchenv.point_at(torchenv.BASE_PYTHON, at)
-    if instance_type is None:
-        (at / "lib").symlink_to(torch / "lib")
-        return
     packages = at / rehearsal.PACKAGES
     packages.mkdir(parents=True)
     for entry in (torch / rehearsal.PACKAGES).iterdir():
         (packages / entry.name).symlink_to(entry)
-    rehearsal.install(packages, instance_type)
+    if instance_type is not None:
+        rehearsal.install(packages, instance_type)
