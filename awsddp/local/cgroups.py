@@ -118,8 +118,8 @@ def freeze(place: Place, instance_id: str, *, frozen: bool) -> None:
 def slow_down(place: Place, instance_id: str, *, slow: bool) -> None:
     """Limits the CPU time of all processes in a node's cgroups, or takes the limit away.
 
-    With cgroup v1 the node has a cgroup for this only while it is slow: it would share the machine's CPUs by
-    cgroup, not by process, from then on.
+    With cgroup v1 the node has a cgroup for this only from then on: it shares the machine's CPUs by cgroup,
+    not by process.
     """
     quota, period = SLOW_CPU_US
     for parent in [folder for tree in hierarchies() for folder in (tree, tree / place.cgroup) if slow]:
@@ -132,20 +132,13 @@ def slow_down(place: Place, instance_id: str, *, slow: bool) -> None:
     if slow:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "cpu.cfs_period_us").write_text(str(period))
-        (folder / "cpu.cfs_quota_us").write_text(str(quota))
     if folder.exists():
-        _move(place, instance_id, folder if slow else CPU)
-    if not slow:
-        _remove(folder, time.monotonic() + 1)
-
-
-def _move(place: Place, instance_id: str, to: Path) -> None:
-    """Moves all processes of a node to a cgroup; those that start meanwhile, too."""
+        (folder / "cpu.cfs_quota_us").write_text(str(quota if slow else -1))
     moved: set[int] = set()
-    while left := processes(place, instance_id) - moved:
+    while slow and (left := processes(place, instance_id) - moved):  # those that start meanwhile, too
         for pid in left:
             with suppress(OSError):
-                (to / "cgroup.procs").write_text(str(pid))
+                (folder / "cgroup.procs").write_text(str(pid))
         moved |= left
 
 
