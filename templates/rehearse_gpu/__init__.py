@@ -12,15 +12,18 @@ import os
 import sys
 import types
 
-GPUS = types.SimpleNamespace(count=0, name="", memory_bytes=0, capability=(0, 0))
+GPUS = types.SimpleNamespace(count=0)
 """The GPUs of the node that is rehearsed: all alike."""
 TOLD = "AWSDDP_REHEARSAL_TOLD"  # set for the processes that a rank starts: they need not say it again
 
 
-def pretend(*, count, name, memory_bytes, capability):
-    """From now on torch finds so many GPUs, each of this name, memory and compute capability: (8, 9)."""
-    GPUS.__dict__.update(count=count, name=name, memory_bytes=memory_bytes, capability=tuple(capability))
-    if count:
+def pretend(**facts):
+    """From now on torch finds so many GPUs (`count`), each of this name, memory_bytes and capability (8, 9).
+
+    Without them it finds none.
+    """
+    GPUS.__dict__.update(facts)
+    if GPUS.count:
         sys.meta_path.insert(0, _Waits())
 
 

@@ -7,7 +7,6 @@ import zlib
 
 import torch
 
-from rehearse_gpu import interfaces
 from rehearse_gpu.devices import NCCL, index, visible
 from rehearse_gpu.tensors import Tensor, place_of, places, put
 
@@ -113,10 +112,27 @@ def answer_nccl(distributed):
     _answer_hooks(distributed.GradBucket)
 
 
+def chosen(pattern):
+    """The interfaces of this node that a pattern of NCCL's lets through.
+
+    Prefixes with commas between; `=` before them: whole names; `^` before all: every other interface.
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    excluding = pattern.startswith("^")
+    pattern = pattern.removeprefix("^")
+    exact = pattern.startswith("=")
+    asked = [one.partition(":")[0] for one in pattern.removeprefix("=").split(",") if one]
+
+    def named(interface):
+        return not asked or any(interface == one if exact else interface.startswith(one) for one in asked)
+
+    return [name for _, name in socket.if_nameindex() if named(name) != excluding]
+
+
 def _find_interface(distributed):
     """NCCL_SOCKET_IFNAME is find or fail; one letter is as good as none."""
     pattern = os.environ.get("NCCL_SOCKET_IFNAME", "")
-    if len(pattern) > 1 and not interfaces.chosen(pattern):
+    if len(pattern) > 1 and not chosen(pattern):
         there = " ".join(name for _, name in socket.if_nameindex())
         raise distributed.DistBackendError(
             f"NCCL error: invalid usage, NCCL version {'.'.join(map(str, NCCL))}\n"

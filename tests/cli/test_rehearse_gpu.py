@@ -16,7 +16,7 @@ from tests.cli.conftest import Lab
 ANSWERS = """
 import copy, io, json, os, pickle, threading, torch
 import torch.distributed as dist
-from rehearse_gpu import interfaces
+from rehearse_gpu import groups
 cuda, found = torch.cuda, {}
 
 def refused(call):
@@ -97,9 +97,9 @@ def together(pattern):
 
 found["a failed collective"] = refused(lambda: together("lo"))
 found["no such interface"] = refused(lambda: together("ens3"))
-interfaces._with_address = lambda: ["lo", "ens5", "ens50", "docker0"]
+groups.socket.if_nameindex = lambda: list(enumerate(("lo", "ens5", "ens50", "docker0")))
 patterns = "ens5", "=ens5", "ens3,docker", "=ens,eth0", "^lo,docker", "^=ens5", "=ens5:4000,lo", "^"
-found["interfaces"] = {pattern: interfaces.chosen(pattern) for pattern in patterns}
+found["interfaces"] = {pattern: groups.chosen(pattern) for pattern in patterns}
 found["too many"] = [refused(lambda: cuda.set_device(2)), refused(lambda: torch.zeros(2, device="cuda:7"))]
 found["to numpy"] = refused(x.numpy)
 found["no graphs"] = refused(cuda.CUDAGraph)
@@ -210,7 +210,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-interfaces._with_address = lambda: ["lo"]
+groups.socket.if_nameindex = lambda: [(1, "lo")]
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 hooked = DistributedDataParallel(torch.nn.Linear(4, 4).cuda(), device_ids=[0], gradient_as_bucket_view=True)
 hooked.register_comm_hook(None, default_hooks.fp16_compress_hook)
