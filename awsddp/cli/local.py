@@ -31,7 +31,7 @@ def command() -> None:
     "--share",
     multiple=True,
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Mount this folder read-only on every node that boots from now on (repeatable).",
 )
 def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:

@@ -23,7 +23,7 @@ REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
 """After how long without an instance and a client an automatic one ends itself."""
-VERSION = 5
+VERSION = 6
 """Of what a local cloud keeps and answers: raised when a client or a daemon of before could not read it."""
 
 
@@ -181,9 +181,6 @@ def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, 
             why="its mode cannot change while it exists",
             next=f"awsddp local stop && awsddp local start {flag}",
         )
-    for folder in share:
-        if not folder.is_dir():
-            raise LocalCloudError(f"cannot share {folder}", why="it is not a folder", next="name a folder")
     if not earlier:
         chosen, why = requirements.choose(mode, place.home)
         earlier = {"version": VERSION, "mode": chosen, "why": why, "auto": True, "share": []}

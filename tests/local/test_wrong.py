@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,19 @@ def test_a_home_that_a_shell_would_split_cannot_be_used_without_root(tmp_path: P
 
 
 def test_a_folder_that_is_not_there_cannot_be_shared(tmp_path: Path) -> None:
-    with pytest.raises(LocalCloudError, match="cannot share"):
-        control.start(tmp_path, mode="records", share=(tmp_path / "none",))
+    words = [
+        sys.executable,
+        "-m",
+        "awsddp",
+        "local",
+        "start",
+        "--no-hosts",
+        "--share",
+        str(tmp_path / "none"),
+    ]
+    environ = {**os.environ, "AWSDDP_HOME": str(tmp_path)}
+    shown = subprocess.run(words, env=environ, capture_output=True, text=True)
+    assert (shown.returncode, f"{tmp_path / 'none'}' does not exist" in shown.stderr) == (2, True)
     assert control.find(tmp_path) is None
 
 
