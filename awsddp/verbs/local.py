@@ -73,20 +73,15 @@ def opened(
     """
     place = home(awsddp_home, remembered)
     with _presence(place) as alone:
-        found = info = control.find(place)
+        info = control.find(place)
         if info is None and not start:
             yield None
             return
+        if info is None or info.pid is None:
+            info = control.start(place, auto=True)
         try:
-            if info is None or info.pid is None:
-                info = control.start(place, auto=True)
             if start and info.mode != "records":
                 torchenv.ensure(info.mode, on_event=lambda text: on_event(Event(text, "local cloud")))
-        except BaseException:
-            if found is None and (begun := control.find(place)) is not None and begun.auto and alone():
-                control.stop(place)
-            raise
-        try:
             yield Target(
                 name="local",
                 region=info.region,
