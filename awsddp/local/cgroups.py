@@ -13,7 +13,6 @@ from awsddp.local.place import Place
 
 ROOT = Path("/sys/fs/cgroup")
 CPU = ROOT / "cpu"
-DAEMON = "daemon"
 MEMORY = ("memory.max", "memory.limit_in_bytes")
 """The limit of memory in cgroup v2 and v1."""
 MAX_PROCESSES = 8192
@@ -29,20 +28,6 @@ def hierarchies() -> list[Path]:
     if (ROOT / "cgroup.controllers").exists():
         return [ROOT]
     return [ROOT / name for name in ("unified", "systemd", "memory", "pids") if (ROOT / name).is_dir()]
-
-
-def enter(place: Place) -> None:
-    """Moves the daemon into a cgroup of its own and ends what a killed one left there: commands half done."""
-    end(place, DAEMON)
-    for folder in _folders(place, DAEMON):
-        (folder / "cgroup.procs").write_text("0")
-
-
-def leave(place: Place) -> None:
-    """Moves the daemon, where it entered, back to the top, so that it can remove the rest."""
-    for tree in hierarchies():
-        if (tree / place.cgroup / DAEMON).exists():
-            (tree / "cgroup.procs").write_text("0")
 
 
 def _switches(place: Place, name: str, *switches: str) -> list[Path]:

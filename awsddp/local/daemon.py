@@ -24,7 +24,7 @@ from typing import Any
 
 from awsddp.cluster import read_numbers
 from awsddp.errors import AwsddpError, LocalCloudError
-from awsddp.local import cgroups, inside, network
+from awsddp.local import ending, inside, network
 from awsddp.local.control import REGION, client_lock, read_report, write_json
 from awsddp.local.hosts import Hosts
 from awsddp.local.loopback import LoopbackHosts
@@ -43,7 +43,8 @@ def main() -> None:
     lock = int(sys.argv[2])
     os.set_inheritable(lock, False)
     os.write(lock, str(os.getpid()).encode())
-    os.environ["AWSDDP_HOST"] = f"{place.tag}-daemon"  # what it starts ends with the cloud, as its hosts do
+    ending.end(place.daemon_mark)  # commands that a killed one left half done
+    os.environ["AWSDDP_HOST"] = place.daemon_mark  # what it starts ends with the cloud, as its hosts do
     try:
         serve(place)
     except AwsddpError as error:
@@ -60,19 +61,16 @@ def serve(place: Place) -> None:
     mode = settings["mode"]
     earlier = read_report(place)
     block = ipaddress.IPv4Network(earlier["block"]) if "block" in earlier else None
-    hosts, ssh_port = Hosts(place), 22
+    hosts = Hosts(place)
     if mode == "nspawn":
-        cgroups.enter(place)
         block, _holder = network.open_switch(place, block)
         hosts = NspawnHosts(place)
     elif mode == "loopback":
         block, _holder = network.take_block([block] if block else network.LOOPBACK_BLOCKS)
-        ssh_port = earlier.get("ssh_port") or network.free_port(block)
-        hosts = LoopbackHosts(place, port=ssh_port)
+        hosts = LoopbackHosts(place)
     block = block or NO_HOSTS_BLOCK
 
     gc.disable()  # moto's tables are read once and never dropped
-    from moto.moto_server.werkzeug_app import MotoRequestHandler
     from werkzeug.serving import make_server
 
     from awsddp.local.emulator import Emulator
@@ -96,10 +94,9 @@ def serve(place: Place) -> None:
     shown = partial(status, emulator)
     front = Front(emulator, store, lifecycle, faults, secret=secret, status=shown, mode=mode)
     port = int(earlier.get("port", 0))
-    handler: Any = MotoRequestHandler
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
-        server = make_server("127.0.0.1", port, front, threaded=True, request_handler=handler)
+        server = make_server("127.0.0.1", port, front, threaded=True)
     except (OSError, SystemExit) as error:  # werkzeug prints the error and leaves
         raise LocalCloudError(
             f"the local cloud's port {port} is taken",
@@ -114,7 +111,7 @@ def serve(place: Place) -> None:
         "region": REGION,
         "block": str(block),
         "caller_address": str(block[1]),
-        "ssh_port": ssh_port,
+        "ssh_port": hosts.ssh_port,
         "access_key_id": key,
         "secret_access_key": secret,
     }
@@ -134,7 +131,6 @@ def _watch(place: Place, front: Any, server: Any) -> None:
         try:
             settings = json.loads(place.settings.read_text())
         except FileNotFoundError:  # no thread of this process may boot a host meanwhile
-            cgroups.leave(place)
             os.environ["AWSDDP_HOME"] = str(place.home)
             os.execv(sys.executable, [sys.executable, "-m", "awsddp", "local", "stop"])
         if not settings["auto"] or _is_needed(place, front):
@@ -143,7 +139,6 @@ def _watch(place: Place, front: Any, server: Any) -> None:
             with suppress(BlockingIOError), client_lock(place, wait=False):
                 if not _is_needed(place, front):
                     try:
-                        cgroups.leave(place)
                         sweep(place)
                     finally:
                         server.shutdown()

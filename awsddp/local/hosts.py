@@ -44,6 +44,8 @@ class Hosts:
     Calls about one instance come one at a time; all may be repeated.
     """
 
+    ssh_port = 22
+
     def __init__(self, place: Place) -> None:
         self._place = place
         self._conditions: dict[str, tuple[Condition, float]] = {}

@@ -18,7 +18,7 @@ from typing import IO
 
 from awsddp.local import cloudconfig, ending, rehearsal, torchenv
 from awsddp.local.hosts import Condition, Hosts, HostSpec
-from awsddp.local.place import Place, run_into
+from awsddp.local.place import run_into
 from awsddp.local.requirements import SEARCH
 
 SSHD_CONFIG = """\
@@ -78,9 +78,7 @@ exec setsid '{python}' '{ending}' '{mark}'
 class LoopbackHosts(Hosts):
     """All hosts of one local cloud. Of torch's environment the packages are used, its interpreter is not."""
 
-    def __init__(self, place: Place, *, port: int) -> None:
-        super().__init__(place)
-        self._port = port
+    ssh_port = 7722  # beside the system's own sshd, and below what the kernel gives to connections
 
     def boot(self, spec: HostSpec) -> None:
         node = self.folder(spec.instance_id)
@@ -112,7 +110,7 @@ class LoopbackHosts(Hosts):
             "root": root,
             "mark": self._mark(spec.instance_id),
             "address": spec.address,
-            "port": self._port,
+            "port": self.ssh_port,
             "python": shutil.which("python3", path=SEARCH) or sys.executable,
             "ending": node / "bin/ending.py",
         }
@@ -134,7 +132,7 @@ class LoopbackHosts(Hosts):
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         # sshd would say it in its log alone, after it has become a daemon.
-        socket.create_server((spec.address, self._port)).close()
+        socket.create_server((spec.address, self.ssh_port)).close()
         settings = ["-f", str(node / self._mark(spec.instance_id)), "-E", str(node / "sshd.log")]
         run_into(console, "setsid", "--fork", sshd, *settings, env=environ, check=True)
 
@@ -143,7 +141,8 @@ class LoopbackHosts(Hosts):
         (node / ("again" if reboot else "off")).touch()
         with (node / "console.log").open("ab") as console:
             end = [sys.executable, ending.__file__, self._mark(instance_id)]
-            run_into(console, "setsid", "--fork", *end, check=True)
+            environ = self._environ(node, instance_id)  # not the daemon's mark: it outlives that
+            run_into(console, "setsid", "--fork", *end, env=environ, check=True)
 
     def cut_power(self, instance_id: str) -> None:
         ending.end(self._mark(instance_id))

@@ -77,13 +77,6 @@ def take_block(blocks: Iterable[ipaddress.IPv4Network]) -> tuple[ipaddress.IPv4N
     )
 
 
-def free_port(block: ipaddress.IPv4Network) -> int:
-    """A port that nobody has on the block's first address now."""
-    with socket.socket() as probe:
-        probe.bind((str(block[1]), 0))
-        return int(probe.getsockname()[1])
-
-
 def open_switch(
     place: Place, block: ipaddress.IPv4Network | None
 ) -> tuple[ipaddress.IPv4Network, socket.socket]:

@@ -27,12 +27,13 @@ ANSWERS = f"marks/{Path(rootfs.UP_MARK).name}"
 RUNTIME = Path("/run/systemd/nspawn")
 
 # $1 cgroups, one a line, the rest what to run in them. Who waits for this knows that the host is in them.
+# The daemon's mark ends there: it would have the next daemon end the host.
 # Where memory is short, the kernel is to end what runs in a host before the daemon and the machine's own.
 LAUNCHER = """\
 groups=$1; shift
 echo 300 > /proc/self/oom_score_adj
 for group in $groups; do echo $$ > "$group/cgroup.procs" || exit 1; done
-exec setsid --fork unshare --mount sh -c "$1" sh "$@"
+exec env -u AWSDDP_HOST setsid --fork unshare --mount sh -c "$1" sh "$@"
 """
 # $2 the host's folder, the rest the command. Runs in a mount namespace of its own.
 WRAPPER = """\
@@ -73,7 +74,11 @@ class NspawnHosts(Hosts):
         groups = cgroups.make(self._place, spec.instance_id)
         with (node / "console.log").open("ab") as console:
             launch = ["sh", "-c", LAUNCHER, "sh", "\n".join(map(str, groups)), WRAPPER, str(node)]
-            environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
+            environ = {
+                "AWSDDP_HOST": self._place.daemon_mark,
+                "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+                "SYSTEMD_NSPAWN_TMPFS_TMP": "0",
+            }
             run_into(console, *launch, *self._command(node, spec), env=environ, check=True)
 
     def _make(self, node: Path, spec: HostSpec) -> None:
@@ -85,7 +90,7 @@ class NspawnHosts(Hosts):
         with self._layer_lock:
             if not (self._place.layer / "work").exists():
                 shutil.rmtree(self._place.layer, ignore_errors=True)
-                rootfs.build_layer(self._place.layer / "upper", library=torchenv.library())
+                rootfs.build_layer(self._place.layer / "upper")
                 (self._place.layer / "work").mkdir()
         _format(node / "disk.img", gib=spec.disk_gib, content=self._place.layer)
         (node / "hosts").write_text(self._hosts)
@@ -103,6 +108,10 @@ class NspawnHosts(Hosts):
                 shown.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{torchenv.AT}")
             if torchenv.BASE_AT != torchenv.BASE:
                 shown.append(f"--bind-ro={_escape(torchenv.BASE)}:{torchenv.BASE_AT}")
+            # The machine's own of that name (another patch release, perhaps) gives way.
+            if library := torchenv.library():
+                same = [path.parent for path in Path("/usr/lib").glob(f"*/{library.name}")]
+                shown += [f"--bind-ro={_escape(library)}:{at}/{library.name}" for at in ("/usr/lib", *same)]
         return [
             *("systemd-nspawn", "--quiet", f"--directory={node / 'root'}", "--boot", "--register=no"),
             *("--keep-unit", f"--network-namespace-path=/run/netns/{self._place.machine(spec.instance_id)}"),
@@ -115,11 +124,8 @@ class NspawnHosts(Hosts):
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
         if (pid := self._pid(instance_id)) is None:
             return
-        if not reboot:
-            os.kill(pid, signal.SIGTERM)
-            return
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            os.kill(int(child), signal.SIGRTMIN + 5)
+            os.kill(int(child), signal.SIGRTMIN + (5 if reboot else 4))  # to its systemd: reboot, poweroff
 
     def cut_power(self, instance_id: str) -> None:
         cgroups.end(self._place, instance_id)
@@ -153,8 +159,6 @@ class NspawnHosts(Hosts):
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
         node = self.folder(instance_id)
         node.mkdir(parents=True, exist_ok=True)
-        if (node / "rules").exists() and (node / "rules").read_text() == ruleset:
-            return
         (node / "rules").write_text(ruleset)
         if (network.NAMESPACES / self._place.machine(instance_id)).exists():
             network.load_rules(self._place, instance_id, ruleset)

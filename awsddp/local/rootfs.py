@@ -92,11 +92,8 @@ FILES = {
 }
 
 
-def build_layer(folder: Path, *, library: Path | None) -> None:
-    """Make the layer in `folder`, which must not be there yet.
-
-    :param library: a shared library (as nodes see it) that programs of the image need from outside /usr.
-    """
+def build_layer(folder: Path) -> None:
+    """Make the layer in `folder`, which must not be there yet."""
     building = folder.with_name(folder.name + ".new")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True, mode=0o755)
@@ -124,12 +121,6 @@ def build_layer(folder: Path, *, library: Path | None) -> None:
         _write(building / "etc/cloud/cloud.cfg.d" / logging.name, logging.read_text())
     _units(building)
     _accounts(building)
-    if library is not None:
-        # The machine's own of that name (another patch release, perhaps) would be found first: it gives way.
-        same = [path.parent for path in Path("/usr/lib").glob(f"*/{library.name}")]
-        for place in (Path("/usr/lib"), *same):
-            (building / place.relative_to("/")).mkdir(exist_ok=True)
-            (building / place.relative_to("/") / library.name).symlink_to(library)
     building.rename(folder)
 
 

@@ -72,9 +72,9 @@ def ensure(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Pa
 
 
 def library() -> Path | None:
-    """Return the shared library that Python in a node needs from outside /usr, as the node sees it."""
+    """Return the shared library that Python in a node needs from outside /usr."""
     if BASE_AT != BASE and sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        return BASE_AT / "lib" / str(sysconfig.get_config_var("INSTSONAME"))
+        return BASE / "lib" / str(sysconfig.get_config_var("INSTSONAME"))
     return None
 
 
