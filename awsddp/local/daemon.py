@@ -199,9 +199,10 @@ def _metadata(emulator: Any, store: Any, secret: str, environ: dict[str, Any], s
     with emulator.lock:
         alive = (one for one in emulator.instances() if one.state != "terminated")
         found = next((one for one in alive if one.private_ip == environ["REMOTE_ADDR"]), None)
-        if found is not None and metadata.renew_role(found):
-            store.save()
+        before = getattr(found, "role_session", None)
         status, body = metadata.answer(found, environ, secret=secret) if found else (404, b"")
+        if getattr(found, "role_session", None) is not before:
+            store.save()
     return Response(body, status, mimetype="text/plain")(environ, start_response)
 
 

@@ -29,6 +29,8 @@ Answer = tuple[int, bytes]
 def answer(instance: Any, environ: Mapping[str, Any], *, secret: str) -> Answer:
     """The reply to a request from inside an instance: HTTP status and body.
 
+    It may give the instance another `role_session`, which is to be kept.
+
     :param environ: of WSGI.
     :param secret: signs the tokens, so that they outlive the daemon.
     """
@@ -115,25 +117,26 @@ def _notice(instance: Any) -> dict[str, str] | None:
 
 
 def _role(instance: Any) -> dict[str, Any] | None:
-    """The instance profile and its role's credentials; None without one.
+    """The credentials of the instance profile's role, made anew an hour before they expire; None without one.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html
     """
-    profile = _profile(instance)
-    if profile is None:
-        return None
-    roles = {role.name: json.dumps(_credentials(instance, role), indent=2) for role in profile.roles}
-    return {"security-credentials": roles}
-
-
-def _profile(instance: Any) -> Any:
     association = instance.ec2_backend.iam_instance_profile_associations.get(instance.id)
-    return None if association is None else association.iam_instance_profile
-
-
-def _credentials(instance: Any, role: Any) -> dict[str, str]:
-    session = instance.role_session
-    return {
+    if association is None or not association.iam_instance_profile.roles:
+        return None
+    role = association.iam_instance_profile.roles[0]
+    session: Any = getattr(instance, "role_session", None)
+    soon = utcnow() + timedelta(seconds=RENEWED_S)
+    if session is None or session.role_arn != role.arn or session.expiration <= soon:
+        session = instance.role_session = sts_backends[instance.owner_id]["aws"].assume_role(
+            region_name=instance.region_name,
+            role_session_name=instance.id,
+            role_arn=role.arn,
+            policy="",
+            duration=SESSION_S,
+            external_id="",
+        )
+    credentials = {
         "Code": "Success",
         "LastUpdated": f"{session.expiration - timedelta(seconds=SESSION_S):%Y-%m-%dT%H:%M:%SZ}",
         "Type": "AWS-HMAC",
@@ -142,24 +145,4 @@ def _credentials(instance: Any, role: Any) -> dict[str, str]:
         "Token": session.session_token,
         "Expiration": f"{session.expiration:%Y-%m-%dT%H:%M:%SZ}",
     }
-
-
-def renew_role(instance: Any) -> bool:
-    """Make new credentials for the instance's role where it has none that last; true if it did."""
-    profile = _profile(instance)
-    session: Any = getattr(instance, "role_session", None)
-    if profile is None or not profile.roles:
-        return False
-    arn = profile.roles[0].arn
-    lasts = session is not None and session.expiration > utcnow() + timedelta(seconds=RENEWED_S)
-    if lasts and session.role_arn == arn:
-        return False
-    instance.role_session = sts_backends[instance.owner_id]["aws"].assume_role(
-        region_name=instance.region_name,
-        role_session_name=instance.id,
-        role_arn=arn,
-        policy="",
-        duration=SESSION_S,
-        external_id="",
-    )
-    return True
+    return {"security-credentials": {role.name: json.dumps(credentials, indent=2)}}
