@@ -13,6 +13,8 @@ from awsddp.cli.options import Globals, Verb, VerbGroup
 from awsddp.cli.pages import faults_page, local_page
 from awsddp.cli.screen import Screen
 from awsddp.errors import ConfigError, UsageError
+from awsddp.spec import seconds
+from awsddp.verbs import local
 from awsddp.verbs.context import Context
 
 
@@ -36,8 +38,6 @@ def command() -> None:
 )
 def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:
     """Start the local cloud's daemon unless it is running."""
-    from awsddp.verbs import local
-
     with _opened(options) as (ctx, show):
         show.result(local.start(ctx.home, mode=mode, share=share), local_page)
 
@@ -45,8 +45,6 @@ def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:
 @command.command("status", cls=Verb)
 def status(options: Globals) -> None:
     """Endpoint, credentials, mode, instances and faults."""
-    from awsddp.verbs import local
-
     with _opened(options) as (ctx, show):
         show.result(local.status(ctx.home), local_page)
 
@@ -54,8 +52,6 @@ def status(options: Globals) -> None:
 @command.command("stop", cls=Verb)
 def stop(options: Globals) -> None:
     """Stop the daemon, its instances, and all that it made here."""
-    from awsddp.verbs import local
-
     with _opened(options) as (ctx, show):
         existed = local.stop(ctx.home)
         text = "Local cloud stopped, nothing is left." if existed else "No local cloud was running."
@@ -89,8 +85,6 @@ def fault_add(
     left; `oom`, almost no memory left; `clock`, 2 minutes ahead; `hostkey`, another host key; or once:
     `reboot` or `poweroff`, as from inside; `reclaim`, EC2 takes a spot node back, after a notice.
     """
-    from awsddp.verbs import local
-
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with _opened(options) as (ctx, show):
         if lasts is not None:
@@ -105,8 +99,6 @@ def fault_add(
 @fault.command("list", cls=Verb)
 def fault_list(options: Globals) -> None:
     """List the active faults with their numbers."""
-    from awsddp.verbs import local
-
     with _opened(options) as (ctx, show):
         show.result(local.status(ctx.home)["faults"], faults_page)
 
@@ -115,8 +107,6 @@ def fault_list(options: Globals) -> None:
 @click.argument("number", type=int, required=False)
 def fault_clear(options: Globals, number: int | None) -> None:
     """Remove fault NUMBER; without it all faults."""
-    from awsddp.verbs import local
-
     with _opened(options) as (ctx, show):
         show.result(local.fault_clear(ctx.home, number), faults_page)
 
@@ -128,8 +118,6 @@ def _opened(options: Globals) -> AbstractContextManager[tuple[Context, Screen]]:
 
 def _seconds(text: str, option: str) -> float:
     """Return the seconds that an option has. Raises UsageError."""
-    from awsddp.spec import seconds
-
     try:
         return seconds(text)
     except ConfigError:
