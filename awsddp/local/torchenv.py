@@ -88,7 +88,7 @@ def _install(folder: Path) -> None:
         next="awsddp local stop   # then set AWSDDP_TORCH_INDEX to an index that answers, and again",
     )
     install(str(BASE_PYTHON), "-m", "venv", "--prompt", "pytorch", str(building))
-    pip = [str(building / "bin/python"), "-m", "pip", "install", "--quiet"]
+    pip = [str(building / "bin/python"), "-I", "-m", "pip", "install", "--quiet"]
     patience = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
     install(*pip, *patience, *indexes, f"torch=={TORCH_VERSION}", *OTHERS)
