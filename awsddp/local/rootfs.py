@@ -22,7 +22,7 @@ ETC_SYSTEM = {
     *("issue.net", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf", "locale.gen"),
     *("localtime", "login.defs", "logrotate.d", "lsb-release", "magic", "magic.mime", "mime.types"),
     *("mke2fs.conf", "mtab", "networks", "os-release", "pam.conf", "pam.d", "perl", "profile", "protocols"),
-    *("python3", "python3.11", "python3.12", "python3.13", "rpc", "security", "selinux", "services"),
+    *("python3", "python3.11", "python3.12", "python3.13", "rpc", "security", "selinux", "services", "ssl"),
     *("shells", "skel", "sudo.conf", "terminfo"),
     *("timezone", "vim", "xattr.conf"),
 }
@@ -77,8 +77,6 @@ ExecStart=/bin/touch /{UP_MARK}
 
 FILES = {
     "etc/environment": 'PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n',
-    "etc/hostname": "localhost\n",
-    "etc/hosts": "127.0.0.1 localhost\n",
     "etc/machine-id": "",
     "etc/motd": "A node of awsddp's local cloud. Its GPUs are simulated.\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
@@ -101,6 +99,8 @@ def build_layer(folder: Path) -> None:
     _mask(
         Path("/etc"), building / "etc", kept=ETC_SYSTEM, empty=("apt", "ssh", "systemd", "cloud", "sudoers.d")
     )
+    # The public certificates stay, the machine's private keys go.
+    _mask(Path("/etc/ssl"), building / "etc/ssl", kept={"certs", "openssl.cnf"}, empty=())
     _mask(Path("/var"), building / "var", kept=VAR_KEPT, empty=VAR_EMPTY)
     _mask(Path("/var/lib"), building / "var/lib", kept=VAR_LIB_KEPT, empty=VAR_LIB_EMPTY)
     (building / "usr").mkdir()
@@ -115,10 +115,8 @@ def build_layer(folder: Path) -> None:
     (building / "etc/sudoers").chmod(0o440)
     _write(building / "etc/ssh/sshd_config", SSHD_CONFIG.read_text())
     _write(building / "etc/cloud/cloud.cfg", CLOUD_CFG)
-    _certificates(building)
     logging = Path("/etc/cloud/cloud.cfg.d/05_logging.cfg")
-    if logging.exists():
-        _write(building / "etc/cloud/cloud.cfg.d" / logging.name, logging.read_text())
+    _write(building / logging.relative_to("/"), logging.read_text())
     _units(building)
     _accounts(building)
     building.rename(folder)
@@ -143,13 +141,6 @@ def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.write_text(text)
-
-
-def _certificates(layer: Path) -> None:
-    """The public certificates stay, the machine's private keys go."""
-    if Path("/etc/ssl").is_dir():
-        (layer / "etc/ssl").unlink()
-        _mask(Path("/etc/ssl"), layer / "etc/ssl", kept={"certs", "openssl.cnf"}, empty=())
 
 
 def _units(layer: Path) -> None:
