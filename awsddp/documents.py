@@ -6,6 +6,8 @@ A document on stdout also has "schema". A key with a default may be absent.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from awsddp.cluster import Check, ClusterState, Job, JobState, TargetName
 from awsddp.plan.document import PlanDocument
 from awsddp.plan.records import Choice
@@ -13,8 +15,7 @@ from awsddp.plan.records import Choice
 __all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeState:
+class NodeState(Struct):
     """A node, as EC2 reports it; `idle_left_s` is there with `status -v` (null: it did not answer)."""
 
     node: int
@@ -36,8 +37,7 @@ class SeenJob(Job):
     fetched: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class _AnyCluster:
+class _AnyCluster(Struct):
     """What is said of every cluster."""
 
     cluster: str
@@ -50,7 +50,6 @@ class _AnyCluster:
     expires: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClusterDocument(_AnyCluster):
     """`up`, `status`, `stop`."""
 
@@ -61,7 +60,6 @@ class ClusterDocument(_AnyCluster):
     looked: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class FoundCluster(_AnyCluster):
     """One of `status --all`. `jobs` are those whose results are not fetched."""
 
@@ -98,8 +96,7 @@ class ListedJob(Job):
     reported: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class CostedCluster:
+class CostedCluster(Struct):
     """A cluster of this machine, living (`ended` null) or ended.
 
     `cost_usd` is its list price, `idle_usd` the part in which no job ran.
@@ -118,8 +115,7 @@ class CostedCluster:
     idle_usd: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobsDocument:
+class JobsDocument(Struct):
     """`jobs`, the oldest first. The totals are of `clusters`: those on AWS, and those of the local cloud."""
 
     jobs: tuple[ListedJob, ...]
@@ -142,8 +138,7 @@ class JobReport(JobDocument, ListedJob):
     page: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeFiles:
+class NodeFiles(Struct):
     """What was sent to a node or fetched from it."""
 
     node: int
@@ -151,8 +146,7 @@ class NodeFiles:
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class DownDocument:
+class DownDocument(Struct):
     """`down`."""
 
     cluster: str
@@ -166,36 +160,32 @@ class DownDocument:
     ended: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class PathSize:
+class PathSize(Struct):
     """A file or a folder at the top of the synced folder."""
 
     path: str
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
+class Kept(Struct):
     """What is not sent: `by` is an ignore file, "sync.ignore", or "awsddp" (results, environments)."""
 
     by: str
     paths: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyncDocument:
+class SyncDocument(Struct):
     """`sync`. `kept`: what stays here, and which file or key says so."""
 
     nodes: tuple[NodeFiles, ...]
-    job: None = None
-    home: None = None
     files: tuple[str, ...]
     largest: tuple[PathSize, ...]
     kept: tuple[Kept, ...]
+    job: None = None
+    home: None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class FetchDocument:
+class FetchDocument(Struct):
     """`fetch`. `started`: a stopped cluster was started for it, and ended with `down`."""
 
     nodes: tuple[NodeFiles, ...]
@@ -205,8 +195,7 @@ class FetchDocument:
     down: DownDocument | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Orphans:
+class Orphans(Struct):
     """`down --orphans`."""
 
     clusters: tuple[str, ...]
@@ -216,8 +205,7 @@ class Orphans:
     unread: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunDocument:
+class RunDocument(Struct):
     """`run`: the documents of its stages, null where a stage was not reached, and their seconds."""
 
     up: ClusterDocument | None
@@ -226,8 +214,7 @@ class RunDocument:
     seconds: dict[str, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeOutput:
+class NodeOutput(Struct):
     """What a command printed on a node."""
 
     node: int
@@ -236,29 +223,25 @@ class NodeOutput:
     stderr: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExecDocument:
+class ExecDocument(Struct):
     """`exec`."""
 
     nodes: tuple[NodeOutput, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SshDocument:
+class SshDocument(Struct):
     """`ssh`: the command that opens the shell."""
 
     command: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorDocument:
+class DoctorDocument(Struct):
     """`doctor`."""
 
     checks: tuple[Check, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuotaDocument:
+class QuotaDocument(Struct):
     """`doctor --request-quota`. `request` is AWS's id of the request, null where none is needed."""
 
     quota: str
@@ -277,8 +260,7 @@ class Offer(Choice):
     spot_usd_per_hour: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class OffersDocument:
+class OffersDocument(Struct):
     """`plan --offers`."""
 
     region: str
@@ -288,23 +270,20 @@ class OffersDocument:
     offers: tuple[Offer, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class InitDocument:
+class InitDocument(Struct):
     """`init`."""
 
     file: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownJob:
+class KnownJob(Struct):
     """A job's name and its last known state."""
 
     job: str
     state: JobState
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownCluster:
+class KnownCluster(Struct):
     """A cluster that this machine has a record of."""
 
     cluster: str
@@ -318,16 +297,14 @@ class KnownCluster:
     jobs: tuple[KnownJob, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HomeDocument:
+class HomeDocument(Struct):
     """`awsddp` without a verb."""
 
     clusters: tuple[KnownCluster, ...]
     local_cloud: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalInstance:
+class LocalInstance(Struct):
     """An instance of the local cloud."""
 
     instance_id: str
@@ -341,8 +318,7 @@ class LocalInstance:
     reason: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(Struct):
     """One of `local fault`. `heals_at` is a Unix time."""
 
     id: int
@@ -354,8 +330,7 @@ class Fault:
     heals_at: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalDocument:
+class LocalDocument(Struct):
     """`local start`, `local status`."""
 
     endpoint: str
@@ -368,15 +343,13 @@ class LocalDocument:
     faults: tuple[Fault, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoppedDocument:
+class StoppedDocument(Struct):
     """`local stop`: whether one was running."""
 
     stopped: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
+class Failure(Struct):
     """What failed. `kind` is one of docs/design.md; `retryable`: the same command may succeed later."""
 
     kind: str
@@ -387,15 +360,13 @@ class Failure:
     exit_code: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ErrorDocument:
+class ErrorDocument(Struct):
     """An error; a verb's own document stands beside it as far as the verb came."""
 
     error: Failure
 
 
-@dataclass(frozen=True, kw_only=True)
-class EventLine:
+class EventLine(Struct):
     """A line on stderr with --json: `who` is at `text`, `fraction` of `size` bytes done."""
 
     schema: int
@@ -406,8 +377,7 @@ class EventLine:
     size: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collective:
+class Collective(Struct):
     """A collective operation that is not over, and its number in its process group."""
 
     group: str
@@ -415,8 +385,7 @@ class Collective:
     operation: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessStack:
+class ProcessStack(Struct):
     """A process: `where` is its innermost line of the synced folder, `stack` its frames, oldest first."""
 
     pid: int
@@ -425,8 +394,7 @@ class ProcessStack:
     stack: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankStack:
+class RankStack(Struct):
     """What a rank does. "silent": it runs and gives no stack; "missing": it has no process any more."""
 
     rank: int
@@ -439,8 +407,7 @@ class RankStack:
     workers: tuple[ProcessStack, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhyDocument:
+class WhyDocument(Struct):
     """`doctor --why`: the ranks that are `behind` those that wait, and what each rank does.
 
     `silent_s`: for how long no rank has written to its log; `moving`: a collective began just now.
