@@ -520,35 +520,59 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
 
 
-FLAGS = {
-    "cluster.nodes": "--nodes",
-    "cluster.instance_type": "--instance-type",
-    "cluster.gpus": "--gpus",
-    "cluster.image": "--image",
-    "cluster.disk_gb": "--disk",
-    "cluster.spot": "--spot",
-    "cluster.budget_usd": "--budget",
-    "cluster.idle": "--idle",
-    "cluster.expires": "--expires",
-    "env.file": "--env",
-    "job.world_size": "--world-size",
-    "job.nproc_per_node": "--nproc-per-node",
-    "job.nnodes": "--nnodes",
-    "job.after": "--after",
-    "job.on": "--on",
-    "job.max_restarts": "--max-restarts",
-    "job.module": "-m",
-    "job.outputs": "--output",
-    "job.timeout": "--timeout",
+OPTIONS = {
+    "cluster.nodes": ("--nodes N", "How many nodes.  [default: 2]"),
+    "cluster.instance_type": (
+        "--instance-type TYPE",
+        "EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]",
+    ),
+    "cluster.gpus": ("--gpus GPU:N", "GPUs per node: A100:8, A100-80GB:8, L4."),
+    "cluster.image": (
+        "--image IMAGE",
+        "Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
+    ),
+    "cluster.disk_gb": ("--disk GB", "Root disk.  [default: image + 100, at least 200]"),
+    "cluster.spot": ("--spot", "Spot instances: cheaper, but AWS may reclaim them."),
+    "cluster.budget_usd": ("--budget USD", "Terminate the nodes when this is spent."),
+    "cluster.idle": (
+        "--idle TIME",
+        "Shut down after this time without a job or a login; off.  [default: 60m]",
+    ),
+    "cluster.expires": ("--expires TIME", "Terminate the nodes after this: 90m, 24h, 7d.  [default: 24h]"),
+    "job.world_size": ("--world-size N", "Total ranks.  [default: one per GPU]"),
+    "job.nproc_per_node": ("--nproc-per-node N", "Ranks per node; gpu: one per GPU, the default."),
+    "job.nnodes": ("--nnodes MIN:MAX", "Continue with MIN of MAX nodes; implies torchrun's agent."),
+    "job.resume": (
+        "--resume last|JOB",
+        "Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
+    ),
+    "job.after": ("--after JOB|all", "Start when this job, or all on the nodes, have ended; no client."),
+    "job.on": (
+        "--on NODES",
+        "Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
+    ),
+    "job.max_restarts": ("--max-restarts N", "Restart the ranks up to N times; implies torchrun's agent."),
+    "job.module": ("-m --module", "SCRIPT is a module (python -m)."),
+    "job.outputs": ("--output PATH", "Also fetch this path (repeatable)."),
+    "env.file": (
+        "--env FILE",
+        "What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
+    ),
+    "env.variables": (
+        "--env-var NAME[=VALUE]",
+        "Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
+    ),
+    "job.name": ("--name NAME", "The job's name.  [default: script, time, 4 digits]"),
+    "job.timeout": ("--timeout TIME", "End the job after this: 90m, 24h."),
 }
-"""The option of the command line that sets a key, where that is shorter than -o."""
+"""The options of the command line that set a key, with what their value is and their help."""
 
 
 def option_words(key: str, value: object) -> list[str]:
     """Return the arguments of a command line that set a key of awsddp.toml."""
-    flag = FLAGS.get(key)
-    if flag is None or value is None or value is False or value in ([], ()):
+    if key not in OPTIONS or value is None or value is False or value in ([], ()):
         return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    flag = OPTIONS[key][0].split()[0]
     if isinstance(value, list | tuple):
         return [word for one in value for word in (flag, str(one))]
     return [flag] if value is True else [flag, str(value)]

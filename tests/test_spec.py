@@ -182,7 +182,7 @@ def test_awsddp_toml_changes_nothing_of_a_cluster_but_limits_and_consent(tmp_pat
     [
         ("cluster.replace", "-o 'cluster.replace=[\"i-1\"]'"),
         ("capacity.retry_until_up", "-o capacity.retry_until_up=true"),
-        ("job.resume", "-o job.resume=last"),
+        ("job.resume", "--resume last"),
         ("job.after", "--after all"),
         ("job.on", "--on 0"),
     ],

@@ -30,7 +30,7 @@ class Run(Launch):
 
 @click.command("run", cls=Run)
 @click.argument("script", required=False, shell_complete=files)
-@session.options_of(session.PLAN_OPTIONS, session.JOB_OPTIONS)
+@session.options_of("cluster", "job", "env")
 @click.option(
     "--detach", is_flag=True, help="Return once the ranks run; the nodes end themselves afterwards."
 )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import re
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from awsddp.cli.options import Globals
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
-from awsddp.spec import FILE, VARIABLE, JobSpec, load
+from awsddp.spec import FILE, OPTIONS, SECTIONS, VARIABLE, JobSpec, load
 from awsddp.state import Folder, home
 from awsddp.verbs.context import Context
 
@@ -26,127 +27,44 @@ def _per_node(value: Any) -> Any:
     return value if value == "gpu" else click.INT.convert(value, None, None)
 
 
-_ENVIRONMENT = click.option(
-    "--env",
-    "file",
-    multiple=True,
-    shell_complete=files,
-    metavar="FILE",
-    help="What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
-)
-
-PLAN_OPTIONS = {
-    "cluster.nodes": click.option("--nodes", type=int, metavar="N", help="How many nodes.  [default: 2]"),
-    "cluster.instance_type": click.option(
-        "--instance-type",
-        shell_complete=instance_types,
-        metavar="TYPE",
-        help="EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]",
-    ),
-    "cluster.gpus": click.option("--gpus", metavar="GPU:N", help="GPUs per node: A100:8, A100-80GB:8, L4."),
-    "cluster.image": click.option(
-        "--image",
-        metavar="IMAGE",
-        help="Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
-    ),
-    "cluster.disk_gb": click.option(
-        "--disk", "disk_gb", type=int, metavar="GB", help="Root disk.  [default: image + 100, at least 200]"
-    ),
-    "cluster.spot": click.option(
-        "--spot", is_flag=True, default=None, help="Spot instances: cheaper, but AWS may reclaim them."
-    ),
-    "cluster.budget_usd": click.option(
-        "--budget",
-        "budget_usd",
-        type=float,
-        metavar="USD",
-        help="Terminate the nodes when this is spent.",
-    ),
-    "cluster.idle": click.option(
-        "--idle",
-        metavar="TIME",
-        help="Shut down after this time without a job or a login; off.  [default: 60m]",
-    ),
-    "cluster.expires": click.option(
-        "--expires", metavar="TIME", help="Terminate the nodes after this: 90m, 24h, 7d.  [default: 24h]"
-    ),
-    "env.file": _ENVIRONMENT,
-}
-
-JOB_OPTIONS = {
-    "job.world_size": click.option(
-        "--world-size", type=int, metavar="N", help="Total ranks.  [default: one per GPU]"
-    ),
-    "job.nproc_per_node": click.option(
-        "--nproc-per-node",
-        type=_per_node,
-        metavar="N",
-        help="Ranks per node; gpu: one per GPU, the default.",
-    ),
-    "job.nnodes": click.option(
-        "--nnodes", metavar="MIN:MAX", help="Continue with MIN of MAX nodes; implies torchrun's agent."
-    ),
-    "job.resume": click.option(
-        "--resume",
-        shell_complete=jobs,
-        metavar="last|JOB",
-        help="Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
-    ),
-    "job.after": click.option(
-        "--after", metavar="JOB|all", help="Start when this job, or all on the nodes, have ended; no client."
-    ),
-    "job.on": click.option(
-        "--on",
-        metavar="NODES",
-        help="Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
-    ),
-    "job.max_restarts": click.option(
-        "--max-restarts",
-        type=int,
-        metavar="N",
-        help="Restart the ranks up to N times; implies torchrun's agent.",
-    ),
-    "job.module": click.option(
-        "-m", "--module", is_flag=True, default=None, help="SCRIPT is a module (python -m)."
-    ),
-    "job.outputs": click.option(
-        "--output",
-        "outputs",
-        multiple=True,
-        metavar="PATH",
-        help="Also fetch this path (repeatable).",
-    ),
-    "env.file": _ENVIRONMENT,
-    "env.variables": click.option(
-        "--env-var",
-        "variables",
-        multiple=True,
-        metavar="NAME[=VALUE]",
-        help="Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
-    ),
-    "job.name": click.option(
-        "--name", metavar="NAME", help="The job's name.  [default: script, time, 4 digits]"
-    ),
-    "job.timeout": click.option("--timeout", metavar="TIME", help="End the job after this: 90m, 24h."),
-}
+_COMPLETIONS = {"cluster.instance_type": instance_types, "env.file": files, "job.resume": jobs}
 
 
-def options_of(*groups: dict[str, Any]) -> Callable[[Any], Any]:
-    """Return a decorator that adds the groups' options; `overrides` maps them to keys of awsddp.toml."""
+def options_of(*sections: str) -> Callable[[Any], Any]:
+    """Return a decorator that adds the options of these sections of awsddp.toml, and --env."""
 
     def decorate(function: Any) -> Any:
-        options = {key: option for group in groups for key, option in group.items()}
-        for option in reversed(options.values()):
-            function = option(function)
+        for key in reversed(OPTIONS):
+            if key.partition(".")[0] in sections or key == "env.file":
+                function = _option(key)(function)
         return function
 
     return decorate
 
 
+def _option(key: str) -> Callable[[Any], Any]:
+    """Return the option of a key; its type is that of the key, and what has several values is repeatable."""
+    (text, help), (section, _, name) = OPTIONS[key], key.partition(".")
+    hint = typing.get_type_hints(SECTIONS[section])[name]
+    kinds = {hint, typing.get_origin(hint), *typing.get_args(hint)}
+    first, *rest = text.split()
+    if bool in kinds:
+        return click.option(first, *rest, name, is_flag=True, default=None, help=help)
+    return click.option(
+        first,
+        name,
+        type=_per_node if key == "job.nproc_per_node" else next(iter(kinds & {int, float}), str),
+        multiple=key == "env.file" or not kinds.isdisjoint({tuple, dict}),
+        shell_complete=_COMPLETIONS.get(key),
+        metavar=rest[0],
+        help=help,
+    )
+
+
 def overrides(given: dict[str, Any]) -> dict[str, object]:
     """Return the options given on the command line, by key of awsddp.toml."""
     found: dict[str, object] = {}
-    for key in (*PLAN_OPTIONS, *JOB_OPTIONS):
+    for key in OPTIONS:
         value = given.get(key.partition(".")[2])
         if value is None or value == ():
             continue

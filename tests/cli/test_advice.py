@@ -13,14 +13,15 @@ from botocore.exceptions import EndpointConnectionError
 
 from awsddp.api import Cluster, Job, JobFailed
 from awsddp.aws.refusals import translate
-from awsddp.cli import failures, session
+from awsddp.cli import failures
 from awsddp.cli.advice import named
+from awsddp.cli.main import cli
 from awsddp.cli.options import Globals
 from awsddp.cli.signals import WATCH
 from awsddp.cluster import Prepared, Target, TargetName
 from awsddp.errors import CloudError
 from awsddp.nodes.failures import NodeFailure
-from awsddp.spec import FLAGS, load
+from awsddp.spec import OPTIONS, load, option_words
 from awsddp.state import Folder, Record
 from awsddp.verbs.context import Context
 from awsddp.verbs.interruption import interruption
@@ -140,10 +141,11 @@ def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:
 
 
 def test_each_short_option_of_advice_is_one_of_the_command_line() -> None:
-    options = {**session.PLAN_OPTIONS, **session.JOB_OPTIONS}
-    for key, flag in FLAGS.items():
-        made = click.command()(options[key](lambda: None))
-        assert flag in made.params[0].opts, key
+    run = cli.get_command(click.Context(cli), "run")
+    assert run is not None
+    known = {name for param in run.params for name in param.opts}
+    for key in OPTIONS:
+        assert option_words(key, "x")[0] in known, key
 
 
 def test_a_rehearsal_that_ended_is_created_again_in_the_local_cloud(records: Lab) -> None:
