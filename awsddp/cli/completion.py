@@ -17,8 +17,7 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[st
     from awsddp.cli.options import Globals
     from awsddp.state import Folder, home
 
-    name = Globals(cluster=_cluster(ctx)).name
-    record = Folder(home(), name).read(newer=True)
+    record = Folder(home(), ctx.ensure_object(Globals).name).read(newer=True)
     found = [job.job for job in reversed(record.jobs)] if record is not None else []
     return [job for job in found if job.startswith(incomplete)]
 
@@ -33,9 +32,3 @@ def instance_types(ctx: click.Context, param: click.Parameter, incomplete: str) 
     from awsddp.compat.types import GPU_TYPES
 
     return sorted(name for name in GPU_TYPES if name.startswith(incomplete))
-
-
-def _cluster(ctx: click.Context) -> str | None:
-    """Return the name that -c gives, after the verb or before it."""
-    named = (one.params.get("cluster") for one in (ctx, ctx.find_root()))
-    return next(filter(None, named), None)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from awsddp.cli import session
-from awsddp.cli.options import Globals, Verb, VerbGroup
+from awsddp.cli.options import Globals, Verb, global_options
 from awsddp.cli.pages import faults_page, local_page
 from awsddp.cli.screen import Screen
 from awsddp.errors import ConfigError, UsageError
@@ -18,7 +18,7 @@ from awsddp.verbs import local
 from awsddp.verbs.context import Context
 
 
-@click.group("local", cls=VerbGroup)
+@click.group("local", params=global_options(hidden=True))
 def command() -> None:
     """The local cloud: EC2 and real hosts on this machine, for rehearsals and tests.
 
@@ -58,7 +58,7 @@ def stop(options: Globals) -> None:
         show.result({"stopped": existed}, lambda _: show.say(text))
 
 
-@command.group("fault", cls=VerbGroup)
+@command.group("fault", params=global_options(hidden=True))
 def fault() -> None:
     """Inject faults into EC2 API calls and nodes."""
 

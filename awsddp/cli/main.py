@@ -8,7 +8,6 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -77,7 +76,7 @@ def _no_such_verb(word: str) -> str:
 )
 @click.version_option(__version__, message="awsddp %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, /, **given: Any) -> None:
+def cli(ctx: click.Context) -> None:
     """From a laptop to a trained model on N GPU nodes of EC2, and never a forgotten bill.
 
     \b
@@ -87,11 +86,10 @@ def cli(ctx: click.Context, /, **given: Any) -> None:
 
     With --local the same commands rehearse on this machine, without an AWS account.
     """
-    ctx.obj = Globals(**given)
     if ctx.invoked_subcommand is None:
         from awsddp.cli.home import show_home
 
-        show_home(ctx.obj)
+        show_home(ctx.ensure_object(Globals))
 
 
 def main() -> None:

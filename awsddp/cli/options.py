@@ -35,17 +35,6 @@ class Globals:
         """Whether the cluster was named explicitly."""
         return bool(self.cluster or os.environ.get("AWSDDP_CLUSTER"))
 
-    def merged(self, later: "Globals") -> "Globals":
-        """Return these options with those given after the verb laid over them."""
-        changes = {
-            field.name: getattr(later, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(later, field.name)
-        }
-        changes["override"] = self.override + later.override
-        changes["verbose"] = self.verbose + later.verbose
-        return dataclasses.replace(self, **changes)
-
 
 _OPTIONS = (
     (
@@ -72,8 +61,20 @@ def dashed(name: str) -> str:
 
 
 def global_options(*, hidden: bool = False) -> list[click.Parameter]:
-    """Return the global options, as parameters of a command."""
-    return [click.Option(names, hidden=hidden, **settings) for names, settings in _OPTIONS]
+    """Return the global options, as parameters of a command; what they have is in `ctx.obj`."""
+    return [
+        click.Option(names, hidden=hidden, expose_value=False, callback=_keep, **settings)
+        for names, settings in _OPTIONS
+    ]
+
+
+def _keep(ctx: click.Context, option: click.Option, value: Any) -> None:
+    """Lay an option that is given over those given before the verb; -o and -v add up."""
+    options, name = ctx.ensure_object(Globals), str(option.name)
+    if option.multiple or option.count:
+        value = getattr(options, name) + value
+    if value:
+        ctx.obj = dataclasses.replace(options, **{name: value})
 
 
 class Verb(click.Command):
@@ -102,8 +103,8 @@ class Verb(click.Command):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Fold the global options given before and after the verb into one, then run the verb."""
-        options = ctx.params["options"] = _folded(ctx)
+        """Run the verb with the global options given before and after it."""
+        options = ctx.params["options"] = ctx.ensure_object(Globals)
         WATCH.options, WATCH.finishes, WATCH.ends_cluster = options, self.finishes, self.ends_cluster
         WATCH.json, WATCH.debug = options.json, options.verbose > 1
         try:
@@ -118,26 +119,6 @@ def _key_of(option: str) -> str | None:
 
     keys = [(section, key.name) for section, kind in SECTIONS.items() for key in dataclasses.fields(kind)]
     return next((f"{section}.{key}" for section, key in keys if dashed(f"--{key}") == dashed(option)), None)
-
-
-class VerbGroup(click.Group):
-    """A verb that has verbs of its own: the global options may stand after it, too."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.params += global_options(hidden=True)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Keep the global options given here for the verb that follows."""
-        ctx.find_root().obj = _folded(ctx)
-        return super().invoke(ctx)
-
-
-def _folded(ctx: click.Context) -> Globals:
-    """Return the global options given so far, those of this command taken from its parameters."""
-    names = [field.name for field in dataclasses.fields(Globals)]
-    given: Globals = ctx.find_root().obj
-    return given.merged(Globals(**{name: ctx.params.pop(name) for name in names}))
 
 
 class Words(Verb):

@@ -12,8 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from awsddp import harmless
 from awsddp.cli import render
@@ -33,7 +32,7 @@ JSON_S = 1.0
 
 
 class Screen:
-    """Shows a verb's events, asks its questions, prints its result. A context manager."""
+    """Shows a verb's events, asks its questions, prints its result. To be closed."""
 
     def __init__(self, options: Globals) -> None:
         self.options = options
@@ -47,14 +46,12 @@ class Screen:
         self._reported: dict[str, float] = {}
         self._unfinished: dict[tuple[int, bool], bytes] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Stop the live lines, and write the lines that a command left without their end."""
         self.pause()
-        self._finish()
+        for (node, error), rest in self._unfinished.items():
+            if rest:
+                self._write(b"[node%d] %s\n" % (node, rest), error)
 
     def say(self, text: str) -> None:
         """Show a message of the verb itself."""
@@ -68,7 +65,7 @@ class Screen:
 
     def _event(self, event: Event) -> None:
         who = event.who or ""
-        elapsed_s = self._elapsed_s(who, event)
+        self._track(who, event)
         if self.options.json:
             self._json(who, event)
         elif not self.live:
@@ -77,39 +74,36 @@ class Screen:
             text = "\n".join(render.wrapped(event.text, render.width(stderr=True)))
             self._bar().console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            rest = f": {render.progress(event, elapsed_s)}" if who in self._transfers else ""
-            self._update(who, event, rest)
+            self._update(who, event)
 
-    def _elapsed_s(self, who: str, event: Event) -> float:
-        """Return the seconds since this transfer began; 0 for an event that is none."""
-        now = time.monotonic()
-        if event.fraction is None or event.fraction >= 1:
-            self._transfers.pop(who, None)
-            return 0.0
-        known = self._transfers.get(who)
-        began = known[1] if known is not None and known[0].text == event.text else now
-        self._transfers[who] = (event, began)
-        return now - began
+    def _track(self, who: str, event: Event) -> None:
+        """Remember a transfer and when it began, until it is done."""
+        known, began = self._transfers.pop(who, (event, time.monotonic()))
+        if event.fraction is not None and event.fraction < 1:
+            self._transfers[who] = event, began if known.text == event.text else time.monotonic()
+
+    def _rest(self, who: str) -> str:
+        """Return how far a transfer is, to stand behind its text; "" for what is none."""
+        if who not in self._transfers:
+            return ""
+        event, began = self._transfers[who]
+        return f": {render.progress(event, time.monotonic() - began)}"
 
     def _json(self, who: str, event: Event) -> None:
-        if who in self._transfers and not self._is_due(who, JSON_S):
-            return
-        fields = dataclasses.asdict(event)
-        row = {"schema": SCHEMA, "time": iso(datetime.now(UTC)), **fields}
-        print(json.dumps(row), file=sys.stderr, flush=True)
+        if who not in self._transfers or self._is_due(who, JSON_S):
+            row = {"schema": SCHEMA, "time": iso(datetime.now(UTC)), **dataclasses.asdict(event)}
+            print(json.dumps(row), file=sys.stderr, flush=True)
 
     def _plain(self, who: str, event: Event) -> None:
-        label = f"{who}: " if who else ""
         if self._shown.get(who) != event.text:
             self._shown[who] = event.text
-            print(label + event.text, file=sys.stderr, flush=True)
+            print(f"{who}: " * bool(who) + event.text, file=sys.stderr, flush=True)
             self._is_due("", PLAIN_S)
         elif self._transfers and self._is_due("", PLAIN_S):
             slowest = min(self._transfers, key=lambda one: self._transfers[one][0].fraction or 0.0)
-            last, began = self._transfers[slowest]
-            rest = render.progress(last, time.monotonic() - began)
             of = f" (the slowest of {len(self._transfers)})" if len(self._transfers) > 1 else ""
-            print(f"{slowest}: {last.text}: {rest}{of}", file=sys.stderr, flush=True)
+            text = f"{slowest}: {self._transfers[slowest][0].text}{self._rest(slowest)}{of}"
+            print(text, file=sys.stderr, flush=True)
 
     def _is_due(self, key: str, every_s: float) -> bool:
         now = time.monotonic()
@@ -118,17 +112,12 @@ class Screen:
             self._reported[key] = now
         return due
 
-    def _update(self, who: str, event: Event, rest: str) -> None:
-        bar = self._bar()
+    def _update(self, who: str, event: Event) -> None:
+        bar, text = self._bar(), event.text + self._rest(who)
         if who not in self._tasks:
             self._tasks[who] = bar.add_task("", total=None, who=who)
         finished = event.fraction is not None and event.fraction >= 1
-        bar.update(
-            self._tasks[who],
-            description=event.text + rest,
-            completed=1 if finished else 0,
-            total=1 if finished else None,
-        )
+        bar.update(self._tasks[who], description=text, completed=finished, total=1 if finished else None)
 
     def _bar(self) -> "Progress":
         if self._progress is None:
@@ -173,13 +162,6 @@ class Screen:
             data = harmless.colours_only(data, none=render.no_color())
         stream.buffer.write(data)
         stream.buffer.flush()
-
-    def _finish(self) -> None:
-        """Write lines that a command left without their end."""
-        for (node, error), rest in self._unfinished.items():
-            if rest:
-                self._write(b"[node%d] %s\n" % (node, rest), error)
-        self._unfinished.clear()
 
     def result(
         self, result: R, page: Callable[[R], None], *, document: Callable[[R], Any] = lambda result: result

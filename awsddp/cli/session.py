@@ -136,7 +136,7 @@ def opened(options: Globals, explicit: dict[str, object] | None = None) -> Itera
     if options.profile:
         values["cluster.profile"] = options.profile
     spec, job = load(options.name, file=Path(FILE), overrides=values | (explicit or {}))
-    with Screen(options) as screen:
+    with contextlib.closing(Screen(options)) as screen:
         ctx = Context(
             spec=spec,
             job=_script_of(job),

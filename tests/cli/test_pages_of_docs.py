@@ -44,17 +44,14 @@ def parse(line: str) -> click.Context:
     if {"--help", "--version", "help"} & {*words}:
         return click.Context(cli)
     context = cli.make_context("awsddp", words)
-    context.obj = Globals()
     while isinstance(context.command, click.Group) and (context._protected_args or context.args):
         name, command, rest = context.command.resolve_command(
             context, [*context._protected_args, *context.args]
         )
         assert command is not None
         context = command.make_context(name, rest, parent=context)
-    given = [context.find_root().params.get("override", ()), context.params.get("override", ())]
-    load(
-        overrides=dict(text.removeprefix("=").split("=", 1) for texts in given for text in texts), environ={}
-    )
+    given = context.ensure_object(Globals).override
+    load(overrides=dict(text.removeprefix("=").split("=", 1) for text in given), environ={})
     return context
 
 
