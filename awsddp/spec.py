@@ -269,15 +269,16 @@ class JobSection:
 class _Spec:
     """Where the values of a spec come from.
 
-    `explicit` are the keys that have a value from anywhere, such as "cluster.nodes"; `from_file` those that
-    awsddp.toml set and that a cluster which exists does not take from it. `sources` says where the value of a
-    key that is not a default comes from: a file, a variable, "option", or "cluster" where it holds since the
-    launch.
+    `sources` says it of each key that has one from anywhere ("cluster.nodes"): a file, a variable, "option",
+    or "cluster" where it holds since the launch.
     """
 
-    explicit: frozenset[str] = field(default=frozenset(), compare=False)
-    from_file: frozenset[str] = field(default=frozenset(), compare=False)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def explicit(self) -> frozenset[str]:
+        """The keys that have a value from anywhere; of a job those of [env] alone."""
+        return frozenset(key for key in self.sources if not key.startswith(("sync.", "job.")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +286,6 @@ class ClusterSpec(_Spec):
     """The requested cluster. `tags` are the user's own, put on every resource.
 
     `gpus_needed` is how many GPUs a node needs for the ranks of the job; None where it says nothing of them.
-    `from_cli` are the keys that the command line set.
     """
 
     name: str = "default"
@@ -296,12 +296,21 @@ class ClusterSpec(_Spec):
     local: LocalSection = LocalSection()
     gpus_needed: int | None = None
     tags: dict[str, str] = field(default_factory=dict)
-    from_cli: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @property
+    def from_cli(self) -> frozenset[str]:
+        """The keys that the command line set."""
+        return frozenset(key for key, source in self.sources.items() if source == OPTION)
+
+    @property
+    def from_file(self) -> frozenset[str]:
+        """The keys that awsddp.toml set, and that a cluster which exists does not take from it."""
+        return frozenset(key for key, source in self.sources.items() if Path(source).name == FILE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec(_Spec):
-    """The requested job. `explicit` are the keys of [env] alone."""
+    """The requested job."""
 
     env: EnvSection = EnvSection()
     sync: SyncSection = SyncSection()
@@ -320,6 +329,7 @@ SECTIONS: dict[str, type] = {
     "job": JobSection,
 }
 _OF_CLUSTER = ("cluster", "network", "access", "capacity", "local")
+_OF_JOB = ("env", "sync", "job")
 
 
 def load(
@@ -342,26 +352,22 @@ def load(
             "try: awsddp -c my-cluster ...",
         )
     document = _read(file) if file is not None and os.path.lexists(file) else {}
-    values: dict[str, Any] = {section: {} for section in SECTIONS}
-    tags: dict[str, str] = {}
+    values: dict[str, Any] = {section: {} for section in (*SECTIONS, "tags")}
     sources: dict[str, str] = {}
     for section, table in document.items():
         if not isinstance(table, dict):
-            raise _unknown(f"{file}: {section}", section, [*SECTIONS, "tags"])
+            raise _unknown(f"{file}: {section}", section, list(values))
     given = [
         (f"{file}: [{section}] {key}", f"{section}.{key}", value, str(file))
         for section, table in document.items()
         for key, value in table.items()
     ]
-    for place, key, value, source in (*given, *_variables(environ)):
-        if key in OF_ONE_COMMAND:
+    typed = [(key, key, value, OPTION) for key, value in (overrides or {}).items()]
+    for place, key, value, source in (*given, *_variables(environ), *typed):
+        if key in OF_ONE_COMMAND and source != OPTION:
             words = shlex.join(["awsddp", "...", *option_words(key, value)])
             raise ConfigError(f"{place} holds for one command", "", f"{words}   # on the command line")
-        _put(values, tags, key, value, place)
-        sources[key] = source
-    for key, value in (overrides or {}).items():
-        _put(values, tags, key, value, key)
-        sources[".".join(key.split(".")[:2])] = OPTION
+        sources[_put(values, key, value, place)] = source
     sections = {section: kind(**values[section]) for section, kind in SECTIONS.items()}
     _check(sections["cluster"], sections["job"])
     _check_secrets(sections["env"])
@@ -372,24 +378,18 @@ def load(
             name=name,
             **{section: sections[section] for section in _OF_CLUSTER},
             gpus_needed=_gpus_needed(sections["cluster"].nodes, sections["job"]),
-            tags=tags,
-            explicit=frozenset(f"{name}.{key}" for name in _OF_CLUSTER for key in values[name]),
-            from_cli=frozenset(overrides or ()),
-            from_file=frozenset(
-                key
-                for key, source in sources.items()
-                if source == str(file) and key.partition(".")[0] in (*_OF_CLUSTER, "tags")
-            ),
-            sources=sources,
+            tags=values["tags"],
+            sources={key: source for key, source in sources.items() if not _is_of_job(key)},
         ),
         JobSpec(
-            env=sections["env"],
-            sync=sections["sync"],
-            job=sections["job"],
-            explicit=frozenset(f"env.{key}" for key in values["env"]),
-            sources=sources,
+            **{section: sections[section] for section in _OF_JOB},
+            sources={key: source for key, source in sources.items() if _is_of_job(key)},
         ),
     )
+
+
+def _is_of_job(key: str) -> bool:
+    return key.partition(".")[0] in _OF_JOB
 
 
 def _gpus_needed(nodes: int, job: JobSection) -> int | None:
@@ -404,9 +404,7 @@ def _gpus_needed(nodes: int, job: JobSection) -> int | None:
 
 def remembered(spec: ClusterSpec | JobSpec) -> dict[str, Any]:
     """Return the explicit settings that hold for the life of the cluster, by key ("access.key_file")."""
-    tags = spec.tags if isinstance(spec, ClusterSpec) else {}
-    kept = {key: _value(spec, key) for key in sorted(spec.explicit - _MOMENTARY)}
-    return kept | {f"tags.{name}": value for name, value in tags.items()}
+    return {key: _value(spec, key) for key in sorted(spec.explicit - _MOMENTARY)}
 
 
 def overlaid(spec: _Any, asked: Mapping[str, Any]) -> _Any:
@@ -417,32 +415,25 @@ def overlaid(spec: _Any, asked: Mapping[str, Any]) -> _Any:
     """
     if not asked:
         return spec
-    values: dict[str, Any] = {section: {} for section in SECTIONS}
-    tags: dict[str, str] = {}
-    dropped = spec.from_file - _OF_COMMAND
-    own = spec.tags if isinstance(spec, ClusterSpec) else {}
-    typed = (spec.explicit | {f"tags.{name}" for name in own}) - dropped
+    dropped = spec.from_file - _OF_COMMAND if isinstance(spec, ClusterSpec) else frozenset()
+    typed = spec.explicit - dropped
     decided = typed | (_EXCLUSIVE if typed & _EXCLUSIVE else frozenset())
     sections = (*_OF_CLUSTER, "tags") if isinstance(spec, ClusterSpec) else ("env",)
     kept = {key for key in asked if key.partition(".")[0] in sections and key not in decided}
+    values: dict[str, Any] = {section: {} for section in sections}
     for section, _, name in (key.partition(".") for key in dropped):
         if section != "tags":
             values[section][name] = getattr(SECTIONS[section](), name)
     for key in kept:
-        _put(values, tags, key, asked[key], key)
+        _put(values, key, asked[key], key)
+    tags = values.pop("tags", {})
     changed = {
         name: dataclasses.replace(getattr(spec, name), **keys) for name, keys in values.items() if keys
     }
     if isinstance(spec, ClusterSpec):
-        changed["tags"] = tags | {name: value for name, value in own.items() if f"tags.{name}" in typed}
+        changed["tags"] = tags | {name: text for name, text in spec.tags.items() if f"tags.{name}" in typed}
     sources = {key: source for key, source in spec.sources.items() if key not in dropped}
-    return dataclasses.replace(
-        spec,
-        **changed,
-        explicit=(spec.explicit - dropped) | {key for key in kept if not key.startswith("tags.")},
-        from_file=spec.from_file - dropped,
-        sources=sources | dict.fromkeys(kept, "cluster"),
-    )
+    return dataclasses.replace(spec, **changed, sources=sources | dict.fromkeys(kept, "cluster"))
 
 
 def differences(spec: ClusterSpec, standing: ClusterSpec) -> dict[str, tuple[Any, Any]]:
@@ -467,7 +458,7 @@ def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, str]]:
     sources = {**job.sources, **spec.sources}
     found = [
         (f"{section}.{key.name}", getattr(getattr(holder, section), key.name))
-        for holder, sections in ((spec, _OF_CLUSTER), (job, ("env", "sync", "job")))
+        for holder, sections in ((spec, _OF_CLUSTER), (job, _OF_JOB))
         for section in sections
         for key in dataclasses.fields(SECTIONS[section])
     ]
@@ -493,12 +484,10 @@ def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobS
 
 
 NOT_SHOWN = frozenset(
-    f"{section}.{key}"
-    for section, keys in (
-        ("job", ("script", "args", "name", "resume")),
-        ("env", ("variables", "setup", "index_url", "proxy")),
+    (
+        *("job.script", "job.args", "job.name", "job.resume"),
+        *("env.variables", "env.setup", "env.index_url", "env.proxy"),
     )
-    for key in keys
 )
 """Keys that the record of a job does not have: it has others for them, or they may hold a secret."""
 
@@ -510,7 +499,7 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
     and URLs.
     """
     words: list[str] = []
-    for section in ("env", "sync", "job"):
+    for section in _OF_JOB:
         values, defaults = getattr(spec, section), SECTIONS[section]()
         for item in dataclasses.fields(values):
             key, value = f"{section}.{item.name}", getattr(values, item.name)
@@ -690,21 +679,23 @@ def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     return found
 
 
-def _put(values: dict[str, Any], tags: dict[str, str], key: str, value: object, place: str) -> None:
+def _put(values: dict[str, Any], key: str, value: object, place: str) -> str:
+    """Put the value of a key into its section, and return the key; of one variable that of all."""
     section, _, name = key.partition(".")
     if section == "tags" and name:
-        tags[name] = str(value)
-        return
+        values["tags"][name] = str(value)
+        return key
     if section not in SECTIONS:
         raise _unknown(place, section, [*SECTIONS, "tags"])
     hints = typing.get_type_hints(SECTIONS[section])
     group, _, variable = name.partition(".")
     if section == "env" and variable and group in ("variables", "secrets"):
         _set_variable(values[section], variable, str(value) if group == "variables" else None)
-        return
+        return f"env.{group}"
     if name not in hints:
         raise _unknown(place, name, list(hints))
     values[section][name] = _convert(value, hints[name], place)
+    return key
 
 
 def _set_variable(env: dict[str, Any], name: str, value: str | None) -> None:

@@ -92,7 +92,7 @@ def with_idle(ctx: Context) -> Context:
     if "cluster.idle" in spec.explicit:
         return ctx
     cluster = replace(spec.cluster, idle=IDLE)
-    return replace(ctx, spec=replace(spec, cluster=cluster, explicit=spec.explicit | {"cluster.idle"}))
+    return replace(ctx, spec=replace(spec, cluster=cluster, sources={**spec.sources, "cluster.idle": "run"}))
 
 
 def with_gpus(ctx: Context) -> Context:
