@@ -7,7 +7,7 @@ command line, and what costs money needs a plan or `max_price_usd`.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
@@ -37,11 +37,7 @@ from awsddp.verbs.stop import stop
 from awsddp.verbs.train import train
 from awsddp.verbs.up import up
 
-_KEYS = {
-    f"local_{one.name}" if name == "local" else one.name: f"{name}.{one.name}"
-    for name, section in spec.SECTIONS.items()
-    for one in fields(section)
-}
+_KEYS = {key.replace("local.", "local_").rpartition(".")[2]: key for key in spec.KEYS}
 
 
 class JobFailed(JobError):

@@ -318,18 +318,16 @@ class JobSpec(_Spec):
 
 
 _Any = TypeVar("_Any", ClusterSpec, JobSpec)
-SECTIONS: dict[str, type] = {
+_OF_CLUSTER: dict[str, type] = {
     "cluster": ClusterSection,
     "network": NetworkSection,
     "access": AccessSection,
     "capacity": CapacitySection,
     "local": LocalSection,
-    "env": EnvSection,
-    "sync": SyncSection,
-    "job": JobSection,
 }
-_OF_CLUSTER = ("cluster", "network", "access", "capacity", "local")
-_OF_JOB = ("env", "sync", "job")
+_OF_JOB: dict[str, type] = {"env": EnvSection, "sync": SyncSection, "job": JobSection}
+SECTIONS = _OF_CLUSTER | _OF_JOB
+KEYS = tuple(f"{name}.{one.name}" for name, kind in SECTIONS.items() for one in dataclasses.fields(kind))
 
 
 def load(
@@ -456,12 +454,7 @@ def _value(spec: ClusterSpec | JobSpec, key: str) -> Any:
 def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, str]]:
     """Return every key that has a value, the value, and its source ("default", or as in `sources`)."""
     sources = {**job.sources, **spec.sources}
-    found = [
-        (f"{section}.{key.name}", getattr(getattr(holder, section), key.name))
-        for holder, sections in ((spec, _OF_CLUSTER), (job, _OF_JOB))
-        for section in sections
-        for key in dataclasses.fields(SECTIONS[section])
-    ]
+    found = [(key, _value(job if _is_of_job(key) else spec, key)) for key in KEYS]
     found += [(f"tags.{name}", value) for name, value in spec.tags.items()]
     set_ = [(key, value) for key, value in found if key in sources or value not in (None, (), {}, "", False)]
     return [(key, value, sources.get(key, "default")) for key, value in set_]
@@ -499,12 +492,10 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
     and URLs.
     """
     words: list[str] = []
-    for section in _OF_JOB:
-        values, defaults = getattr(spec, section), SECTIONS[section]()
-        for item in dataclasses.fields(values):
-            key, value = f"{section}.{item.name}", getattr(values, item.name)
-            if value != getattr(defaults, item.name) and key not in NOT_SHOWN:
-                words += ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    for key in filter(_is_of_job, KEYS):
+        value = _value(spec, key)
+        if value != _value(JobSpec(), key) and key not in NOT_SHOWN:
+            words += ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     typed = spec.sources.get("env.variables", OPTION) == OPTION  # else awsddp.toml sets them again
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
 
@@ -670,13 +661,8 @@ class _Written(str):
 
 def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """Return (variable, "section.key", text, variable) for each AWSDDP_SECTION_KEY that is set."""
-    found = []
-    for section, kind in SECTIONS.items():
-        for key in dataclasses.fields(kind):
-            variable = f"AWSDDP_{section}_{key.name}".upper()
-            if variable in environ:
-                found.append((variable, f"{section}.{key.name}", environ[variable], variable))
-    return found
+    names = {f"AWSDDP_{key.replace('.', '_')}".upper(): key for key in KEYS}
+    return [(name, key, environ[name], name) for name, key in names.items() if name in environ]
 
 
 def _put(values: dict[str, Any], key: str, value: object, place: str) -> str:

@@ -5,10 +5,10 @@ import sys
 import click
 
 from awsddp.cli import session
-from awsddp.cli.options import Globals, Words
+from awsddp.cli.options import Globals, Verb
 
 
-@click.command("exec", cls=Words)
+@click.command("exec", cls=Verb, context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, metavar="COMMAND...")
 @click.option("--node", type=int, metavar="N", help="Only on this node.  [default: all]")
 @click.option("-i", "--stdin", is_flag=True, help="Send stdin to every node.")

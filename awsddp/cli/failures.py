@@ -1,5 +1,6 @@
 """From an error to what the user reads and the process's exit code. The one place that maps them."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -43,13 +44,12 @@ def run(command: click.Command) -> int:
 
 def show(error: AwsddpError) -> int:
     """Print an error, as a document with --json, and return its exit code. A closed terminal is ignored."""
-    try:
-        return _show(error)
-    except OSError:
-        return error.exit_code
+    with contextlib.suppress(OSError):
+        _show(error)
+    return error.exit_code
 
 
-def _show(error: AwsddpError) -> int:
+def _show(error: AwsddpError) -> None:
     from awsddp.cli import render
     from awsddp.cli.advice import named  # it reads the clusters' folders: not before the signals are ours
 
@@ -65,7 +65,7 @@ def _show(error: AwsddpError) -> int:
     if WATCH.json:
         render.document(error.document())
         sys.stdout.flush()
-        return error.exit_code
+        return
     columns = render.width(stderr=True)
     for label, text in (
         ("error: ", harmless.line(error.message)),
@@ -78,7 +78,6 @@ def _show(error: AwsddpError) -> int:
                 first = click.style(label, fg="red", bold=True) + first.removeprefix(label)
             click.echo("\n".join([first, *more]), err=True)
             label = " " * len(label)
-    return error.exit_code
 
 
 def _help_line(error: click.ClickException) -> str:

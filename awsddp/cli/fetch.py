@@ -34,5 +34,4 @@ def command(options: Globals, *, job: str | None, outputs: tuple[str, ...]) -> N
             with contextlib.suppress(Interrupted):  # the answer was no: the idle watchdog ends them
                 result["down"] = down(ctx, confirm=show.question(*down_verb.QUESTION))
                 show.page(result["down"], down_page)
-        if options.json:
-            show.result(result, sync_page)
+        show.result(result, lambda _: None)

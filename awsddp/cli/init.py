@@ -37,9 +37,9 @@ def command(options: Globals) -> None:
     ask = sys.stdin.isatty() and sys.stderr.isatty() and not (options.yes or options.json)
     chosen = _answers() if ask else {}
     path = init(Path(), chosen)
-    rest = f"{', '.join(chosen)} set, the other keys" if chosen else "Every key is"
-    rest += " are commented out" if chosen else " commented out"
-    screen.result({"file": str(path)}, lambda _: screen.say(f"Wrote {path}. {rest}. Next: awsddp plan"))
+    rest = f"{', '.join(chosen)} set, the other keys are" if chosen else "Every key is"
+    text = f"Wrote {path}. {rest} commented out. Next: awsddp plan"
+    screen.result({"file": str(path)}, lambda _: screen.say(text))
 
 
 def _answers() -> dict[str, Any]:

@@ -115,14 +115,6 @@ class Verb(click.Command):
 
 def _key_of(option: str) -> str | None:
     """Return the key of awsddp.toml that an option's name is the name of."""
-    from awsddp.spec import SECTIONS
+    from awsddp.spec import KEYS
 
-    keys = [(section, key.name) for section, kind in SECTIONS.items() for key in dataclasses.fields(kind)]
-    return next((f"{section}.{key}" for section, key in keys if dashed(f"--{key}") == dashed(option)), None)
-
-
-class Words(Verb):
-    """A verb whose arguments, from the first that is not an option, are a command for a node."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **{"context_settings": {"allow_interspersed_args": False}, **settings})
+    return next((key for key in KEYS if dashed(f"--{key.partition('.')[2]}") == dashed(option)), None)

@@ -128,9 +128,7 @@ def all_page(found: list[dict[str, Any]]) -> None:
         return
     rows = [
         (
-            one["cluster"],
-            one["id"],
-            one["region"],
+            *(one[key] for key in ("cluster", "id", "region")),
             "orphan" if one["orphan"] else one["state"],
             "you" if one["mine"] else one["owner"],
             len(one["nodes"]),

@@ -40,11 +40,7 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
     table(("", ""), [row for row in rows if row[1]], stderr=stderr)
     if facts["choices"]:
         line("other choices:", stderr=stderr)
-        table(
-            _choice_headings(plan.region),
-            [_choice_row(choice, plan.region) for choice in facts["choices"]],
-            stderr=stderr,
-        )
+        _choices(facts["choices"], plan.region, stderr=stderr)
     for warning in facts["warnings"]:
         line(f"warning: {warning}", stderr=stderr)
 
@@ -101,46 +97,34 @@ def _price_line(facts: dict[str, Any], expires_s: int) -> str:
     )
 
 
-def _choice_headings(region: str) -> tuple[str, ...]:
-    return ("type", "gpus", "per node-hour", "quota", f"zones of {region}")
-
-
-def _choice_row(choice: dict[str, Any], region: str) -> list[str]:
-    return [
-        choice["instance_type"],
-        f"{choice['gpus_per_node']} x {choice['gpu']}",
-        money(choice["price_usd_per_hour"]),
-        {True: "sufficient", False: "too small", None: "unknown"}[choice["fits_quota"]],
-        ", ".join(zone.removeprefix(region) for zone in choice["zones"]),
+def _choices(choices: list[dict[str, Any]], region: str, *, stderr: bool = False) -> None:
+    """Show instance types, their spot prices too where some are known."""
+    spot = ["spot"] if any(one.get("spot_usd_per_hour") is not None for one in choices) else []
+    rows = [
+        (
+            one["instance_type"],
+            f"{one['gpus_per_node']} x {one['gpu']}",
+            money(one["price_usd_per_hour"]),
+            {True: "sufficient", False: "too small", None: "unknown"}[one["fits_quota"]],
+            ", ".join(zone.removeprefix(region) for zone in one["zones"]),
+            *(money(one["spot_usd_per_hour"]) for _ in spot),
+        )
+        for one in choices
     ]
+    table(("type", "gpus", "per node-hour", "quota", f"zones of {region}", *spot), rows, stderr=stderr)
 
 
 def settings_page(settings: list[tuple[str, Any, str]]) -> None:
     """Show each setting, its value and where it comes from."""
-    rows = [(key, _toml(value), source) for key, value, source in settings]
+    rows = [(key, json.dumps(value, ensure_ascii=False), source) for key, value, source in settings]
     table(("setting", "value", "from"), rows)
-
-
-def _toml(value: Any) -> str:
-    """Return a value about as awsddp.toml writes it."""
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def offers_page(found: dict[str, Any]) -> None:
     """Show every GPU type offered in the region."""
     nodes = found["nodes"]
     line(f"{found['region']}, prices of {found['price_date']}; quota for {nodes} node{'s' * (nodes != 1)}:")
-    spot = any(offer["spot_usd_per_hour"] is not None for offer in found["offers"])
-    region = found["region"]
-    table(
-        (*_choice_headings(region), *(["spot"] if spot else [])),
-        [
-            _choice_row(offer, region) + ([money(offer["spot_usd_per_hour"])] if spot else [])
-            for offer in found["offers"]
-        ],
-    )
+    _choices(found["offers"], found["region"])
 
 
 def quota_page(reply: dict[str, Any]) -> None:

@@ -9,23 +9,17 @@ import sys
 import click
 
 from awsddp.cli import session
-from awsddp.cli.options import Globals, Words
+from awsddp.cli.options import Globals, Verb
 from awsddp.errors import ConfigError, UsageError
 
 _NODE = re.compile(r"(?:node)?(\d+)")
 
 
-@click.command("ssh", cls=Words)
+@click.command("ssh", cls=Verb, context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, metavar="[COMMAND...]")
 @click.option("--node", type=int, default=0, metavar="N", help="Which node.  [default: 0]")
 @click.option("-L", "ports", multiple=True, metavar="SPEC", help="Forward a port here: 6006:localhost:6006.")
-def command(
-    options: Globals,
-    *,
-    words: tuple[str, ...],
-    node: int,
-    ports: tuple[str, ...],
-) -> None:
+def command(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str, ...]) -> None:
     """Open a shell on a node, or run a command there; terminal, stdin and exit code are ssh's own.
 
     -L is ssh's own, too. With --json: print the ssh command for other programs to run.
