@@ -586,12 +586,12 @@ def seconds(text: str, *, place: str = "duration") -> float:
     return found
 
 
-def size_of(text: str, *, place: str = "job.results_limit") -> float:
-    """Return the bytes of a size such as "500MB" or "20GB". Raises ConfigError."""
+def size_of(text: str) -> float:
+    """Return the bytes of `job.results_limit`, such as "500MB" or "20GB". Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"{place}: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/results.md"
+            f"job.results_limit: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/results.md"
         )
     return float(match[1]) * _BYTES[match[2].upper()]
 

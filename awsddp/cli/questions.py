@@ -36,7 +36,8 @@ def launch_question(show: Screen, spec: ClusterSpec) -> Callable[["LaunchPlan | 
         if isinstance(plan, str):
             show.question("", "nothing was changed")(f"{plan}Do this?")
             return
-        if show.options.yes and not plan.steps and not spec.explicit & _PRICED:
+        is_chosen = plan.target == "local" or plan.steps or spec.explicit & _PRICED
+        if show.options.yes and not is_chosen:
             _refuse_any_price(plan)
         show.pause()
         if not show.options.quiet and not (show.options.json and show.options.yes):
@@ -47,8 +48,6 @@ def launch_question(show: Screen, spec: ClusterSpec) -> Callable[["LaunchPlan | 
 
 
 def _refuse_any_price(plan: "LaunchPlan") -> None:
-    if plan.target == "local":
-        return
     price = money(plan.price_usd_per_hour)
     raise UsageError(
         f"-y does not choose a price: {plan.nodes} x {plan.instance_type} cost {price} per hour",

@@ -127,10 +127,7 @@ def _script_of(job: JobSpec) -> JobSpec:
 @contextlib.contextmanager
 def opened(options: Globals, explicit: dict[str, object] | None = None) -> Iterator[tuple[Context, Screen]]:
     """Yield a verb's context and its screen."""
-    values: dict[str, object] = {}
-    for text in options.override:
-        key, value = _pair(text.removeprefix("="), sign="-o ")
-        values[key] = value
+    values: dict[str, object] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
     if options.region:
         values["cluster.region"] = options.region
     if options.profile:
