@@ -46,9 +46,8 @@ def command(options: Globals, *, iam_policy: bool, request_quota: bool, job: str
             confirm = show.question("", "nothing was requested")
             show.result(verb.request_quota(ctx, confirm=confirm), quota_page)
             return 0
-        if (found := health.doctor(ctx)) is not None:
-            show.result(found, health_page)
-            return 6 if any(check["ok"] is False for check in found["checks"]) else 0
-        report = verb.doctor(ctx)
-        show.result(report, checks_page)
-        return 4 if any(check["ok"] is False for check in report["checks"]) else 0
+        report, page, code = health.doctor(ctx), health_page, 6
+        if report is None:
+            report, page, code = verb.doctor(ctx), checks_page, 4
+        show.result(report, page)
+        return code if any(check["ok"] is False for check in report["checks"]) else 0
