@@ -70,6 +70,7 @@ _OTHERS: tuple[tuple[str, ImageFacts], ...] = (
         r"^Deep Learning Base Proprietary Nvidia Driver",
         ImageFacts(driver=570, module="proprietary", families=frozenset({"g3", "p3", "p3dn"})),
     ),
+    ("OSS Nvidia Driver", ImageFacts(module="open")),
 )
 
 
@@ -79,9 +80,6 @@ def image_facts(name: str) -> ImageFacts:
     if match:
         cuda, driver, families = _PYTORCH_DLAMIS.get(match[1], ("", None, frozenset()))
         return ImageFacts(torch=match[1], cuda=cuda, driver=driver, module="open", families=families)
-    if "OSS Nvidia Driver" in name:
-        known = next((facts for pattern, facts in _OTHERS if re.search(pattern, name)), None)
-        return known or ImageFacts(module="open")
     return next((facts for pattern, facts in _OTHERS if re.search(pattern, name)), ImageFacts())
 
 

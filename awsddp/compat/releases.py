@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 KernelModule = Literal["proprietary", "open"]
+_CLOSED: tuple[KernelModule, ...] = ("proprietary",)
+_OPEN: tuple[KernelModule, ...] = ("open",)
+_RTX_PRO = ("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Architecture:
-    """GPUs of one compute capability: the kernel modules that drive them, first and last driver branch.
+    """GPUs of one compute capability: first and last driver branch, the kernel modules that drive them.
 
     `last_driver` None: the newest drives it. `last_torch` is the last release whose own parts (cuDNN) drive
     it, although later wheels still carry code for it; "" where no such end is known.
@@ -21,8 +24,8 @@ class Architecture:
     capability: str
     name: str
     gpus: tuple[str, ...]
-    modules: tuple[KernelModule, ...]
     first_driver: int
+    modules: tuple[KernelModule, ...] = (*_CLOSED, *_OPEN)
     last_driver: int | None = None
     last_torch: str = ""
 
@@ -34,79 +37,27 @@ class Architecture:
 # Kepler's last torch: cuDNN 9, from torch 2.4 on, has no Kepler code; cu118 of 2.1 to 2.3 was never tried.
 ARCHITECTURES = (
     Architecture(
-        capability="3.7",
-        name="Kepler",
-        gpus=("K80",),
-        modules=("proprietary",),
-        first_driver=367,
-        last_driver=470,
-        last_torch="2.0",
+        "3.7", "Kepler", ("K80",), first_driver=367, modules=_CLOSED, last_driver=470, last_torch="2.0"
     ),
-    Architecture(
-        capability="5.2",
-        name="Maxwell",
-        gpus=("M60",),
-        modules=("proprietary",),
-        first_driver=367,
-        last_driver=580,
-    ),
-    Architecture(
-        capability="7.0",
-        name="Volta",
-        gpus=("V100",),
-        modules=("proprietary",),
-        first_driver=384,
-        last_driver=580,
-    ),
-    Architecture(
-        capability="7.5", name="Turing", gpus=("T4", "T4g"), modules=("proprietary", "open"), first_driver=418
-    ),
-    Architecture(
-        capability="8.0", name="Ampere", gpus=("A100",), modules=("proprietary", "open"), first_driver=450
-    ),
-    Architecture(
-        capability="8.6", name="Ampere", gpus=("A10G",), modules=("proprietary", "open"), first_driver=470
-    ),
-    Architecture(
-        capability="8.9", name="Ada", gpus=("L4", "L40S"), modules=("proprietary", "open"), first_driver=525
-    ),
-    Architecture(
-        capability="9.0",
-        name="Hopper",
-        gpus=("H100", "H200"),
-        modules=("proprietary", "open"),
-        first_driver=525,
-    ),
-    Architecture(capability="10.0", name="Blackwell", gpus=("B200",), modules=("open",), first_driver=570),
-    Architecture(capability="10.3", name="Blackwell", gpus=("B300",), modules=("open",), first_driver=580),
-    Architecture(
-        capability="12.0",
-        name="Blackwell",
-        gpus=("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500"),
-        modules=("open",),
-        first_driver=570,
-    ),
+    Architecture("5.2", "Maxwell", ("M60",), first_driver=367, modules=_CLOSED, last_driver=580),
+    Architecture("7.0", "Volta", ("V100",), first_driver=384, modules=_CLOSED, last_driver=580),
+    Architecture("7.5", "Turing", ("T4", "T4g"), first_driver=418),
+    Architecture("8.0", "Ampere", ("A100",), first_driver=450),
+    Architecture("8.6", "Ampere", ("A10G",), first_driver=470),
+    Architecture("8.9", "Ada", ("L4", "L40S"), first_driver=525),
+    Architecture("9.0", "Hopper", ("H100", "H200"), first_driver=525),
+    Architecture("10.0", "Blackwell", ("B200",), first_driver=570, modules=_OPEN),
+    Architecture("10.3", "Blackwell", ("B300",), first_driver=580, modules=_OPEN),
+    Architecture("12.0", "Blackwell", _RTX_PRO, first_driver=570, modules=_OPEN),
 )
 
 # Least driver branch of a CUDA toolkit, by minor-version compatibility from 11 on:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; before, table 3 of
 # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
-_LEAST_DRIVER = {
-    "13": 580,
-    "12": 525,
-    "11": 450,
-    "10.2": 440,
-    "10.1": 418,
-    "10.0": 410,
-    "9.2": 396,
-    "9.0": 384,
-    "8.0": 367,
-}
+_LEAST_DRIVER = {"13": 580, "12": 525, "11": 450, "10.2": 440, "10.1": 418}
 # The newest capability that a CUDA toolkit compiles for (same release notes); code of one runs on a later
 # minor of its major: 8.6 on 8.9, 10.0 on 10.3.
 _NEWEST_CAPABILITY = (
-    ((8, 0), "6.2"),
-    ((9, 0), "7.0"),
     ((10, 0), "7.5"),
     ((11, 0), "8.0"),
     ((11, 1), "8.6"),
@@ -128,8 +79,8 @@ class Release:
     wheels: dict[str, str]
 
 
-def _minors(first: int, last: int, *, also: tuple[str, ...] = ()) -> tuple[str, ...]:
-    return (*also, *(f"3.{minor}" for minor in range(first, last + 1)))
+def _minors(first: int, last: int) -> tuple[str, ...]:
+    return tuple(f"3.{minor}" for minor in range(first, last + 1))
 
 
 def _release(torch: str, torchvision: str, pythons: tuple[str, ...], **wheels: str) -> Release:
@@ -140,9 +91,8 @@ def _release(torch: str, torchvision: str, pythons: tuple[str, ...], **wheels: s
 # torch, torchvision, python: https://github.com/pytorch/vision#installation and
 # https://github.com/pytorch/pytorch/blob/main/RELEASE.md#release-compatibility-matrix (2026-08-21).
 # Oldest capabilities: pytorch/builder manywheel/build_cuda.sh, pytorch .ci/manywheel/build_cuda.sh, and
-# https://github.com/pytorch/pytorch/issues/172352 (2.11), /172663 (2.11), /190385 (2.15); before 1.4
-# https://discuss.pytorch.org/t/62434. The torchvision of 2.14 is not confirmed.
-_OLD = ("2.7",)
+# https://github.com/pytorch/pytorch/issues/172352 (2.11), /172663 (2.11), /190385 (2.15). The torchvision
+# of 2.14 is not confirmed. The table begins with 1.7, of October 2020.
 RELEASES = (
     _release("2.14", "0.29", _minors(10, 14), cu126="5.0", cu130="7.5", cu132="7.5"),
     _release("2.13", "0.28", _minors(10, 14), cu126="5.0", cu130="7.5", cu132="7.5"),
@@ -166,13 +116,6 @@ RELEASES = (
     _release("1.9", "0.10", _minors(6, 9), cu102="3.7", cu111="3.7"),
     _release("1.8", "0.9", _minors(6, 9), cu102="3.7", cu111="5.0"),
     _release("1.7", "0.8", _minors(6, 9), cu101="3.7", cu102="3.7", cu110="3.7"),
-    _release("1.6", "0.7", _minors(6, 8), cu92="3.7", cu101="3.7", cu102="3.7"),
-    _release("1.5", "0.6", _minors(5, 8), cu92="3.7", cu101="3.7", cu102="3.7"),
-    _release("1.4", "0.5", _minors(5, 8, also=_OLD), cu92="3.7", cu101="3.7"),
-    _release("1.3", "0.4", _minors(5, 7, also=_OLD), cu92="3.5", cu101="3.5"),
-    _release("1.2", "0.4", _minors(5, 7, also=_OLD), cu92="3.5", cu100="3.5"),
-    _release("1.1", "0.3", _minors(5, 7, also=_OLD), cu90="3.5", cu100="3.5"),
-    _release("1.0", "0.2", _minors(5, 7, also=_OLD), cu80="3.5", cu90="3.5", cu100="3.0"),
 )
 
 
@@ -188,25 +131,17 @@ def release(torch: str) -> Release | None:
 
 
 def least_driver(cuda: str) -> int:
-    """Return the least driver branch that runs a CUDA version. Raises KeyError for one before 8.0."""
+    """Return the least driver branch that runs a CUDA version. Raises KeyError for one before 10.1."""
     return _LEAST_DRIVER.get(cuda.partition(".")[0]) or _LEAST_DRIVER[cuda]
-
-
-def carries(row: Release, cuda: str, capability: str) -> bool:
-    """Whether the release's wheel for this CUDA version holds code that runs on this capability."""
-    oldest = row.wheels.get(cuda)
-    if oldest is None:
-        return False
-    newest = next(top for version, top in reversed(_NEWEST_CAPABILITY) if version <= _pair(cuda))
-    have = _pair(capability)
-    return _pair(oldest) <= have and (have <= _pair(newest) or have[0] == _pair(newest)[0])
 
 
 def unfit(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = None) -> str:
     """Return why a wheel does not run on this GPU with this driver branch (None: the newest), or ""."""
     if cuda not in row.wheels:
         return f"torch {row.torch} has no wheel for CUDA {cuda}, only for {', '.join(row.wheels)}"
-    if not carries(row, cuda, gpu.capability):
+    oldest, has = _pair(row.wheels[cuda]), _pair(gpu.capability)
+    newest = next(_pair(top) for version, top in reversed(_NEWEST_CAPABILITY) if version <= _pair(cuda))
+    if not oldest <= has or (has > newest and has[0] != newest[0]):
         return f"torch {row.torch} for CUDA {cuda} carries no code for the {gpu.gpus[0]} ({gpu.capability})"
     if gpu.last_torch and _pair(row.torch) > _pair(gpu.last_torch):
         return f"torch {gpu.last_torch} is the last that drives the {gpu.gpus[0]}"

@@ -89,13 +89,7 @@ def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
     assert "needs driver 580 or newer, and there is 570" in unfit(
         row("2.13"), "13.0", gpu("A100"), driver=570
     )
-    assert [least_driver(cuda) for cuda in ("13.2", "12.6", "11.8", "10.2", "8.0")] == [
-        580,
-        525,
-        450,
-        440,
-        367,
-    ]
+    assert [least_driver(cuda) for cuda in ("13.2", "12.6", "11.8", "10.2")] == [580, 525, 450, 440]
 
 
 @pytest.mark.parametrize(
