@@ -10,19 +10,13 @@ from dataclasses import replace
 
 from awsddp import limits
 from awsddp.compat.images import misfit, unlisted
-from awsddp.compat.types import (
-    ADDRESS_USD_PER_HOUR,
-    PRICE_DATE,
-    PRICE_REGION,
-    GpuType,
-    disk_usd_per_hour,
-)
+from awsddp.compat.types import ADDRESS_USD_PER_HOUR, PRICE_DATE, PRICE_REGION, GpuType, disk_usd_per_hour
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
 from awsddp.plan.budget import lasts_s, spot_rate
-from awsddp.plan.records import Budget, Facts, Image, LaunchPlan, Price, Rate
+from awsddp.plan.records import Budget, Facts, Image, LaunchPlan, Price, Rate, Zone
 from awsddp.plan.requests import requests
-from awsddp.plan.selection import Candidate, candidates, choices, on_demand, zones
+from awsddp.plan.selection import Candidate, candidate, choices, tries, zones
 from awsddp.report import duration
 from awsddp.spec import ClusterSpec, seconds
 
@@ -50,18 +44,17 @@ def make_plan(
     if zone is not None:
         spec = replace(spec, capacity=replace(spec.capacity, zones=(zone,)))
     fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
-    tried, skipped = candidates(spec, facts)
     made: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
-    for candidate in tried:
+    for name, market in tries(spec, facts):
         try:
-            made.append(_plan(spec, facts, candidate, fill, spent_usd))
+            made.append(_plan(spec, facts, candidate(spec, facts, name, market), fill, spent_usd))
         except AwsddpError as refusal:
             refusals.append(refusal)
     if not made:
         raise refusals[0]
-    skipped = (*skipped, *(f"skipped: {refusal.message}" for refusal in refusals))
     first, *others = made
+    skipped = [f"skipped: {refusal.message}" for refusal in refusals]
     return replace(first, warnings=(*first.warnings, *skipped), alternatives=tuple(others))
 
 
@@ -109,6 +102,7 @@ def _plan(
         image=image,
         disk_gb=disk_gb,
         subnets=tried,
+        uses=_uses(spec, tried) if fill else {},
         address=spec.network.address,
         jump=spec.network.jump or None,
         ssh_cidrs=() if facts.group else network.ssh_cidrs(spec, facts.callers),
@@ -131,14 +125,9 @@ def _plan(
         experimental=spec.capacity.experimental,
     )
     _check_price(spec, plan)
-    plan, limited = _within_budget(replace(plan, budget=_budget(spec, facts, plan, spent_usd)))
-    warnings = (
-        *candidate.warnings,
-        *limited,
-        *_warnings(facts, plan),
-        *routes,
-        *network.check_group(facts),
-    )
+    plan, limited = _within_budget(spec, facts, plan, spent_usd)
+    own_group = network.check_group(facts)
+    warnings = (*candidate.warnings, *limited, *_warnings(facts, plan), *routes, *own_group)
     made = requests(plan, spec, facts, tags=dict(sorted(spec.tags.items())))
     limits.check_tag_specifications((one.operation, one.parameters) for one in made)
     return replace(plan, requests=made, warnings=warnings)
@@ -147,19 +136,15 @@ def _plan(
 def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[str], disk_gb: int) -> Price:
     """Return what all nodes cost per hour: in a spot market, the dearest of the zones that are tried."""
     kind, nodes = candidate.kind, spec.cluster.nodes
-    listed = kind.name not in facts.prices
-    each, date = on_demand(kind, facts), PRICE_DATE if listed else facts.price_date
-    source = f"list price of {PRICE_REGION}" if listed else "AWS Pricing API"
+    each, date, source = kind.price_usd_per_hour, PRICE_DATE, f"list price of {PRICE_REGION}"
     if candidate.market == "spot":
         spot = facts.spot_prices.get(kind.name, {})
-        known = [spot[zone] for zone in zones if zone in spot]
-        each, date, source = (
-            (max(known) if len(known) == len(zones) else None),
-            "now",
-            "spot market, as of",
-        )
+        each = max(spot[zone] for zone in zones) if spot.keys() >= set(zones) else None
+        date, source = "now", "spot market, as of"
     elif candidate.market == "capacity-block":
         each, date, source = 0.0, "", "the block is prepaid"
+    elif kind.name in facts.prices:
+        each, date, source = facts.prices[kind.name], facts.price_date, "AWS Pricing API"
     addresses = ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
     return Price(
         machines=None if each is None else each * nodes,
@@ -183,74 +168,70 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
         )
 
 
-def _budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float) -> Budget | None:
-    if spec.cluster.budget_usd is None:
-        return None
-    rate = Rate(usd_per_hour=plan.price_usd_per_hour)
-    if plan.market == "spot":
-        rate = spot_rate(plan.price, plan.nodes, plan.instance_type, plan.zones, facts)
-    return Budget(
-        usd=spec.cluster.budget_usd,
-        spent_usd=spent_usd,
-        usd_per_hour=rate.usd_per_hour,
-        source=rate.source,
-    )
-
-
-def _within_budget(plan: LaunchPlan) -> tuple[LaunchPlan, list[str]]:
-    """Return the plan with the expiry that the budget allows, and a warning where that is an earlier one.
+def _within_budget(
+    spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float
+) -> tuple[LaunchPlan, list[str]]:
+    """Return the plan with its budget and the expiry that this allows, and a warning where that is earlier.
 
     Raises ConfigError for a budget that does not last, or where no price is known.
     """
-    if plan.budget is None:
+    if spec.cluster.budget_usd is None:
         return plan, []
-    term_s = lasts_s(plan.budget)
+    rate = Rate(usd_per_hour=plan.price_usd_per_hour)
+    if plan.market == "spot":
+        rate = spot_rate(plan.price, plan.nodes, plan.instance_type, plan.zones, facts)
+    budget = Budget(
+        usd=spec.cluster.budget_usd, spent_usd=spent_usd, usd_per_hour=rate.usd_per_hour, source=rate.source
+    )
+    plan, term_s = replace(plan, budget=budget), lasts_s(budget)
     if term_s >= plan.expires_s:
         return plan, []
-    text = f"the budget of ${plan.budget.usd:,.2f} lasts {duration(term_s)}: the nodes terminate then"
+    text = f"the budget of ${budget.usd:,.2f} lasts {duration(term_s)}: the nodes terminate then"
     return replace(plan, expires_s=int(term_s)), [text]
 
 
+def _uses(spec: ClusterSpec, tried: tuple[Zone, ...]) -> dict[str, str]:
+    """Return what exists already and is used: the id or name by kind."""
+    found = {
+        "subnet": tried[0].subnet if len(tried) == 1 else None,
+        "key pair": spec.access.key,
+        "security group": spec.network.security_group,
+        "instance profile": spec.access.instance_profile,
+        "KMS key": spec.access.kms_key,
+        "reservation": spec.capacity.reservation,
+        "tags": ", ".join(f"{key}={value}" for key, value in sorted(spec.tags.items())),
+    }
+    return {what: name for what, name in found.items() if name}
+
+
 def _check_image(image: Image, kind: GpuType) -> None:
-    what = f"cluster.image: {image.name} ({image.id})"
-    if image.architecture != kind.cpu:
-        raise ConfigError(
-            f"{what} is for {image.architecture}, {kind.name} is {kind.cpu}",
-            "",
-            "name an image of the type's own architecture with --image",
-        )
     reason = misfit(kind, image.name)
+    if image.architecture != kind.cpu:
+        reason = f"it is for {image.architecture}, the type is {kind.cpu}"
     if reason:
         raise ConfigError(
-            f"{what} does not fit {kind.name}",
+            f"cluster.image: {image.name} ({image.id}) does not fit {kind.name}",
             reason,
-            "name an image with a fitting driver with --image, or another --instance-type",
+            "name an image of the type's architecture with a fitting driver with --image, or another "
+            "--instance-type",
         )
 
 
 def _check_reservation(facts: Facts, nodes: int) -> None:
-    held = facts.reservation
+    held, image, next = facts.reservation, facts.image, "name another, or omit capacity.reservation"
     if held is None:
         return
     if held.state != "active":
-        raise ConfigError(
-            f"capacity.reservation: {held.id} is {held.state}",
-            "only an active one can be used",
-            "name another, or omit capacity.reservation",
-        )
-    if (held.platform, held.tenancy) != (facts.image.platform, "default"):
-        raise ConfigError(
-            f"capacity.reservation: {held.id} is for {held.platform} with {held.tenancy} tenancy, "
-            f"the image is {facts.image.platform}, launched with default tenancy",
-            f"{facts.image.name} ({facts.image.id}) cannot go into it",
-            "name a reservation for that platform and default tenancy, or omit capacity.reservation",
-        )
-    if held.free < nodes:
-        raise ConfigError(
-            f"capacity.reservation: {held.id} has {held.free} free machines, and {nodes} are requested",
-            "",
-            f"try --nodes {held.free}" if held.free else "name another, or end what uses it",
-        )
+        fault, why = f"is {held.state}", "only an active one can be used"
+    elif (held.platform, held.tenancy) != (image.platform, "default"):
+        fault = f"is for {held.platform} with {held.tenancy} tenancy"
+        why = f"the image {image.name} ({image.id}) is {image.platform}, launched with default tenancy"
+    elif held.free < nodes:
+        fault, why = f"has {held.free} free machines, and {nodes} are requested", ""
+        next = f"try --nodes {held.free}" if held.free else "name another, or end what uses it"
+    else:
+        return
+    raise ConfigError(f"capacity.reservation: {held.id} {fault}", why, next)
 
 
 def _disk(spec: ClusterSpec, image: Image) -> int:

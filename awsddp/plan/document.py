@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from awsddp.compat.images import image_facts
 from awsddp.compat.types import EGRESS_USD_PER_GB, Market
 from awsddp.plan.records import LaunchPlan, Planned, PriceParts
 
@@ -62,7 +63,8 @@ class PlanDocument(Planned):
 
 def document(plan: LaunchPlan) -> dict[str, Any]:
     """Return the plan as its JSON document. It holds no secret."""
-    kind, price = plan.kind, plan.price
+    kind, price, image = plan.kind, plan.price, plan.image
+    tells = image_facts(image.name)
     made: dict[str, Any] = msgspec.to_builtins(
         PlanDocument(
             **{field.name: getattr(plan, field.name) for field in fields(Planned)},
@@ -73,8 +75,17 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
             vcpus=kind.vcpus,
             memory_gb=kind.ram_gb,
             network_gbit=kind.network,
-            rehearsed=plan.image.rehearses,
-            image=msgspec.convert(plan.image, ImageDocument, from_attributes=True),
+            rehearsed=image.rehearses,
+            image=ImageDocument(
+                id=image.id,
+                name=image.name,
+                created=image.created,
+                owner=image.owner,
+                deprecated=image.deprecated,
+                torch=tells.torch or None,
+                cuda=tells.cuda or None,
+                driver=tells.driver,
+            ),
             zones=plan.zones,
             makes=plan.makes,
             uses=plan.uses,

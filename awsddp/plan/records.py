@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from awsddp.cluster import TargetName
-from awsddp.compat.images import image_facts
 from awsddp.compat.types import GpuType, Market
 from awsddp.report import node_name
 
@@ -30,21 +29,6 @@ class Image:
     deprecated: str | None = None
     platform: str = "Linux/UNIX"
     tags: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def torch(self) -> str | None:
-        """The torch release, where the image's name tells it."""
-        return image_facts(self.name).torch or None
-
-    @property
-    def cuda(self) -> str | None:
-        """The CUDA release, where the image's name tells it."""
-        return image_facts(self.name).cuda or None
-
-    @property
-    def driver(self) -> int | None:
-        """The driver's branch, where the image's name tells it."""
-        return image_facts(self.name).driver
 
     @property
     def pretends(self) -> bool:
@@ -248,13 +232,11 @@ class Step:
     def __str__(self) -> str:
         instances = f" ({', '.join(self.instances)})" if self.instances else ""
         who = ", ".join(node_name(number) if number >= 0 else "a node" for number in self.numbers) + instances
-        match self.do:
-            case "open":
-                return f"open port 22 for {self.value or 'nobody'}: {self.why}"
-            case "expire":
-                what = f"move the expiry to {self.value}"
-            case _:
-                what = f"{self.do} {who.strip()}"
+        what = f"{self.do} {who.strip()}"
+        if self.do == "open":
+            what = f"open port 22 for {self.value or 'nobody'}"
+        elif self.do == "expire":
+            what = f"move the expiry to {self.value}"
         return what + (f": {self.why}" if self.why else "")
 
 
@@ -294,7 +276,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan(Planned):
-    """What `up` will do. `numbers` are the nodes this launch fills.
+    """What `up` will do. `numbers` are the nodes this launch fills, `uses` the resources that exist already.
 
     `untried` names what was never launched on AWS, which `experimental` allows. `alternatives` are tried
     next, in order, when AWS has no capacity for this plan.
@@ -305,6 +287,7 @@ class LaunchPlan(Planned):
     numbers: tuple[int, ...]
     image: Image
     subnets: tuple[Zone, ...]
+    uses: dict[str, str]
     price: Price
     expires_s: int
     untried: tuple[str, ...] = ()
@@ -343,34 +326,9 @@ class LaunchPlan(Planned):
         if not self.numbers:
             return found
         count, nics = len(self.numbers), self.request("RunInstances").parameters["NetworkInterfaces"]
-        found += [
-            _several(count, "instance"),
-            f"{_several(count, 'disk')} of {self.disk_gb} GB",
-            _several(count * len(nics), "network interface"),
-        ]
+        found += [_several(count, "instance"), f"{_several(count, 'disk')} of {self.disk_gb} GB"]
+        found.append(_several(count * len(nics), "network interface"))
         return found + ([_several(count, "public address", "es")] if self.address == "public" else [])
-
-    @property
-    def uses(self) -> dict[str, str]:
-        """The existing resources that the plan uses: the id or name by kind."""
-        if not self.numbers:
-            return {}
-        run = self.request("RunInstances").parameters
-        [disk], [instance, *_] = run["BlockDeviceMappings"], run["TagSpecifications"]
-        own = [
-            tag for tag in instance["Tags"] if tag["Key"] != "Name" and not tag["Key"].startswith("awsddp:")
-        ]
-        held = run.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
-        found = {
-            "subnet": self.subnets[0].subnet if len(self.subnets) == 1 else None,
-            "key pair": run["KeyName"],
-            "security group": run["NetworkInterfaces"][0]["Groups"][0],
-            "instance profile": next(iter(run.get("IamInstanceProfile", {}).values()), None),
-            "KMS key": disk["Ebs"].get("KmsKeyId"),
-            "reservation": held.get("CapacityReservationId"),
-            "tags": ", ".join(f"{tag['Key']}={tag['Value']}" for tag in own),
-        }
-        return {what: name for what, name in found.items() if isinstance(name, str) and name}
 
     def asks(self, operation: str) -> bool:
         """Whether the plan has a request of this operation."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from awsddp.compat.images import misfit, unlisted
 from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of, replacements
-from awsddp.errors import AwsddpError, CloudError, ConfigError
+from awsddp.errors import CloudError, ConfigError
 from awsddp.plan.network import answers
 from awsddp.plan.records import Choice, Facts, Zone
 from awsddp.spec import ClusterSpec
@@ -30,52 +30,31 @@ class Candidate:
     warnings: tuple[str, ...] = ()
 
 
-def candidates(spec: ClusterSpec, facts: Facts) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-    """Return the candidates in order, and the reasons for skipping others.
+def tries(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Market], ...]:
+    """Return the types and markets to try, in order; None is the cheapest type.
 
-    Raises the first reason where no candidate is left.
+    Raises ConfigError for what the reservation is not.
     """
-    found: list[Candidate] = []
-    refusals: list[AwsddpError] = []
-    for market in _markets(spec, facts):
-        for name in _names(spec, facts):
-            try:
-                found.append(_candidate(spec, facts, name, market))
-            except (CloudError, ConfigError) as refusal:
-                refusals.append(refusal)
-    if not found:
-        raise refusals[0]
-    return tuple(found), tuple(f"skipped: {refusal.message}" for refusal in refusals)
+    cluster, held = spec.cluster, facts.reservation
+    if held is None:
+        return tuple((name, market) for market in cluster.markets for name in cluster.types or (None,))
+    if cluster.spot:
+        raise ConfigError(
+            f"capacity.reservation: {held.id} cannot be used by spot instances",
+            "a reservation holds on-demand machines",
+            "omit --spot, or the reservation",
+        )
+    if cluster.types not in ((), (held.instance_type,)):
+        raise ConfigError(
+            f"capacity.reservation: {held.id} is of {held.instance_type}, not of {cluster.instance_type}",
+            "a reservation holds machines of one type",
+            f"--instance-type {held.instance_type}, or another reservation",
+        )
+    return ((held.instance_type, "capacity-block" if held.block else "on-demand"),)
 
 
-def _markets(spec: ClusterSpec, facts: Facts) -> tuple[Market, ...]:
-    if facts.reservation is not None:
-        if spec.cluster.spot:
-            raise ConfigError(
-                f"capacity.reservation: {facts.reservation.id} cannot be used by spot instances",
-                "a reservation holds on-demand machines",
-                "omit --spot, or the reservation",
-            )
-        return ("capacity-block",) if facts.reservation.block else ("on-demand",)
-    return spec.cluster.markets
-
-
-def _names(spec: ClusterSpec, facts: Facts) -> tuple[str | None, ...]:
-    """Return the types to try, in order; (None,) means the cheapest."""
-    requested = spec.cluster.types
-    if facts.reservation is not None:
-        if requested not in ((), (facts.reservation.instance_type,)):
-            raise ConfigError(
-                f"capacity.reservation: {facts.reservation.id} is of {facts.reservation.instance_type}, "
-                f"not of {spec.cluster.instance_type}",
-                "a reservation holds machines of one type",
-                f"--instance-type {facts.reservation.instance_type}, or another reservation",
-            )
-        return (facts.reservation.instance_type,)
-    return requested or (None,)
-
-
-def _candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> Candidate:
+def candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> Candidate:
+    """Return a type and a market to try, of `tries`. Raises CloudError or ConfigError where it cannot be."""
     nodes, gpus = spec.cluster.nodes, wanted_gpus(spec)
     if name is None:
         kind, why = _cheapest(spec, gpus, facts, market)
@@ -225,9 +204,13 @@ def on_demand(kind: GpuType, facts: Facts) -> float | None:
 
 def fits(kind: GpuType, nodes: int, facts: Facts, market: Market = "on-demand") -> bool | None:
     """Return whether the quota allows so many nodes; None: it could not be read."""
-    quota = quota_of(kind.name, market)
-    allowed = facts.quotas.get(quota[0]) if quota else None
+    allowed = _allowed_vcpus(kind, facts, market)
     return None if allowed is None else nodes * kind.vcpus <= allowed
+
+
+def _allowed_vcpus(kind: GpuType, facts: Facts, market: Market) -> float | None:
+    quota = quota_of(kind.name, market)
+    return facts.quotas.get(quota[0]) if quota else None
 
 
 def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str, tuple[str, ...]]:
@@ -238,8 +221,7 @@ def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str
     if quota is None:
         unknown = f"{need} vCPUs; unknown quota for {market} {kind.family}"
         return unknown, (unknown,)
-    allowed = facts.quotas.get(quota[0])
-    if allowed is not None:
+    if (allowed := facts.quotas.get(quota[0])) is not None:
         return f"{need} of {allowed:g} vCPUs ({quota[1]}, {quota[0]})", ()
     return f"{need} vCPUs ({quota[1]}, {quota[0]}: unreadable)", (
         f"quota unreadable: {quota[1]} ({quota[0]}) must allow {need} vCPUs",
@@ -248,18 +230,14 @@ def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str
 
 def _over_quota(kinds: Iterable[GpuType], spec: ClusterSpec, facts: Facts, market: Market) -> CloudError:
     kinds, nodes = tuple(kinds), spec.cluster.nodes
-    needs: dict[tuple[str, str], list[str]] = {}
+    needs: dict[str, list[str]] = {}
     for kind in kinds:
-        quota = quota_of(kind.name, market)
-        if quota is not None:
-            needs.setdefault(quota, []).append(f"{nodes} x {kind.name} need {nodes * kind.vcpus}")
-    allowed = [
-        f"{name} ({code}) allows {facts.quotas[code]:g} vCPUs in {facts.region}: {', '.join(some)}"
-        for (code, name), some in needs.items()
-    ]
+        code, name = quota_of(kind.name, market) or ("", "")
+        quota = f"{name} ({code}) allows {_allowed_vcpus(kind, facts, market):g} vCPUs in {facts.region}"
+        needs.setdefault(quota, []).append(f"{nodes} x {kind.name} need {nodes * kind.vcpus}")
     return CloudError(
         f"the vCPU quota of this account is too small for {nodes} nodes",
-        "; ".join(allowed),
+        "; ".join(f"{quota}: {', '.join(some)}" for quota, some in needs.items()),
         f"{_largest(kinds, spec, facts, market)}\nawsddp doctor --request-quota   # request more from AWS",
         kind="quota",
     )
@@ -273,9 +251,8 @@ def _largest(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
     gpus = wanted_gpus(spec)
     found: list[tuple[tuple[float, ...], GpuType, int]] = []
     for kind in dict.fromkeys((*kinds, *_offered(facts))):
-        quota, price = quota_of(kind.name, market), _rank(kind, facts, market)
-        allowed = facts.quotas.get(quota[0]) if quota else None
-        nodes = min(spec.cluster.nodes, int((allowed or 0) // kind.vcpus))
+        price, allowed = _rank(kind, facts, market), _allowed_vcpus(kind, facts, market) or 0
+        nodes = min(spec.cluster.nodes, int(allowed // kind.vcpus))
         usable = not kind.bare_metal and not misfit(kind, facts.image.name)
         if nodes and price is not None and usable and (gpus is None or gpus.name == kind.gpu):
             found.append(((nodes * kind.gpus, kind in kinds, nodes, -price), kind, nodes))
@@ -347,7 +324,9 @@ def _allowed(spec: ClusterSpec, facts: Facts, kind: GpuType, offered: tuple[str,
     return allowed
 
 
-def _no_subnet(spec: ClusterSpec, facts: Facts, kind: GpuType, allowed: tuple[str, ...]) -> AwsddpError:
+def _no_subnet(
+    spec: ClusterSpec, facts: Facts, kind: GpuType, allowed: tuple[str, ...]
+) -> CloudError | ConfigError:
     have = ", ".join(sorted({subnet.zone for subnet in facts.subnets})) or "no zone"
     if spec.network.subnet:
         return ConfigError(
