@@ -1,12 +1,13 @@
 """Reads what a cluster is put into: subnets and their way out, what is the user's own, a reservation."""
 
-import ipaddress
 from collections.abc import Iterable
 from typing import Any
 
+from awsddp.aws.clusters import SOURCES
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.errors import ConfigError
+from awsddp.plan.network import within
 from awsddp.plan.records import Group, Reservation, Subnet
 
 
@@ -99,18 +100,12 @@ def check_sources(aws: Aws, asked: Iterable[str]) -> None:
 
 def _lets_in(permissions: Iterable[dict[str, Any]], cidr: str) -> bool:
     """Whether a group's rules let a block of addresses, or the members of a group, in at port 22."""
-    asked = None if cidr.startswith("sg-") else ipaddress.ip_network(cidr, strict=False)
     for permission in permissions:
         low, high = permission.get("FromPort", 0), permission.get("ToPort", 65535)
         if permission.get("IpProtocol") not in ("tcp", "-1") or not low <= 22 <= high:
             continue
-        if any(pair.get("GroupId") == cidr for pair in permission.get("UserIdGroupPairs", [])):
+        if any(within(cidr, item[by]) for kind, by in SOURCES for item in permission.get(kind, [])):
             return True
-        texts = [item["CidrIp"] for item in permission.get("IpRanges", [])]
-        texts += [item["CidrIpv6"] for item in permission.get("Ipv6Ranges", [])]
-        for network in map(ipaddress.ip_network, texts):
-            if asked is not None and asked.version == network.version and asked.subnet_of(network):  # type: ignore[arg-type]
-                return True
     return False
 
 

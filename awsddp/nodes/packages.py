@@ -247,8 +247,7 @@ class _Work:
         return said
 
     def _refused(self, said: str) -> NodeError:
-        refusal = explain(said, name=self.plan.name)
-        return NodeError(refusal.message, refusal.why, refusal.next)
+        return explain(said, name=self.plan.name)
 
     def _pip(self, words: Iterable[str]) -> str:
         """Run pip; return "", or what it said of its failure. Raises NodeError where it does not end."""

@@ -9,7 +9,7 @@ from typing import Literal
 from awsddp.cluster import Cluster, Node
 from awsddp.compat.types import GPU_TYPES
 from awsddp.plan.budget import lasts_s
-from awsddp.plan.network import check_profiles, check_session, ssh_cidrs
+from awsddp.plan.network import check_profiles, check_session, ssh_cidrs, within
 from awsddp.plan.records import Budget, Rate, Step, utc
 from awsddp.plan.selection import wanted_gpus
 from awsddp.report import node_name
@@ -98,13 +98,8 @@ def converge(
     check_profiles(spec, nodes, region=standing.cluster.region)
     if missing:
         check_session(spec)
-    expires, why = _within_budget(
-        spec,
-        standing,
-        now,
-        want if nodes else 0,
-        _expiry(spec, standing, now, anew=bool(starts) or not nodes),
-    )
+    wanted = _expiry(spec, standing, now, anew=bool(starts) or not nodes)
+    expires, why = _within_budget(spec, standing, now, want if nodes else 0, wanted)
     late = tuple(node.instance_id for node in nodes if node.expires != expires)
     cidrs = _cidrs(spec, standing.cluster.ssh_cidrs, callers)
     steps = [
@@ -157,8 +152,9 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
     if not is_of_type(spec, node.instance_type):
         requested = spec.cluster.instance_type or spec.cluster.gpus
         return f"it is a {node.instance_type}, {requested} is requested: it is rebuilt"
-    if not _in_market(spec, node):
-        return f"it is {'a spot' if node.spot else 'an on-demand'} machine, the other market is requested"
+    market, what = ("spot", "a spot") if node.spot else ("on-demand", "an on-demand")
+    if "cluster.spot" in spec.explicit and market not in spec.cluster.markets:
+        return f"it is {what} machine, the other market is requested"
     asked_image = spec.cluster.image
     if asked_image not in (None, standing.image) and node.image_id != image_id:
         return f"its image is {node.image_id}, {image_id} is requested: it is rebuilt"
@@ -173,11 +169,6 @@ def is_of_type(spec: ClusterSpec, name: str) -> bool:
         return name in spec.cluster.types
     gpus, kind = wanted_gpus(spec), GPU_TYPES.get(name)
     return gpus is None or (kind is not None and gpus.of(kind))
-
-
-def _in_market(spec: ClusterSpec, node: Node) -> bool:
-    market = "spot" if node.spot else "on-demand"
-    return "cluster.spot" not in spec.explicit or market in spec.cluster.markets
 
 
 def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, anew: bool) -> datetime:
@@ -240,15 +231,8 @@ def _cidrs(
     if opened is None or not callers:
         return opened
     blocks = [cidr for cidr in opened if cidr.startswith("sg-") or ip_network(cidr).num_addresses > 1]
-    outside = [cidr for cidr in callers if not any(_within(cidr, block) for block in blocks)]
+    outside = [cidr for cidr in callers if not any(within(cidr, block) for block in blocks)]
     return (*blocks, *outside)
-
-
-def _within(cidr: str, block: str) -> bool:
-    if block.startswith("sg-"):
-        return False
-    inner, outer = ip_network(cidr), ip_network(block)
-    return inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]
 
 
 def _opening(cidrs: tuple[str, ...] | None, opened: tuple[str, ...] | None) -> list[Step]:

@@ -74,18 +74,7 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
     """
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if asked.conda else "image")
-    if env.python is not None and not PYTHON.fullmatch(env.python):
-        raise ConfigError(f"env.python: invalid Python version {env.python!r}", "", "use 3.12 or 3.12.4")
-    if kind == "image":
-        _refuse_for_image(env)
-    if asked.conda and kind != "conda":
-        raise ConfigError(
-            f'env.kind = "{kind}": {env.file} is a conda environment',
-            "",
-            "omit env.kind, or use another --env",
-        )
-    if asked.conda:
-        _refuse_for_conda_file(env)
+    _check_kind(env, kind, is_conda_file=bool(asked.conda))
     packages_from = env.packages_from or ("client" if internet is False else "node")
     if kind == "conda" and packages_from == "client":
         raise ConfigError(
@@ -117,15 +106,21 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
     )
 
 
-def _refuse_for_image(env: EnvSection) -> None:
-    if env.python is not None:
+def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
+    """Refuse a Python or a kind that the file or the image decides otherwise. Raises ConfigError."""
+    if env.python is not None and not PYTHON.fullmatch(env.python):
+        raise ConfigError(f"env.python: invalid Python version {env.python!r}", "", "use 3.12 or 3.12.4")
+    if kind == "image" and env.python is not None:
         raise ConfigError(
             'env.python is not for env.kind = "image"', "the image decides its python", 'env.kind = "venv"'
         )
-
-
-def _refuse_for_conda_file(env: EnvSection) -> None:
-    if env.python:
+    if is_conda_file and kind != "conda":
+        raise ConfigError(
+            f'env.kind = "{kind}": {env.file} is a conda environment',
+            "",
+            "omit env.kind, or use another --env",
+        )
+    if is_conda_file and env.python:
         raise ConfigError(
             f"env.python is not for {env.file}",
             "an environment.yml decides its own packages",
@@ -213,15 +208,6 @@ def image_constraints(packages: Mapping[str, str], *, every: bool = False) -> tu
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Why packages could not be installed, as shown to the user."""
-
-    message: str
-    why: str
-    next: str
-
-
 _UNREACHED = re.compile(
     "NewConnectionError|ConnectTimeout|ReadTimeout|Name or service not known|Temporary failure in name|"
     "ProxyError|SSLError|dns error|error sending request|operation timed out|CondaHTTPError|"
@@ -236,10 +222,38 @@ _NOT_IN_CHANNEL = re.compile(
     r"(?P<deep>[\w.-]+)[^\n]*, for which no candidates were found"
 )
 """The solvers of conda: libmamba's two ways, the classic one, rattler's two."""
-_CONFLICT = re.compile("following packages are incompatible|cannot be installed because|UnsatisfiableError")
+# What pip, uv and conda say, what that means, and what to do: {name} lists the packages, {package} is one.
+_SAID = (
+    (
+        re.compile("No space left on device"),
+        "a disk is full",
+        "awsddp exec -- df -h shows it; cluster.disk_gb makes it larger",
+    ),
+    (
+        _UNREACHED,
+        "the package index does not answer",
+        "check env.index_url, env.proxy and env.ca_bundle; where nodes have no internet: "
+        "-o env.packages_from=client",
+    ),
+    (
+        re.compile("No interpreter found|No download found for request"),
+        "Python version not found",
+        "choose another env.python, or omit it to use the image's own",
+    ),
+    (
+        _NOT_IN_CHANNEL,
+        "{name}: no channel has a {package} that fits",
+        "correct its version in {name}, or add the channel that has it, and repeat the command",
+    ),
+    (
+        re.compile("following packages are incompatible|cannot be installed because|UnsatisfiableError"),
+        "{name}: its packages have conflicting versions",
+        "loosen their versions in {name}, and repeat the command",
+    ),
+)
 
 
-def explain(said: str, *, name: str) -> Refusal:
+def explain(said: str, *, name: str) -> NodeError:
     """Explain the last output of pip, uv or conda; `name` is the file that lists the packages."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     tail = "\n".join(lines[-10:])
@@ -248,50 +262,23 @@ def explain(said: str, *, name: str) -> Refusal:
     versions = re.search(r"\(from versions: ([^)]*)\)", said)
     known = versions[1] if versions and versions[1] != "none" else ""
     if pinned and IMAGE_PACKAGES.fullmatch(pinned[1].lower()):
-        others = [
-            line for line in lines if re.search(rf"(requested|depends on) {re.escape(pinned[1])}\b", line)
-        ]
-        return Refusal(
-            message=f"{name} needs another {pinned[1]} than the image's {pinned[2]}",
-            why="; ".join(dict.fromkeys(others)) or tail,
-            next=f"require versions that work with {pinned[1]} {pinned[2]}, or use a separate Python: "
+        needs = re.compile(rf"(requested|depends on) {re.escape(pinned[1])}\b")
+        return NodeError(
+            f"{name} needs another {pinned[1]} than the image's {pinned[2]}",
+            "; ".join(dict.fromkeys(filter(needs.search, lines))) or tail,
+            f"require versions that work with {pinned[1]} {pinned[2]}, or use a separate Python: "
             "-o env.kind=venv",
         )
-    if "No space left on device" in said:
-        advice = "awsddp exec -- df -h shows it; cluster.disk_gb makes it larger"
-        return Refusal(message="a disk is full", why=tail, next=advice)
-    if _UNREACHED.search(said) and not known:  # a slow index may answer the second time
-        return Refusal(
-            message="the package index does not answer",
-            why=tail,
-            next="check env.index_url, env.proxy and env.ca_bundle; where nodes have no internet: "
-            "-o env.packages_from=client",
-        )
-    if "No interpreter found" in said or "No download found for request" in said:
-        advice = "choose another env.python, or omit it to use the image's own"
-        return Refusal(message="Python version not found", why=tail, next=advice)
-    if absent := _NOT_IN_CHANNEL.search(said):
-        package = next(filter(None, absent.groups()))
-        return Refusal(
-            message=f"{name}: no channel has a {package} that fits",
-            why=tail,
-            next=f"correct its version in {name}, or add the channel that has it, and repeat the command",
-        )
-    if _CONFLICT.search(said):
-        return Refusal(
-            message=f"{name}: its packages have conflicting versions",
-            why=tail,
-            next=f"loosen their versions in {name}, and repeat the command",
-        )
+    for pattern, message, advice in _SAID:
+        found = pattern.search(said)
+        if found and not (known and pattern is _UNREACHED):  # a slow index may answer the second time
+            package = next(filter(None, found.groups()), "")
+            return NodeError(message.format(name=name, package=package), tail, advice.format(name=name))
     if missing:
-        return Refusal(
-            message=f"{name}: no {missing[1]} for this Python",
-            why=f"the index has {known[-300:]}" if known else "the index has no such package that fits",
-            next=f"correct it in {name}, and repeat the command",
-        )
-    return Refusal(
-        message=f"{name} could not be installed", why=tail, next=f"correct {name}, and repeat the command"
-    )
+        why = f"the index has {known[-300:]}" if known else "the index has no such package that fits"
+        again = f"correct it in {name}, and repeat the command"
+        return NodeError(f"{name}: no {missing[1]} for this Python", why, again)
+    return NodeError(f"{name} could not be installed", tail, f"correct {name}, and repeat the command")
 
 
 def refuse_unlike(facts: Mapping[int, Mapping[str, Any]]) -> None:

@@ -159,6 +159,14 @@ def answers(spec: ClusterSpec, subnet: Subnet) -> bool:
     return spec.network.address != "public" or subnet.route not in ("private", "none")
 
 
+def within(source: str, block: str) -> bool:
+    """Whether a rule for `block` lets `source` in; each is an address block or a security group."""
+    if source.startswith("sg-") or block.startswith("sg-"):
+        return source == block
+    inner, outer = ipaddress.ip_network(source), ipaddress.ip_network(block)
+    return inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]
+
+
 def check_route(spec: ClusterSpec, subnet: Subnet) -> list[str]:
     """Return warnings about the way out of a subnet. Raises ConfigError where no SSH could come in."""
     if not answers(spec, subnet):

@@ -2,7 +2,6 @@
 
 import codecs
 import dataclasses
-import functools
 import os
 import re
 import tomllib
@@ -56,7 +55,7 @@ def read_requirements(file: Path) -> Requirements:
         return Requirements(lines=_dependencies(_toml(file), file))
     if file.suffix in CONDA_SUFFIXES:
         return _conda(_text(file), file)
-    return _collected(_text(file), file, lambda number, _line: f"{file}, line {number}")
+    return _collected(_text(file), file)
 
 
 def _text(file: Path) -> str:
@@ -81,7 +80,7 @@ def _toml(file: Path) -> dict[str, Any]:
 def _conda(text: str, file: Path) -> Requirements:
     """Return what conda gets: its `pip` lines are read as those of a requirements file are."""
     found = read_conda(text, file)
-    pip = _collected("\n".join(found.pip), file, lambda _number, line: line_of(line, text, file))
+    pip = _collected("\n".join(found.pip), file, lambda line: line_of(line, text, file))
     if pip.constraints:
         raise ConfigError(
             f"env.file: {file}: constraints below pip",
@@ -98,29 +97,23 @@ def _conda(text: str, file: Path) -> Requirements:
     return Requirements(conda=found.text, variables=dict(found.variables))
 
 
-def _collected(text: str, file: Path, place: Callable[[int, str], str]) -> Requirements:
-    """Return what the text of a requirements file asks for; `place` names a line, by number and words."""
+def _collected(
+    text: str, file: Path, place: Callable[[str], str] | None = None, *, seen: tuple[Path, ...] = ()
+) -> Requirements:
+    """Return what the text of a requirements file asks for.
+
+    `place` names where a line stands, where that is not its number in `file`; `seen` are the files that
+    include this one.
+    """
     lines: list[str] = []
     constraints: list[str] = []
     options: list[str] = []
-    _collect(text, file, place, (lines, constraints, options), seen=(file.resolve(),))
-    return Requirements(lines=tuple(lines), constraints=tuple(constraints), options=tuple(options))
-
-
-def _collect(
-    text: str,
-    file: Path,
-    place: Callable[[int, str], str],
-    into: tuple[list[str], list[str], list[str]],
-    *,
-    seen: tuple[Path, ...],
-) -> None:
-    """Add the requirements of a file, its constraints and its options, each to its list."""
-    lines, constraints, options = into
+    seen = (*seen, file.resolve())
     for number, raw in enumerate(text.replace("\\\n", " ").splitlines(), 1):
         line = _VARIABLE.sub(_value, _HASH.sub("", _COMMENT.sub("", raw)).strip())
         if not line:
             continue
+        where = place(line) if place else f"{file}, line {number}"
         if project := _PROJECT.fullmatch(line):
             extras = [one.strip() for one in (project["extras"] or "").split(",")]
             lines += _of_project(file.parent / "pyproject.toml", extras)
@@ -128,26 +121,22 @@ def _collect(
         match = _INCLUDE.fullmatch(line)
         if match and "://" in match[2]:
             raise ConfigError(
-                f"env.file: {place(number, line)}: {line!r} is not fetched",
+                f"env.file: {where}: {line!r} is not fetched",
                 "requirements files are read on this machine",
                 "download it, and name the file",
             )
         if match:
             other = file.parent / match[2].strip()
             if other.resolve() not in seen:
-                first = constraints if match[1] in ("-c", "--constraint") else lines
-                named = functools.partial(_numbered, other)
-                _collect(
-                    _text(other),
-                    other,
-                    named,
-                    (first, constraints, options),
-                    seen=(*seen, other.resolve()),
-                )
+                found = _collected(_text(other), other, seen=seen)
+                (constraints if match[1] in ("-c", "--constraint") else lines).extend(found.lines)
+                constraints += found.constraints
+                options += found.options
         elif _INDEX.match(line):
             options += _option(line, file)
         else:
-            lines.append(_checked(_EDITABLE.sub("", line), place(number, line)))
+            lines.append(_checked(_EDITABLE.sub("", line), where))
+    return Requirements(lines=tuple(lines), constraints=tuple(constraints), options=tuple(options))
 
 
 def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -> list[str]:
@@ -168,10 +157,6 @@ def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -
         else:
             found.append(_checked(line, str(file)))
     return list(dict.fromkeys(found))
-
-
-def _numbered(file: Path, number: int, _line: str) -> str:
-    return f"{file}, line {number}"
 
 
 def is_folder_here(option: str, place: str) -> bool:
@@ -256,13 +241,9 @@ def _locked(document: dict[str, Any], file: Path) -> Iterator[str]:
         if not _is_folder(package.get("source", {})):
             yield _pinned(edge, package, file) + (f" ; {marker}" if marker else "")
         if not IMAGE_PACKAGES.fullmatch(name):
-            extras = [one for key in edge.get("extra", ()) for one in _optional(package, key)]
+            optional = package.get("optional-dependencies", {})
+            extras = [one for key in edge.get("extra", ()) for one in optional.get(key, [])]
             wanted += [(one, marker) for one in (*package.get("dependencies", []), *extras)]
-
-
-def _optional(package: dict[str, Any], extra: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = package.get("optional-dependencies", {}).get(extra, [])
-    return found
 
 
 def _pinned(edge: dict[str, Any], package: dict[str, Any], file: Path) -> str:
