@@ -100,12 +100,8 @@ def check_name(name: str | None, *, place: str, most: int) -> None:
 
 def check_rules(cidrs: Sequence[str]) -> None:
     """Raise ConfigError for more SSH sources than a group has rules, beside the one for the group itself."""
-    groups = [one for one in cidrs if one.startswith("sg-")]
-    for version, found in (
-        ("IPv4", [one for one in cidrs if "." in one]),
-        ("IPv6", [one for one in cidrs if ":" in one]),
-    ):
-        if (count := len(found) + len(groups)) > RULES - 1:
+    for version, mark in (("IPv4", "."), ("IPv6", ":")):
+        if (count := sum(mark in one or one.startswith("sg-") for one in cidrs)) > RULES - 1:
             raise ConfigError(
                 f"network.ssh_cidr: {count} {version} address blocks and groups are too many",
                 f"a security group has at most {RULES} rules, and one lets the nodes talk to each other",

@@ -28,54 +28,51 @@ def ensure_access(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEve
     Raises CloudError.
     """
     works: list[Callable[[OnEvent], str | None]] = [
-        lambda report: ensure_group(aws, plan, values, on_event=report),
-        lambda report: ensure_key(aws, plan, values, on_event=report),
-        lambda report: ensure_placement(aws, plan, values, on_event=report),
+        lambda report: _ensure_group(aws, plan, values, on_event=report),
+        lambda report: _ensure_key(aws, plan, values, on_event=report),
+        lambda report: _ensure_placement(aws, plan, values, on_event=report),
     ]
     return str(all_reporting(works, on_event=on_event)[0])
 
 
-def ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> None:
+def _make(aws: Aws, plan: LaunchPlan, values: Values, operation: str) -> dict[str, Any] | None:
+    """Carry out a request of the plan; None where there is such a thing, or the plan makes none."""
+    if not plan.asks(operation):
+        return None
+    try:
+        return aws.call(operation, values.resolve(plan.request(operation)).parameters)
+    except Refused as refusal:
+        if not refusal.code.endswith(".Duplicate"):
+            raise
+        return None
+
+
+def _ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> None:
     """Make the plan's placement group, if it has one of its own, and wait until it can be used.
 
     Raises CloudError.
     """
-    if not plan.asks("CreatePlacementGroup"):
-        return
-    request = values.resolve(plan.request("CreatePlacementGroup"))
-    name = request.parameters["GroupName"]
-    try:
-        made = aws.call(request.operation, request.parameters).get("PlacementGroup", {})
+    name, made = values.ids["name"], _make(aws, plan, values, "CreatePlacementGroup")
+    if made is not None:
         on_event(Event(f"placement group {name} made"))
-    except Refused as refusal:
-        if refusal.code != "InvalidPlacementGroup.Duplicate":
-            raise
-        made = {}
 
     def available() -> bool | None:
         found = aws.call("DescribePlacementGroups", {"GroupNames": [name]})["PlacementGroups"]
         return True if any(group["State"] == "available" for group in found) else None
 
-    if made.get("State") != "available":
+    is_ready = made is not None and made.get("PlacementGroup", {}).get("State") == "available"
+    if plan.asks("CreatePlacementGroup") and not is_ready:
         usable = partial(poll, available, deadline_s=VISIBLE_S)
         patiently(usable, passes=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown")
 
 
-def ensure_key(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> None:
+def _ensure_key(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> None:
     """Import the cluster's public key, unless it is there (its name holds the id). Raises CloudError."""
-    if not plan.asks("ImportKeyPair"):
-        return
-    request = values.resolve(plan.request("ImportKeyPair"))
-    try:
-        aws.call(request.operation, request.parameters)
-    except Refused as refusal:
-        if refusal.code != "InvalidKeyPair.Duplicate":
-            raise
-        return
-    on_event(Event(f"key pair {values.ids['name']} imported"))
+    if _make(aws, plan, values, "ImportKeyPair") is not None:
+        on_event(Event(f"key pair {values.ids['name']} imported"))
 
 
-def ensure_group(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> str:
+def _ensure_group(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> str:
     """Make the cluster's security group with its rules, unless it is there, and return its id.
 
     A group that is there gets the rules it lacks, and loses port 22 for addresses the plan does not name;
@@ -83,22 +80,16 @@ def ensure_group(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEven
     """
     if not plan.asks("CreateSecurityGroup"):
         return str(plan.request("RunInstances").parameters["NetworkInterfaces"][0]["Groups"][0])
-    request = values.resolve(plan.request("CreateSecurityGroup"))
-    try:
-        group = str(aws.call(request.operation, request.parameters)["GroupId"])
+    made = _make(aws, plan, values, "CreateSecurityGroup")
+    group = str(made["GroupId"]) if made is not None else _find_group(aws, values.ids)
+    if made is not None:
         on_event(Event(f"security group {group} made"))
-        new = True
-    except Refused as refusal:
-        if refusal.code != "InvalidGroup.Duplicate":
-            raise
-        group = _find_group(aws, values.ids)
-        new = False
     rules = [
         values.resolve(plan.request(f"AuthorizeSecurityGroup{side}"), security_group=group)
         for side in ("Ingress", "Egress")
     ]
     each(lambda rule: _authorize(aws, rule), rules)
-    if not new:
+    if made is None:
         _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event)
     return group
 
@@ -118,7 +109,7 @@ def _find_group(aws: Aws, ids: Mapping[str, str]) -> str:
     ]
 
     def look() -> str | None:
-        found = aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups")
+        found = aws.pages("DescribeSecurityGroups", {"Filters": filters})
         return str(found[0]["GroupId"]) if found else None
 
     group = poll(look, deadline_s=VISIBLE_S)
@@ -148,7 +139,7 @@ def _authorize(aws: Aws, rules: Request) -> None:
 
 def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
     """Close port 22 of our group for every address and group that the plan does not name."""
-    read = partial(aws.pages, "DescribeSecurityGroups", {"GroupIds": [group]}, "SecurityGroups")
+    read = partial(aws.pages, "DescribeSecurityGroups", {"GroupIds": [group]})
     for permission in patiently(read, passes=not_yet)[0]["IpPermissions"]:
         if permission.get("FromPort") != 22:
             continue

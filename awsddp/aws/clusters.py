@@ -120,12 +120,16 @@ def find_clusters(
     """
     filters = _filters(name, owner)
     kinds = ("SecurityGroups", "KeyPairs", "PlacementGroups")
-    works = [partial(aws.pages, f"Describe{kind}", {"Filters": filters}, kind) for kind in kinds]
+    works = [partial(aws.pages, f"Describe{kind}", {"Filters": filters}) for kind in kinds]
     described = all_of([partial(describe, aws, filters), *works])
     listed = [item for items in described for item in items]
     found = _clusters(aws, name, owner, [*listed, *_untagged(aws, listed, remembered)])
-    real = [one for one in found if one.leftovers or any(node.state != "terminated" for node in one.nodes)]
-    return tuple(sorted(real, key=lambda one: (not one.live, one.created or _LAST, one.id)))
+    return tuple(sorted(filter(exists, found), key=lambda one: (not one.live, one.created or _LAST, one.id)))
+
+
+def exists(cluster: Cluster) -> bool:
+    """Whether anything of a cluster exists; terminated instances are listed for an hour."""
+    return bool(cluster.leftovers) or any(node.state != "terminated" for node in cluster.nodes)
 
 
 def find_cluster(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None) -> Cluster | None:
@@ -208,14 +212,15 @@ def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[
         nodes=tuple(nodes),
         created=min(filter(None, (_moment(part, "awsddp:created") for part in parts)), default=None),
         expires=_moment(newest, "awsddp:expires") if newest else None,
-        leftovers=tuple(_id(part) for part in parts if "InstanceId" not in part),
+        leftovers=tuple(id_of(part) for part in parts if "InstanceId" not in part),
         group=str(group["GroupId"]) if group else None,
         ssh_cidrs=_ssh_cidrs(group) if group else None,
         host=next(filter(None, (tags_of(part).get("awsddp:host", "") for part in parts)), ""),
     )
 
 
-def _id(described: Mapping[str, Any]) -> str:
+def id_of(described: Mapping[str, Any]) -> str:
+    """Return the id of what belongs to a cluster beside its instances."""
     keys = ("GroupId", "KeyPairId", "VolumeId", "NetworkInterfaceId")
     return next(str(described[key]) for key in keys if key in described)
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from awsddp.aws.clusters import cluster_of, describe, tags_of
+from awsddp.aws.clusters import cluster_of, describe, exists, tags_of
 from awsddp.aws.prices import spot
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
@@ -69,7 +69,7 @@ def find_everywhere(
 
 def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     """Return whatever carries our tags in one region, by owner and name. Raises CloudError."""
-    works = [partial(aws.pages, kind.describe, {"Filters": _OURS}, kind.key) for kind in KINDS]
+    works = [partial(aws.pages, f"Describe{kind.key}", {"Filters": _OURS}) for kind in KINDS]
     described = [item for items in all_of([partial(describe, aws, _OURS), *works]) for item in items]
     spot_types = {item["InstanceType"] for item in described if item.get("InstanceLifecycle") == "spot"}
     spot_prices = spot(aws, spot_types)
@@ -81,33 +81,17 @@ def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
         parts[id, name, whose].append(item)
     found = []
     for (id, name, whose), items in parts.items():
-        if id:
-            cluster = cluster_of(name, whose, aws.region, id, _apart(items))
-            found.append(_holding(cluster, items, spot_prices, caller=owner, now=now))
-    real = [one for one in found if one.cluster.leftovers or _exists(one.cluster)]
-    return tuple(sorted(real, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))
-
-
-def _exists(cluster: Cluster) -> bool:
-    return any(node.state != "terminated" for node in cluster.nodes)
+        cluster = cluster_of(name, whose, aws.region, id, _apart(items))
+        if id and exists(cluster):
+            mine, late = whose == owner, cluster.expires is not None and cluster.expires < now
+            is_orphan, price = mine and (not cluster.live or late), _price(cluster, items, spot_prices)
+            found.append(Holding(cluster=cluster, mine=mine, orphan=is_orphan, price_usd_per_hour=price))
+    return tuple(sorted(found, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))
 
 
 def _apart(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what does not go with an instance that uses it."""
     return [item for item in items if "in-use" not in (item.get("State"), item.get("Status"))]
-
-
-def _holding(
-    cluster: Cluster, items: list[dict[str, Any]], spot_prices: SpotPrices, *, caller: str, now: datetime
-) -> Holding:
-    mine = cluster.owner == caller
-    late = cluster.expires is not None and cluster.expires < now
-    return Holding(
-        cluster=cluster,
-        mine=mine,
-        orphan=mine and (not cluster.live or late),
-        price_usd_per_hour=_price(cluster, items, spot_prices),
-    )
 
 
 def _price(cluster: Cluster, items: list[dict[str, Any]], spot_prices: SpotPrices) -> float | None:

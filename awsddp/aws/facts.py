@@ -119,11 +119,9 @@ def enabled_regions(aws: Aws) -> tuple[str, ...]:
 
 def _offers(aws: Aws, known: list[str]) -> dict[str, tuple[str, ...]]:
     """Return the zones that offer each of these types."""
-    found = aws.pages(
-        "DescribeInstanceTypeOfferings",
-        {"LocationType": "availability-zone", "Filters": [{"Name": "instance-type", "Values": known}]},
-        "InstanceTypeOfferings",
-    )
+    filters = [{"Name": "instance-type", "Values": known}]
+    asked = {"LocationType": "availability-zone", "Filters": filters}
+    found = aws.pages("DescribeInstanceTypeOfferings", asked)
     zones: dict[str, set[str]] = defaultdict(set)
     for offer in found:
         zones[offer["InstanceType"]].add(offer["Location"])
@@ -173,9 +171,8 @@ def _quota_codes(spec: ClusterSpec, asked: Iterable[str]) -> set[str]:
 def _quota(aws: Aws, code: str) -> float | None:
     """Return a quota's vCPUs; None where it cannot be read, which no launch depends on."""
     try:
-        reply = aws.call(
-            "GetServiceQuota", {"ServiceCode": "ec2", "QuotaCode": code}, service="service-quotas"
-        )
+        asked = {"ServiceCode": "ec2", "QuotaCode": code}
+        reply = aws.call("GetServiceQuota", asked, service="service-quotas")
     except Refused:
         return None
     return float(reply["Quota"]["Value"])

@@ -73,9 +73,8 @@ def _by_name(aws: Aws, pattern: str) -> Image | None:
     """Return the newest image of this name; only where there is none, a deprecated one."""
     filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
     asked = {"Owners": ["amazon", "self"], "Filters": filters}
-    found = aws.pages("DescribeImages", asked, "Images") or aws.pages(
-        "DescribeImages", {**asked, "IncludeDeprecated": True}, "Images"
-    )
+    found = aws.pages("DescribeImages", asked)
+    found = found or aws.pages("DescribeImages", {**asked, "IncludeDeprecated": True})
     return _newest(list(map(_image, found)))
 
 

@@ -14,23 +14,18 @@ from awsddp.parallel import each
 from awsddp.plan.records import LaunchPlan, Request
 from awsddp.plan.requests import Values
 
-# What `up`, jobs, `stop` and `down` call later on, and what has to exist before AWS can say whether it may.
-LATER = {
-    "AuthorizeSecurityGroupIngress": "a security group",
-    "AuthorizeSecurityGroupEgress": "a security group",
-    "RevokeSecurityGroupIngress": "a security group",
-    "DeleteSecurityGroup": "a security group",
-    "DeleteKeyPair": "a key pair",
-    "DeleteNetworkInterface": "a network interface",
-    "DeleteVolume": "a volume",
-    "DeletePlacementGroup": "a placement group",
-    "ModifyInstanceAttribute": "an instance",
-    "CreateTags": "an instance",
-    "DeleteTags": "an instance",
-    "StopInstances": "an instance",
-    "StartInstances": "an instance",
-    "TerminateInstances": "an instance",
-}
+# What `up`, jobs, `stop` and `down` call later on, and what has to exist before AWS can say whether it may:
+# by the request that makes it.
+_OF_GROUP = ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupIngress")
+_OF_INSTANCE = ("CreateTags", "DeleteTags", "StopInstances", "StartInstances", "TerminateInstances")
+_LATER = (
+    ("CreateSecurityGroup", "a security group", (*_OF_GROUP, "DeleteSecurityGroup")),
+    ("ImportKeyPair", "a key pair", ("DeleteKeyPair",)),
+    ("CreatePlacementGroup", "a placement group", ("DeletePlacementGroup",)),
+    ("RunInstances", "a network interface", ("DeleteNetworkInterface",)),
+    ("RunInstances", "a volume", ("DeleteVolume",)),
+    ("RunInstances", "an instance", ("ModifyInstanceAttribute", *_OF_INSTANCE)),
+)
 # The resource that a denial names: "... to perform: ec2:RunInstances on resource: arn:aws:ec2:...".
 _DEFAULT_GROUP = ":security-group/"
 _NO_GROUP = "needs a security group; with the VPC's default one it is denied"
@@ -52,7 +47,7 @@ def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Permission, ...
     placement group. Without a group EC2 takes the VPC's default one, so that where that is what is denied
     nothing is told of a launch into one's own. Raises CloudError where AWS cannot be asked at all.
     """
-    asked = [request for request in plan.requests if request.operation not in LATER]
+    asked = [request for request in plan.requests if request.operation not in _OF_GROUP]
     launch = {"subnet": plan.subnets[0].subnet, "client_token": values.ids["cluster_id"]}
 
     def ask(request: Request) -> Permission:
@@ -63,21 +58,13 @@ def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Permission, ...
         return told
 
     answers = each(ask, asked)
-    needed = [name for name, what in LATER.items() if _makes(plan, what)]
-    return (
-        *answers,
-        *(Permission(operation=name, answer="not asked", why=f"needs {LATER[name]}") for name in needed),
-    )
-
-
-def _makes(plan: LaunchPlan, what: str) -> bool:
-    """Whether the plan makes such a thing: the user's own is not changed, and not deleted."""
-    by = {
-        "a security group": "CreateSecurityGroup",
-        "a key pair": "ImportKeyPair",
-        "a placement group": "CreatePlacementGroup",
-    }
-    return plan.asks(by.get(what, "RunInstances"))
+    later = [
+        Permission(operation=name, answer="not asked", why=f"needs {what}")
+        for made_by, what, names in _LATER
+        if plan.asks(made_by)  # the user's own is not changed, and not deleted
+        for name in names
+    ]
+    return (*answers, *later)
 
 
 def _without_unmade(request: Request) -> Request:

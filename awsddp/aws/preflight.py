@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 from awsddp.aws.permissions import Permission, dry_run
-from awsddp.aws.refusals import MOST_SKEW_S
+from awsddp.aws.refusals import MOST_SKEW_S, skew_s
 from awsddp.aws.session import Aws
 from awsddp.cluster import Check
 from awsddp.errors import AwsddpError
@@ -75,20 +74,17 @@ def _caller(aws: Aws) -> list[Check]:
     ends = aws.credentials_end()
     until = "" if ends is None else f", until {ends:%Y-%m-%d %H:%M} UTC"
     checks = [Check(name="credentials", ok=True, value=reply["Arn"] + until)]
-    date = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    if date:
-        skew = (parsedate_to_datetime(date) - datetime.now(UTC)).total_seconds()
-        good = abs(skew) <= MOST_SKEW_S
-        hint = "" if good else "sudo timedatectl set-ntp true"
-        checks.append(
-            Check(
-                name="clock",
-                ok=good,
-                value=f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} AWS's",
-                expected=f"within {MOST_SKEW_S} s",
-                hint=hint,
-            )
+    skew = skew_s(reply.get("ResponseMetadata", {}), datetime.now(UTC))
+    good = abs(skew) <= MOST_SKEW_S
+    checks.append(
+        Check(
+            name="clock",
+            ok=good,
+            value=f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} AWS's",
+            expected=f"within {MOST_SKEW_S} s",
+            hint="" if good else "sudo timedatectl set-ntp true",
         )
+    )
     return checks
 
 

@@ -26,12 +26,8 @@ def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fixed.items()]
     filters.append({"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(sorted(names))})
     try:
-        products = aws.pages(
-            "GetProducts",
-            {"ServiceCode": "AmazonEC2", "Filters": filters},
-            "PriceList",
-            service="pricing",
-        )
+        asked = {"ServiceCode": "AmazonEC2", "Filters": filters}
+        products = aws.pages("GetProducts", asked, "PriceList", service="pricing")
     except Refused:
         return {}  # the table that ships is used instead
     found: dict[str, float] = {}
@@ -85,7 +81,7 @@ def spot_history(aws: Aws, names: Iterable[str], *, since: datetime) -> History:
     if not parameters["InstanceTypes"]:
         return {}
     try:
-        history = aws.pages("DescribeSpotPriceHistory", parameters, "SpotPriceHistory")
+        history = aws.pages("DescribeSpotPriceHistory", parameters)
     except Refused:
         return {}
     found: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)

@@ -108,11 +108,10 @@ _ROWS = {
         "run the command again and enter the code",
         login=True,
     ),
-    ("SSLError", "ProxyConnectionError"): _Row(
-        "unavailable", "could not reach {who} for {operation} in {where}", "check the proxy settings"
-    ),
-    ("EndpointConnectionError", "ConnectTimeoutError"): _Row(
-        "unavailable", "could not reach {who} for {operation} at {where}", "check the network, and try again"
+    ("SSLError", "ProxyConnectionError", "EndpointConnectionError", "ConnectTimeoutError"): _Row(
+        "unavailable",
+        "could not reach {who} for {operation} at {where}",
+        "check the network and the proxy settings, and try again",
     ),
     ("HTTPClientError", "ResponseParserError"): _Row(
         "unavailable", "{who} did not answer {operation} at {where}", "try again in a minute"
@@ -152,7 +151,7 @@ def translate(
     metadata = reply.get("ResponseMetadata", {})
     failed = int(metadata.get("HTTPStatusCode", 0)) >= 500
     row = _BY_CODE.get(code) or _BY_CODE["InternalError" if failed else "ClientError"]
-    skew = _skew_s(metadata, now or datetime.now(UTC)) if row.kind == "credentials" else 0.0
+    skew = skew_s(metadata, now or datetime.now(UTC)) if row.kind == "credentials" else 0.0
     if abs(skew) > MOST_SKEW_S:
         side = "behind" if skew > 0 else "ahead of"
         row, why = _SKEWED, f"the clock is {abs(skew):.0f} s {side} AWS's ({why})"
@@ -172,8 +171,8 @@ def _error(row: _Row, code: str, why: str, operation: str, where: str, is_local:
     return Refused(message, why, next, code=code, kind=row.kind, needs_login=row.login)
 
 
-def _skew_s(metadata: dict[str, Any], now: datetime) -> float:
-    """Return how many seconds AWS's clock, as its answer tells it, is ahead of this machine's."""
+def skew_s(metadata: dict[str, Any], now: datetime) -> float:
+    """Return how many seconds AWS's clock, by its answer (0 without one), is ahead of this machine's."""
     date = metadata.get("HTTPHeaders", {}).get("date")
     try:
         return (parsedate_to_datetime(date) - now).total_seconds() if date else 0.0

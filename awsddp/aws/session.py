@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import botocore.session
@@ -22,9 +22,6 @@ from awsddp.aws.credentials import end_of, is_stable, session_of
 from awsddp.aws.refusals import translate
 from awsddp.cluster import Target
 from awsddp.errors import AwsddpError, ConfigError
-
-T = TypeVar("T")
-Given = ParamSpec("Given")
 
 ATTEMPTS = 8
 # The first contact fails fast: with no network eight attempts would be half a minute of silence.
@@ -132,15 +129,18 @@ class Aws:
         return reply
 
     def pages(
-        self, operation: str, parameters: dict[str, Any], key: str, *, service: str = "ec2"
+        self, operation: str, parameters: dict[str, Any], key: str = "", *, service: str = "ec2"
     ) -> list[dict[str, Any]]:
-        """Make a call until its last page and return what all pages hold under `key`."""
+        """Make a call until its last page and return what all pages hold under `key`.
+
+        Without it that is the operation's own name: "Volumes" of DescribeVolumes.
+        """
         found: list[dict[str, Any]] = []
         token: str | None = None
         while True:
             page = {**parameters, "NextToken": token} if token else parameters
             reply = self.call(operation, page, service=service)
-            found.extend(reply.get(key, []))
+            found.extend(reply.get(key or operation.removeprefix("Describe"), []))
             token = reply.get("NextToken")
             if not token:
                 return found

@@ -20,7 +20,7 @@ def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
     if asked:
         found = [_one(aws, "DescribeSubnets", {"SubnetIds": [asked]}, key="network.subnet", what="subnet")]
     else:
-        found = aws.pages("DescribeSubnets", {"Filters": filters}, "Subnets")
+        found = aws.pages("DescribeSubnets", {"Filters": filters})
     routes = _routes(aws, {str(subnet["VpcId"]) for subnet in found})
     return tuple(
         Subnet(
@@ -40,7 +40,7 @@ def _routes(aws: Aws, vpcs: set[str]) -> dict[str, Any]:
         return {}
     filters = [{"Name": "vpc-id", "Values": sorted(vpcs)}]
     try:
-        tables = aws.pages("DescribeRouteTables", {"Filters": filters}, "RouteTables")
+        tables = aws.pages("DescribeRouteTables", {"Filters": filters})
     except Refused:
         return {}  # no launch depends on it
     found: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from awsddp.aws.clusters import LEFT, by_id, describe, tag, tagged, tags_of, unlisted
+from awsddp.aws.clusters import LEFT, by_id, describe, id_of, tag, tagged, tags_of, unlisted
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, poll
@@ -33,27 +33,19 @@ class Teardown:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of resource beside the instances: how it is listed and named, and by what it is deleted."""
+    """A kind of resource beside the instances: what EC2 calls several, how one is named and deleted."""
 
-    describe: str
     key: str
     id: str
-    delete: str
     by: str
 
 
 KINDS = (
-    Kind(
-        "DescribeNetworkInterfaces",
-        "NetworkInterfaces",
-        "NetworkInterfaceId",
-        "DeleteNetworkInterface",
-        "NetworkInterfaceId",
-    ),
-    Kind("DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume", "VolumeId"),
-    Kind("DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup", "GroupId"),
-    Kind("DescribePlacementGroups", "PlacementGroups", "GroupId", "DeletePlacementGroup", "GroupName"),
-    Kind("DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair", "KeyName"),
+    Kind("NetworkInterfaces", "NetworkInterfaceId", "NetworkInterfaceId"),
+    Kind("Volumes", "VolumeId", "VolumeId"),
+    Kind("SecurityGroups", "GroupId", "GroupId"),
+    Kind("PlacementGroups", "GroupId", "GroupName"),
+    Kind("KeyPairs", "KeyPairId", "KeyName"),
 )
 _OF_NODES = frozenset({"SecurityGroups", "PlacementGroups", "KeyPairs"})
 # What goes away by itself, and what is gone already.
@@ -202,7 +194,7 @@ class _Ending:
             if item[kind.id] not in self.refused and not self._delete(kind, item)
         ]
         if held and self._strangers(held):
-            self.refused |= {_id(item): self._held.get(_id(item), "") for item in held}
+            self.refused |= {id_of(item): self._held.get(id_of(item), "") for item in held}
             return True
         return None if held else True
 
@@ -219,7 +211,7 @@ class _Ending:
         if "in-use" in (item.get("Status"), item.get("State")):
             return False
         try:
-            self.aws.call(kind.delete, {kind.by: item[kind.by]})
+            self.aws.call(f"Delete{kind.key.removesuffix('s')}", {kind.by: item[kind.by]})
         except Refused as refusal:
             if refusal.code.endswith(_GONE):
                 self._gone.add(item[kind.by])
@@ -234,7 +226,7 @@ class _Ending:
         return True
 
     def _left(self) -> list[tuple[Kind, list[dict[str, Any]]]]:
-        found = each(lambda kind: self.aws.pages(kind.describe, {"Filters": self.filters}, kind.key), KINDS)
+        found = each(lambda kind: self.aws.pages(f"Describe{kind.key}", {"Filters": self.filters}), KINDS)
         return [
             (kind, [*items, *self._unlisted(kind, items)]) for kind, items in zip(KINDS, found, strict=True)
         ]
@@ -253,10 +245,10 @@ class _Ending:
         items = [item for _, found in self._left() for item in found]
         strangers = self._strangers(items)
         for item in items:
-            holders = self._interfaces(_id(item)) if _id(item).startswith("sg-") else ()
+            holders = self._interfaces(id_of(item)) if id_of(item).startswith("sg-") else ()
             users = [f"{item.get('Status', '')} {_of(item, strangers)}".strip()]
-            users += [f"held by {_id(one)} {_of(one, strangers)}".strip() for one in holders]
-            told[_id(item)] = self._told(_id(item), ", ".join(filter(None, users)))
+            users += [f"held by {id_of(one)} {_of(one, strangers)}".strip() for one in holders]
+            told[id_of(item)] = self._told(id_of(item), ", ".join(filter(None, users)))
         return told
 
     def _told(self, key: str, state: str) -> str:
@@ -268,7 +260,7 @@ class _Ending:
 
         One that AWS does not list yet may be the cluster's.
         """
-        groups = [_id(item) for item in held if _id(item).startswith("sg-")]
+        groups = [id_of(item) for item in held if id_of(item).startswith("sg-")]
         interfaces = [item for group in groups for item in self._interfaces(group)]
         unknown = {_instance(item) for item in (*held, *interfaces)} - {""} - self.states.keys()
         found = describe(self.aws, by_id(*unknown)) if unknown else []
@@ -277,11 +269,7 @@ class _Ending:
 
     def _interfaces(self, group: str) -> list[dict[str, Any]]:
         filters = [{"Name": "group-id", "Values": [group]}]
-        return self.aws.pages("DescribeNetworkInterfaces", {"Filters": filters}, "NetworkInterfaces")
-
-
-def _id(item: dict[str, Any]) -> str:
-    return next(str(item[kind.id]) for kind in KINDS if kind.id in item)
+        return self.aws.pages("DescribeNetworkInterfaces", {"Filters": filters})
 
 
 def _instance(item: dict[str, Any]) -> str:

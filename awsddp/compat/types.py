@@ -200,27 +200,14 @@ def quota_of(instance_type: str, market: Market = "on-demand") -> tuple[str, str
     return SPOT_G if instance_type.startswith(("g", "vt")) else SPOT_STANDARD
 
 
-def nearest(kind: GpuType, among: Iterable[GpuType]) -> tuple[GpuType, ...]:
-    """Return the three other priced types nearest to `kind`: by number of GPUs, then by price."""
-    price = kind.price_usd_per_hour or 0.0
-    others = [other for other in among if other.name != kind.name and other.price_usd_per_hour is not None]
-    others.sort(
-        key=lambda other: (
-            abs(other.gpus - kind.gpus),
-            abs((other.price_usd_per_hour or 0) - price),
-            other.name,
-        )
-    )
-    return tuple(others[:3])
-
-
-def replacements(retired: Retired, offered: Iterable[GpuType]) -> tuple[GpuType, ...]:
-    """Return the three cheapest virtualised types with as many GPUs as the retired one, at most 8."""
-    gpus = min(retired.gpus, 8)
+def nearest(gpus: int, among: Iterable[GpuType], *, price: float = 0.0, but: str = "") -> tuple[GpuType, ...]:
+    """Return the three priced virtualised types nearest to so many GPUs, then to this price; not `but`."""
     found = [
-        kind for kind in offered if kind.gpus == gpus and not kind.bare_metal and kind.price_usd_per_hour
+        (abs(kind.gpus - gpus), abs(kind.price_usd_per_hour - price), kind.name, kind)
+        for kind in among
+        if kind.price_usd_per_hour is not None and not kind.bare_metal and kind.name != but
     ]
-    return tuple(sorted(found, key=lambda kind: kind.price_usd_per_hour or 0)[:3])
+    return tuple(kind for *_, kind in sorted(found, key=lambda one: one[:3])[:3])
 
 
 def network_gbyte_s(instance_type: str) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from awsddp.compat.images import misfit, unlisted
-from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of, replacements
+from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of
 from awsddp.errors import CloudError, ConfigError
 from awsddp.plan.network import answers
 from awsddp.plan.records import Choice, Facts, Zone
@@ -119,13 +119,13 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
             f"AWS does not offer {name} in {facts.region}",
             f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
             + (f"; EC2 says: {refusal}" if refusal else ""),
-            _instead(replacements(retired, _offered(facts))),
+            _instead(nearest(min(retired.gpus, 8), _offered(facts))),
         )
     if kind is not None:
         raise CloudError(
             f"AWS does not offer {name} in {facts.region}",
             "no zone of this region has it",
-            _instead(nearest(kind, _offered(facts))) + ", or another --region",
+            _instead(_like(kind, facts)) + ", or another --region",
         )
     near = difflib.get_close_matches(name, [*GPU_TYPES, *RETIRED], n=1)
     raise ConfigError(
@@ -138,6 +138,11 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
 def _offered(facts: Facts) -> tuple[GpuType, ...]:
     """Return the types of the table that some zone of the region offers."""
     return tuple(GPU_TYPES[name] for name, zones in facts.offers.items() if zones and name in GPU_TYPES)
+
+
+def _like(kind: GpuType, facts: Facts) -> tuple[GpuType, ...]:
+    price = kind.price_usd_per_hour or 0.0
+    return nearest(kind.gpus, _offered(facts), price=price, but=kind.name)
 
 
 def _instead(kinds: Iterable[GpuType]) -> str:
@@ -343,7 +348,7 @@ def _no_subnet(
 
 def choices(facts: Facts, kind: GpuType, nodes: int, market: Market) -> tuple[Choice, ...]:
     """Return the three nearest other types that are offered here."""
-    return tuple(_choice(other, facts, nodes, market) for other in nearest(kind, _offered(facts)))
+    return tuple(_choice(other, facts, nodes, market) for other in _like(kind, facts))
 
 
 def offers(facts: Facts, nodes: int) -> tuple[Choice, ...]:
