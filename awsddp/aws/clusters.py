@@ -154,16 +154,11 @@ def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
     for an owner that is no role. Raises CloudError.
     """
     role, is_role, _ = owner.partition(":")
-    items = describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else []
     by_owner: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for item in items:
+    for item in describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ():
         by_owner[tags_of(item)["awsddp:owner"]].append(item)
-    found = [
-        one
-        for whose, parts in by_owner.items()
-        if whose != owner
-        for one in _clusters(aws, name, whose, parts)
-    ]
+    by_owner.pop(owner, None)
+    found = [one for whose, parts in by_owner.items() for one in _clusters(aws, name, whose, parts)]
     return tuple(one for one in found if one.live)
 
 

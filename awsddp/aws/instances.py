@@ -45,20 +45,12 @@ def launch(
         token = f"{values.ids['cluster_id']}-{uuid4().hex}"
         request = values.resolve(plan.request("RunInstances"), subnet=zone.subnet, client_token=token)
         on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {zone.name}"))
-        write_intent(
-            {
-                "cluster_id": values.ids["cluster_id"],
-                "zone": zone.name,
-                "written": utc(CLOCK.now()),
-                "parameters": request.parameters,
-            }
-        )
+        intent = {"cluster_id": values.ids["cluster_id"], "zone": zone.name, "written": utc(CLOCK.now())}
+        write_intent({**intent, "parameters": request.parameters})
         try:
             return _run(aws, request.parameters, on_event=on_event)
-        except CapacityError as refusal:
-            attempts.append((zone.name, refusal))
-        except Refused as refusal:
-            if refusal.code not in NEXT_ZONE:
+        except (CapacityError, Refused) as refusal:
+            if isinstance(refusal, Refused) and refusal.code not in NEXT_ZONE:
                 raise
             attempts.append((zone.name, refusal))
         on_event(Event(f"{zone.name}: {attempts[-1][1].why}"))

@@ -79,14 +79,8 @@ def unfetched_of(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
 
 
 def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
-    aws.call(
-        "ModifyInstanceAttribute",
-        {
-            "InstanceId": instance_id,
-            "Attribute": "instanceInitiatedShutdownBehavior",
-            "Value": behaviour,
-        },
-    )
+    changed = {"Attribute": "instanceInitiatedShutdownBehavior", "Value": behaviour}
+    aws.call("ModifyInstanceAttribute", {"InstanceId": instance_id, **changed})
 
 
 def _write(aws: Aws, unfetched: dict[str, list[str]]) -> None:

@@ -35,11 +35,13 @@ def poll(
     deadline_s: float,
     first_s: float = 0.3,
     most_s: float = 5.0,
+    passes: Callable[[Refused], bool] = lambda refusal: False,
 ) -> T | None:
     """Call `check` until it returns something, and return that; None when the deadline passes first.
 
     The pause grows from `first_s` to `most_s`, with a fifth of jitter: many clients must not ask at once.
-    A check that AWS throttles or does not answer is made again; the last such refusal is raised at the end.
+    A check that AWS throttles or does not answer is made again, and one whose refusal `passes` with time;
+    the last such refusal is raised at the end.
     """
     end = CLOCK.monotonic() + deadline_s
     for pause in growing(first_s, most_s):
@@ -48,7 +50,7 @@ def poll(
             if (found := check()) is not None:
                 return found
         except Refused as refusal:
-            if not refusal.retryable:
+            if not passes(refusal) and not refusal.retryable:
                 raise
             trouble = refusal
         left = end - CLOCK.monotonic()
@@ -61,32 +63,25 @@ def poll(
 
 
 def patiently(
-    act: Callable[[], T],
-    *,
-    passes: Callable[[Refused], bool],
-    on_event: OnEvent = lambda event: None,
+    act: Callable[[], T], *, passes: Callable[[Refused], bool], on_event: OnEvent = lambda event: None
 ) -> T:
     """Do `act`, and again for two minutes while AWS throttles it, does not answer, or the refusal `passes`.
 
     `passes` says of a refusal whether it may pass with time, as ids are not visible everywhere at once.
-    Raises the last refusal at the deadline.
+    The first of these is an event. Raises the last refusal at the deadline.
     """
-    refusals: list[Refused] = []
+    told: list[str] = []
 
-    def attempt() -> tuple[T] | None:
-        try:
-            return (act(),)
-        except Refused as refusal:
-            if not passes(refusal):
-                raise
-            if not refusals:
-                on_event(Event(f"retrying: {refusal.why}"))
-            refusals.append(refusal)
-            return None
+    def will_pass(refusal: Refused) -> bool:
+        if not passes(refusal):
+            return False
+        if not told:
+            told.append(refusal.why)
+            on_event(Event(f"retrying: {refusal.why}"))
+        return True
 
-    done = poll(attempt, deadline_s=VISIBLE_S)
-    if done is None:
-        raise refusals[-1]
+    done = poll(lambda: (act(),), deadline_s=VISIBLE_S, passes=will_pass)
+    assert done is not None, "an act that ends returns something, and one that does not is refused"
     return done[0]
 
 

@@ -117,7 +117,6 @@ def explained(image_name: str) -> str:
     Public images are deprecated two years after they were made, and these have since been deregistered:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ami-deprecate.html
     """
-    old = re.search(r"^Deep Learning (Base )?AMI \((Ubuntu|Amazon Linux)", image_name) or re.search(
-        r"^Deep Learning AMI GPU PyTorch (1\.|2\.[0-4]\b)", image_name
-    )
+    first = r"Deep Learning (Base )?AMI \((Ubuntu|Amazon Linux)"
+    old = re.match(rf"{first}|Deep Learning AMI GPU PyTorch (1\.|2\.[0-4]\b)", image_name)
     return "Deep Learning AMIs of that age were deprecated and then deregistered by AWS" if old else ""

@@ -130,6 +130,10 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Ma
         "awsddp:expires": {"$now": plan.expires_s},
         **({"awsddp:gpus": "pretended"} if plan.pretended and not plan.image.rehearses else {}),
     }
+    options = {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1}
+    disk = {"VolumeSize": plan.disk_gb, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    if spec.access.kms_key:
+        disk["KmsKeyId"] = spec.access.kms_key
     kinds = ["volume", "network-interface", *(["spot-instances-request"] if plan.market == "spot" else [])]
     return Request(
         "RunInstances",
@@ -142,14 +146,8 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Ma
             "KeyName": spec.access.key or {"$ref": "name"},
             "UserData": {"$secret": "user_data"},
             "InstanceInitiatedShutdownBehavior": "terminate",
-            "MetadataOptions": {
-                "HttpEndpoint": "enabled",
-                "HttpTokens": "required",
-                "HttpPutResponseHopLimit": 1,
-            },
-            "BlockDeviceMappings": [
-                {"DeviceName": plan.image.root_device, "Ebs": _root_disk(plan, spec.access.kms_key)}
-            ],
+            "MetadataOptions": options,
+            "BlockDeviceMappings": [{"DeviceName": plan.image.root_device, "Ebs": disk}],
             "NetworkInterfaces": _interfaces(plan, spec, facts.group.id if facts.group else None),
             **_market(plan, facts),
             **({"Placement": {"GroupName": plan.placement}} if plan.placement else {}),
@@ -157,16 +155,6 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Ma
             "TagSpecifications": [_tagged("instance", instance), *(_tagged(kind, named) for kind in kinds)],
         },
     )
-
-
-def _root_disk(plan: LaunchPlan, kms_key: str | None) -> dict[str, Any]:
-    disk = {
-        "VolumeSize": plan.disk_gb,
-        "VolumeType": "gp3",
-        "Encrypted": True,
-        "DeleteOnTermination": True,
-    }
-    return disk | ({"KmsKeyId": kms_key} if kms_key else {})
 
 
 def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[dict[str, Any]]:

@@ -142,12 +142,10 @@ def _collected(
 def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -> list[str]:
     """Return the dependencies of the project itself, whose folder is synced; none where it names none."""
     document = _toml(file) if file.is_file() else {}
-    wanted = [one for one in extras if one and one not in seen]
     lines = [] if seen else _at(document, "project", "dependencies")
-    lines = [
-        *lines,
-        *(one for key in wanted for one in _at(document, "project", "optional-dependencies", key)),
-    ]
+    for key in extras:
+        if key and key not in seen:
+            lines = [*lines, *_at(document, "project", "optional-dependencies", key)]
     name = "".join(map(str, _at(document, "project", "name")))
     own = re.compile(rf"{re.escape(name)}\s*\[([^\]]*)\]", re.IGNORECASE)
     found: list[str] = []
