@@ -100,8 +100,6 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
 
 
 def _own_group(aws: Aws, spec: ClusterSpec, callers: "Future[tuple[str, ...]]") -> Group | None:
-    if spec.network.security_group is None:
-        return None
     cidrs = ssh_cidrs(spec, ()) if spec.network.ssh_cidr else callers.result()
     return own_group(aws, spec.network.security_group, cidrs=cidrs, efa=spec.capacity.efa)
 

@@ -4,11 +4,9 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html (Dr
 allowed is refused with DryRunOperation.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
+from awsddp.cluster import Check
 from awsddp.errors import CapacityError
 from awsddp.parallel import each
 from awsddp.plan.records import LaunchPlan, Request
@@ -31,17 +29,8 @@ _DEFAULT_GROUP = ":security-group/"
 _NO_GROUP = "needs a security group; with the VPC's default one it is denied"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Permission:
-    """One call and whether it is allowed; `why` is AWS's own word, or what has to exist first."""
-
-    operation: str
-    answer: Literal["allowed", "denied", "not asked", "refused"]
-    why: str = ""
-
-
-def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Permission, ...]:
-    """Send the plan's requests with DryRun, and return for each whether it is allowed.
+def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Check, ...]:
+    """Send the plan's requests with DryRun, and return for each the check whether it is allowed.
 
     What does not exist yet is left out of the launch that is asked for: the key, the cluster's own group and
     placement group. Without a group EC2 takes the VPC's default one, so that where that is what is denied
@@ -50,16 +39,16 @@ def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Permission, ...
     asked = [request for request in plan.requests if request.operation not in _OF_GROUP]
     launch = {"subnet": plan.subnets[0].subnet, "client_token": values.ids["cluster_id"]}
 
-    def ask(request: Request) -> Permission:
+    def ask(request: Request) -> Check:
         known = _without_unmade(request)
-        told = _ask(aws, values.resolve(known, **launch))
-        if told.answer == "denied" and known != request and _DEFAULT_GROUP in told.why:
-            return Permission(operation=told.operation, answer="not asked", why=_NO_GROUP)
-        return told
+        answer, why = _ask(aws, values.resolve(known, **launch))
+        if answer == "denied" and known != request and _DEFAULT_GROUP in why:
+            answer, why = "not asked", _NO_GROUP
+        return _check(request.operation, answer, why)
 
     answers = each(ask, asked)
     later = [
-        Permission(operation=name, answer="not asked", why=f"needs {what}")
+        _check(name, "not asked", f"needs {what}")
         for made_by, what, names in _LATER
         if plan.asks(made_by)  # the user's own is not changed, and not deleted
         for name in names
@@ -82,11 +71,22 @@ def _without_unmade(request: Request) -> Request:
     return Request(request.operation, made)
 
 
-def _ask(aws: Aws, request: Request) -> Permission:
+def _ask(aws: Aws, request: Request) -> tuple[str, str]:
+    """Return the answer to a dry run, and AWS's own words where it is no."""
     try:
         aws.call(request.operation, {**request.parameters, "DryRun": True})
     except (Refused, CapacityError) as refusal:
         if not (isinstance(refusal, Refused) and refusal.code == "DryRunOperation"):
-            answer: Literal["denied", "refused"] = "denied" if refusal.kind == "permission" else "refused"
-            return Permission(operation=request.operation, answer=answer, why=refusal.why)
-    return Permission(operation=request.operation, answer="allowed")
+            return "denied" if refusal.kind == "permission" else "refused", refusal.why
+    return "allowed", ""
+
+
+def _check(operation: str, answer: str, why: str) -> Check:
+    """Return the check of a call: "allowed", "denied", "refused", or "not asked" for lack of something."""
+    return Check(
+        name=f"permission {operation}",
+        ok={"allowed": True, "not asked": None}.get(answer, False),
+        value=f"{answer}: {why}" if why else answer,
+        expected="allowed",
+        hint="awsddp doctor --iam-policy   # prints what is needed" if answer == "denied" else "",
+    )

@@ -29,7 +29,7 @@ def stop(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
     """
     names = {node.instance_id: node_name(node.node) for node in nodes}
     keys = list(names)
-    poweroff(aws, nodes, "stop")
+    poweroff(aws, keys, "stop")
     patiently(lambda: aws.call("StopInstances", {"InstanceIds": keys}), passes=_on_its_way)
     seen: dict[str, str] = {}
 

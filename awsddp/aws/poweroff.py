@@ -1,6 +1,6 @@
 """What a poweroff from inside does to a node: it ends it, or stops it while results are not fetched yet."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from awsddp.aws.clusters import describe, tag, tags_of, unlisted
@@ -9,7 +9,7 @@ from awsddp.aws.session import Aws
 from awsddp.aws.waits import patiently
 from awsddp.cluster import MORE, Node
 from awsddp.limits import TAG_VALUE
-from awsddp.parallel import all_of
+from awsddp.parallel import all_of, each
 
 TAG = "awsddp:unfetched"
 _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
@@ -55,14 +55,21 @@ def release(
     unfetched = {key: [other for other in jobs if other != job] for key, jobs in named.items()}
     spot = {node.instance_id for node in nodes if node.spot}
     freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
-    all_of([partial(_forgiving, partial(_on_poweroff, aws, key, "terminate")) for key in freed])
+    poweroff(aws, freed, "terminate")
     _write(aws, unfetched)
 
 
-def poweroff(aws: Aws, nodes: Sequence[Node], behaviour: str) -> None:
+def poweroff(aws: Aws, instance_ids: Iterable[str], behaviour: str) -> None:
     """Have a poweroff from inside "stop" or "terminate" on-demand nodes. Those that are gone need nothing."""
-    for node in nodes:
-        _forgiving(partial(_on_poweroff, aws, node.instance_id, behaviour))
+
+    def turn(instance_id: str) -> None:
+        try:
+            _on_poweroff(aws, instance_id, behaviour)
+        except Refused as refusal:
+            if refusal.code not in _GONE:
+                raise
+
+    each(turn, instance_ids)
 
 
 def unfetched_of(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
@@ -104,11 +111,3 @@ def _resolved(jobs: Sequence[str], older: Sequence[str]) -> list[str]:
         return list(jobs)
     named = [job for job in jobs if job != MORE]
     return [*(job for job in older if job not in named), *named]
-
-
-def _forgiving(act: Callable[[], None]) -> None:
-    try:
-        act()
-    except Refused as refusal:
-        if refusal.code not in _GONE:
-            raise

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from awsddp.aws.permissions import Permission, dry_run
+from awsddp.aws.permissions import dry_run
 from awsddp.aws.refusals import MOST_SKEW_S, skew_s
 from awsddp.aws.session import Aws
 from awsddp.cluster import Check
@@ -41,10 +41,9 @@ def before_launch(
         checks += [Check(name="plan", ok=True, value=made), quota]
     checks += [Check(name="warning", ok=None, value=text) for text in plan.warnings]
     try:
-        asked = dry_run(aws, plan, values)
+        return (*checks, *dry_run(aws, plan, values))
     except AwsddpError as error:
         return (*checks, failed("permission", error))
-    return (*checks, *map(_permission, asked))
 
 
 def failed(name: str, error: AwsddpError) -> Check:
@@ -86,10 +85,3 @@ def _caller(aws: Aws) -> list[Check]:
         )
     )
     return checks
-
-
-def _permission(told: Permission) -> Check:
-    ok = {"allowed": True, "denied": False, "refused": False, "not asked": None}[told.answer]
-    value = told.answer if not told.why else f"{told.answer}: {told.why}"
-    hint = "awsddp doctor --iam-policy   # prints what is needed" if told.answer == "denied" else ""
-    return Check(name=f"permission {told.operation}", ok=ok, value=value, expected="allowed", hint=hint)

@@ -141,34 +141,34 @@ def translate(
     `where` is the region or the endpoint, for the message, `is_local` tells that it is the local cloud's;
     `now` is this machine's clock.
     """
-    if not isinstance(error, ClientError):
+    if isinstance(error, ClientError):
+        row, code, why = _answered(dict(error.response), now or datetime.now(UTC))
+    else:
         names = [kind.__name__ for kind in type(error).__mro__]
-        row = next(_BY_CODE[name] for name in names if name in _BY_CODE)
-        return _error(row, names[0], str(error), operation, where, is_local)
-    reply: dict[str, Any] = dict(error.response)
-    code = str(reply.get("Error", {}).get("Code", ""))
-    why = f"{code}: {reply.get('Error', {}).get('Message', '') or code}"
-    metadata = reply.get("ResponseMetadata", {})
-    failed = int(metadata.get("HTTPStatusCode", 0)) >= 500
-    row = _BY_CODE.get(code) or _BY_CODE["InternalError" if failed else "ClientError"]
-    skew = skew_s(metadata, now or datetime.now(UTC)) if row.kind == "credentials" else 0.0
-    if abs(skew) > MOST_SKEW_S:
-        side = "behind" if skew > 0 else "ahead of"
-        row, why = _SKEWED, f"the clock is {abs(skew):.0f} s {side} AWS's ({why})"
-    return _error(row, code, why, operation, where, is_local=False)
-
-
-def _error(row: _Row, code: str, why: str, operation: str, where: str, is_local: bool) -> AwsddpError:
-    message = row.message.format(
-        operation=operation, where=where, who="the local cloud" if is_local else "AWS"
-    )
+        row, code, why = next(_BY_CODE[name] for name in names if name in _BY_CODE), names[0], str(error)
+    who = "the local cloud" if is_local else "AWS"
+    message = row.message.format(operation=operation, where=where, who=who)
     if row.kind == "capacity":
         return CapacityError(message, why, row.next)
     if row.kind == "config":
         return ConfigError(message, why, row.next)
     is_silent = is_local and row.kind == "unavailable"
-    next = "awsddp local status   # whether it runs" if is_silent else row.next
-    return Refused(message, why, next, code=code, kind=row.kind, needs_login=row.login)
+    advice = "awsddp local status   # whether it runs" if is_silent else row.next
+    return Refused(message, why, advice, code=code, kind=row.kind, needs_login=row.login)
+
+
+def _answered(reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
+    """Return the row, the code and the words of a refusal that AWS answered."""
+    code = str(reply.get("Error", {}).get("Code", ""))
+    why = f"{code}: {reply.get('Error', {}).get('Message', '') or code}"
+    metadata = reply.get("ResponseMetadata", {})
+    failed = int(metadata.get("HTTPStatusCode", 0)) >= 500
+    row = _BY_CODE.get(code) or _BY_CODE["InternalError" if failed else "ClientError"]
+    skew = skew_s(metadata, now) if row.kind == "credentials" else 0.0
+    if abs(skew) > MOST_SKEW_S:
+        side = "behind" if skew > 0 else "ahead of"
+        row, why = _SKEWED, f"the clock is {abs(skew):.0f} s {side} AWS's ({why})"
+    return row, code, why
 
 
 def skew_s(metadata: dict[str, Any], now: datetime) -> float:

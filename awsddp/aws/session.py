@@ -136,14 +136,13 @@ class Aws:
         Without it that is the operation's own name: "Volumes" of DescribeVolumes.
         """
         found: list[dict[str, Any]] = []
-        token: str | None = None
+        page = parameters
         while True:
-            page = {**parameters, "NextToken": token} if token else parameters
             reply = self.call(operation, page, service=service)
             found.extend(reply.get(key or operation.removeprefix("Describe"), []))
-            token = reply.get("NextToken")
-            if not token:
+            if not (token := reply.get("NextToken")):
                 return found
+            page = {**parameters, "NextToken": token}
 
     def identity(self) -> Identity:
         """Return who is calling; asked once. Raises CloudError where AWS does not know the credentials.

@@ -36,6 +36,7 @@ class ImageFacts:
 
 
 _G4_TO_P5 = frozenset({"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en"})
+_K80_TO_A100 = frozenset({"p2", "p3", "p3dn", "g3", "g4dn", "p4d"})
 _TO_B200 = _G4_TO_P5 | {"p6-b200"}
 # torch: CUDA, driver branch, families. Release notes, as of 2026-10:
 # https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
@@ -54,13 +55,7 @@ _OTHERS: tuple[tuple[str, ImageFacts], ...] = (
     # https://github.com/skypilot-org/skypilot sky/catalog/data_fetchers/fetch_aws.py: driver 470.57.02
     (
         r"^Deep Learning AMI GPU PyTorch 1\.10\.0 \(Ubuntu (18|20)\.04\) 20211208$",
-        ImageFacts(
-            torch="1.10",
-            cuda="11.3",
-            driver=470,
-            module="proprietary",
-            families=frozenset({"p2", "p3", "p3dn", "g3", "g4dn", "p4d"}),
-        ),
+        ImageFacts(torch="1.10", cuda="11.3", driver=470, module="proprietary", families=_K80_TO_A100),
     ),
     (
         r"^Deep Learning Base (OSS Nvidia Driver GPU AMI|AMI with Single CUDA)",

@@ -185,19 +185,24 @@ SPOT_G = ("L-3819A6DF", "All G and VT Spot Instance Requests")
 SPOT_STANDARD = ("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests")
 
 
+_QUOTAS = {
+    "on-demand": (("p", QUOTA_P), ("g", QUOTA_G), ("vt", QUOTA_G), ("", QUOTA_STANDARD)),
+    "spot": (
+        ("p5", SPOT_P5),
+        ("p6", None),
+        ("p", SPOT_P),
+        ("g", SPOT_G),
+        ("vt", SPOT_G),
+        ("", SPOT_STANDARD),
+    ),
+    "capacity-block": (("", None),),
+}
+"""The first row counts with which a type begins; None: it is not known."""
+
+
 def quota_of(instance_type: str, market: Market = "on-demand") -> tuple[str, str] | None:
     """Return code and name of the quota that instances of this type count against; None: it is not known."""
-    if market == "capacity-block":
-        return None
-    if market == "on-demand":
-        if instance_type.startswith("p"):
-            return QUOTA_P
-        return QUOTA_G if instance_type.startswith(("g", "vt")) else QUOTA_STANDARD
-    if instance_type.startswith("p6"):
-        return None
-    if instance_type.startswith("p"):
-        return SPOT_P5 if instance_type.startswith("p5") else SPOT_P
-    return SPOT_G if instance_type.startswith(("g", "vt")) else SPOT_STANDARD
+    return next(quota for begin, quota in _QUOTAS[market] if instance_type.startswith(begin))
 
 
 def nearest(gpus: int, among: Iterable[GpuType], *, price: float = 0.0, but: str = "") -> tuple[GpuType, ...]:

@@ -16,14 +16,11 @@ _UNKNOWN = "the on-demand price: the spot prices of the last 7 days are unknown"
 
 def spot_rate(price: Price, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts) -> Rate:
     """Return what spot nodes in any of the zones cost at most: disks and addresses as in `price`."""
-    each: float | None
-    highest, zones = facts.highest_spot_prices.get(instance_type, {}), tuple(zones)
-    if zones and all(zone in highest for zone in zones):
+    highest, kind = facts.highest_spot_prices.get(instance_type, {}), GPU_TYPES.get(instance_type)
+    each = facts.prices.get(instance_type, kind.price_usd_per_hour if kind else None)
+    source, zones = _UNKNOWN, set(zones)
+    if zones and zones <= highest.keys():
         each, source = max(highest[zone] for zone in zones), _HIGHEST
-    else:
-        each, source = facts.prices.get(instance_type), _UNKNOWN
-        if each is None and instance_type in GPU_TYPES:
-            each = GPU_TYPES[instance_type].price_usd_per_hour
     machines = None if each is None else each * nodes
     return Rate(usd_per_hour=replace(price, machines=machines).total, source=source)
 

@@ -135,12 +135,13 @@ def _strings(table: dict[Any, Any], key: str, file: Path) -> tuple[str, ...]:
     found = _list(table, key, file)
     for one in found:
         if not isinstance(one, str):
-            raise ConfigError(
-                f"env.file: {file}: {key}: {one!r} is not text",
-                "YAML reads it as another type",
-                "write it in quotes",
-            )
+            raise _not_text(f"{key}: {one!r}", file)
     return tuple(found)
+
+
+def _not_text(words: str, file: Path) -> ConfigError:
+    why, advice = "YAML reads it as another type", "write it in quotes"
+    return ConfigError(f"env.file: {file}: {words} is not text", why, advice)
 
 
 def _spec(one: Any, text: str, file: Path) -> str:
@@ -184,9 +185,5 @@ def _variables(found: Any, file: Path) -> tuple[tuple[str, str], ...]:
         if not VARIABLE.fullmatch(str(name)):
             raise ConfigError(f"env.file: {file}: variables: {name!r} is not the name of a variable", "")
         if isinstance(value, bool) or not isinstance(value, str | int | float):  # on, yes, true
-            raise ConfigError(
-                f"env.file: {file}: variables: {name}: {value!r} is not text",
-                "YAML reads it as another type",
-                "write it in quotes",
-            )
+            raise _not_text(f"variables: {name}: {value!r}", file)
     return tuple((str(name), str(value)) for name, value in found.items())

@@ -101,9 +101,8 @@ def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
     """
     most = kind.efa
     if not spec.capacity.efa:
-        return Efa(
-            count=0, most=most, why="capacity.efa asks for it" if most else f"{kind.name} supports none"
-        )
+        why = "capacity.efa asks for it" if most else f"{kind.name} supports none"
+        return Efa(count=0, most=most, why=why)
     if not most:
         larger = [other.name for other in GPU_TYPES.values() if other.family == kind.family and other.efa]
         raise ConfigError(
@@ -111,10 +110,8 @@ def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
             "",
             f"--instance-type {larger[0]}" if larger else "omit capacity.efa",
         )
-    if kind.cards == 1:
-        return Efa(count=1, most=most, why="its maximum")
-    if spec.network.address == "private":
-        return Efa(count=most, most=most, why="its maximum")
+    if kind.cards == 1 or spec.network.address == "private":
+        return Efa(count=1 if kind.cards == 1 else most, most=most, why="its maximum")
     if kind.cards > most:
         raise ConfigError(
             f"capacity.efa: with a public address {kind.name} supports no EFA interface",

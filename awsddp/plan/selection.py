@@ -14,7 +14,7 @@ from awsddp.plan.records import Choice, Facts, Zone
 from awsddp.spec import ClusterSpec
 
 DEFAULT_GPUS = 8
-_LEAST_CAPABILITY = (8, 0)
+_LEAST_CAPABILITY = 8.0
 """No type is chosen whose GPUs have less, unless it is named: they know no bfloat16."""
 _GPUS = re.compile(r"([A-Za-z][A-Za-z0-9 -]*?)(?:-(\d+)GB)?(?::(\d+))?")
 
@@ -163,7 +163,7 @@ def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market
     fitting = [
         kind
         for kind in _offered(facts)
-        if (gpus.of(kind) if gpus is not None else _modern(kind))
+        if (gpus.of(kind) if gpus is not None else float(kind.capability) >= _LEAST_CAPABILITY)
         and not kind.bare_metal
         and _rank(kind, facts, market) is not None
         and not misfit(kind, facts.image.name)
@@ -183,10 +183,6 @@ def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market
         if fits(kind, spec.cluster.nodes, facts, market) is not False:
             return kind, f"the cheapest with {what} in {facts.region} that fits the image and the quota"
     raise _over_quota(offered, spec, facts, market)
-
-
-def _modern(kind: GpuType) -> bool:
-    return tuple(map(int, kind.capability.split("."))) >= _LEAST_CAPABILITY
 
 
 def _gone(gpus: Gpus | None) -> str:

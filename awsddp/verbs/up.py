@@ -211,7 +211,8 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
     else:
         prepared = tuple(_unseen(node) for node in nodes)
     if late:
-        poweroff(aws, [node for node in late if not node.unfetched and not node.spot], "terminate")
+        free = [node.instance_id for node in late if not node.unfetched and not node.spot]
+        poweroff(aws, free, "terminate")
         tag_expiry(aws, late, record.expires)
     cluster.remember(
         prepared=prepared,

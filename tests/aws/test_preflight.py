@@ -48,11 +48,11 @@ def test_nothing_stands_in_the_way_and_nothing_is_made(aws: Aws, cloud: Cloud) -
 
 def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud: Cloud) -> None:
     plan = plan_for(aws)
-    told = {one.operation: one for one in dry_run(aws, plan, values())}
+    told = {one.name.removeprefix("permission "): one for one in dry_run(aws, plan, values())}
     asked = {"ImportKeyPair", "CreateSecurityGroup", "CreatePlacementGroup", "RunInstances"}
-    assert {name for name, one in told.items() if one.answer == "allowed"} == asked
-    assert told["TerminateInstances"].answer == "not asked"
-    assert told["TerminateInstances"].why == "needs an instance"
+    assert {name for name, one in told.items() if one.value == "allowed"} == asked
+    assert told["TerminateInstances"].ok is None
+    assert told["TerminateInstances"].value == "not asked: needs an instance"
     assert all(cloud.sent(name)[0]["DryRun"] == "true" for name in asked)
     [run] = cloud.sent("RunInstances")
     assert "KeyName" not in run
@@ -62,8 +62,8 @@ def test_a_dry_run_asks_for_what_can_be_asked_and_tells_the_rest(aws: Aws, cloud
 def test_a_dry_run_that_is_throttled_is_asked_again_as_it_launches_nothing(aws: Aws, cloud: Cloud) -> None:
     cloud.fail("RunInstances", "RequestLimitExceeded")
     cloud.fail("RunInstances", "InternalError", status=500)
-    told = {one.operation: one for one in dry_run(aws, plan_for(aws), values())}
-    assert told["RunInstances"].answer == "allowed"
+    told = {one.name: one for one in dry_run(aws, plan_for(aws), values())}
+    assert told["permission RunInstances"].value == "allowed"
     assert len(cloud.sent("RunInstances")) == 3
 
 
@@ -75,7 +75,7 @@ def test_a_dry_run_asks_for_what_is_the_users_own_and_never_to_change_it(aws: Aw
     asked = {"network.security_group": group, "access.key_file": "mine.pem", "cluster.nodes": "1"}
     own, _ = load("demo", environ={}, overrides=asked)
     plan = make_plan(own, gather(aws, own, caller_address="10.77.0.1", target="local"))
-    told = {one.operation for one in dry_run(aws, plan, values())}
+    told = {one.name for one in dry_run(aws, plan, values())}
     changed = {"SecurityGroup", "KeyPair", "PlacementGroup"}
     assert [name for name in told if any(word in name for word in changed)] == []
     [run] = cloud.sent("RunInstances")
