@@ -81,17 +81,14 @@ def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
         parts[id, name, whose].append(item)
     found = []
     for (id, name, whose), items in parts.items():
-        cluster = cluster_of(name, whose, aws.region, id, _apart(items))
+        # What an instance uses goes with it.
+        apart = [item for item in items if "in-use" not in (item.get("State"), item.get("Status"))]
+        cluster = cluster_of(name, whose, aws.region, id, apart)
         if id and exists(cluster):
             mine, late = whose == owner, cluster.expires is not None and cluster.expires < now
             is_orphan, price = mine and (not cluster.live or late), _price(cluster, items, spot_prices)
             found.append(Holding(cluster=cluster, mine=mine, orphan=is_orphan, price_usd_per_hour=price))
     return tuple(sorted(found, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))
-
-
-def _apart(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what does not go with an instance that uses it."""
-    return [item for item in items if "in-use" not in (item.get("State"), item.get("Status"))]
 
 
 def _price(cluster: Cluster, items: list[dict[str, Any]], spot_prices: SpotPrices) -> float | None:

@@ -20,18 +20,16 @@ def find_image(aws: Aws, asked: str | None) -> Image:
     `asked` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` stands for
     anything; None means the newest Deep Learning AMI with PyTorch. Raises ConfigError where there is none.
     """
+    place, tried = "cluster.image", asked or DLAMI_NAMES
+    parameter = tried.removeprefix("resolve:ssm:")
     if asked is None:
-        found = _default(aws)
-        place, tried = "the region's newest Deep Learning AMI", DLAMI_NAMES
+        place, found = "the region's newest Deep Learning AMI", _default(aws)
+    elif asked.startswith("ami-"):
+        found = _by_id(aws, asked)
+    elif parameter.startswith("/"):
+        found = _by_parameter(aws, (parameter,))
     else:
-        place, tried = "cluster.image", asked
-        parameter = asked.removeprefix("resolve:ssm:")
-        if asked.startswith("ami-"):
-            found = _by_id(aws, asked)
-        elif parameter.startswith("/"):
-            found = _by_parameter(aws, (parameter,))
-        else:
-            found = _by_name(aws, asked)
+        found = _by_name(aws, asked)
     if found is None:
         raise ConfigError(
             f"{place}: no image {tried!r} in {aws.region}",

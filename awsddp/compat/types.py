@@ -50,7 +50,7 @@ class GpuType:
         return self.name.partition(".")[0]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Retired:
     """An instance type that AWS no longer offers anywhere: since when, and what it was."""
 
@@ -158,19 +158,19 @@ GPU_TYPES: dict[str, GpuType] = {row[0]: _gpu_type(*row) for row in _TYPES}
 
 # p2, p3: the day from which no region's DescribeInstanceTypeOfferings had them (getmoto/moto, history of
 # moto/ec2/resources/instance_type_offerings). g3: AWS's notice (SummitRoute/aws_breaking_changes #114).
-RETIRED: dict[str, Retired] = {
-    name: Retired(name=name, gpu=gpu, gpus=gpus, since=since)
-    for name, gpu, gpus, since in (
-        ("p2.xlarge", "K80", 1, "2025-03-30"),
-        ("p2.8xlarge", "K80", 8, "2025-03-30"),
-        ("p2.16xlarge", "K80", 16, "2025-03-30"),
-        ("p3.2xlarge", "V100", 1, "2026-05-01"),
-        ("p3.8xlarge", "V100", 4, "2026-05-01"),
-        ("p3.16xlarge", "V100", 8, "2026-05-01"),
-        ("g3s.xlarge", "M60", 1, "2025-10-31"),
-        ("g3.4xlarge", "M60", 1, "2025-10-31"),
-        ("g3.8xlarge", "M60", 2, "2025-10-31"),
-        ("g3.16xlarge", "M60", 4, "2025-10-31"),
+RETIRED = {
+    one.name: one
+    for one in (
+        Retired("p2.xlarge", "K80", 1, "2025-03-30"),
+        Retired("p2.8xlarge", "K80", 8, "2025-03-30"),
+        Retired("p2.16xlarge", "K80", 16, "2025-03-30"),
+        Retired("p3.2xlarge", "V100", 1, "2026-05-01"),
+        Retired("p3.8xlarge", "V100", 4, "2026-05-01"),
+        Retired("p3.16xlarge", "V100", 8, "2026-05-01"),
+        Retired("g3s.xlarge", "M60", 1, "2025-10-31"),
+        Retired("g3.4xlarge", "M60", 1, "2025-10-31"),
+        Retired("g3.8xlarge", "M60", 2, "2025-10-31"),
+        Retired("g3.16xlarge", "M60", 4, "2025-10-31"),
     )
 }
 

@@ -128,7 +128,7 @@ def _plan(
     plan, limited = _within_budget(spec, facts, plan, spent_usd)
     own_group = network.check_group(facts)
     warnings = (*candidate.warnings, *limited, *_warnings(facts, plan), *routes, *own_group)
-    made = requests(plan, spec, facts, tags=dict(sorted(spec.tags.items())))
+    made = requests(plan, spec, facts)
     limits.check_tag_specifications((one.operation, one.parameters) for one in made)
     return replace(plan, requests=made, warnings=warnings)
 

@@ -94,11 +94,10 @@ def _document(text: str, file: Path) -> dict[Any, Any]:
         document = msgspec.yaml.decode(text.encode())
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a date without such a day; [[[[...
         tab = next((number for number, line in enumerate(text.splitlines(), 1) if re.match(r" *\t", line)), 0)
+        fault, why = " is not valid YAML", str(error).replace('"<byte string>", ', "")
         if tab:
-            raise ConfigError(f"env.file: {file}, line {tab}: a tab", "YAML is indented by spaces") from error
-        raise ConfigError(
-            f"env.file: {file} is not valid YAML", str(error).replace('"<byte string>", ', "")
-        ) from error
+            fault, why = f", line {tab}: a tab", "YAML is indented by spaces"
+        raise ConfigError(f"env.file: {file}{fault}", why) from error
     if isinstance(document, dict):
         return document
     raise ConfigError(

@@ -91,7 +91,9 @@ def converge(
             ends.append(_step("end", [node], why=why))
         else:
             kept[node.node] = node
-    ends += [_other(other) for other in standing.others]
+    for other in standing.others:
+        why = f"of a second cluster {other.name} ({other.id}), made at the same time elsewhere"
+        ends.append(_step("end", other.live, value=other.id, why=why))
     nodes = tuple(kept.values())
     starts = [node for node in nodes if node.state in ("stopped", "stopping")]
     missing = tuple(sorted(set(range(want)) - set(kept)))
@@ -134,11 +136,6 @@ def _launch(standing: Standing, missing: tuple[int, ...], ends: list[Step]) -> S
     lost = [number for number in missing if number < standing.nodes and number not in replaced]
     why = f"{', '.join(map(node_name, lost))} ended" if lost else ""
     return Step(do="launch", numbers=missing, why=why)
-
-
-def _other(cluster: Cluster) -> Step:
-    why = f"of a second cluster {cluster.name} ({cluster.id}), made at the same time elsewhere"
-    return _step("end", cluster.live, value=cluster.id, why=why)
 
 
 def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str, want: int) -> str:

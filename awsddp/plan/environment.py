@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from awsddp.compat.releases import RELEASES, Release, least_driver, release
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, is_folder_here, read_requirements
+from awsddp.plan.requirements import FOLDERS, IMAGE_PACKAGES, Requirements, is_folder_here, read_requirements
 from awsddp.report import node_name
 from awsddp.spec import EnvSection
 
@@ -21,7 +21,6 @@ PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _TORCH = "2.13"
 """The newest release whose torchvision is confirmed (RELEASES)."""
 _PINNED = re.compile(r"torch\s*[=~]=\s*(\d+\.\d+(?:\.\d+)?)")
-_FOLDERS = frozenset({"-f", "--find-links"})
 _REHEARSED = "--env requirements.txt   # to rehearse: the same packages by their names on PyPI"
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
@@ -164,7 +163,7 @@ def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[st
         )
     version = pinned if pinned.count(".") == 2 else f"{row.torch}.*"
     names = (f"torch=={version}", f"torchvision=={row.torchvision}.*")
-    if env.index_url or not _FOLDERS.isdisjoint(asked.options):
+    if env.index_url or not FOLDERS.isdisjoint(asked.options):
         return names
     return (*names, "--index-url", f"{TORCH_INDEX}/{_build(row, driver)}")
 

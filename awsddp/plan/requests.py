@@ -42,9 +42,7 @@ class Values:
         return Request(request.operation, put(request.parameters))
 
 
-def requests(
-    plan: LaunchPlan, spec: ClusterSpec, facts: Facts, *, tags: Mapping[str, str]
-) -> tuple[Request, ...]:
+def requests(plan: LaunchPlan, spec: ClusterSpec, facts: Facts) -> tuple[Request, ...]:
     """Return the calls that carry the plan out, in order; what the user has already is not made.
 
     A plan that launches nothing makes nothing.
@@ -57,33 +55,18 @@ def requests(
         "awsddp:owner": plan.owner,
         "awsddp:created": {"$now": 0},
         **({"awsddp:host": facts.host} if facts.host else {}),
-        **tags,
+        **dict(sorted(spec.tags.items())),
     }
     made = []
     if spec.access.key is None:
-        made.append(
-            Request(
-                "ImportKeyPair",
-                {
-                    "KeyName": {"$ref": "name"},
-                    "PublicKeyMaterial": {"$secret": "public_key"},
-                    "TagSpecifications": [_tagged("key-pair", common)],
-                },
-            )
-        )
+        key = {"KeyName": {"$ref": "name"}, "PublicKeyMaterial": {"$secret": "public_key"}}
+        made.append(Request("ImportKeyPair", {**key, "TagSpecifications": [_tagged("key-pair", common)]}))
     if facts.group is None:
         made += _group(plan, facts.subnets[0].vpc, common)
     if plan.placement:
-        made.append(
-            Request(
-                "CreatePlacementGroup",
-                {
-                    "GroupName": plan.placement,
-                    "Strategy": "cluster",
-                    "TagSpecifications": [_tagged("placement-group", common)],
-                },
-            )
-        )
+        near = {"GroupName": plan.placement, "Strategy": "cluster"}
+        tagged = {"TagSpecifications": [_tagged("placement-group", common)]}
+        made.append(Request("CreatePlacementGroup", near | tagged))
     return (*made, _run_instances(plan, spec, facts, common))
 
 

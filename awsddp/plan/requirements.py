@@ -24,6 +24,8 @@ _PROJECT = re.compile(r"(?:-e|--editable)?[= ]*([\"']?)\./?(?:\[(?P<extras>[^\]]
 # https://packaging.python.org/en/latest/specifications/dependency-specifiers/
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[^]]*\])?\s*($|[;@(]|===?|~=|!=|<|>)|[a-z][a-z+]*://")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+FOLDERS = frozenset({"-f", "--find-links"})
+"""The options of pip that name a folder."""
 CONDA_SUFFIXES = (".yml", ".yaml")
 IMAGE_PACKAGES = re.compile(r"torch|torchvision|torchaudio|triton|nvidia[-_].*|pytorch[-_]triton.*")
 """Names that the image's build of torch decides; nothing that a project asks for may replace them."""
@@ -159,7 +161,7 @@ def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -
 
 def is_folder_here(option: str, place: str) -> bool:
     """Tell whether an option of pip names a folder relative to this machine's, which no node has."""
-    return option in ("-f", "--find-links") and "://" not in place and not Path(place).is_absolute()
+    return option in FOLDERS and "://" not in place and not Path(place).is_absolute()
 
 
 def canonical(name: str) -> str:
