@@ -74,6 +74,8 @@ def _caller(aws: Aws) -> list[Check]:
     until = "" if ends is None else f", until {ends:%Y-%m-%d %H:%M} UTC"
     checks = [Check(name="credentials", ok=True, value=reply["Arn"] + until)]
     skew = skew_s(reply.get("ResponseMetadata", {}), datetime.now(UTC))
+    if skew is None:
+        return checks
     good = abs(skew) <= MOST_SKEW_S
     checks.append(
         Check(

@@ -164,17 +164,16 @@ def _answered(reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
     metadata = reply.get("ResponseMetadata", {})
     failed = int(metadata.get("HTTPStatusCode", 0)) >= 500
     row = _BY_CODE.get(code) or _BY_CODE["InternalError" if failed else "ClientError"]
-    skew = skew_s(metadata, now) if row.kind == "credentials" else 0.0
-    if abs(skew) > MOST_SKEW_S:
+    skew = skew_s(metadata, now) or 0.0
+    if row.kind == "credentials" and abs(skew) > MOST_SKEW_S:
         side = "behind" if skew > 0 else "ahead of"
         row, why = _SKEWED, f"the clock is {abs(skew):.0f} s {side} AWS's ({why})"
     return row, code, why
 
 
-def skew_s(metadata: dict[str, Any], now: datetime) -> float:
-    """Return how many seconds AWS's clock, by its answer (0 without one), is ahead of this machine's."""
-    date = metadata.get("HTTPHeaders", {}).get("date")
+def skew_s(metadata: dict[str, Any], now: datetime) -> float | None:
+    """Return how many seconds AWS's clock is ahead of this machine's; None where its answer does not tell."""
     try:
-        return (parsedate_to_datetime(date) - now).total_seconds() if date else 0.0
-    except (TypeError, ValueError):
-        return 0.0
+        return (parsedate_to_datetime(metadata["HTTPHeaders"]["date"]) - now).total_seconds()
+    except (KeyError, TypeError, ValueError):
+        return None
