@@ -3,6 +3,7 @@
 Where no figure is promised nodes are compared with each other.
 """
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,8 @@ from awsddp.jobs.ranks import Rank
 from awsddp.report import node_name, size_text
 
 MOST_SKEW_S = 2.0
-LEAST_DISK = 1_000_000_000
-LEAST_MEMORY = 1_000_000_000
+LEAST_BYTES = 1_000_000_000
+"""How much of its disk and of its memory a node must have free."""
 ALIKE = 0.75
 """A node has as much memory as the others that has more than this part of theirs."""
 SLOW = 1 / 3
@@ -52,15 +53,17 @@ def failing(checks: Sequence[Check]) -> set[int]:
 
 def quick_checks(probes: Probes) -> list[Check]:
     """Return the checks that take no time: an answer, GPUs, disk, memory, clock."""
-    offsets = _offsets(probes)
     checks = [_check(probes, node, "answer", False, why) for node, why in sorted(probes.silent.items())]
-    for node in sorted(probes.answers):
-        checks += [
-            *_gpus(probes, node),
-            _at_least(probes, node, "disk", "disk_free", LEAST_DISK),
-            _at_least(probes, node, "memory", "memory_free", LEAST_MEMORY),
-            _clock(probes, node, offsets[node]),
-        ]
+    here = sum(probes.asked) / 2
+    ahead = {node: answer["time"] - here for node, answer in probes.answers.items()}
+    middle = statistics.median([0.0, *ahead.values()])  # of all clocks, this machine's among them
+    for node, answer in sorted(probes.answers.items()):
+        checks += _gpus(probes, node)
+        for name in ("disk", "memory"):
+            free = answer[f"{name}_free"]
+            value, least = f"{size_text(free)} free", f"{size_text(LEAST_BYTES)} free"
+            checks.append(_check(probes, node, name, free >= LEAST_BYTES, value, least))
+        checks.append(_clock(probes, node, ahead[node] - middle))
     return checks
 
 
@@ -68,8 +71,8 @@ def thorough_checks(probes: Probes) -> list[Check]:
     """Return those that need a thorough probe: ECC, Xid, NVLink; and whether the nodes are alike."""
     checks = []
     for node, answer in sorted(probes.answers.items()):
-        if answer["smi"]:
-            checks += _gpu_health(probes, node, answer)
+        for name, problems in _gpu_problems(answer).items() if answer["smi"] else ():
+            checks.append(_check(probes, node, name, not problems, ", ".join(problems) or "none"))
     return checks + _alike(probes)
 
 
@@ -88,47 +91,30 @@ def _gpus(probes: Probes, node: int) -> list[Check]:
     return [_check(probes, node, "GPUs", ok, f"{seen} of {prepared.gpus}", f"{prepared.gpus}")]
 
 
-def _at_least(probes: Probes, node: int, name: str, key: str, least: int) -> Check:
-    free = probes.answers[node][key]
-    return _check(probes, node, name, free >= least, f"{size_text(free)} free", f"{size_text(least)} free")
-
-
-def _offsets(probes: Probes) -> dict[int, float]:
-    """Return how far each node's clock is from the median of all clocks, this machine's among them (s)."""
-    here = sum(probes.asked) / 2
-    differences = {node: answer["time"] - here for node, answer in probes.answers.items()}
-    middle = statistics.median([0.0, *differences.values()])
-    return {node: difference - middle for node, difference in differences.items()}
-
-
 def _clock(probes: Probes, node: int, offset: float) -> Check:
-    allowed = MOST_SKEW_S + probes.asked[1] - probes.asked[0]
-    ok = abs(offset) <= allowed
-    value = (
-        f"within {MOST_SKEW_S:g} s" if ok else f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
-    )
-    return _check(probes, node, "clock", ok, value, f"within {MOST_SKEW_S:g} s of the other clocks")
+    within = f"within {MOST_SKEW_S:g} s"
+    ok = abs(offset) <= MOST_SKEW_S + probes.asked[1] - probes.asked[0]
+    value = within if ok else f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
+    return _check(probes, node, "clock", ok, value, f"{within} of the other clocks")
 
 
-def _gpu_health(probes: Probes, node: int, answer: Mapping[str, Any]) -> list[Check]:
-    errors = {number: gpu["errors"] for number, gpu in enumerate(answer["smi"]) if gpu["errors"]}
-    said = [f"GPU {number}: {count} uncorrectable" for number, count in errors.items()]
-    faults = [f"GPU {number}: {text}" for number, gpu in enumerate(answer["smi"]) for text in gpu["faults"]]
-    xids = Counter(answer["xids"])
-    reported = [
-        f"Xid {number}" + (f" ({count} times)" if count > 1 else "") for number, count in xids.items()
-    ]
-    links = answer["links_down"]
-    return [
-        _check(probes, node, "ECC", not said, ", ".join(said) or "no uncorrectable errors"),
-        _check(probes, node, "GPU state", not faults, ", ".join(faults) or "no faults"),
-        _check(probes, node, "Xid", not reported, ", ".join(reported) or "none since the boot"),
-        _check(probes, node, "NVLink", not links, f"{links} inactive links" if links else "no inactive link"),
-    ]
+def _gpu_problems(answer: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return, by the name of the check, what is wrong with a node's GPUs."""
+    gpus, links = list(enumerate(answer["smi"])), answer["links_down"]
+    times = {xid: f" ({count} times)" if count > 1 else "" for xid, count in Counter(answer["xids"]).items()}
+    return {
+        "ECC": [f"GPU {number}: {gpu['errors']} uncorrectable" for number, gpu in gpus if gpu["errors"]],
+        "GPU state": [f"GPU {number}: {fault}" for number, gpu in gpus for fault in gpu["faults"]],
+        "Xid": [f"Xid {xid}{count}" for xid, count in times.items()],
+        "NVLink": [f"{links} inactive links"] if links else [],
+    }
 
 
 def _alike(probes: Probes) -> list[Check]:
-    """Return, for each thing that a job needs alike, the nodes that differ from most others."""
+    """Return, for each thing that a job needs alike, the nodes that differ from most others.
+
+    Where as many nodes have another value, the greater one is right.
+    """
     if len(probes.answers) < 2:
         return []
     kinds: dict[str, Callable[[int, Mapping[str, Any]], str]] = {
@@ -140,21 +126,15 @@ def _alike(probes: Probes) -> list[Check]:
         "CUDA": lambda node, answer: str(probes.prepared[node].cuda or ""),
         "kernel": lambda node, answer: answer["kernel"],
     }
-    checks = []
+    checks, same = [], []
     for kind, read in kinds.items():
         values = {node: read(node, answer) for node, answer in sorted(probes.answers.items())}
-        counts = Counter(values.values()).most_common()
-        if len(counts) == 1:
-            continue
-        usual = counts[0][0] if counts[0][1] > counts[1][1] else _better(kind, values)
-        odd = [node for node, value in values.items() if value != usual]
-        for node in odd:
-            checks.append(
-                _check(
-                    probes, node, f"alike: {kind}", False, values[node] or "none", f"{usual} as the others"
-                )
-            )
-    same = [kind for kind in kinds if not any(check.name == f"alike: {kind}" for check in checks)]
+        counts = Counter(values.values())
+        usual = max(counts, key=lambda value: (counts[value], [*map(int, re.findall(r"\d+", value))]))
+        odd = {node: value or "none" for node, value in values.items() if value != usual}
+        for node, value in odd.items():
+            checks.append(_check(probes, node, f"alike: {kind}", False, value, f"{usual} as the others"))
+        same += [] if odd else [kind]
     return [*checks, Check(name="alike", ok=True, value=", ".join(same))] if same else checks
 
 
@@ -167,13 +147,6 @@ def _memory(probes: Probes, size: int) -> str:
 def _models(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
     counts = Counter((gpu["name"], gpu["memory_mib"]) for gpu in gpus)
     return [f"{count} x {name} {memory} MiB" for (name, memory), count in counts.items()]
-
-
-def _better(kind: str, values: Mapping[int, str]) -> str:
-    """Return the value that is right where as many nodes have another: more of what is counted."""
-    if kind in ("CPUs", "memory"):
-        return max(values.values(), key=lambda value: float(value.split()[0]))
-    return values[min(values)]
 
 
 def slow_nodes(rates: Mapping[int, float]) -> list[int]:
@@ -207,23 +180,22 @@ def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Che
         return [Check(name="ports", ok=True, value=_pairs(len(possible)))] if possible else []
     whys = ", ".join(sorted(set(failed.values())))
     if pairs == possible:
-        names = ", ".join(node_name(node) for node in sorted(dials)) if len(dials) < 4 else "the nodes"
         hint = "the security group must allow all traffic from itself: docs/security.md"
-        return [Check(name="ports", ok=False, value=f"{names} do not reach each other: {whys}", hint=hint)]
+        value = f"{_names(sorted(dials))} do not reach each other: {whys}"
+        return [Check(name="ports", ok=False, value=value, hint=hint)]
     checks = []
     while pairs:
         count = Counter(node for pair in pairs for node in pair)
-        (worst, most), *rest = count.most_common()
-        if rest and rest[0][1] == most:
-            first, second = sorted(sorted(map(sorted, pairs))[0])
-            pairs.discard(frozenset((first, second)))
-            value = f"{node_name(first)} and {node_name(second)} do not reach each other: {whys}"
-            hint = replacement(probes.nodes[second])
+        (worst, most), (_, second_most), *_ = count.most_common()
+        if most == second_most:
+            one, two = min(map(sorted, pairs))
+            pairs.discard(frozenset((one, two)))
+            value = f"{node_name(one)} and {node_name(two)} do not reach each other: {whys}"
+            hint = replacement(probes.nodes[two])
             checks.append(Check(name="ports", ok=False, value=value, hint=hint))
             continue
         to = sorted(node for pair in pairs if worst in pair for node in pair - {worst})
-        value = f"no connection with {_names(to)}: {whys}"
-        checks.append(_check(probes, worst, "ports", False, value))
+        checks.append(_check(probes, worst, "ports", False, f"no connection with {_names(to)}: {whys}"))
         pairs = {pair for pair in pairs if worst not in pair}
     return checks
 
@@ -238,16 +210,11 @@ def _names(nodes: Sequence[int]) -> str:
     return f"nodes {write_numbers(nodes)}"
 
 
-def rounds(nodes: Sequence[int], *, most: int) -> list[list[tuple[int, int]]]:
-    """Return rounds of disjoint pairs in which each node meets others, at most `most` (the circle method)."""
-    ring: list[int | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
-    found = []
-    for _ in range(min(most, len(ring) - 1)):
-        half = len(ring) // 2
-        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
-        found.append([(one, two) for one, two in pairs if one is not None and two is not None])
-        ring = [ring[0], ring[-1], *ring[1:-1]]
-    return found
+def rounds(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Return rounds of disjoint pairs in which each of three or more nodes meets its neighbours in a ring."""
+    ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
+    even = len(ring) // 2 * 2
+    return [pairs for pairs in (ring[:even:2], ring[1:even:2], ring[even:]) if pairs]
 
 
 _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")

@@ -190,7 +190,7 @@ def _in_pairs(cluster: ClusterHandle, probes: health.Probes, nodes: Sequence[int
             for one in group.ranks:
                 best[one.node] = max(best[one.node], (group.gbyte_s or 0.0) * 1e3)
 
-    for pairs in health.rounds(nodes, most=2 + len(nodes) % 2):  # so that each node meets two others
+    for pairs in health.rounds(nodes):
         measure(pairs)
     slow = health.slow_nodes(best)
     if again := list(zip(slow, [node for node in nodes if node not in slow], strict=False)):

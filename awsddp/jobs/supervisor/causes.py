@@ -68,16 +68,6 @@ class Evidence:
             return f"It was ended by signal {-self.exit_code}."
 
 
-def _said(pattern: str) -> Recognizer:
-    """Recognize a pattern in the rank's last exception, or in the end of its log if there is none."""
-
-    def recognize(evidence: Evidence) -> dict[str, str] | None:
-        found = re.search(pattern, evidence.said)
-        return {name: text or "" for name, text in found.groupdict().items()} if found else None
-
-    return recognize
-
-
 def _when(condition: Callable[[Evidence], object]) -> Recognizer:
     return lambda evidence: {} if condition(evidence) else None
 
@@ -119,11 +109,15 @@ _NOT_WHOLE = (
 )
 
 
-def _crashed(number: signal.Signals) -> Recognizer:
-    """Recognize a rank that a signal ended without an exception, and name its line."""
+_NOT_FINITE = r"(?i)\bloss\b.*\b(nan|inf)\b|\bnan\b.*\bloss\b|returned nan values"
+_SHM_FULL = "insufficient shared memory|out of shared memory|unable to allocate shared"
+
+
+def _crashed(number: signal.Signals, pattern: str = "") -> Recognizer:
+    """Recognize a rank that a signal ended without an exception, with `pattern` in its log; name its line."""
 
     def recognize(evidence: Evidence) -> dict[str, str] | None:
-        if evidence.signal != number or evidence.raised:
+        if evidence.signal != number or evidence.raised or not re.search(pattern, evidence.text):
             return None
         places = _PLACE.findall(evidence.text)
         return {"place": " at {}:{} in {}".format(*places[-1]) if places else ""}
@@ -135,11 +129,11 @@ _REPLACE_GPU = (
     "awsddp doctor   # checks the GPUs of each node; retry on other instances: awsddp down, awsddp up"
 )
 _PACKAGES = "awsddp train --env requirements.txt   # versions that belong together, on every node"
-_NCCL_LOG = "awsddp train --env-var NCCL_DEBUG=INFO   # NCCL's log then says why"
 _WHO_WAITED = "awsddp logs   # what the others did; while a job hangs: awsddp doctor --why"
 _LESS_MEMORY = "use a smaller batch or fewer loader workers, or a larger --instance-type"
 
-# The first row that recognizes the end of a rank is its cause.
+# The first row that recognizes the end of a rank is its cause: by a pattern in the rank's last exception, or
+# in the end of its log if there is none, or by a function.
 TABLE = (
     Row(
         "host_oom",
@@ -154,41 +148,33 @@ TABLE = (
     ),
     Row(
         "abort_at_exit",
-        _when(
-            lambda one: (
-                one.exit_code == -6
-                and not one.raised
-                and re.search("destroy_process_group|terminate called without an active exception", one.text)
-            )
-        ),
+        _crashed(signal.SIGABRT, "destroy_process_group|terminate called without an active exception"),
         "It aborted after its work was done, at its exit: torch's gloo sometimes does.",
         "call torch.distributed.barrier() before destroy_process_group()",
         retryable=True,
     ),
     Row(
         "import_error",
-        _said(r"(?:NotFoundError|python[\d.]*): No module named '?(?P<module>[\w.]+)"),
+        r"(?:NotFoundError|python[\d.]*): No module named '?(?P<module>[\w.]+)",
         "{module} is not installed for the python that runs the ranks.",
         "awsddp train --env requirements.txt   # which names its package",
     ),
     Row(
         "file_not_found",
-        _said("^FileNotFoundError: "),
+        "^FileNotFoundError: ",
         "The node does not have this file.",
         "awsddp sync -v   # what is sent, and what stays here",
     ),
     Row(
         "cuda_oom",
-        _said(
-            "CUDA out of memory|CUDA error: out of memory|Cuda failure 2 'out of memory'"
-            "|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
-        ),
+        "CUDA out of memory|CUDA error: out of memory|Cuda failure 2 'out of memory'"
+        "|CU(BLAS|DNN)_STATUS_ALLOC_FAILED",
         "The GPU ran out of memory.",
         "use a smaller batch",
     ),
     Row(
         "ecc_error",
-        _said("uncorrectable ECC error"),
+        "uncorrectable ECC error",
         "The GPU's memory has a fault.",
         _REPLACE_GPU,
         retryable=True,
@@ -211,103 +197,95 @@ TABLE = (
     ),
     Row(
         "driver_too_old",
-        _said(
-            "driver on your system is too old|driver version is insufficient|Driver/library version mismatch"
-        ),
+        "driver on your system is too old|driver version is insufficient|Driver/library version mismatch",
         "The node's NVIDIA driver does not fit this torch.",
         "awsddp plan   # names the driver and the torch that fit; or omit torch from the requirements",
     ),
     Row(
         "gpu_too_new",
-        _said("no kernel image is available"),
+        "no kernel image is available",
         "This torch was not built for the node's GPU.",
         "install a newer torch, or choose another --instance-type",
     ),
     Row(
         "no_such_gpu",
-        _said("invalid device ordinal"),
+        "invalid device ordinal",
         "The script used a GPU that the node does not have.",
         "use the GPU of LOCAL_RANK, or fewer ranks: --nproc-per-node",
     ),
     Row(
         "same_gpu",
-        _said(r"Duplicate GPU detected : (?P<ranks>rank \d+ and rank \d+)"),
+        r"Duplicate GPU detected : (?P<ranks>rank \d+ and rank \d+)",
         "The ranks use the same GPU: {ranks}.",
         "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), before the first use of a GPU",
     ),
     Row(
         "no_gpu",
-        _said(
-            "Torch not compiled with CUDA|NCCL support is not compiled|doesn't have NCCL built in"
-            "|Found no NVIDIA driver|No CUDA GPUs are available|no GPUs found"
-        ),
+        "Torch not compiled with CUDA|NCCL support is not compiled|doesn't have NCCL built in"
+        "|Found no NVIDIA driver|No CUDA GPUs are available|no GPUs found",
         "The script needs a GPU, and this node or its torch has none.",
         "choose an --instance-type with GPUs, or the backend: nccl if torch.cuda.is_available() else gloo",
     ),
     Row(
         "no_such_interface",
-        _said(r"Unable to find address for: (?P<name>\S+)|no socket interface found"),
+        r"Unable to find address for: (?P<name>\S+)|no socket interface found",
         "The node has no network interface {name} (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME).",
         "remove these variables from the script and from [env]: awsddp sets the right ones on every node",
     ),
     Row(
         "versions_differ",
-        _said("Mismatched NCCL version detected : (?P<versions>[^\n]+)"),
+        "Mismatched NCCL version detected : (?P<versions>[^\n]+)",
         "The nodes have different versions of NCCL: {versions}.",
         _PACKAGES,
     ),
     Row(
         "nccl_timeout",
-        _said(r"Watchdog caught collective operation timeout: .*OpType=(?P<operation>\w+)"),
+        r"Watchdog caught collective operation timeout: .*OpType=(?P<operation>\w+)",
         "{operation} did not end within NCCL's timeout: another rank did not take part.",
         _WHO_WAITED,
         retryable=True,
     ),
     Row(
         "gloo_timeout",
-        _said(r"Timed out waiting \d+ms for (?:send|recv) operation|monitoredBarrier"),
+        r"Timed out waiting \d+ms for (?:send|recv) operation|monitoredBarrier",
         "Another rank did not take part in the collective within the timeout.",
         _WHO_WAITED,
         retryable=True,
     ),
     Row(
         "rendezvous_timeout",
-        _said(r"(?P<joined>\d+)/(?P<all>\d+) clients joined"),
+        r"(?P<joined>\d+)/(?P<all>\d+) clients joined",
         "Only {joined} of {all} ranks joined the process group in time.",
         _WHO_WAITED,
         retryable=True,
     ),
     Row(
         "master_unreachable",
-        _said(r"client socket has (?:timed out|failed).*? connect to [^(]*\((?P<place>[^)]+)\)"),
+        r"client socket has (?:timed out|failed).*? connect to [^(]*\((?P<place>[^)]+)\)",
         "Nothing answers at {place}, where rank 0 was expected.",
         "use MASTER_ADDR and MASTER_PORT, or {{master_addr}} and {{master_port}} in the script's arguments",
     ),
     Row(
         "collective_mismatch",
-        _said("Detected mismatch between collectives|Received data size doesn't match|preamble.length <= "),
+        "Detected mismatch between collectives|Received data size doesn't match|preamble.length <= ",
         "The ranks called different collectives, or the same with other sizes.",
         "awsddp train --env-var TORCH_DISTRIBUTED_DEBUG=DETAIL   # names the collective",
     ),
     Row(
         "model_differs",
-        _said("DDP expects same model across all ranks|appears not to match"),
+        "DDP expects same model across all ranks|appears not to match",
         "The ranks built different models.",
         "build the model from the same settings and the same seed on every rank",
     ),
     Row(
         "unused_parameters",
-        _said("Expected to have finished reduction in the prior iteration"),
+        "Expected to have finished reduction in the prior iteration",
         "Some parameters did not contribute to the loss.",
         "DistributedDataParallel(model, find_unused_parameters=True), or remove them",
     ),
     Row(
         "shm_full",
-        _when(
-            lambda one: re.search(
-                "insufficient shared memory|out of shared memory|unable to allocate shared", one.text
-            )
-        ),
+        _when(lambda one: re.search(_SHM_FULL, one.text)),
         "/dev/shm is full.",
         "use fewer loader workers",
     ),
@@ -319,75 +297,71 @@ TABLE = (
     ),
     Row(
         "loader_died",
-        _said(r"DataLoader worker \(pid"),
+        r"DataLoader worker \(pid",
         "A loader worker of the rank died.",
         "use fewer loader workers, which take memory each; num_workers=0 shows an error as an exception",
     ),
     Row(
         "port_in_use",
-        _said("[Aa]ddress already in use|EADDRINUSE"),
+        "[Aa]ddress already in use|EADDRINUSE",
         "A port that the script opens is in use on this node.",
         "awsddp exec 'ss -tlnp'   # shows which process has it; {{master_port}} is free for the script",
         retryable=True,
     ),
     Row(
         "disk_full",
-        _said("No space left on device|Disk quota exceeded"),
+        "No space left on device|Disk quota exceeded",
         "The node's disk is full.",
         "awsddp down && awsddp up --disk GB   # a larger disk",
     ),
     Row(
         "host_oom",
-        _said(
-            "Cannot allocate memory|DefaultCPUAllocator: can't allocate|^MemoryError|std::bad_alloc"
-            r"|Unable to allocate .* for an array"
-        ),
+        "Cannot allocate memory|DefaultCPUAllocator: can't allocate|^MemoryError|std::bad_alloc"
+        r"|Unable to allocate .* for an array",
         "The node ran out of memory.",
         _LESS_MEMORY,
     ),
     Row(
         "too_many_files",
-        _said("Too many open files"),
+        "Too many open files",
         "The rank has too many open files.",
         "use fewer loader workers, or: torch.multiprocessing.set_sharing_strategy('file_system')",
     ),
     Row(
         "too_many_processes",
-        _said("can't start new thread|Resource temporarily unavailable"),
+        "can't start new thread|Resource temporarily unavailable",
         "The node's limit of processes and threads is reached.",
         "use fewer loader workers and threads (OMP_NUM_THREADS)",
     ),
     Row(
         "permission",
-        _said("^PermissionError|Permission denied|Read-only file system"),
+        "^PermissionError|Permission denied|Read-only file system",
         "The user of the ranks may not do this.",
         "write to $AWSDDP_RUN_DIR or the synced folder",
     ),
     Row(
         "no_internet",
-        _said("name resolution|Name or service not known|urlopen error|Max retries exceeded"),
+        "name resolution|Name or service not known|urlopen error|Max retries exceeded",
         "The node could not reach a host on the internet.",
         "awsddp exec -- curl -sSI https://pypi.org   # from each node; or sync the data with the folder",
         retryable=True,
     ),
     Row(
         "packages_mismatch",
-        _said(
-            "torchvision::nms does not exist|undefined symbol|may indicate binary incompat|cannot import name"
-            r"|version `\S+' not found"
-        ),
+        "torchvision::nms does not exist|undefined symbol|may indicate binary incompat|cannot import name"
+        r"|version `\S+' not found",
         "Two packages of the node's environment do not fit each other.",
         _PACKAGES,
     ),
     Row(
         "library_missing",
-        _said(r"(?P<library>\S+): cannot open shared object file"),
+        r"(?P<library>\S+): cannot open shared object file",
         "The node does not have the library {library}.",
         "env.setup in awsddp.toml   # a command that installs it on every node",
     ),
     Row(
         "syntax_error",
-        _said("^(?:Syntax|Indentation|Tab)Error"),
+        "^(?:Syntax|Indentation|Tab)Error",
         "The file is not valid for the node's Python.",
         "awsddp exec -- python3 --version   # the node's; it may be older than yours",
     ),
@@ -399,27 +373,25 @@ TABLE = (
     ),
     Row(
         "no_terminal",
-        _said("^bdb.BdbQuit|^EOFError: EOF when reading a line"),
+        "^bdb.BdbQuit|^EOFError: EOF when reading a line",
         "The script waits for a keyboard, and a rank has none.",
         "remove breakpoint() and input()",
     ),
     Row(
         "no_credentials",
-        _said(
-            "api_key not configured|Unable to locate credentials|NoCredentialsError|GatedRepoError"
-            "|401 Client Error|No API key"
-        ),
+        "api_key not configured|Unable to locate credentials|NoCredentialsError|GatedRepoError"
+        "|401 Client Error|No API key",
         "The rank has no login for this service.",
         "awsddp train --env-var NAME   # a secret (WANDB_API_KEY, HF_TOKEN, ...): its value is read here",
     ),
     Row(
         "not_started",
-        _said("awsddp could not start this (?:process|rank): (?P<why>[^\n]+)"),
+        "awsddp could not start this (?:process|rank): (?P<why>[^\n]+)",
         "{why}.",
     ),
     Row(
         "checkpoint_differs",
-        _said(r"Error\(s\) in loading state_dict"),
+        r"Error\(s\) in loading state_dict",
         "The checkpoint is of another model.",
         "use the model's settings of the job that saved it, or start without --resume",
     ),
@@ -431,48 +403,36 @@ TABLE = (
     ),
     Row(
         "checkpoint_refused",
-        _said("Weights only load failed"),
+        "Weights only load failed",
         "torch.load refused objects in the file that are not tensors.",
         "torch.load(path, weights_only=False)   # for files that you trust",
     ),
     Row(
         "cuda_error",
-        _said("CUDA error|CUBLAS_STATUS|CUDNN_STATUS|device-side assert"),
+        "CUDA error|CUBLAS_STATUS|CUDNN_STATUS|device-side assert",
         "A call to CUDA failed; an earlier kernel may be the reason.",
         "awsddp train --env-var CUDA_LAUNCH_BLOCKING=1   # the traceback then names the right line",
     ),
     # A rank that only lost its peers: no cause while another rank has a reason of its own.
     Row(
         "peer_lost",
-        _said(
-            r"Connection (reset|closed|refused)|[Cc]onnection was (reset|closed|likely)|Broken pipe"
-            r"|remote process exited|ncclRemoteError|Socket closed|recvValue failed|sendBytes failed"
-            r"|DistNetworkError|DistStoreError|got 0 bytes|Timed out (waiting|after)|TCPStore|peer has exited"
-        ),
+        r"Connection (reset|closed|refused)|[Cc]onnection was (reset|closed|likely)|Broken pipe"
+        r"|remote process exited|ncclRemoteError|Socket closed|recvValue failed|sendBytes failed"
+        r"|DistNetworkError|DistStoreError|got 0 bytes|Timed out (waiting|after)|TCPStore|peer has exited",
         "It lost its connection to another rank.",
         "awsddp logs   # the log of the other rank",
         retryable=True,
     ),
     Row(
         "nccl_error",
-        _said("NCCL error|nccl(?:System|UnhandledCuda|Internal|InvalidUsage|InvalidArgument)"),
+        "NCCL error|nccl(?:System|UnhandledCuda|Internal|InvalidUsage|InvalidArgument)",
         "NCCL failed.",
-        _NCCL_LOG,
+        "awsddp train --env-var NCCL_DEBUG=INFO   # NCCL's log then says why",
         retryable=True,
     ),
     Row(
         "loss_not_finite",
-        _when(
-            lambda one: (
-                one.exit_code > 0
-                and (
-                    one.diverged
-                    or re.search(
-                        r"(?i)\bloss\b.*\b(nan|inf)\b|\bnan\b.*\bloss\b|returned nan values", one.said
-                    )
-                )
-            )
-        ),
+        _when(lambda one: one.exit_code > 0 and (one.diverged or re.search(_NOT_FINITE, one.said))),
         "The loss was not a finite number.",
         "use a smaller learning rate, clip the gradients, and check the data",
     ),
@@ -505,7 +465,7 @@ TABLE = (
         _when(lambda one: one.exit_code < 0),
         "The script, or somebody outside awsddp, sent it.",
     ),
-    Row("exit", _when(lambda one: True), ""),
+    Row("exit", "", ""),
 )
 ECHOES = frozenset(
     {
@@ -536,6 +496,13 @@ def explain(evidence: Evidence) -> dict[str, Any]:
 
 
 def _recognized(evidence: Evidence) -> dict[str, Any]:
-    recognized = ((row, row.recognize(evidence)) for row in TABLE if row.recognize)
+    recognized = ((row, _values(row.recognize, evidence)) for row in TABLE)
     row, values = next((row, values) for row, values in recognized if values is not None)
     return {**words_of(row, values), "values": values}
+
+
+def _values(recognize: str | Recognizer, evidence: Evidence) -> dict[str, str] | None:
+    if not isinstance(recognize, str):
+        return recognize(evidence)
+    found = re.search(recognize, evidence.said)
+    return found.groupdict("") if found else None

@@ -14,13 +14,7 @@ LIVELY_SECONDS = 5.0
 """A collective that began within these tells that the job may be making progress."""
 _FRAME = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
-_INIT = (
-    "init_process_group",
-    "_store_based_barrier",
-    "rendezvous",
-    "_create_c10d_store",
-    "_new_group_with_tag",
-)
+_INITS = (" in init_process_group", " in _new_group_with_tag")
 _BOOTSTRAP = "/multiprocessing/process.py"
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python")
 _INNER = ("age", "records", "joined")  # what the judgement needs, and no reader
@@ -80,11 +74,8 @@ def _seen(process: dict[str, Any], workdir: str, *, own: bool = False) -> dict[s
         frames, thread = _last_thread(process["stacks"], workdir) or frames, _ENDING
     state = "stopped" if process["state"] in "Tt" else "running" if frames else "silent"
     stack = [_place(frame, workdir) for frame in frames]
-    where = (
-        None if own and not any(_is_own(frame[0], workdir) for frame in frames) else _where(frames, workdir)
-    )
-    where = f"{where}{thread}" if where else None
-    return {"pid": process["pid"], "state": state, "where": where, "stack": stack}
+    where = _where(frames, workdir, own=own)
+    return {"pid": process["pid"], "state": state, "where": where and where + thread, "stack": stack}
 
 
 _ENDING = " (a thread; the main program has ended and waits for it)"
@@ -121,11 +112,11 @@ def _place(frame: Frame, workdir: str) -> str:
     return f"{os.path.normpath(path)}:{line} in {function}"
 
 
-def _where(frames: list[Frame], workdir: str) -> str | None:
+def _where(frames: list[Frame], workdir: str, *, own: bool) -> str | None:
     """Return the innermost frame of the user's folder; failing that, the innermost outside of libraries."""
-    own = [frame for frame in frames if _is_own(frame[0], workdir)]
-    others = [frame for frame in frames if not any(folder in frame[0] for folder in _LIBRARY)]
-    chosen = own or others or frames
+    chosen = [frame for frame in frames if _is_own(frame[0], workdir)]
+    if not (chosen or own):
+        chosen = [frame for frame in frames if not any(folder in frame[0] for folder in _LIBRARY)] or frames
     return _place(chosen[-1], workdir) if chosen else None
 
 
@@ -149,17 +140,16 @@ def _behind(ranks: list[dict[str, Any]]) -> tuple[list[int], str]:
     for state, what in _STATES.items():
         found = [one for one in ranks if one["state"] == state]
         if found and len(found) < len(ranks):
-            return _named(found), f"{_names(found)} {_verb(found, *what)}. {_others(ranks, found)}"
+            return _named(found), f"{_say(found, *what)}. {_others(ranks, found)}"
     gone = [one for one in ranks if one["state"] in ("ended", "missing")]
     left = [one for one in ranks if one not in gone]
     if gone and left:
         waiting = [one for one in left if _waits(one)]
-        have_ended = _verb(gone, "has ended", "have ended")
+        ended = _say(gone, "has ended", "have ended")
         if not waiting:
-            still = f"{_names(left)} {_verb(left, 'runs', 'run')}: {_places(left)}"
-            return _named(left), f"{still}. {_sentence(_names(gone))} {have_ended}."
+            return _named(left), f"{_say(left, 'runs', 'run')}: {_places(left)}. {_sentence(ended)}."
         if len(waiting) == len(left):
-            return _named(gone), f"{_names(gone)} {have_ended} while the others run. {_others(ranks, gone)}"
+            return _named(gone), f"{ended} while the others run. {_others(ranks, gone)}"
         ranks = left
     for judge in (_by_start, _by_records, _by_stacks):
         result = judge(ranks)
@@ -179,8 +169,9 @@ _STATES = {
 }
 
 
-def _verb(ranks: list[dict[str, Any]], singular: str, plural: str) -> str:
-    return singular if len(ranks) == 1 else plural
+def _say(ranks: list[dict[str, Any]], singular: str, plural: str) -> str:
+    """Return who does what: "rank 3 (node1) waits", or "ranks 0-2 wait"."""
+    return f"{_names(ranks)} {singular if len(ranks) == 1 else plural}"
 
 
 def _sentence(text: str) -> str:
@@ -189,8 +180,7 @@ def _sentence(text: str) -> str:
 
 def _waits(one: dict[str, Any]) -> bool:
     """Tell whether a rank is in a collective, or waits for others to join the process group."""
-    stack = one["stack"]
-    return bool(one["collective"]) or any(_COLLECTIVE in place or place.endswith(_INITS) for place in stack)
+    return bool(one["collective"]) or any(_COLLECTIVE in place for place in one["stack"])
 
 
 def _by_start(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
@@ -200,27 +190,21 @@ def _by_start(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
         return None
     absent = [one for one in ranks if one not in joining and not one["joined"]]
     if absent:
-        waiting = f"{_sentence(_names(joining))} {_verb(joining, 'waits', 'wait')} in init_process_group."
-        return _named(
-            absent
-        ), f"{_names(absent)} did not join the process group: {_places(absent)}. {waiting}"
+        waiting = _sentence(_say(joining, "waits in init_process_group.", "wait in init_process_group."))
+        missed = f"{_names(absent)} did not join the process group: {_places(absent)}"
+        return _named(absent), f"{missed}. {waiting}"
     if len(joining) == len(ranks):
         why = "all wait in init_process_group: their addresses, ports, world sizes or ranks differ"
         return [], f"No rank is behind: {why}, or the network between the nodes is closed."
     return None
 
 
-_INITS = tuple(f" in {name}" for name in _INIT)
-
-
 def _by_records(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
     """Judge by the collectives that torch recorded: the first that differs, then the last number."""
-    for group in sorted(
-        {name for one in ranks for name in one["records"]}, key=lambda name: name != "default_pg"
-    ):
-        members = [
-            one for one in ranks if group in one["records"] or (group == "default_pg" and one["joined"])
-        ]
+    groups = {name for one in ranks for name in one["records"]}
+    for group in sorted(groups, key=lambda name: name != "default_pg"):
+        joined = group == "default_pg"
+        members = [one for one in ranks if group in one["records"] or (joined and one["joined"])]
         result = _by_difference(members, group) or _by_number(members, group)
         if result is not None:
             return result
@@ -260,16 +244,13 @@ def _records(one: dict[str, Any], group: str) -> list[Any]:
 
 def _by_stacks(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
     """Judge by the stacks alone: who is in no collective while others are."""
-    waiting = [
-        one for one in ranks if one["collective"] or any(_COLLECTIVE in place for place in one["stack"])
-    ]
-    others = [one for one in ranks if one not in waiting]
-    return (_named(others), _elsewhere(others, ranks)) if waiting and others else None
+    others = [one for one in ranks if not _waits(one)]
+    return (_named(others), _elsewhere(others, ranks)) if 0 < len(others) < len(ranks) else None
 
 
 def _elsewhere(behind: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> str:
-    verb = _verb(behind, "is", "are")
-    return f"{_names(behind)} {verb} not where the others wait: {_places(behind)}. {_others(ranks, behind)}"
+    elsewhere = f"{_say(behind, 'is', 'are')} not where the others wait: {_places(behind)}"
+    return f"{elsewhere}. {_others(ranks, behind)}"
 
 
 def _others(ranks: list[dict[str, Any]], behind: list[dict[str, Any]]) -> str:
@@ -286,9 +267,7 @@ def _waiting(ranks: list[dict[str, Any]]) -> str:
             text = f"{collective['operation']} (collective {collective['number']}) at {one['where']}"
             places.setdefault(text, []).append(one)
     frequent = sorted(places.items(), key=lambda item: -len(item[1]))
-    return ", ".join(
-        f"{_names(found)} {_verb(found, 'waits', 'wait')} in {place}" for place, found in frequent[:3]
-    )
+    return ", ".join(f"{_say(found, 'waits', 'wait')} in {place}" for place, found in frequent[:3])
 
 
 def _places(ranks: list[dict[str, Any]]) -> str:

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 class Row(NamedTuple):
     """A cause. `retryable`: the same command may succeed without a change.
 
-    Without `recognize` the supervisor names the kind itself, with the values of its texts.
+    `recognize` is a pattern in what the rank said, or a function. Where it is "", as in JOB_TABLE, the
+    supervisor names the kind itself, with the values of its texts.
     """
 
     kind: str
-    recognize: Recognizer | None
+    recognize: str | Recognizer
     explanation: str
     next: str = ""
     retryable: bool = False
@@ -28,42 +29,42 @@ _REPLACE = "awsddp up   # replaces the node if it is gone; then: awsddp train"
 JOB_TABLE = (
     Row(
         "left_early",
-        None,
+        "",
         "All ranks must call the same collectives.",
         "end all ranks at the same step: see return, break and sys.exit() that only some ranks reach",
     ),
     Row(
         "uneven_batches",
-        None,
+        "",
         "It was in backward(): the ranks do not have equally many batches.",
         "use a DistributedSampler, drop_last=True, or: with model.join():",
     ),
-    Row("node_lost", None, "{why}.", _REPLACE, retryable=True),
-    Row("spot_interruption", None, "{why}.", _REPLACE, retryable=True),
-    Row("instance_retired", None, "{why}.", _REPLACE, retryable=True),
+    Row("node_lost", "", "{why}.", _REPLACE, retryable=True),
+    Row("spot_interruption", "", "{why}.", _REPLACE, retryable=True),
+    Row("instance_retired", "", "{why}.", _REPLACE, retryable=True),
     Row(
         "timeout",
-        None,
+        "",
         "The job ran for longer than its timeout of {seconds:g} s.",
         "awsddp train --timeout TIME   # longer, if it was not hanging",
     ),
     Row(
         "hang",
-        None,
+        "",
         "No rank wrote to its log for {seconds:g} s.",
         "awsddp doctor --why {job}   # where each rank was",
     ),
-    Row("cancelled", None, "It was cancelled."),
+    Row("cancelled", "", "It was cancelled."),
     Row(
         "interrupted",
-        None,
+        "",
         "{why}.",
         "awsddp up   # starts what is stopped; then: awsddp train",
         retryable=True,
     ),
     Row(
         "expired",
-        None,
+        "",
         "{why}.",
         "awsddp up --expires TIME   # starts the nodes with more time; then: awsddp train",
         retryable=True,

@@ -69,10 +69,11 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
     return {"job": request["job"]}
 
 
-def slots(ports: list[int], gpus: list[int]) -> dict[str, Any]:
+def slots(request: dict[str, Any]) -> dict[str, Any]:
     """Return the slots that jobs of this node hold, those of `ports` that are taken here, and its `jobs`."""
     used = [folder.request()["slot"] for folder in folders() if folder.held()]
-    return {"used": sorted(used), "taken": [port for port in ports if not _is_free(port)], "jobs": jobs(gpus)}
+    taken = [port for port in request["ports"] if not _is_free(port)]
+    return {"used": sorted(used), "taken": taken, "jobs": jobs(request["gpus"])}
 
 
 def jobs(gpus: list[int]) -> dict[str, list[int]]:

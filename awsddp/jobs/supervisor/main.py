@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import types
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from awsddp.jobs.supervisor.claim import CLAIM, claim
 from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, read_json, write_json
@@ -22,10 +22,13 @@ from awsddp.jobs.supervisor.metrics import metrics
 from awsddp.jobs.supervisor.peers import report_lost
 from awsddp.jobs.supervisor.wire import MAGIC
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
 _LOST_SECONDS = 5.0
 _PROBE = "awsddp.jobs.supervisor.probe"
-_PROBES = ("probe", "dial")
+_LATE = {"probe": _PROBE, "dial": _PROBE, "stacks": "awsddp.jobs.supervisor.stacks"}
 
 
 def main(stdin: BinaryIO) -> int:
@@ -50,14 +53,14 @@ def main(stdin: BinaryIO) -> int:
 def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
     """Answer one request, and return whether it was done."""
     _load(request.pop("modules", None))
-    if request["do"] not in _PROBES and _PROBE in sys.modules:
+    if request["do"] not in ("probe", "dial") and _PROBE in sys.modules:
         sys.modules[_PROBE].close()
     out.write(MAGIC)
     try:
         if request["do"] == "follow":
             follow(JobFolder(request["job"]), request, out)
             return True
-        answer = _answer(request)
+        answer = _ANSWERS.get(request["do"], _late)(request)
     except BrokenPipeError:
         raise
     except CommandError as error:
@@ -78,35 +81,19 @@ def _load(packed: str | None) -> None:
         exec(compile(source, name, "exec"), module.__dict__)
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    kind = request["do"]
-    if kind == "claim":
-        return claim(request)
-    if kind == "unclaim":
-        CLAIM.release()
-        return {"claimed": False, "free_s": 0.0}
-    if kind == "launch":
-        return launch(request)
-    if kind == "state":
-        return {"jobs": [_with_metrics(folder) for folder in folders()]}
-    if kind == "slots":
-        return slots(request["ports"], request["gpus"])
-    if kind == "manifest":
-        return manifest(JobFolder(request["job"]), request)
-    if kind == "hashes":
-        return hashes(request["paths"])
-    if kind == "stacks":
-        from awsddp.jobs.supervisor.stacks import stacks
+def _unclaim(_: dict[str, Any]) -> dict[str, Any]:
+    CLAIM.release()
+    return {"claimed": False, "free_s": 0.0}
 
-        return stacks(JobFolder(request["job"]))
-    if kind in _PROBES:
-        answer: dict[str, Any] = getattr(sys.modules[_PROBE], kind)(request)
-        return answer
-    if kind == "cancel":
-        return _cancel(JobFolder(request["job"]), request["grace"], request["launch"])
-    if kind == "lost":
-        return {"heard": _lost(JobFolder(request["job"]), request["node"], request["why"], request["kind"])}
-    raise CommandError(f"unknown request {kind}", kind="usage")
+
+def _late(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer by a module that came with the request."""
+    answer: dict[str, Any] = getattr(sys.modules[_LATE[request["do"]]], request["do"])(request)
+    return answer
+
+
+def _state(_: dict[str, Any]) -> dict[str, Any]:
+    return {"jobs": [_with_metrics(folder) for folder in folders()]}
 
 
 def _with_metrics(folder: JobFolder) -> dict[str, Any]:
@@ -118,16 +105,16 @@ def _with_metrics(folder: JobFolder) -> dict[str, Any]:
     return {**document, "metrics": metrics(folder), "samples": samples}
 
 
-def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[str, Any]:
+def _cancel(request: dict[str, Any]) -> dict[str, Any]:
     """End a job that runs, and return its document when it has ended. One that has ended is left as it is.
 
     So is one that was not launched by `launch`, where that is given.
     """
-    document = folder.document()
-    mine = launch in (None, folder.request().get("launch"))
-    if mine:
-        seconds = folder.request()["grace"] if grace is None else grace
-        cause = cause_of_node(folder.request(), None, "cancelled")
+    folder = JobFolder(request["job"])
+    document, launched = folder.document(), folder.request()
+    if request["launch"] in (None, launched["launch"]):
+        seconds = launched["grace"] if request["grace"] is None else request["grace"]
+        cause = cause_of_node(launched, None, "cancelled")
         if not _ask_to_end(folder, {"state": "cancelled", "grace": seconds, "cause": cause}):
             return folder.document()
         end = time.monotonic() + seconds + _CANCEL_SECONDS
@@ -137,12 +124,13 @@ def _cancel(folder: JobFolder, grace: float | None, launch: str | None) -> dict[
     return document
 
 
-def _lost(folder: JobFolder, node: int, why: str, kind: str) -> bool:
+def _lost(request: dict[str, Any]) -> dict[str, Any]:
     """Tell the first node that `node` is lost; without the first node this one ends its part of the job."""
-    request = folder.request()
-    if node != request["nodes"][0]["node"]:
-        return report_lost(request, node, why, kind=kind, seconds=_LOST_SECONDS)
-    return _ask_to_end(folder, {"state": "failed", "lost": why, "kind": kind})
+    folder = JobFolder(request["job"])
+    launched, node, why, kind = folder.request(), request["node"], request["why"], request["kind"]
+    if node != launched["nodes"][0]["node"]:
+        return {"heard": report_lost(launched, node, why, kind=kind, seconds=_LOST_SECONDS)}
+    return {"heard": _ask_to_end(folder, {"state": "failed", "lost": why, "kind": kind})}
 
 
 def _ask_to_end(folder: JobFolder, how: dict[str, Any]) -> bool:
@@ -156,3 +144,16 @@ def _ask_to_end(folder: JobFolder, how: dict[str, Any]) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+_ANSWERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "claim": claim,
+    "unclaim": _unclaim,
+    "launch": launch,
+    "state": _state,
+    "slots": slots,
+    "manifest": lambda request: manifest(JobFolder(request["job"]), request),
+    "hashes": lambda request: hashes(request["paths"]),
+    "cancel": _cancel,
+    "lost": _lost,
+}

@@ -242,7 +242,7 @@ class Supervisor:
         """Return what the ranks do, and leave it in the run folder: a job that hangs is about to end."""
         from awsddp.jobs.supervisor.stacks import DUMP, stacks
 
-        answer = stacks(self._folder)
+        answer = stacks(self._request)
         with contextlib.suppress(OSError):
             write_json(self._folder.run / DUMP, answer)
         return answer

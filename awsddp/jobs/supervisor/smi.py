@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
 # What makes a GPU unfit: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html
-_BAD = (
-    ("remapped_rows/remapped_row_failure", "row remapping failed"),
-    ("remapped_rows/remapped_row_pending", "row remapping is pending: reboot"),
-    ("retired_pages/pending_retirement", "page retirement is pending: reboot"),
-    ("gpu_reset_status/reset_required", "needs a reset"),
-)
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
-_SLOW = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+_BAD = {
+    "remapped_row_failure": ("Yes", "row remapping failed"),
+    "remapped_row_pending": ("Yes", "row remapping is pending: reboot"),
+    "pending_retirement": ("Yes", "page retirement is pending: reboot"),
+    "reset_required": ("Yes", "needs a reset"),
+    "hw_slowdown": ("Active", "its clocks are held down (hw_slowdown)"),
+    "hw_thermal_slowdown": ("Active", "its clocks are held down (hw_thermal_slowdown)"),
+    "hw_power_brake_slowdown": ("Active", "its clocks are held down (hw_power_brake_slowdown)"),
+    "sw_thermal_slowdown": ("Active", "its clocks are held down (sw_thermal_slowdown)"),
+}
+_REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers say throttle
 
 
 def gpus(said: str) -> list[dict[str, Any]]:
@@ -30,20 +35,13 @@ def gpus(said: str) -> list[dict[str, Any]]:
 
 
 def _gpu(one: ET.Element) -> dict[str, Any]:
-    faults = [words for path, words in _BAD if one.findtext(path, "").strip() == "Yes"]
-    for path in (
-        "clocks_event_reasons/clocks_event_reason",
-        "clocks_throttle_reasons/clocks_throttle_reason",
-    ):
-        slow = [name for name in _SLOW if one.findtext(f"{path}_{name}", "").strip() == "Active"]
-        faults += [f"its clocks are held down ({name})" for name in slow]
-    volatile = one.find("ecc_errors/volatile")
-    counts = [] if volatile is None else [part for part in volatile.iter() if "uncorrectable" in part.tag]
+    texts = {_REASON.sub("", part.tag): (part.text or "").strip() for part in one.iter()}
+    counts = [part for part in one.iterfind("ecc_errors/volatile//*") if "uncorrectable" in part.tag]
     return {
         "name": one.findtext("product_name", ""),
         "memory_mib": _first(one.findtext("fb_memory_usage/total", "")),
         "errors": sum(_first(part.text or "") for part in counts),
-        "faults": faults,
+        "faults": [words for tag, (bad, words) in _BAD.items() if texts.get(tag) == bad],
     }
 
 

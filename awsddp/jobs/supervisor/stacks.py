@@ -26,8 +26,8 @@ _MOST_ANSWER = 1_000_000  # characters of the stacks of all
 _MOST_RECORDS = 60  # of one process group, the last ones
 
 
-def stacks(folder: JobFolder) -> dict[str, Any]:
-    """Return what the job does on this node; takes at most 2 s.
+def stacks(request: dict[str, Any]) -> dict[str, Any]:
+    """Return what the `job` of a request does on this node; takes at most 2 s.
 
     `workdir` is the synced folder without links, `silent_s` how long no rank here has written to its log.
     Each of the `processes` has `pid`, `parent`, `rank`, `joined` (whether it is in torch's default group),
@@ -35,6 +35,7 @@ def stacks(folder: JobFolder) -> dict[str, Any]:
     process group: [number, operation, sizes, whether it is over]
     with `age`, the seconds since the last began.
     """
+    folder = JobFolder(request["job"])
     found = [process for process in processes(folder.run) if process["rank"] is not None][:_MOST_PROCESSES]
     awake = [process for process in found if process["state"] not in "Tt"]
     names = {process["pid"]: folder.stacks / str(process["pid"]) for process in awake}
