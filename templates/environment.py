@@ -241,18 +241,18 @@ def overlay(place, asked, env):
     return python
 
 
+def installed(name, *places):
+    """Return the path of a program, "" where it is neither on the PATH nor among the places."""
+    return shutil.which(name) or next((str(path) for path in places if path.exists()), "")
+
+
 def uv(asked, env):
     """Return the path of uv; where there is none it is installed beside the environments."""
     own = PLACE / "tools/bin/uv"
-    found = shutil.which("uv") or next(
-        (str(path) for path in (HOME / ".local/bin/uv", own) if path.exists()), ""
-    )
+    found = installed("uv", HOME / ".local/bin/uv", own)
     if not found:
-        run(
-            "installing uv",
-            [*pip_install(asked["image"]), "--target", PLACE / "tools", *offline(asked), "uv"],
-            env=env,
-        )
+        words = [*pip_install(asked["image"]), "--target", PLACE / "tools", *offline(asked), "uv"]
+        run("installing uv", words, env=env)
     return found or str(own)
 
 
@@ -291,24 +291,16 @@ def venv(place, asked, env):
 
 def conda_program(env):
     """Return the path of conda; where there is none miniforge is installed beside the environments."""
-    known = [
-        Path("/opt/conda/bin/conda"),
-        *sorted(HOME.glob("mini*/bin/conda")),
-        PLACE / "miniforge/bin/conda",
-    ]
-    found = shutil.which("conda") or next((str(path) for path in known if path.exists()), "")
+    own = PLACE / "miniforge/bin/conda"
+    found = installed("conda", Path("/opt/conda/bin/conda"), *sorted(HOME.glob("mini*/bin/conda")), own)
     if not found:
         installer = PLACE / "miniforge.sh"
         url = MINIFORGE.format(platform.machine())
-        silent = ["--connect-timeout", "20", "--speed-time", "30"]
-        run(
-            "fetching miniforge",
-            ["curl", "-fsSL", "--retry", "2", *silent, "-m", "900", "-o", installer, url],
-            env=env,
-        )
+        words = ["-fsSL", "--retry", "2", "--connect-timeout", "20", "--speed-time", "30", "-m", "900"]
+        run("fetching miniforge", ["curl", *words, "-o", installer, url], env=env)
         run("installing miniforge", ["bash", installer, "-b", "-u", "-p", PLACE / "miniforge"], env=env)
         installer.unlink()
-    return found or str(PLACE / "miniforge/bin/conda")
+    return found or str(own)
 
 
 def conda(place, asked, env):
@@ -318,13 +310,9 @@ def conda(place, asked, env):
     if asked["conda"]:
         env = dict(env, **by_variables(asked["options"]))
         write(PLACE / "environment.yml", asked["conda"])
-        verb = "update" if (place / "conda-meta").exists() else "create"
-        words = ["env", verb, "--prefix", place, "--file", PLACE / "environment.yml"]
-        run(
-            "making the environment by conda",
-            [program, *words, *([] if verb == "update" else ["--yes"])],
-            env=env,
-        )
+        verb, yes = ("update", []) if (place / "conda-meta").exists() else ("create", ["--yes"])
+        words = ["env", verb, "--prefix", place, "--file", PLACE / "environment.yml", *yes]
+        run("making the environment by conda", [program, *words], env=env)
     elif not python.exists():
         words = ["create", "--yes", "--prefix", place, "python=" + asked["python"], "numpy", "pip"]
         run("making the environment by conda", [program, *words], env=env)

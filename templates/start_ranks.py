@@ -33,10 +33,8 @@ try:
         except subprocess.TimeoutExpired:
             continue
         if process.returncode:
-            why = said.decode(errors="replace").strip().splitlines()[-1:] or [
-                f"exit code {process.returncode}"
-            ]
-            say(rank, "failed", why=why[0][:2000])
+            last = said.decode(errors="replace").strip().rpartition("\n")[2]
+            say(rank, "failed", why=last[:2000] or f"exit code {process.returncode}")
 finally:
     for _, process in started:
         process.kill()

@@ -46,6 +46,16 @@ def replacement(node: Node) -> str:
     return f"awsddp up -o cluster.replace={node.instance_id}   # replaces {node_name(node.node)}"
 
 
+def node_check(node: Node, name: str, ok: bool | None, value: str, expected: str = "") -> Check:
+    """Return a check of one node; where it failed its hint replaces the node."""
+    hint = replacement(node) if ok is False else ""
+    return Check(name=name, node=node.node, ok=ok, value=value, expected=expected, hint=hint)
+
+
+def _check(probes: Probes, node: int, name: str, ok: bool, value: str, expected: str = "") -> Check:
+    return node_check(probes.nodes[node], name, ok, value, expected)
+
+
 def failing(checks: Sequence[Check]) -> set[int]:
     """Return the nodes that have a check that failed."""
     return {check.node for check in checks if check.ok is False and check.node is not None}
@@ -74,11 +84,6 @@ def thorough_checks(probes: Probes) -> list[Check]:
         for name, problems in _gpu_problems(answer).items() if answer["smi"] else ():
             checks.append(_check(probes, node, name, not problems, ", ".join(problems) or "none"))
     return checks + _alike(probes)
-
-
-def _check(probes: Probes, node: int, name: str, ok: bool, value: str, expected: str = "") -> Check:
-    hint = "" if ok else replacement(probes.nodes[node])
-    return Check(name=name, node=node, ok=ok, value=value, expected=expected, hint=hint)
 
 
 def _gpus(probes: Probes, node: int) -> list[Check]:

@@ -92,20 +92,13 @@ def _checkup(cluster: ClusterHandle) -> list[Check]:
 
 def _unreached(cluster: ClusterHandle) -> list[Check]:
     nodes = {node.node: node for node in cluster.nodes}
-    return [
-        Check(
-            name="login",
-            node=number,
-            ok=False,
-            value=failure.message.partition(": ")[2],
-            expected="SSH",
-            hint=health.replacement(nodes[number]),
-        )
-        for number, failure in sorted(cluster.fleet.failures.items())
-    ] + [
-        Check(name="login", node=one.node, ok=None, value=cluster.state_of(one).partition(" is ")[2])
-        for one in cluster.excluded
+    whys = {node: failure.message.partition(": ")[2] for node, failure in cluster.fleet.failures.items()}
+    checks = [
+        health.node_check(nodes[node], "login", False, why, "SSH") for node, why in sorted(whys.items())
     ]
+    for node in cluster.excluded:
+        checks.append(health.node_check(node, "login", None, cluster.state_of(node).partition(" is ")[2]))
+    return checks
 
 
 def _probe(

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.diagnose import exceptions, last_lines
-from awsddp.jobs.supervisor.job_causes import Row, words_of
+from awsddp.jobs.supervisor.job_causes import TIMED_OUT, Row, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -467,16 +467,7 @@ TABLE = (
     ),
     Row("exit", "", ""),
 )
-ECHOES = frozenset(
-    {
-        "abort_at_exit",
-        "gloo_timeout",
-        "master_unreachable",
-        "nccl_timeout",
-        "peer_lost",
-        "rendezvous_timeout",
-    }
-)
+ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "peer_lost"}
 """Kinds that another rank's fault may have brought about."""
 
 _HANDLED = frozenset({"file_not_found", "import_error", "permission"})

@@ -178,6 +178,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def counters(path: Path) -> dict[str, int]:
+    """Return the numbers of a file of the kernel by their names; none where it cannot be read."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    return {name.rstrip(":"): int(number) for name, number, *_ in map(str.split, lines)}
+
+
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Replace the file `path` by `document` (0600): a reader finds the old or the new, never a half."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
@@ -191,10 +200,8 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 def _loss(request: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     node = request["node"]
-    restarted = document.get("boot") != boot_id()
     why = f"The supervisor of node{node} was killed; its ranks ended with it"
-    if restarted:
-        why = (
-            f"node{node} was restarted while the job {'waited' if document['state'] == 'waiting' else 'ran'}"
-        )
+    if document["boot"] != boot_id():
+        did = "waited" if document["state"] == "waiting" else "ran"
+        why = f"node{node} was restarted while the job {did}"
     return cause_of_node(request, node, "interrupted", why=why)

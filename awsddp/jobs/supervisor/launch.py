@@ -144,16 +144,11 @@ def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
 
 def _without_secrets(request: dict[str, Any]) -> dict[str, Any]:
     """Return the request as it may be written: values of secrets stay in the memory of processes."""
-    kept = [
-        {
-            **process,
-            "environment": {
-                name: text for name, text in process["environment"].items() if name not in request["secrets"]
-            },
-        }
-        for process in request["processes"]
-    ]
-    return {**request, "processes": kept}
+    written: dict[str, Any] = json.loads(json.dumps(request))
+    for process in written["processes"]:
+        variables = process["environment"].items()
+        process["environment"] = {name: text for name, text in variables if name not in request["secrets"]}
+    return written
 
 
 def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, lock: int) -> None:

@@ -119,11 +119,13 @@ class _Found:
     def add(self, path: Path, home: str, *, limited: bool = False) -> None:
         """Take in one file, or keep a link for later; each path once."""
         path = self._resolved(path)
-        if path in self._homes or (self.events is not None and not self._is_new_event(path, home)):
+        if path in self._homes:
             return
-        self._homes[path] = home
         try:
             info = path.lstat()
+            if self.events is not None and not self._is_new_event(path.name, home, info):
+                return
+            self._homes[path] = home
             if stat.S_ISLNK(info.st_mode):
                 self._links.append((path, home, limited))
             elif stat.S_ISREG(info.st_mode):
@@ -135,14 +137,10 @@ class _Found:
         except OSError as error:
             self.skip(path, error.strerror or str(error), owed=True)
 
-    def _is_new_event(self, path: Path, home: str) -> bool:
-        """Tell whether a path is an event file that has grown, and still comes with the list."""
-        try:
-            info = path.lstat()
-        except OSError:
-            return False
+    def _is_new_event(self, name: str, home: str, info: os.stat_result) -> bool:
+        """Tell whether a file is an event file that has grown, and still comes with the list."""
         fits = stat.S_ISREG(info.st_mode) and info.st_size <= self.data_left
-        return path.name.startswith(EVENTS) and fits and (self.events or {}).get(home) != info.st_size
+        return name.startswith(EVENTS) and fits and (self.events or {}).get(home) != info.st_size
 
     def add_tree(self, top: Path, home: str) -> None:
         """Take in what a folder holds. `home` is where the folder belongs."""

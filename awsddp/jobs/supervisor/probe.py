@@ -10,10 +10,14 @@ import errno
 import os
 import re
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from awsddp.jobs.supervisor.diagnose import kernel_log, output
+from awsddp.jobs.supervisor.folder import counters
+from awsddp.jobs.supervisor.smi import gpus
 
 PORTS: list[socket.socket] = []
 _COMMAND_SECONDS = 15
@@ -60,28 +64,19 @@ def dial(request: dict[str, Any]) -> dict[str, Any]:
 
     `why` is "" where a connection was made within `seconds`.
     """
-    found: list[list[Any]] = []
 
-    def connect(node: int, address: str, port: int) -> None:
-        why = ""
+    def connect(node: int, address: str, port: int) -> list[Any]:
         try:
             socket.create_connection((address, port), timeout=request["seconds"]).close()
         except OSError as error:
-            why = error.strerror or f"no answer within {request['seconds']:g} s"
-        found.append([node, port, why])
+            return [node, port, error.strerror or f"no answer within {request['seconds']:g} s"]
+        return [node, port, ""]
 
-    threads = [threading.Thread(target=connect, args=peer) for peer in request["peers"]]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    return {"dials": sorted(found)}
+    with ThreadPoolExecutor(max_workers=len(request["peers"]) or 1) as pool:
+        return {"dials": sorted(pool.map(lambda peer: connect(*peer), request["peers"]))}
 
 
 def _thorough() -> dict[str, Any]:
-    from awsddp.jobs.supervisor.diagnose import kernel_log, output
-    from awsddp.jobs.supervisor.smi import gpus
-
     smi = output(["nvidia-smi", "-q", "-x"], seconds=_COMMAND_SECONDS)
     links = output(["nvidia-smi", "nvlink", "--status"], seconds=_COMMAND_SECONDS) if smi else ""
     kernel = kernel_log(0, seconds=_COMMAND_SECONDS) if smi else ""
@@ -100,14 +95,13 @@ def _gpus() -> int | None:
 
 def _memory() -> tuple[int, int]:
     """Return the bytes that a new process can have, and all that the node has, by its cgroups' limits."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    known = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    free, size = known["MemAvailable"], known["MemTotal"]
+    known = counters(Path("/proc/meminfo"))
+    free, size = known["MemAvailable"] * 1024, known["MemTotal"] * 1024
     for folder in _folders("memory"):
         limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
         if limit is not None and used is not None:
-            kept = _statistics(folder).get("inactive_file", 0)
+            kept = counters(folder / "memory.stat").get("inactive_file", 0)
             free, size = min(free, max(0, limit - used + kept)), min(size, limit)
     return free, size
 
@@ -145,11 +139,3 @@ def _number(*paths: Path) -> int | None:
         except (OSError, ValueError):
             continue
     return None
-
-
-def _statistics(folder: Path) -> dict[str, int]:
-    try:
-        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return {}
-    return {name: int(value) for name, value in map(str.split, lines)}

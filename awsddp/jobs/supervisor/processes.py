@@ -26,7 +26,7 @@ from awsddp.jobs.supervisor.diagnose import (
     read_tail,
     recorded,
 )
-from awsddp.jobs.supervisor.folder import JobFolder, programs
+from awsddp.jobs.supervisor.folder import JobFolder, counters, programs
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -127,8 +127,7 @@ class Ranks:
 
     def reap(self) -> list[dict[str, Any]]:
         """Reap what has ended, and return a report for each rank that ended with it."""
-        ended = [process for process in self.alive if process.child is None]
-        codes = {id(process): 127 for process in ended}
+        ended = [(process, 127) for process in self.alive if process.child is None]
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -138,22 +137,17 @@ class Ranks:
                 break
             for process in self.alive:
                 if process.child is not None and process.child.pid == pid:
-                    ended.append(process)
-                    codes[id(process)] = _code(status)
-        return [report for process in ended for report in self._reports(process, codes[id(process)])]
+                    ended.append((process, _code(status)))
+        return [report for process, code in ended for report in self._reports(process, code)]
 
     def _reports(self, process: Process, code: int) -> list[dict[str, Any]]:
         process.exit_code = code
         process.seconds = round(time.monotonic() - process.since, 3)
-        report = self._report(process, code)
-        return [{**report, "rank": rank} for rank in process.ranks]
-
-    def _report(self, process: Process, code: int) -> dict[str, Any]:
         report: dict[str, Any] = {"is": "exit", **process.entry()}
         if code != 0:
             said = process.error or read_tail(process.log)
             report.update(self._failure(code, said, process.ranks[0], asked_at=self._stopped_at))
-        return report
+        return [{**report, "rank": rank} for rank in process.ranks]
 
     def _failure(self, code: int, said: str, rank: int, *, asked_at: float) -> dict[str, Any]:
         """Return why `rank` ended after it `said` so much; `asked_at` is when it was asked to end (0: never).
@@ -252,11 +246,7 @@ def descendants() -> list[int]:
 
 def oom_kills() -> int:
     """Return how many processes this kernel has killed for memory since it booted (0: it does not say)."""
-    try:
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def _before_program(parent: int) -> None:

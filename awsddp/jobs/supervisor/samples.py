@@ -34,7 +34,7 @@ class Samples:
         self._said = folder.path / "nvidia-smi.csv"
         self._child: subprocess.Popen[bytes] | None = None
         self._next = 0.0
-        self._before: tuple[float, dict[int, float], int | None] | None = None
+        self._before: tuple[float, dict[Any, float], int | None] | None = None
 
     def take(self) -> None:
         """Take a sample if it is time. A full disk ends no job."""
@@ -44,21 +44,13 @@ class Samples:
         self._next = now + _EVERY_SECONDS
         with contextlib.suppress(OSError):
             gpus = self._ask_gpus()
-            found = {one["pid"]: one["rank"] for one in processes(self._folder.run)}
-            used = {pid: seconds for pid in found if (seconds := cpu_seconds(pid)) is not None}
+            used = {(one["rank"], one["pid"]): cpu_seconds(one["pid"]) for one in processes(self._folder.run)}
             sent = network_bytes(Path("/proc/net/dev").read_text("ascii"), self._nic)
             if self._before is not None:
-                self._write(now, found, used, sent, gpus)
+                self._write(now, used, sent, gpus)
             self._before = now, used, sent
 
-    def _write(
-        self,
-        now: float,
-        found: dict[int, Any],
-        used: dict[int, float],
-        sent: int | None,
-        gpus: dict[int, Any],
-    ) -> None:
+    def _write(self, now: float, used: dict[Any, float], sent: int | None, gpus: dict[int, Any]) -> None:
         assert self._before is not None
         then, used_before, sent_before = self._before
         per_second = None if sent is None or sent_before is None else (sent - sent_before) / (now - then)
@@ -66,8 +58,8 @@ class Samples:
         each = len(visible) // len(self._ranks)
         rows = []
         for rank, local in self._ranks:
-            own = [pid for pid in used if found[pid] == rank and pid in used_before]
-            seconds = sum(used[pid] - used_before[pid] for pid in own)
+            own = [one for one in used if one[0] == rank and used[one] and one in used_before]
+            seconds = sum(used[one] - used_before[one] for one in own)
             mine = [gpus[gpu] for gpu in visible[local * each : (local + 1) * each] if gpu in gpus]
             rows.append(
                 {
@@ -107,12 +99,12 @@ def read_gpus(text: str) -> dict[int, tuple[float, int]]:
     return gpus
 
 
-def cpu_seconds(pid: int) -> float | None:
-    """Return the CPU time of a process, None if it has ended."""
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, 0.0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return None
+        return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 

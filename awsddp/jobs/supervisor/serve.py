@@ -13,7 +13,7 @@ from typing import Any
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, SILENT_SECONDS, Coordinator
 from awsddp.jobs.supervisor.diagnose import full_disk
 from awsddp.jobs.supervisor.elastic import Elastic
-from awsddp.jobs.supervisor.folder import CommandError, JobFolder, initial, read_json, write_json
+from awsddp.jobs.supervisor.folder import JobFolder, initial, read_json, write_json
 from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
@@ -266,7 +266,7 @@ class Supervisor:
 
     def _look_free(self) -> None:
         """Report once that the jobs that this one waits for have ended on this node, however they ended."""
-        if self._after and not any(map(_active, self._after)):
+        if self._after and not any(folder.active() for folder in self._after):
             self._after = []
             self._say({"is": "free"})
 
@@ -300,10 +300,3 @@ class Supervisor:
             and time.monotonic() < end
         ):
             self._exchange(0.1)
-
-
-def _active(folder: JobFolder) -> bool:
-    try:
-        return folder.active()
-    except CommandError:  # its folder is gone
-        return False

@@ -72,9 +72,9 @@ def processes(run: Path) -> list[dict[str, Any]]:
             continue
         if mark in environment and not is_agent and state not in (b"Z", b"X"):
             rank = next((one[5:] for one in environment if one.startswith(b"RANK=")), b"")
-            process = {"pid": int(path.name), "parent": int(parent), "state": state.decode()}
-            blank = {"joined": False, "stacks": "", "records": {}}
-            found.append({**process, **blank, "rank": int(rank) if rank.isdigit() else None})
+            process = {"pid": int(path.name), "parent": int(parent), "state": state.decode(), "joined": False}
+            number = int(rank) if rank.isdigit() else None
+            found.append({**process, "rank": number, "stacks": "", "records": {}})
     return sorted(found, key=lambda process: process["pid"])
 
 
