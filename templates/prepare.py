@@ -22,19 +22,7 @@ from pathlib import Path
 ROOT = Path(os.environ.get("AWSDDP_ROOT", "/"))
 ETC = ROOT / "etc/awsddp"
 WATCHDOG = "awsddp-expiry.service"
-SYSTEM = (
-    "opt/pytorch/bin/python",
-    "opt/conda/envs/*pytorch*/bin/python",
-    "opt/conda/envs/*/bin/python",
-    "opt/conda/bin/python",
-)
-OWN = (
-    "*conda*/envs/*pytorch*/bin/python",
-    "*conda*/envs/*/bin/python",
-    "*conda*/bin/python",
-    "miniforge*/envs/*/bin/python",
-    "miniforge*/bin/python",
-)
+CONDA = ("envs/*pytorch*/bin/python", "envs/*/bin/python", "bin/python")
 # NCCL takes a prefix unless told "="; Gloo and TensorPipe take exact names and know no "=".
 PROFILE = """\
 # Written by awsddp, for login shells: the interface between the nodes, and the PATH that the ranks have.
@@ -117,23 +105,14 @@ def read(path):
 def booted(patience_s):
     """Wait until cloud-init is through; return what it complains of, "" for nothing."""
     result = ROOT / "run/cloud-init/result.json"
-    deadline = time.monotonic() + patience_s
-    waiting = None if result.exists() else shutil.which("cloud-init")
-    if waiting:  # it knows when there is nothing to wait for; the file alone tells of the end at once
-        waiting = subprocess.Popen(
-            [waiting, "status", "--wait"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            while waiting.poll() is None and not result.exists():
-                if time.monotonic() > deadline:
-                    return f"the boot has no end after {patience_s:g} s"
-                time.sleep(0.05)
-        finally:
-            waiting.kill()
-            waiting.wait()
+    waited = 0
+    if not result.exists() and shutil.which("cloud-init"):
+        waited, _ = run("cloud-init", "status", "--wait", timeout_s=patience_s)
     if result.exists():
         return "; ".join(json.loads(read(result))["v1"]["errors"])
-    return run("cloud-init", "status", "--long")[1] if waiting and waiting.returncode else ""
+    if waited == 124:
+        return f"the boot has no end after {patience_s:g} s"
+    return run("cloud-init", "status", "--long")[1] if waited else ""
 
 
 def watched(expires, idle):
@@ -197,7 +176,9 @@ def ask(python, what):
 
 def environment(home):
     """Return the first python that has torch, with what it says of itself; else "python" is None."""
-    for place, pattern in [(ROOT, pattern) for pattern in SYSTEM] + [(home, pattern) for pattern in OWN]:
+    places = [(ROOT, "opt/pytorch/bin/python"), *((ROOT, f"opt/conda/{python}") for python in CONDA)]
+    places += [(home, f"{base}/{python}") for base in ("*conda*", "miniforge*") for python in CONDA]
+    for place, pattern in places:
         for python in sorted(place.glob(pattern)):
             facts = ask(str(python), "none")
             if "torch" in facts:

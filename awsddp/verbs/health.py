@@ -75,9 +75,8 @@ def doctor(ctx: Context) -> dict[str, Any] | None:
 
 def _checkup(cluster: ClusterHandle) -> list[Check]:
     fleet = cluster.fleet
-    with contextlib.suppress(
-        NodeError
-    ):  # a node whose disk is full cannot hold the claim, and is named below
+    # A node whose disk is full cannot hold the claim, and is named below.
+    with contextlib.suppress(NodeError):
         ask(fleet, {min(fleet.nodes): protocol.claim_request("`awsddp doctor`", wait_s=CLAIM_S)})
     busy = [job.job for job in cluster.jobs(partial=True) if job.state == "running"]
     checks = _unreached(cluster)

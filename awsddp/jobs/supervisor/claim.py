@@ -34,11 +34,9 @@ class Claim:
         end = time.monotonic() + wait_s
         while not _grab(descriptor):
             if time.monotonic() > end:
-                held = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
+                why = "held by " + os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
                 os.close(descriptor)
-                raise CommandError(
-                    "another client is starting a job on this node", f"held by {held}", kind="busy"
-                )
+                raise CommandError("another client is starting a job on this node", why, kind="busy")
             time.sleep(_POLL_SECONDS)
         info = os.fstat(descriptor)
         free_s = time.time() - (info.st_mtime if info.st_size else 0.0)

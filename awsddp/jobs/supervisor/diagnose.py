@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from awsddp.jobs.supervisor.metrics import rows
+
 LINES = 20
 _BYTES = 64 * 1024
 _FULL_BYTES = 64 * 1024  # what is left of a disk on which writes fail
@@ -110,14 +112,8 @@ def last_loss(path: Path, rank: int, *, first: int) -> Any:
 
     A row without `rank` is of the rank `first`.
     """
-    for line in reversed(read_tail(path).split("\n")):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and "loss" in row and row.get("rank", first) == rank:
-            return row["loss"]
-    return None
+    found = [row["loss"] for row in rows(path) if "loss" in row and row.get("rank", first) == rank]
+    return found[-1] if found else None
 
 
 def output(command: list[str], *, seconds: float) -> str | None:

@@ -102,8 +102,7 @@ class Elastic(Coordinator):
     def _restart(self) -> str:
         """Return which restart comes after the failures, and which of them was the first."""
         first = min(self._failures, key=weight)
-        who = (
-            f"node{first['node']}" if first["rank"] is None else f"rank {first['rank']} @ node{first['node']}"
-        )
+        rank = "" if first["rank"] is None else f"rank {first['rank']} @ "
         count = max(failure.get("restart", 0) for failure in self._failures) + 1
-        return f"{count} of {self._max_restarts}: {who}: {first['cause']['explanation']}"
+        cause = f"{rank}node{first['node']}: {first['cause']['explanation']}"
+        return f"{count} of {self._max_restarts}: {cause}"

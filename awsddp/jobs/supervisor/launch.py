@@ -173,9 +173,8 @@ def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket 
         listener.close()
     with os.fdopen(up, "rb") as pipe:
         if not pipe.read(1):
-            raise CommandError(
-                "the supervisor did not start", (folder.path / "supervisor.log").read_text("utf-8", "replace")
-            )
+            why = (folder.path / "supervisor.log").read_text("utf-8", "replace")
+            raise CommandError("the supervisor did not start", why)
 
 
 def _leave(log: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -23,28 +24,25 @@ def metrics(folder: JobFolder) -> list[dict[str, Any]]:
 def progress(path: Path, ranks: list[int]) -> list[dict[str, Any]]:
     """Return the same of the rows in a file, for the ranks of a node."""
     by_rank: dict[int, list[dict[str, float]]] = {}
-    for row in _rows(path):
+    for read in rows(path):
+        row = {key: value for key, value in read.items() if _is_number(value)}
         by_rank.setdefault(int(row.get("rank", ranks[0])), []).append(row)
     return [_progress(rank, by_rank[rank]) for rank in ranks if rank in by_rank]
 
 
-def _rows(path: Path) -> list[dict[str, float]]:
-    """Return the finite numbers of each whole row at the end of a file."""
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Return each whole row at the end of a file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _BYTES))
             lines = file.read(_BYTES).split(b"\n")
     except OSError:
         return []
-    rows = []
-    for line in lines[:-1]:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            rows.append({key: value for key, value in row.items() if _is_number(value)})
-    return rows
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return [row for row in found if isinstance(row, dict)]
 
 
 def _is_number(value: Any) -> bool:

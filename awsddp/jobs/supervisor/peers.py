@@ -226,9 +226,8 @@ class Peers:
 
     def _watch(self, link: Link) -> None:
         if link in self._links:
-            self._selector.modify(
-                link.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
-            )
+            write = selectors.EVENT_WRITE if link.unsent else 0
+            self._selector.modify(link.socket, selectors.EVENT_READ | write)
 
     def _broken(self, link: Link, lost: LinkLost) -> None:
         """Handle a lost link. Closed means that its supervisor ended; reset may be the network."""

@@ -13,11 +13,14 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.diagnose import kernel_log, output
 from awsddp.jobs.supervisor.folder import counters
 from awsddp.jobs.supervisor.smi import gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PORTS: list[socket.socket] = []
 _COMMAND_SECONDS = 15
@@ -97,26 +100,31 @@ def _memory() -> tuple[int, int]:
     """Return the bytes that a new process can have, and all that the node has, by its cgroups' limits."""
     known = counters(Path("/proc/meminfo"))
     free, size = known["MemAvailable"] * 1024, known["MemTotal"] * 1024
-    for folder in _folders("memory"):
-        limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
-        used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
-        if limit is not None and used is not None:
-            kept = counters(folder / "memory.stat").get("inactive_file", 0)
-            free, size = min(free, max(0, limit - used + kept)), min(size, limit)
+    versions = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for folder, limit, used in _limits("memory", *versions):
+        kept = counters(folder / "memory.stat").get("inactive_file", 0)
+        free, size = min(free, max(0, limit - used + kept)), min(size, limit)
     return free, size
 
 
 def _cpus() -> float:
     """Return how many CPUs the node's processes get, by its cgroups' limits."""
     count = float(os.cpu_count() or 1)
-    for folder in _folders("cpu"):
-        quota = _number(folder / "cpu.max", folder / "cpu.cfs_quota_us")
-        if quota is not None and quota > 0:
-            period = _number(folder / "cpu.cfs_period_us")
-            if period is None:
-                period = int((folder / "cpu.max").read_text(encoding="ascii").split()[1])
-            count = min(count, quota / period)
+    for _, quota, period in _limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        count = min(count, quota / period) if quota > 0 else count
     return round(count, 2)
+
+
+def _limits(controller: str, *versions: tuple[str, ...]) -> Iterator[tuple[Path, int, int]]:
+    """Yield each cgroup of this process with a limit, and the two numbers in its files of either version."""
+    for folder in _folders(controller):
+        for names in versions:
+            try:
+                words = [word for name in names for word in (folder / name).read_text("ascii").split()]
+                first, second = map(int, words)
+            except (OSError, ValueError):  # of the other version, or "max"
+                continue
+            yield folder, first, second
 
 
 def _folders(controller: str) -> list[Path]:
@@ -129,13 +137,3 @@ def _folders(controller: str) -> list[Path]:
         top = _CGROUPS / names if names else _CGROUPS
         found += [top / part.lstrip("/") for part in (path, *map(str, Path(path).parents))]
     return found
-
-
-def _number(*paths: Path) -> int | None:
-    """Return the number in the first file that has one; "max" is none."""
-    for path in paths:
-        try:
-            return int(path.read_text(encoding="ascii").split()[0])
-        except (OSError, ValueError):
-            continue
-    return None

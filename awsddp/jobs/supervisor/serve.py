@@ -292,11 +292,8 @@ class Supervisor:
 
     def _farewell(self) -> None:
         """Wait until the other supervisors have read the end; a SIGTERM ends the wait."""
+        if self._coordinator is None:
+            return
         asked, end = self._asked, time.monotonic() + self._request["silent_s"]
-        while (
-            self._coordinator is not None
-            and self._peers.unread
-            and self._asked is asked
-            and time.monotonic() < end
-        ):
+        while self._peers.unread and self._asked is asked and time.monotonic() < end:
             self._exchange(0.1)
