@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    # Gets the path of a folder that cannot be read, relative to the top ("" for itself), and the reason.
+    # Python 3.8 could not evaluate it.
+    OnTrouble = Callable[[str, str], None]
 
 NEVER_RESULTS = ("__pycache__",)
-
-OnTrouble = Callable[[str, str], None]
-"""Gets the path of a folder that cannot be read, relative to the top ("" for itself), and the reason."""
 
 
 def snapshot(workdir: Path) -> dict[str, list[int]]:
