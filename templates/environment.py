@@ -226,7 +226,8 @@ def overlay(place, asked, env):
     if not python.exists():
         run("making the environment", [asked["image"], "-m", "venv", "--without-pip", place])
     found = ask(asked["image"], PLATFORM)
-    (packages,) = place.glob("lib/python3*/site-packages")
+    version = found["version"].split(".")
+    packages = place / "lib" / "python{}.{}".format(*version[:2]) / "site-packages"
     adding = "; ".join(f"site.addsitedir({folder!r})" for folder in found["site"])
     write(packages / "awsddp_image.pth", "import site; " + adding + "\n")
     pip = pip_install(python)

@@ -105,14 +105,23 @@ def read(path):
 def booted(patience_s):
     """Wait until cloud-init is through; return what it complains of, "" for nothing."""
     result = ROOT / "run/cloud-init/result.json"
-    waited = 0
-    if not result.exists() and shutil.which("cloud-init"):
-        waited, _ = run("cloud-init", "status", "--wait", timeout_s=patience_s)
+    deadline = time.monotonic() + patience_s
+    waiting = None if result.exists() else shutil.which("cloud-init")
+    if waiting:  # it knows when there is nothing to wait for; the file alone tells of the end at once
+        waiting = subprocess.Popen(
+            [waiting, "status", "--wait"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            while waiting.poll() is None and not result.exists():
+                if time.monotonic() > deadline:
+                    return f"the boot has no end after {patience_s:g} s"
+                time.sleep(0.05)
+        finally:
+            waiting.kill()
+            waiting.wait()
     if result.exists():
         return "; ".join(json.loads(read(result))["v1"]["errors"])
-    if waited == 124:
-        return f"the boot has no end after {patience_s:g} s"
-    return run("cloud-init", "status", "--long")[1] if waited else ""
+    return run("cloud-init", "status", "--long")[1] if waiting and waiting.returncode else ""
 
 
 def watched(expires, idle):
