@@ -8,16 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from itertools import islice
 from typing import Any
 
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
 from awsddp.compat.types import GPU_TYPES
-from awsddp.local.requests import Refusal, Request
+from awsddp.local.requests import Request
 
 KEPT = timedelta(days=90)
-MOST_RESULTS = 1000
 # Relative prices of seven days, repeated: a budget that assumes the price of today is spent before its time.
 DAYS = (1.0, 1.04, 0.97, 1.1, 0.93, 1.02, 0.95)
 PRODUCT = "Linux/UNIX"
@@ -60,36 +58,19 @@ def _on_demand(instance_type: str) -> float:
 
 
 def history(request: Request, backend: Any) -> dict[str, Any]:
-    """Answer DescribeSpotPriceHistory: the prices between two times, and those in force at the first.
-
-    :raises Refusal: a token that is none.
-    """
-    token = request.asked.get("NextToken", "0")
-    if not token.isdigit():
-        raise Refusal("InvalidParameterValue", f"Invalid value: {token}")
-    start, most = int(token), min(request.asked.get("MaxResults", MOST_RESULTS), MOST_RESULTS)
-    found = list(islice(_history(request), start, start + most + 1))
-    more = str(start + most) if len(found) > most else ""
-    return {"SpotPriceHistory": found[:most], "NextToken": more}
+    """Answer DescribeSpotPriceHistory: the prices since a time, and those in force then."""
+    return {"SpotPriceHistory": list(_history(request))}
 
 
 def _history(request: Request) -> Iterator[dict[str, Any]]:
     """Yield the entries that a request picks, the newest of each type and zone first."""
-    asked = request.asked
-    products = asked.get("ProductDescriptions")
-    if products and not {PRODUCT, f"{PRODUCT} (Amazon VPC)"} & set(products):
-        return
     now = datetime.now(UTC)
-    end = min(asked.get("EndTime", now), now)
-    first = max(min(asked.get("StartTime", now - KEPT), end), now - KEPT).date()
-    last = end.date()
-    days = [last - timedelta(days=back) for back in range((last - first).days + 1)]
-    names, wanted = asked.get("InstanceTypes"), asked.get("AvailabilityZone")
+    first = max(min(request.asked.get("StartTime", now - KEPT), now), now - KEPT).date()
+    days = [now.date() - timedelta(days=back) for back in range((now.date() - first).days + 1)]
+    names = request.asked.get("InstanceTypes", INSTANCE_TYPES)
     for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, []):
         kind, zone = offer["InstanceType"], offer["Location"]
-        if (names and kind not in names) or wanted not in (None, zone) or kind not in INSTANCE_TYPES:
-            continue
-        for day in days:
+        for day in days if kind in names and kind in INSTANCE_TYPES else ():
             yield {
                 "InstanceType": kind,
                 "ProductDescription": PRODUCT,

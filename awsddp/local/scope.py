@@ -83,6 +83,7 @@ VALUES = {
     "MetadataOptions.HttpTokens": ("optional", "required"),
     "NetworkInterface.DeleteOnTermination": ("true",),
     "NetworkInterface.InterfaceType": ("interface", "efa", "efa-only"),
+    "ProductDescription": (market.PRODUCT, f"{market.PRODUCT} (Amazon VPC)"),
     "Strategy": ("cluster",),
     "Value": ("stop", "terminate"),
 }
@@ -177,9 +178,7 @@ _EC2: dict[str, Operation] = {
     "DescribeRegions": _row("AllRegions", "RegionName"),
     "DescribeAvailabilityZones": _row("ZoneName"),
     "DescribeSpotPriceHistory": _row(
-        *("InstanceType", "AvailabilityZone", "ProductDescription", "StartTime", "EndTime"),
-        *("MaxResults", "NextToken"),
-        answer=market.history,
+        "InstanceType", "ProductDescription", "StartTime", answer=market.history
     ),
 }
 _QUOTA = ("ServiceCode", "QuotaCode")
