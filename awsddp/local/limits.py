@@ -55,18 +55,15 @@ def _check_texts(request: Request) -> None:
 
 def _check_tags(request: Request, backend: Any) -> None:
     asked = request.asked
-    given = [one.get("Tags", ()) for one in asked.get("TagSpecifications", ())]
-    if request.action != "DeleteTags":
-        given.append(asked.get("Tags", ()))
-    for tags in given:
+    given = [one.get("Tags", ()) for one in (asked, *asked.get("TagSpecifications", ()))]
+    for tags in given if request.action != "DeleteTags" else ():
         added = {tag.get("Key", ""): tag.get("Value", "") for tag in tags}
         for key, value in added.items():
             if fault := limits.tag_fault(key, value):
                 code = "InvalidParameterValue" if key else "InvalidTagKey.Malformed"
                 raise Refusal(code, f"Tag '{key[:200]}' is not valid: {fault}.")
         for resource in asked.get("Resources", [""]):
-            keys = backend.tags.get(resource, {}).keys() | added
-            if len([key for key in keys if not key.startswith(limits.TAG_RESERVED)]) > limits.TAGS:
+            if len(backend.tags.get(resource, {}).keys() | added) > limits.TAGS:
                 raise Refusal(
                     "TagLimitExceeded", "The maximum number of Tags for a resource has been reached."
                 )
@@ -74,25 +71,19 @@ def _check_tags(request: Request, backend: Any) -> None:
 
 def _check_rules(request: Request, backend: Any) -> None:
     """Count the rules that a group has and gets: one that names a group counts as IPv4 and as IPv6."""
-    if not request.action.startswith("AuthorizeSecurityGroup"):
+    group = backend.get_security_group_from_id(request.asked.get("GroupId", ""))
+    if group is None or not request.action.startswith("AuthorizeSecurityGroup"):
         return
-    asked = request.asked
-    for group in (group for groups in backend.groups.values() for group in groups.values()):
-        if asked.get("GroupId") != group.id:
-            continue
-        rules = group.ingress_rules if request.action.endswith("Ingress") else group.egress_rules
-        for kind, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6")):
-            have = [rule for rule in rules if rule.source_group or rule.ip_range.get(key)]
-            lists = [
-                one.get(name, ())
-                for one in asked.get("IpPermissions", ())
-                for name in (kind, "UserIdGroupPairs")
-            ]
-            if len(have) + sum(map(len, lists)) > limits.RULES:
-                raise Refusal(
-                    "RulesPerSecurityGroupLimitExceeded",
-                    "The maximum number of rules per security group has been reached.",
-                )
+    rules = group.ingress_rules if request.action.endswith("Ingress") else group.egress_rules
+    permissions = request.asked.get("IpPermissions", ())
+    for kind, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6")):
+        count = sum(bool(rule.source_group or rule.ip_range.get(key)) for rule in rules)
+        count += sum(len(one.get(kind, ())) + len(one.get("UserIdGroupPairs", ())) for one in permissions)
+        if count > limits.RULES:
+            raise Refusal(
+                "RulesPerSecurityGroupLimitExceeded",
+                "The maximum number of rules per security group has been reached.",
+            )
 
 
 def _invalid(name: str, text: str, why: str) -> Refusal:
