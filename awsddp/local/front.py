@@ -32,6 +32,7 @@ from awsddp.local.requests import (
     answered,
     check_signature,
     dry_run,
+    internal_error,
     read,
     refuse,
     stamp,
@@ -143,17 +144,14 @@ class Front:
                 time.sleep(fault.seconds)
             if fault is not None and fault.effect == "lost":
                 raise ConnectionResetError("a fault: the reply is lost")
-            return stamp(reply)
         except ServiceException as refusal:  # ours, or moto's own
-            return refuse(refusal, service=service, target=target)
+            reply = refuse(refusal, service=service, target=target)
         except ConnectionError:
             raise
         except Exception:
             traceback.print_exc()
-            internal = Refusal(
-                "InternalError", "An internal error has occurred", status="500 Internal Server Error"
-            )
-            return refuse(internal, service=service, target=target)
+            reply = refuse(internal_error("An internal error has occurred"), service=service, target=target)
+        return stamp(reply)
 
     def _strike(self, request: Request) -> Fault | None:
         """The fault that hits this request.
@@ -208,11 +206,7 @@ class Front:
             self._store.save()
         except OSError as error:
             self._store.load()
-            raise Refusal(
-                "InternalError",
-                f"The local cloud cannot write its state down: {error}",
-                status="500 Internal Server Error",
-            ) from error
+            raise internal_error(f"The local cloud cannot write its state down: {error}") from error
 
     def _backend(self, request: Request) -> Any:
         try:

@@ -17,7 +17,7 @@ from moto.iam.models import iam_backends
 from awsddp.limits import USER_DATA_BYTES
 from awsddp.local import market, placement, quotas, refusals, reservations
 from awsddp.local.requests import Refusal, Reply, Request, lacking
-from awsddp.local.reservations import Reservation
+from awsddp.local.reservations import CapacityReservation
 
 # What of a cloud-config hosts carry out: https://docs.cloud-init.io/en/latest/reference/modules.html
 USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_files", "bootcmd", "runcmd"})
@@ -230,7 +230,7 @@ def _named_subnet(request: Request, backend: Any) -> Any:
     return backend.get_subnet(key) if key else None
 
 
-def _chosen(request: Request, backend: Any) -> Reservation | None:
+def _chosen(request: Request, backend: Any) -> CapacityReservation | None:
     """The reservation that a launch goes into; one that goes into none is held against the quota.
 
     :raises Refusal: with EC2's code.
@@ -265,7 +265,7 @@ def _completed(request: Request, backend: Any) -> Request:
     return replace(request, parameters=given)
 
 
-def _complete(instance: Any, request: Request, backend: Any, chosen: Reservation | None) -> None:
+def _complete(instance: Any, request: Request, backend: Any, chosen: CapacityReservation | None) -> None:
     """Give a new instance what moto drops of its launch, or gives to the first one alone."""
     asked = request.asked
     instance.placement.group_name = asked.get("Placement", {}).get("GroupName", "")

@@ -6,19 +6,22 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreatePlacementGroup.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
 from typing import Any
 
-from awsddp.local.requests import Refusal, Request, tag_list
+from moto.ec2.models.core import TaggedEC2Resource
+
+from awsddp.local.requests import Refusal, Request
 
 
-@dataclass
-class PlacementGroup:
+class PlacementGroup(TaggedEC2Resource):
     """One placement group. Nothing here is near or far."""
 
-    name: str
-    id: str = field(default_factory=lambda: f"pg-{uuid.uuid4().hex[:17]}")
-    tags: dict[str, str] = field(default_factory=dict)
+    strategy, state = "cluster", "available"
+
+    def __init__(self, backend: Any, name: str, tags: dict[str, str]) -> None:
+        self.ec2_backend, self.group_name = backend, name
+        self.id = self.group_id = f"pg-{uuid.uuid4().hex[:17]}"
+        self.add_tags(tags)
 
 
 def create(request: Request, backend: Any) -> dict[str, Any]:
@@ -29,20 +32,15 @@ def create(request: Request, backend: Any) -> dict[str, Any]:
     groups, name = _groups(backend), request.asked.get("GroupName", "")
     if name in groups:
         raise Refusal("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
-    groups[name] = PlacementGroup(name, tags=request.tags("placement-group"))
-    return {"PlacementGroup": _shown(groups[name])}
+    groups[name] = PlacementGroup(backend, name, request.tags("placement-group"))
+    return {"PlacementGroup": groups[name]}
 
 
 def describe(request: Request, backend: Any) -> dict[str, Any]:
     """Answer DescribePlacementGroups."""
-    names = request.asked.get("GroupNames", ())
-    found = [
-        _shown(group)
-        for group in _groups(backend).values()
-        if (not names or group.name in names)
-        and request.picks(group.tags, group_name=group.name, state="available")
-    ]
-    return {"PlacementGroups": found}
+    groups = _groups(backend)
+    found = [groups[name] for name in request.asked.get("GroupNames", groups) if name in groups]
+    return {"PlacementGroups": request.select(found)}
 
 
 def delete(request: Request, backend: Any) -> dict[str, Any]:
@@ -72,13 +70,3 @@ def check_known(name: str, backend: Any) -> None:
 def _groups(backend: Any) -> dict[str, PlacementGroup]:
     found: dict[str, PlacementGroup] = backend.__dict__.setdefault("placement_groups", {})
     return found
-
-
-def _shown(group: PlacementGroup) -> dict[str, Any]:
-    return {
-        "GroupName": group.name,
-        "GroupId": group.id,
-        "Strategy": "cluster",
-        "State": "available",
-        "Tags": tag_list(group.tags),
-    }

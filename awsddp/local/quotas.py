@@ -39,7 +39,7 @@ def check(backend: Any, instance_type: str, count: int, *, spot: bool = False) -
         if one.state in RUNNING and quota == _quota(one.instance_type, spot=one.lifecycle == "spot")
     )
     used += sum(
-        one.free(backend) * _vcpus(one.instance_type)
+        one.available_instance_count * _vcpus(one.instance_type)
         for one in reservations.held(backend).values()
         if quota == _quota(one.instance_type, spot=False)
     )

@@ -9,6 +9,7 @@ import math
 import re
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
-from xml.sax.saxutils import escape
 
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -24,8 +24,9 @@ from botocore.credentials import Credentials
 from botocore.utils import parse_timestamp
 from moto.core.exceptions import ServiceException
 from moto.core.parse import EC2QueryParser, QueryParser
-from moto.core.serialize import get_serializer_class
+from moto.core.serialize import XFormedAttributePicker, get_serializer_class
 from moto.core.utils import get_service_model
+from moto.ec2.utils import generic_filter
 from werkzeug.datastructures import EnvironHeaders
 
 Reply = tuple[str, list[tuple[str, str]], bytes]
@@ -35,6 +36,9 @@ SCOPE = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/]+)/\d{8}/([^/]+)/([^/]+)/aws4_request,\s*"
     r"SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})"
 )
+
+# Codes of ours are in no model of a service.
+warnings.filterwarnings("ignore", message="Exception.* does not match an error shape")
 
 SIGNED_FOR_S = 900  # a request is refused that was signed so long ago, or so long from now
 
@@ -113,16 +117,10 @@ class Request:
         given = [one for one in self.asked.get("TagSpecifications", ()) if one["ResourceType"] == kind]
         return {tag["Key"]: tag.get("Value", "") for one in given for tag in one.get("Tags", ())}
 
-    def picks(self, tags: dict[str, str], **have: str) -> bool:
-        """Whether its filters let something pass, that has these tags and, by the filters' names, this."""
-        for one in self.asked.get("Filters", ()):
-            name = one["Name"]
-            known = {key.replace("_", "-"): value for key, value in have.items()}
-            known |= {f"tag:{key}": value for key, value in tags.items()}
-            found = set(tags) if name == "tag-key" else {known.get(name)}
-            if not found & set(one.get("Values", ())):
-                return False
-        return True
+    def select(self, resources: list[Any]) -> list[Any]:
+        """Return those of moto's resources that its filters let pass."""
+        filters = {one["Name"]: one.get("Values", []) for one in self.asked.get("Filters", ())}
+        return generic_filter(filters, resources)
 
 
 def read(environ: dict[str, Any]) -> Request:
@@ -220,18 +218,16 @@ def dry_run() -> Refusal:
     return Refusal("DryRunOperation", text, status="412 Precondition Failed")
 
 
-def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
-    """Tags as boto3 shows them."""
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
+def internal_error(message: str) -> Refusal:
+    """What EC2 answers when it fails itself."""
+    return Refusal("InternalError", message, status="500 Internal Server Error")
 
 
 def answered(request: Request, result: dict[str, Any]) -> Reply:
-    """The reply with what boto3 is to show: JSON, or EC2's XML."""
+    """The reply with what boto3 is to show: JSON, or EC2's XML. Resources of moto stand for themselves."""
     if request.service != "ec2":
         return "200 OK", [("Content-Type", "application/x-amz-json-1.1")], json.dumps(result).encode()
-    operation: Any = get_service_model("ec2").operation_model(request.action)
-    made = get_serializer_class("ec2", "ec2")(operation_model=operation, pretty_print=False).serialize(result)
-    return "200 OK", list(made["headers"].items()), str(made["body"]).encode()
+    return "200 OK", *_as_xml("ec2", request.action, result)
 
 
 def stamp(reply: Reply) -> Reply:
@@ -244,21 +240,18 @@ def stamp(reply: Reply) -> Reply:
 
 def refuse(refusal: ServiceException, *, service: str, target: bool) -> Reply:
     """A refusal as the service would word it: JSON, or the XML of EC2 or of the query services."""
-    request_id, status = str(uuid.uuid4()), getattr(refusal, "status", "400 Bad Request")
-    code, message = escape(refusal.code), escape(refusal.message)
+    status = getattr(refusal, "status", "400 Bad Request")
     if target:
         body = json.dumps({"__type": refusal.code, "message": refusal.message})
         head = [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", refusal.code)]
         return status, head, body.encode()
-    if service in ("ec2", ""):
-        body = (
-            f"<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
-            f"<RequestID>{request_id}</RequestID></Response>"
-        )
-    else:
-        body = (
-            f"<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error>"
-            f"<RequestId>{request_id}</RequestId></ErrorResponse>"
-        )
-    prolog = '<?xml version="1.0" encoding="UTF-8"?>\n'
-    return status, [("Content-Type", "text/xml;charset=UTF-8")], (prolog + body).encode()
+    form = ("ec2", "RunInstances") if service in ("ec2", "") else ("sts", "GetCallerIdentity")
+    return status, *_as_xml(*form, refusal)
+
+
+def _as_xml(service: str, action: str, result: object) -> tuple[list[tuple[str, str]], bytes]:
+    """Headers and body of an answer, or of a refusal, in the form of an operation."""
+    operation: Any = get_service_model(service).operation_model(action)
+    serializer = get_serializer_class(service, operation.service_model.protocol)
+    made = serializer(operation_model=operation, value_picker=XFormedAttributePicker()).serialize(result)
+    return list(made["headers"].items()), str(made["body"]).encode()

@@ -8,57 +8,58 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp.local.requests import Refusal, Request, tag_list
+from moto.ec2.models.core import TaggedEC2Resource
+
+from awsddp.local.requests import Refusal, Request
 
 PLATFORM = "Linux/UNIX"  # of all images
 _OUT = ("stopped", "terminated")
 
 
-@dataclass
-class Reservation:
-    """Machines that are held. `criteria` is "open" (any fitting launch takes them) or "targeted"."""
+class CapacityReservation(TaggedEC2Resource):
+    """Machines that are held, as EC2 describes them. `asked`: the parameters of the call that made it.
 
-    instance_type: str
-    platform: str
-    zone: str
-    total: int
-    criteria: str
-    tags: dict[str, str]
-    ends: datetime | None
-    cancelled: bool = False
-    id: str = field(default_factory=lambda: f"cr-{uuid.uuid4().hex[:17]}")
+    `instance_match_criteria` is "open" (any fitting launch takes them) or "targeted".
+    """
+
+    tenancy = reservation_type = "default"
+    cancelled = False
+
+    def __init__(self, backend: Any, asked: dict[str, Any], tags: dict[str, str]) -> None:
+        self.ec2_backend = backend
+        self.id = f"cr-{uuid.uuid4().hex[:17]}"
+        self.instance_type = asked.get("InstanceType", "")
+        self.instance_platform = asked.get("InstancePlatform", "")
+        self.availability_zone = asked.get("AvailabilityZone", "")
+        self.total_instance_count = asked.get("InstanceCount", 1)
+        self.instance_match_criteria = asked.get("InstanceMatchCriteria", "open")
+        self.end_date: datetime | None = asked.get("EndDate")
+        self.end_date_type = "limited" if self.end_date else "unlimited"
+        self.add_tags(tags)
 
     @property
     def state(self) -> str:
         """As EC2 names it."""
         if self.cancelled:
             return "cancelled"
-        return "expired" if self.ends and self.ends < datetime.now(UTC) else "active"
+        return "expired" if self.end_date and self.end_date < datetime.now(UTC) else "active"
 
-    def free(self, backend: Any) -> int:
+    @property
+    def available_instance_count(self) -> int:
         """How many machines it has left: stopped and terminated instances have given theirs back."""
-        used = sum(one.state not in _OUT for one in backend.all_instances() if entered(one) == self.id)
-        return max(0, self.total - used) if self.state == "active" else 0
+        inside = [one for one in self.ec2_backend.all_instances() if entered(one) == self.id]
+        used = sum(one.state not in _OUT for one in inside)
+        return max(0, self.total_instance_count - used) if self.state == "active" else 0
 
 
 def create(request: Request, backend: Any) -> dict[str, Any]:
     """Answer CreateCapacityReservation."""
-    asked = request.asked
-    made = Reservation(
-        instance_type=asked.get("InstanceType", ""),
-        platform=asked.get("InstancePlatform", ""),
-        zone=asked.get("AvailabilityZone", ""),
-        total=asked.get("InstanceCount", 1),
-        criteria=asked.get("InstanceMatchCriteria", "open"),
-        ends=asked.get("EndDate"),
-        tags=request.tags("capacity-reservation"),
-    )
+    made = CapacityReservation(backend, request.asked, request.tags("capacity-reservation"))
     held(backend)[made.id] = made
-    return {"CapacityReservation": _shown(made, backend)}
+    return {"CapacityReservation": made}
 
 
 def describe(request: Request, backend: Any) -> dict[str, Any]:
@@ -66,10 +67,8 @@ def describe(request: Request, backend: Any) -> dict[str, Any]:
 
     :raises Refusal: one that is asked for is not there.
     """
-    ids = request.asked.get("CapacityReservationIds", ())
-    known = [_known(key, backend) for key in ids] or held(backend).values()
-    found = [_shown(one, backend) for one in known if request.picks(one.tags, state=one.state)]
-    return {"CapacityReservations": found}
+    ids = request.asked.get("CapacityReservationIds", held(backend))
+    return {"CapacityReservations": request.select([_known(key, backend) for key in ids])}
 
 
 def cancel(request: Request, backend: Any) -> dict[str, Any]:
@@ -87,9 +86,9 @@ def entered(instance: Any) -> str | None:
     return found
 
 
-def held(backend: Any) -> dict[str, Reservation]:
+def held(backend: Any) -> dict[str, CapacityReservation]:
     """The reservations of a region, by id."""
-    found: dict[str, Reservation] = backend.__dict__.setdefault("capacity_reservations", {})
+    found: dict[str, CapacityReservation] = backend.__dict__.setdefault("capacity_reservations", {})
     return found
 
 
@@ -100,7 +99,7 @@ def wanted(request: Request) -> str | None:
     return found
 
 
-def choose(request: Request, backend: Any, *, zone: str) -> Reservation | None:
+def choose(request: Request, backend: Any, *, zone: str) -> CapacityReservation | None:
     """The reservation that a launch goes into: the one it names, else an open one with room for it all.
 
     :raises Refusal: the one it names has no room or does not fit. EC2 tells these apart by no code:
@@ -112,8 +111,12 @@ def choose(request: Request, backend: Any, *, zone: str) -> Reservation | None:
         return None
     attributes = (asked.get("InstanceType"), zone, PLATFORM)
     for one in [_known(named, backend)] if named else held(backend).values():
-        fits = attributes == (one.instance_type, one.zone, one.platform) and not spot
-        if fits and (named or one.criteria == "open") and one.free(backend) >= asked["MaxCount"]:
+        fits = attributes == (one.instance_type, one.availability_zone, one.instance_platform) and not spot
+        if (
+            fits
+            and (named or one.instance_match_criteria == "open")
+            and one.available_instance_count >= asked["MaxCount"]
+        ):
             return one
     if named:
         raise _exceeded()
@@ -131,7 +134,7 @@ def check_start(request: Request, backend: Any) -> None:
         if one is not None and one.state == "stopped" and entered(one)
     ]
     for key, count in Counter(map(entered, stopped)).items():
-        if key is None or held(backend)[key].free(backend) >= count:
+        if key is None or held(backend)[key].available_instance_count >= count:
             continue
         for instance in stopped:
             if entered(instance) == key:
@@ -148,27 +151,9 @@ def _exceeded() -> Refusal:
     )
 
 
-def _known(key: str, backend: Any) -> Reservation:
+def _known(key: str, backend: Any) -> CapacityReservation:
     if key not in held(backend):
         raise Refusal(
             "InvalidCapacityReservationId.NotFound", f"The capacity reservation ID '{key}' does not exist"
         )
     return held(backend)[key]
-
-
-def _shown(one: Reservation, backend: Any) -> dict[str, Any]:
-    return {
-        "CapacityReservationId": one.id,
-        "InstanceType": one.instance_type,
-        "InstancePlatform": one.platform,
-        "AvailabilityZone": one.zone,
-        "Tenancy": "default",
-        "TotalInstanceCount": one.total,
-        "AvailableInstanceCount": one.free(backend),
-        "State": one.state,
-        "EndDate": one.ends,
-        "EndDateType": "limited" if one.ends else "unlimited",
-        "InstanceMatchCriteria": one.criteria,
-        "ReservationType": "default",
-        "Tags": tag_list(one.tags),
-    }

@@ -292,14 +292,9 @@ def _requested(tags: Mapping[str, str]) -> dict[str, Any]:
 
 def _tagged(kind: str, key: str, backend: Any) -> dict[str, Any]:
     """Return the tags that something has, as the keys of conditions."""
-    if kind == "placement-group":
-        group = getattr(backend, "placement_groups", {}).get(key)
-        tags = group.tags if group else {}
-    elif kind == "key-pair":
-        pair = backend.key_pairs.get(key)
-        tags = backend.tags.get(pair.id, {}) if pair else {}
-    else:
-        tags = backend.tags.get(key, {})
+    named = {"placement-group": getattr(backend, "placement_groups", {}), "key-pair": backend.key_pairs}
+    known = named.get(kind, {}).get(key)
+    tags = backend.tags.get(known.id if known else key, {})
     return {f"aws:ResourceTag/{name}": value for name, value in dict(tags).items()}
 
 
