@@ -67,7 +67,6 @@ class Front:
         self.asked_at = time.monotonic()
         """When the API was last asked for something."""
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._launcher = launches.Launcher(emulator.block if mode != "records" else None, self._forward)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
@@ -162,7 +161,7 @@ class Front:
         zone = ""
         if request.service == "ec2" and request.action == "RunInstances":
             with suppress(ServiceException):
-                zone = launches.wanted_zone(request, self._backend(request)) or ""
+                zone = launches.subnet_of(request, self._backend(request)).availability_zone
         fault = self._faults.strike(request.action, (*request.parameters.values(), zone, request.region))
         if fault is None or fault.effect in ("delay", "late", "lost", "stale"):
             return fault
@@ -215,22 +214,12 @@ class Front:
             raise Refusal("AuthFailure", f"Unknown region {request.region}") from None
 
     def _answer(self, request: Request) -> Reply:
-        row = scope.find(request)
-        if request.service != "ec2":
-            return (
-                answered(request, row.answer(request, self._backend(request)))
-                if row.answer
-                else self._forward(request)
-            )
-        backend = self._backend(request)
+        row, backend = scope.find(request), self._backend(request)
         limits.check(request, backend)
-        is_launch = request.action == "RunInstances"
-        if check := self._launcher.check if is_launch else row.check:
-            check(request, backend)
+        if row.check:
+            row.check(request, backend)
         if request.changes and request.dry:
             raise dry_run()
-        if is_launch:
-            return self._launcher.answer(request, backend)
         if request.action == "GetConsoleOutput":
             return self._console(request, backend)
         return answered(request, row.answer(request, backend)) if row.answer else self._forward(request)

@@ -17,8 +17,7 @@ def check_reservation(request: Request, backend: Any) -> None:
     :raises Refusal: with EC2's code.
     """
     name, zone = request.asked.get("InstanceType", ""), request.asked.get("AvailabilityZone", "")
-    if zone not in zones_offering(name, request.region):
-        raise Refusal("Unsupported", f"The instance type {name} is not supported in {zone}.")
+    check_zone(name, zone, region=request.region)
     quotas.check(backend, name, request.asked.get("InstanceCount", 1))
 
 
@@ -28,9 +27,8 @@ def check_start(request: Request, backend: Any) -> None:
     :raises Refusal: ReservationCapacityExceeded, VcpuLimitExceeded.
     """
     reservations.check_start(request, backend)
-    for instance_id in request.asked.get("InstanceIds", ()):
-        instance = backend.get_instance_by_id(instance_id)
-        if instance is not None and instance.state == "stopped" and not reservations.entered(instance):
+    for instance in backend.get_multi_instances_by_id(request.asked.get("InstanceIds", ())):
+        if instance.state == "stopped" and not reservations.entered(instance):
             quotas.check(backend, instance.instance_type, 1)
 
 
@@ -39,9 +37,8 @@ def check_tagged(request: Request, backend: Any) -> None:
 
     :raises ServiceException: InvalidInstanceID.NotFound.
     """
-    for resource in request.asked.get("Resources", ()):
-        if resource.startswith("i-"):
-            backend.get_instance(resource)
+    named = [one for one in request.asked.get("Resources", ()) if one.startswith("i-")]
+    backend.get_multi_instances_by_id(named)
 
 
 def check_unused(request: Request, backend: Any) -> None:
@@ -50,17 +47,18 @@ def check_unused(request: Request, backend: Any) -> None:
     :raises Refusal: DependencyViolation.
     """
     if subnet_id := request.asked.get("SubnetId"):
-        used = any(eni.subnet.id == subnet_id for eni in backend.enis.values())
-        name = f"subnet '{subnet_id}'"
+        name, users = (
+            f"subnet '{subnet_id}'",
+            [one for one in backend.enis.values() if one.subnet.id == subnet_id],
+        )
     else:
         vpc_id = request.asked.get("VpcId", "")
-        used = any(group.name != "default" for group in backend.groups.get(vpc_id, {}).values())
-        used = used or any(
-            gateway.vpc is not None and gateway.vpc.id == vpc_id
-            for gateway in backend.internet_gateways.values()
+        name, users = (
+            f"vpc '{vpc_id}'",
+            backend.describe_internet_gateways(filters={"attachment.vpc-id": [vpc_id]}),
         )
-        name = f"vpc '{vpc_id}'"
-    if used:
+        users += [one for one in backend.groups.get(vpc_id, {}).values() if one.name != "default"]
+    if users:
         raise Refusal("DependencyViolation", f"The {name} has dependencies and cannot be deleted.")
 
 
@@ -69,14 +67,15 @@ def check_group_unused(request: Request, backend: Any) -> None:
 
     :raises Refusal: DependencyViolation.
     """
-    wanted = request.asked.get("GroupId")
-    used = any(wanted == one.id for eni in backend.enis.values() for one in eni.group_set)
-    if used or any(
-        wanted not in (group.id, None) and rule.source_group.get("GroupId") == wanted
-        for groups in backend.groups.values()
-        for group in groups.values()
+    wanted = request.asked.get("GroupId", "")
+    users = {group.id for eni in backend.enis.values() for group in eni.group_set}
+    users |= {
+        rule.source_group.get("GroupId")
+        for group in backend.describe_security_groups()
         for rule in (*group.ingress_rules, *group.egress_rules)
-    ):
+        if group.id != wanted
+    }
+    if wanted in users:
         raise Refusal("DependencyViolation", f"resource {wanted} has a dependent object")
 
 
@@ -92,30 +91,22 @@ def check_interface_free(request: Request, backend: Any) -> None:
         )
 
 
-def check_type(name: str, image: Any, *, region: str, zone: str | None) -> None:
-    """Refuse a type that EC2 does not have, not there, or not for this image.
+def check_type(name: str, image: Any, *, region: str) -> None:
+    """Refuse a type that EC2 does not have, not in this region, or not for this image.
 
     :raises Refusal: InvalidParameterValue, Unsupported.
     """
-    if name not in INSTANCE_TYPES and name not in known_types():
+    shape: Any = get_service_model("ec2").shape_for("InstanceType")
+    if name not in shape.enum:
         raise Refusal("InvalidParameterValue", f"Invalid value '{name}' for InstanceType.")
-    offered = zones_offering(name, region)
-    if not offered:
+    if not zones_offering(name, region):
         raise Refusal(
             "Unsupported",
             "The requested configuration is currently not supported. "
             "Please check the documentation for supported configurations.",
         )
-    if zone is not None and zone not in offered:
-        raise Refusal(
-            "Unsupported",
-            f"Your requested instance type ({name}) is not supported in your requested Availability Zone "
-            f"({zone}). "
-            "Please retry your request by not specifying an Availability Zone or choosing "
-            f"{', '.join(sorted(offered))}.",
-        )
     supported = INSTANCE_TYPES[name]["ProcessorInfo"]["SupportedArchitectures"]
-    if image is not None and image.architecture not in supported:
+    if image.architecture not in supported:
         raise Refusal(
             "InvalidParameterValue",
             f"The architecture '{','.join(supported)}' of the specified instance type does not match the "
@@ -124,10 +115,18 @@ def check_type(name: str, image: Any, *, region: str, zone: str | None) -> None:
         )
 
 
-def known_types() -> set[str]:
-    """Every type that EC2's API has ever known by name, offered or not."""
-    shape: Any = get_service_model("ec2").shape_for("InstanceType")
-    return set(shape.enum)
+def check_zone(name: str, zone: str, *, region: str) -> None:
+    """Refuse a type that its zone does not offer.
+
+    :raises Refusal: Unsupported.
+    """
+    if zone not in (offered := zones_offering(name, region)):
+        raise Refusal(
+            "Unsupported",
+            f"Your requested instance type ({name}) is not supported in your requested Availability Zone "
+            f"({zone}). Please retry your request by not specifying an Availability Zone or choosing "
+            f"{', '.join(sorted(offered))}.",
+        )
 
 
 def zones_offering(instance_type: str, region: str) -> set[str]:

@@ -26,6 +26,7 @@ from moto.core.exceptions import ServiceException
 from moto.core.parse import EC2QueryParser, QueryParser
 from moto.core.serialize import XFormedAttributePicker, get_serializer_class
 from moto.core.utils import get_service_model
+from moto.ec2.responses._base_response import EC2BaseResponse
 from moto.ec2.utils import generic_filter
 from werkzeug.datastructures import EnvironHeaders
 
@@ -223,7 +224,7 @@ def internal_error(message: str) -> Refusal:
     return Refusal("InternalError", message, status="500 Internal Server Error")
 
 
-def answered(request: Request, result: dict[str, Any]) -> Reply:
+def answered(request: Request, result: object) -> Reply:
     """The reply with what boto3 is to show: JSON, or EC2's XML. Resources of moto stand for themselves."""
     if request.service != "ec2":
         return "200 OK", [("Content-Type", "application/x-amz-json-1.1")], json.dumps(result).encode()
@@ -253,5 +254,6 @@ def _as_xml(service: str, action: str, result: object) -> tuple[list[tuple[str, 
     """Headers and body of an answer, or of a refusal, in the form of an operation."""
     operation: Any = get_service_model(service).operation_model(action)
     serializer = get_serializer_class(service, operation.service_model.protocol)
-    made = serializer(operation_model=operation, value_picker=XFormedAttributePicker()).serialize(result)
+    picker = XFormedAttributePicker(response_transformers=EC2BaseResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER)
+    made = serializer(operation_model=operation, value_picker=picker).serialize(result)
     return list(made["headers"].items()), str(made["body"]).encode()

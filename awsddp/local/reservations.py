@@ -130,8 +130,8 @@ def check_start(request: Request, backend: Any) -> None:
     """
     stopped = [
         one
-        for one in map(backend.get_instance_by_id, request.asked.get("InstanceIds", ()))
-        if one is not None and one.state == "stopped" and entered(one)
+        for one in backend.get_multi_instances_by_id(request.asked.get("InstanceIds", ()))
+        if one.state == "stopped" and entered(one)
     ]
     for key, count in Counter(map(entered, stopped)).items():
         if key is None or held(backend)[key].available_instance_count >= count:

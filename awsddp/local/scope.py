@@ -12,7 +12,7 @@ from typing import Any
 
 from moto.core.utils import get_service_model
 
-from awsddp.local import dlami, market, placement, quotas, refusals, reservations
+from awsddp.local import dlami, launches, market, placement, quotas, refusals, reservations
 from awsddp.local.requests import Refusal, Request, lacking
 
 COMMON = frozenset({"Action", "Version", "DryRun"})
@@ -32,7 +32,7 @@ class Operation:
     filters: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
     check: Callable[[Request, Any], None] | None = None
-    answer: Callable[[Request, Any], dict[str, Any]] | None = None
+    answer: Callable[[Request, Any], Any] | None = None
 
     def takes(self, name: str) -> bool:
         """Whether it carries out a parameter."""
@@ -89,7 +89,10 @@ VALUES = {
 }
 _EC2: dict[str, Operation] = {
     "RunInstances": _row(
-        *_LAUNCH, makes=("instance", "volume", "network-interface", "spot-instances-request")
+        *_LAUNCH,
+        makes=("instance", "volume", "network-interface", "spot-instances-request"),
+        check=launches.check,
+        answer=launches.answer,
     ),
     "DescribeInstances": _row(
         "InstanceId",

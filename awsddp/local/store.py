@@ -104,8 +104,8 @@ class Store:
         return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
 
     def size(self) -> int:
-        """How many back ends there are: a read makes those of a region on first use."""
-        return sum(1 for backends in BACKENDS.values() for _ in backends.iter_backends())
+        """How many back ends of EC2 there are: a read makes that of a region, with its VPC, on first use."""
+        return sum(1 for _ in ec2_backends.iter_backends())
 
 
 def _unusable(why: str) -> LocalCloudError:
