@@ -17,7 +17,6 @@ from awsddp.local.requests import Refusal, Request
 OWNER = "898082745236"
 ROOT_DEVICE = "/dev/sda1"
 ROOT_GIB = 75
-FAMILIES = "G4dn, G5, G6, Gr6, G6e, P4, P4de, P5, P5e, P5en, P6-B200"
 
 
 @dataclass(frozen=True)

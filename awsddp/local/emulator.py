@@ -245,12 +245,9 @@ def _default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
     """A default VPC with a default subnet in each zone, each zone of the world with a /24 of its own."""
     vpc = self.create_vpc(cidr_block=str(block), is_default=True)
     networks = list(block.subnets(new_prefix=24))
-    ranks = {
-        zone.name: rank
-        for rank, zone in enumerate(zone for zones in RegionsAndZonesBackend.zones.values() for zone in zones)
-    }
+    world = [zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones]
     for zone in self.describe_availability_zones():
-        self.create_subnet(vpc.id, str(networks[ranks[zone.name]]), availability_zone=zone.name)
+        self.create_subnet(vpc.id, str(networks[world.index(zone.name)]), availability_zone=zone.name)
     route_out(self, vpc)
     return vpc
 
@@ -272,15 +269,11 @@ def _load_images(self: Any, tags: dict[str, str]) -> None:
             self,
             image.id(self.region_name),
             name=image.name,
-            description=f"Supported EC2 instances: {dlami.FAMILIES}. Local: its GPUs are rehearsed.",
             owner_id=dlami.OWNER,
             owner_alias="amazon",
             public=True,
-            virtualization_type="hvm",
             architecture=image.architecture,
             creation_date=datetime.fromisoformat(image.created).replace(tzinfo=None),
-            image_location=f"amazon/{image.name}",
-            hypervisor="xen",
             root_device_type="ebs",
             root_device_name=dlami.ROOT_DEVICE,
             tags={"awsddp:gpus": "rehearsed", "awsddp:internet": "none", **tags},

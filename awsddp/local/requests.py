@@ -144,8 +144,6 @@ def read(environ: dict[str, Any]) -> Request:
     if not target:
         for text in (environ.get("QUERY_STRING", ""), body.decode("utf-8", "replace")):
             parameters.update(parse_qsl(text, keep_blank_values=True))
-    if service == "ec2":
-        parameters = {name: value for name, value in parameters.items() if value or _may_be_empty(name)}
     return Request(
         service=service,
         region=region,
@@ -157,11 +155,6 @@ def read(environ: dict[str, Any]) -> Request:
         signature=signature,
         environ=environ,
     )
-
-
-def _may_be_empty(name: str) -> bool:
-    """Whether an empty string is a value of this parameter: of a tag, a filter, an attribute."""
-    return name.rstrip("0123456789.").endswith("Value")
 
 
 def check_signature(request: Request, secret_of: Callable[[str, str], str | None]) -> None:
@@ -208,8 +201,11 @@ def _signature(request: Request, secret: str) -> str:
     return str(signer.signature(to_sign, signed))
 
 
-def lacking(what: str) -> Refusal:
-    """The refusal of something that EC2 knows and that has no effect here."""
+def lacking(what: str, *, service: str = "ec2") -> Refusal:
+    """The refusal of something that EC2 or another service knows and that has no effect here."""
+    if service != "ec2":
+        message = f"The local cloud does not carry out {service}:{what}."
+        return Refusal("UnknownOperationException", message)
     return Refusal("UnsupportedOperation", f"The local cloud does not carry out {what}.")
 
 

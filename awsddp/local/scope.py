@@ -231,11 +231,11 @@ def find(request: Request) -> Operation:
     if row is None:
         if service == "ec2" and action not in get_service_model("ec2").operation_names:
             raise Refusal("InvalidAction", f"The action {action} is not valid for this web service.")
-        raise not_carried_out(service, action)
+        raise lacking(action, service=service)
     for name, value in request.named().items():
         plain = re.sub(r"\.\d+(?=\.|$)", "", name)
         if plain not in COMMON and not row.takes(plain):
-            raise not_carried_out(service, f"{action} with {plain}")
+            raise lacking(f"{action} with {plain}", service=service)
         of_tags = re.fullmatch(r"TagSpecifications?\.ResourceType", plain)
         known = row.makes if of_tags else VALUES.get(plain, (value,))
         if value not in known:
@@ -248,10 +248,3 @@ def find(request: Request) -> Operation:
         if not row.filters_by(one["Name"]):
             raise Refusal("InvalidParameterValue", f"The filter '{one['Name']}' is invalid")
     return row
-
-
-def not_carried_out(service: str, what: str) -> Refusal:
-    """Return the refusal of something that EC2 or another service knows."""
-    if service == "ec2":
-        return lacking(what)
-    return Refusal("UnknownOperationException", f"The local cloud does not carry out {service}:{what}.")
