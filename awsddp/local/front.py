@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,31 +43,23 @@ from awsddp.local.store import Store
 ADMIN = "/_awsddp/"
 
 
+@dataclass(eq=False)
 class Front:
     """The WSGI application."""
 
-    def __init__(
-        self,
-        emulator: Emulator,
-        store: Store,
-        lifecycle: Lifecycle,
-        faults: Faults,
-        *,
-        secret: str,
-        status: Callable[[], dict[str, Any]],
-        mode: str,
-    ) -> None:
-        self._emulator = emulator
-        self._store = store
-        self._lifecycle = lifecycle
-        self._faults = faults
-        self._secret = secret
-        self._status = status
-        self._mode = mode
-        store.remember(faults.hold("stale"))
-        self.asked_at = time.monotonic()
-        """When the API was last asked for something."""
-        self._moto = DomainDispatcherApplication(create_backend_app)
+    emulator: Emulator
+    store: Store
+    lifecycle: Lifecycle
+    faults: Faults
+    secret: str = field(repr=False)
+    status: Callable[[], dict[str, Any]]
+    mode: str
+    asked_at: float = field(default_factory=time.monotonic)
+    """When the API was last asked for something."""
+    _moto: Any = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
+
+    def __post_init__(self) -> None:
+        self.store.remember(self.faults.hold("stale"))
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
@@ -83,16 +76,16 @@ class Front:
 
     def _admin(self, environ: dict[str, Any]) -> Reply:
         """What the `local` verb asks; only who can read the daemon's folder knows the secret."""
-        if environ.get("HTTP_X_AWSDDP_SECRET") != self._secret:
+        if environ.get("HTTP_X_AWSDDP_SECRET") != self.secret:
             return "403 Forbidden", [("Content-Type", "text/plain")], b"no\n"
         length = int(environ.get("CONTENT_LENGTH") or 0)
         asked = json.loads(environ["wsgi.input"].read(length) if length else b"{}")
         try:
-            with self._emulator.lock:
+            with self.emulator.lock:
                 if self._orders(asked.get("add", {})):
                     del asked["add"]
-                in_force = self._faults.act(asked)
-                self._store.remember(self._faults.hold("stale"))
+                in_force = self.faults.act(asked)
+                self.store.remember(self.faults.hold("stale"))
         except AwsddpError as error:
             return (
                 "400 Bad Request",
@@ -100,8 +93,8 @@ class Front:
                 json.dumps(error.document()).encode(),
             )
         if length:
-            self._lifecycle.settle()
-        document = {**self._status(), "faults": in_force}
+            self.lifecycle.settle()
+        document = {**self.status(), "faults": in_force}
         return "200 OK", [("Content-Type", "application/json")], json.dumps(document).encode()
 
     def _orders(self, fault: dict[str, Any]) -> bool:
@@ -111,18 +104,18 @@ class Front:
         """
         if not node_faults.names_node(fault.get("operation", "")):
             return False
-        instances = {one.id: one for one in self._emulator.instances()}
+        instances = {one.id: one for one in self.emulator.instances()}
         states = {id: one.state for id, one in instances.items()}
         spot = [id for id, one in instances.items() if one.lifecycle == "spot"]
-        node_faults.check(fault, states=states, mode=self._mode, spot=spot)
+        node_faults.check(fault, states=states, mode=self.mode, spot=spot)
         if fault["effect"] not in node_faults.ONCE:
             return False
         if fault["effect"] == "reclaim":
             notice_s = fault.get("notice_s", node_faults.NOTICE_S)
             instances[fault["operation"]].reclaimed_at = time.time() + notice_s
-            self._store.save()
+            self.store.save()
         else:
-            self._lifecycle.hosts.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
+            self.lifecycle.hosts.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
         return True
 
     def _api(self, environ: dict[str, Any]) -> Reply:
@@ -133,8 +126,8 @@ class Front:
             request = read(environ)
             service = request.service
             target = target or (rest and service != "s3")
-            with self._emulator.lock:
-                check_signature(request, self._emulator.secret)
+            with self.emulator.lock:
+                check_signature(request, self.emulator.secret)
                 fault = self._strike(request)
             if fault is not None and fault.effect == "delay":
                 time.sleep(fault.seconds)
@@ -162,7 +155,7 @@ class Front:
         if request.service == "ec2" and request.action == "RunInstances":
             with suppress(ServiceException):
                 zone = launches.subnet_of(request, self._backend(request)).availability_zone
-        fault = self._faults.strike(request.action, (*request.parameters.values(), zone, request.region))
+        fault = self.faults.strike(request.action, (*request.parameters.values(), zone, request.region))
         if fault is None or fault.effect in ("delay", "late", "lost", "stale"):
             return fault
         if fault.effect == "cut":
@@ -173,16 +166,16 @@ class Front:
 
     def _carry_out(self, request: Request, fault: Fault | None) -> Reply:
         """What the request asks for; written down before the reply."""
-        with self._emulator.lock:
-            before = self._store.size()
+        with self.emulator.lock:
+            before = self.store.size()
             with self._view(request, fault):
                 reply = self._answer(request)
             if request.changes and request.service == "ec2":
                 faults.mark(self._backend(request))
-            if request.changes or self._store.size() != before:
+            if request.changes or self.store.size() != before:
                 self._write_down()
         if request.changes and request.service == "ec2":
-            self._lifecycle.wake()
+            self.lifecycle.wake()
         return reply
 
     @contextmanager
@@ -192,7 +185,7 @@ class Front:
             yield
             return
         region, seconds = request.region, fault.seconds
-        earlier = nullcontext() if request.changes else self._store.as_it_was(region, seconds=seconds)
+        earlier = nullcontext() if request.changes else self.store.as_it_was(region, seconds=seconds)
         with earlier, faults.unaware(self._backend(request), younger_than_s=seconds):
             yield
 
@@ -202,14 +195,14 @@ class Front:
         :raises Refusal: InternalError, which says why.
         """
         try:
-            self._store.save()
+            self.store.save()
         except OSError as error:
-            self._store.load()
+            self.store.load()
             raise internal_error(f"The local cloud cannot write its state down: {error}") from error
 
     def _backend(self, request: Request) -> Any:
         try:
-            return self._emulator.backend(request.region)
+            return self.emulator.backend(request.region)
         except KeyError:
             raise Refusal("AuthFailure", f"Unknown region {request.region}") from None
 
@@ -226,7 +219,7 @@ class Front:
 
     def _console(self, request: Request, backend: Any) -> Reply:
         instance_id = backend.get_instance(request.asked.get("InstanceId", "")).id
-        text = base64.b64encode(self._lifecycle.hosts.console(instance_id)[-65536:]).decode()
+        text = base64.b64encode(self.lifecycle.hosts.console(instance_id)[-65536:]).decode()
         return answered(request, {"InstanceId": instance_id, "Timestamp": datetime.now(UTC), "Output": text})
 
     def _forward(self, request: Request) -> Reply:

@@ -121,13 +121,13 @@ class Lifecycle:
 
     def _step(self, instance: Any) -> None:
         """One instance, under the lock."""
-        step: Callable[[Any, Condition], None] = {
+        steps = {
             "pending": self._pending,
             "running": self._running,
             "stopping": self._stopping,
             "shutting-down": self._shutting_down,
-        }[instance.state]
-        step(instance, self.hosts.condition(instance.id))
+        }
+        steps[instance.state](instance, self.hosts.condition(instance.id))
 
     def _pending(self, instance: Any, condition: Condition) -> None:
         if condition is Condition.UP:
@@ -148,10 +148,7 @@ class Lifecycle:
         if getattr(instance, "reclaimed_at", math.inf) <= time.time():
             records.set_state(instance, "shutting-down")
             records.set_reason(instance, records.RECLAIMED)
-        elif instance.id in self._broken:
-            self._broken.pop(instance.id)
-            self._powered_off(instance)
-        elif condition in (Condition.OFF, Condition.BROKEN):
+        elif self._broken.pop(instance.id, None) or condition in (Condition.OFF, Condition.BROKEN):
             self._powered_off(instance)
         elif condition in (Condition.RESTARTING, Condition.ABSENT):
             instance.reboot_wanted = False

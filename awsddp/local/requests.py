@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -54,12 +54,12 @@ class Refusal(ServiceException):
 
 @dataclass(frozen=True)
 class Request:
-    """One API call. `parameters` are the same whether it came as GET or POST; JSON services have none."""
+    """One API call. `parameters` are as they were sent, whether it came as GET, POST or JSON."""
 
     service: str
     region: str
     action: str
-    parameters: dict[str, str]
+    parameters: dict[str, Any]
     body: bytes
     access_key_id: str
     signed_headers: str
@@ -73,25 +73,11 @@ class Request:
     @property
     def dry(self) -> bool:
         """Whether the caller only checks for permission."""
-        return self.parameters.get("DryRun", "").lower() == "true"
+        return str(self.parameters.get("DryRun")).lower() == "true"
 
     def wsgi_environ(self) -> dict[str, Any]:
-        """Return the WSGI environment of this call as a POST, however it was encoded."""
-        if self._is_json:
-            body, changes = self.body, {}
-        else:
-            body = urlencode(self.parameters).encode()
-            changes = {
-                "REQUEST_METHOD": "POST",
-                "QUERY_STRING": "",
-                "CONTENT_TYPE": "application/x-www-form-urlencoded; charset=utf-8",
-            }
-        length = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-        return {**self.environ, **changes, **length}
-
-    def named(self) -> dict[str, Any]:
-        """Its parameters by the names under which they were sent."""
-        return self.asked if self._is_json else self.parameters
+        """Return the WSGI environment of this call, its body to be read again."""
+        return {**self.environ, "wsgi.input": io.BytesIO(self.body)}
 
     @cached_property
     def asked(self) -> dict[str, Any]:
@@ -99,19 +85,15 @@ class Request:
 
         :raises Refusal: ones that cannot be read.
         """
+        if "HTTP_X_AMZ_TARGET" in self.environ:
+            return self.parameters
         try:
-            if self._is_json:
-                return dict(json.loads(self.body or b"{}"))
             operation = get_service_model(self.service).operation_model(self.action)
             parser: Any = EC2QueryParser if self.service == "ec2" else QueryParser
             reads = parser(operation, timestamp_parser=parse_timestamp)
             return dict(reads.parse({"values": self.parameters}))
         except (ValueError, TypeError) as error:
             raise Refusal("InvalidParameterValue", f"Invalid value: {error}") from None
-
-    @property
-    def _is_json(self) -> bool:
-        return "HTTP_X_AMZ_TARGET" in self.environ
 
     def tags(self, kind: str) -> dict[str, str]:
         """The tags for the things of one kind that the call makes."""
@@ -139,11 +121,9 @@ def read(environ: dict[str, Any]) -> Request:
             status="403 Forbidden",
         )
     key, region, service, signed, signature = match.groups()
-    parameters: dict[str, str] = {}
     target = environ.get("HTTP_X_AMZ_TARGET", "")
-    if not target:
-        for text in (environ.get("QUERY_STRING", ""), body.decode("utf-8", "replace")):
-            parameters.update(parse_qsl(text, keep_blank_values=True))
+    text = environ.get("QUERY_STRING") or body.decode("utf-8", "replace")
+    parameters = json.loads(text or "{}") if target else dict(parse_qsl(text, keep_blank_values=True))
     return Request(
         service=service,
         region=region,

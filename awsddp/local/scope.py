@@ -40,10 +40,6 @@ class Operation:
         known += ("TagSpecification", "TagSpecifications") if self.makes else ()
         return any(name == one or name.startswith(f"{one}.") for one in known)
 
-    def filters_by(self, name: str) -> bool:
-        """Whether it carries out a filter."""
-        return name in self.filters or ("tag:" in self.filters and name.startswith("tag:"))
-
 
 def _row(*parameters: str, **more: Any) -> Operation:
     return Operation(parameters=parameters, **more)
@@ -232,7 +228,7 @@ def find(request: Request) -> Operation:
         if service == "ec2" and action not in get_service_model("ec2").operation_names:
             raise Refusal("InvalidAction", f"The action {action} is not valid for this web service.")
         raise lacking(action, service=service)
-    for name, value in request.named().items():
+    for name, value in request.parameters.items():
         plain = re.sub(r"\.\d+(?=\.|$)", "", name)
         if plain not in COMMON and not row.takes(plain):
             raise lacking(f"{action} with {plain}", service=service)
@@ -245,6 +241,6 @@ def find(request: Request) -> Operation:
                 f"{', '.join(known)}.",
             )
     for one in request.asked.get("Filters", ()) if row.filters else ():
-        if not row.filters_by(one["Name"]):
+        if re.sub("^tag:.*", "tag:", one["Name"]) not in row.filters:
             raise Refusal("InvalidParameterValue", f"The filter '{one['Name']}' is invalid")
     return row
