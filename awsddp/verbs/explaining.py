@@ -17,7 +17,6 @@ from awsddp.verbs.sync import found_here
 
 _FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
 _MODULE = re.compile(r"\w[\w.]*")
-_INSTALLED = re.compile(r'^\s*File ".*/site-packages/(\w+)', re.MULTILINE)
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
 _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
 _OPTION = re.compile(r"awsddp train (--env|--env-var) ([\w.]+)(?:=(\w+))?   # (.*)")
@@ -33,15 +32,10 @@ def explained(ctx: Context, job: Job) -> Job:
     with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
         if explain is not None:
             cause = explain(ctx, job, cause)
-    return replace(job, cause=replace(cause, next=_completed(ctx, job, cause.next)))
-
-
-def _completed(ctx: Context, job: Job, advice: str) -> str:
-    """Return advice with a `train` of one option, as causes.py words it, as the command for this job."""
-    if (found := _OPTION.fullmatch(advice)) is None:
-        return advice
-    change = {"env.file": found[2]} if found[1] == "--env" else {f"env.variables.{found[2]}": found[3]}
-    return f"{train_again(ctx, job, change)}   # {found[4]}"
+    if found := _OPTION.fullmatch(cause.next):  # as causes.py words it: the command for this job
+        change = {"env.file": found[2]} if found[1] == "--env" else {f"env.variables.{found[2]}": found[3]}
+        cause = replace(cause, next=f"{train_again(ctx, job, change)}   # {found[4]}")
+    return replace(job, cause=cause)
 
 
 def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
@@ -60,17 +54,9 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
         advice = train_again(ctx, job, {"env.variables.PYTHONPATH": folder})
         return _told(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
     if module != top:  # Python names the whole path only where the package itself was found
-        importers = _INSTALLED.findall("\n".join(cause.tail))
         why = f"What imports it was written for another version of {top}"
-        return _told(
-            cause, why, f"set another version of {importers[-1] if importers else top} with --env FILE"
-        )
-    return _of_package(ctx, job, cause, top)
-
-
-def _of_package(ctx: Context, job: Job, cause: Cause, module: str) -> Cause:
-    """Say in which requirements file to name a package, or which one exists without being requested."""
-    record, project = ctx.folder.read(), Path(ctx.job.sync.workdir)
+        return _told(cause, why, f"set another version of it, or of {top}, with --env FILE")
+    record = ctx.folder.read()
     asked = overlaid(ctx.job, record.asked if record else {}).env.file
     there = next((file for file in _FILES if (project / file).is_file()), None)
     file = asked or ((project / there).as_posix() if there else "requirements.txt")
@@ -78,7 +64,7 @@ def _of_package(ctx: Context, job: Job, cause: Cause, module: str) -> Cause:
     if there and not asked:
         return _told(cause, f"{there} exists, but --env does not name it", again)
     why = f"{asked} did not install it" if asked else "no requirements file is there"
-    return _told(cause, why, f"name the package of {module} in {file}, then: {again}")
+    return _told(cause, why, f"name the package of {top} in {file}, then: {again}")
 
 
 def _of_file(ctx: Context, job: Job, cause: Cause) -> Cause:

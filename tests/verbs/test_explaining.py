@@ -47,10 +47,9 @@ def cause_of(
 
 def test_a_module_that_an_installed_package_lacks_is_no_missing_package(tmp_path: Path) -> None:
     said = MISSING.format("torch._six")
-    tail = ('  File "/env/lib/python3.11/site-packages/deepspeed/stage2.py", line 10', said)
-    cause = cause_of(tmp_path, {"requirements.txt": "deepspeed\n"}, said, script="t.py", tail=tail)
+    cause = cause_of(tmp_path, {"requirements.txt": "deepspeed\n"}, said, script="t.py")
     assert cause.explanation.endswith("What imports it was written for another version of torch.")
-    assert cause.next == "set another version of deepspeed with --env FILE"
+    assert cause.next == "set another version of it, or of torch, with --env FILE"
 
 
 @pytest.mark.parametrize(
