@@ -28,15 +28,18 @@ HASHED_A_SECOND = 20e6
 """Bytes that the slowest disk of a node hashes in a second."""
 NAMED = 10
 """How many files are named one by one."""
+ALL = "all results"
+READABLE = "awsddp exec 'sudo chown -R $USER ~/awsddp/work'   # then fetch again"
 
 
 class Owed(NamedTuple):
-    """What a job made and a node still holds: its path there, its size in bytes, and why."""
+    """What a job made and a node still holds: its path there, its size in bytes, why, and what to type."""
 
     node: int
     path: str
     size: int
     why: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,27 +51,20 @@ class Selected:
 
     wanted: dict[int, list[Wanted]]
     links: list[HomeLink]
-    excess: list[Owed]
-    unreadable: list[Owed]
-    unlisted: list[Owed]
-    changed: list[Owed]
+    owed: list[Owed]
     growing: list[Owed]
-
-    @property
-    def owed(self) -> list[Owed]:
-        """Everything that a node still owes."""
-        return [*self.excess, *self.unreadable, *self.unlisted, *self.changed]
 
     def after(self, job: Job, fetched: Mapping[int, Fetched]) -> "Selected":
         """Return this with what came otherwise than described: it grows while the job runs, else is owed."""
+        again = f"awsddp fetch {job.job}   # again, once nothing writes to it"
         changed = [
-            Owed(node, one.remote, one.size, "it changed while it was fetched")
+            Owed(node, one.remote, one.size, "it changed while it was fetched", again)
             for node, came in fetched.items()
             for one in came.changed
         ]
         if job.state in ACTIVE:
             return replace(self, growing=[*self.growing, *changed])
-        return replace(self, changed=changed)
+        return replace(self, owed=[*self.owed, *changed])
 
 
 class Unfetched(NodeError):
@@ -87,15 +83,10 @@ def select(ctx: Context, fleet: "Fleet", job: Job, nodes: Sequence[int], target:
     files, links = name_at_home(manifests)
     files, excess = _within_limit(ctx, job, files, target)
     wanted, unreadable, growing = _hashed(fleet, job, files, list(manifests))
-    return Selected(
-        wanted=wanted,
-        links=links,
-        excess=excess,
-        unreadable=unreadable + _skipped(ctx, manifests),
-        unlisted=[Owed(node, "all results", 0, error.message) for node, error in failures.items()],
-        changed=[],
-        growing=growing,
-    )
+    again = f"awsddp fetch {job.job}   # again, once the node answers"
+    unlisted = [Owed(node, ALL, 0, error.message, again) for node, error in failures.items()]
+    owed = [*excess, *unreadable, *_skipped(ctx, manifests), *unlisted]
+    return Selected(wanted=wanted, links=links, owed=owed, growing=growing)
 
 
 def say_growing(ctx: Context, job: Job, growing: Sequence[Owed]) -> None:
@@ -133,24 +124,14 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
 
 def unfetched(job: Job, selected: Selected) -> Unfetched:
     """Return the error that lists what the nodes still owe, and how to fetch or discard it."""
-    excess, unreadable, owed = selected.excess, selected.unreadable, selected.owed
-    fetch = f"awsddp fetch {job.job}"
-    ways = ["awsddp exec 'sudo chown -R $USER ~/awsddp/work'   # then fetch again"] if unreadable else []
-    if excess:
-        enough = math.ceil(sum(one.size for one in excess) / 1e9)
-        ways += [
-            f"{fetch} --output PATH   # one of them, or a folder",
-            f"{fetch} -o job.results_limit={enough}GB   # all of them",
-        ]
-    files = len(excess) + len(unreadable) + len(selected.changed)
-    parts = [amount(files, sum(one.size for one in owed))] if files else []
-    parts += [f"everything on {node_name(one.node)}" for one in selected.unlisted]
-    ways += [f"{fetch}   # again, once the node answers"] if selected.unlisted else []
-    ways += [f"{fetch}   # again, once nothing writes to it"] if selected.changed else []
+    sizes = [one.size for one in selected.owed if one.path != ALL]
+    parts = [amount(len(sizes), sum(sizes))] if sizes else []
+    parts += [f"everything on {node_name(one.node)}" for one in selected.owed if one.path == ALL]
+    exclude = f"awsddp fetch {job.job} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"
     return Unfetched(
         f"{' and '.join(parts)} of the results of {job.job} are not fetched",
-        _named(owed),
-        "\n".join([*ways, f"{fetch} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"]),
+        _named(selected.owed),
+        "\n".join(dict.fromkeys([*(one.remedy for one in selected.owed), exclude])),
     )
 
 
@@ -222,10 +203,14 @@ def _within_limit(
         f"{amount(len(excess), sum(one.file.size for one in excess))}.\nFetch all of it?"
     ):
         return files, []
-    left_out = {(one.node, one.home) for one in excess}
+    left_out, enough = set(excess), math.ceil(sum(one.file.size for one in excess) / 1e9)
     why = f"over job.results_limit ({limit}), the smaller files came first"
-    return [one for one in files if (one.node, one.home) not in left_out], [
-        Owed(one.node, one.file.path, one.file.size, why) for one in reversed(excess)
+    remedy = (
+        f"awsddp fetch {job.job} --output PATH   # one of them, or a folder\n"
+        f"awsddp fetch {job.job} -o job.results_limit={enough}GB   # all of them"
+    )
+    return [one for one in files if one not in left_out], [
+        Owed(one.node, one.file.path, one.file.size, why, remedy) for one in reversed(excess)
     ]
 
 
@@ -246,7 +231,7 @@ def _hashed(
     slowest = max((sum(one.file.size for one in some) for some in unhashed.values()), default=0)
     told = ask(fleet, requests, timeout_s=MANIFEST_S + slowest / HASHED_A_SECOND)
     found = {
-        (node, one.home): entry
+        one.home: entry
         for node, answer in told.items()
         for one, entry in zip(unhashed[node], answers.hashes(answer), strict=True)
     }
@@ -254,12 +239,12 @@ def _hashed(
     owed: list[Owed] = []
     growing: list[Owed] = []
     for one in files:
-        entry = found.get((one.node, one.home))
+        entry = found.get(one.home)
         read = one.file if entry is None else entry
         is_half = read.writing and not one.home.startswith("logs/")
         if read.sha256 is None or (runs and is_half):
             why = entry.why if entry is not None else "it has no hash"
-            (growing if runs else owed).append(Owed(one.node, one.file.path, one.file.size, why))
+            (growing if runs else owed).append(Owed(one.node, one.file.path, one.file.size, why, READABLE))
             continue
         wanted[one.node].append(wanted_file(one, size=read.size, sha256=read.sha256, grows=runs))
     return wanted, owed, growing
@@ -277,4 +262,4 @@ def _skipped(ctx: Context, manifests: Mapping[int, Manifest]) -> list[Owed]:
         ctx.on_event(Event(f"not fetched: {one.path}: {one.why}", node_name(node)))
     if len(named) > NAMED:
         ctx.say(f"not fetched: {len(named) - NAMED} more files")
-    return [Owed(node, one.path, one.size, one.why) for node, one in skipped if one.owed]
+    return [Owed(node, one.path, one.size, one.why, READABLE) for node, one in skipped if one.owed]
