@@ -71,18 +71,28 @@ class Host:
     resume: str | None = None
     sources: tuple[str, ...] = ()
 
-    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the user's variables, with what the job adds: its checkpoint, its part of the GPUs, and its
-        packages on the PYTHONPATH, after the user's own.
+    def environment(self, job: str, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return what all ranks of the job get alike on the node: the user's `variables`, which win over all
+        but the run folder, the job's checkpoint, its part of the GPUs, and its packages on the PYTHONPATH,
+        after the user's own.
+
+        NCCL takes `=nic` for that name alone, else for a prefix
+        (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
         """
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
         sources = [posixpath.join(self.workdir, one) for one in self.sources]
-        paths = ":".join(filter(None, (given.get("PYTHONPATH"), *sources)))
+        paths = ":".join(filter(None, (variables.get("PYTHONPATH"), *sources)))
         return {
-            **given,
+            "NCCL_SOCKET_IFNAME": f"={self.prepared.nic}",
+            "GLOO_SOCKET_IFNAME": self.prepared.nic,
+            "TP_SOCKET_IFNAME": self.prepared.nic,
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            **variables,
             **gpus,
             **({"PYTHONPATH": paths} if sources else {}),
             **({"AWSDDP_RESUME": self.resume} if self.resume else {}),
+            "AWSDDP_RUN_DIR": f"{self.folder(job)}/run",
         }
 
     def folder(self, job: str) -> str:
@@ -188,23 +198,13 @@ def _shape(available: int, default: int, world_size: int | None, each: int | Non
     return world_size // each, each
 
 
-def environment(
-    rank: Rank,
-    *,
-    rendezvous: Rendezvous,
-    nic: str,
-    folder: str,
-    variables: Mapping[str, str],
-) -> dict[str, str]:
-    """Return what `rank` gets on top of its node's environment (and of `defaults`).
+def identity(rank: Rank, *, rendezvous: Rendezvous, folder: str) -> dict[str, str]:
+    """Return what `rank` gets on top of its node's environment; `folder` is the job's folder on the node.
 
     The names and values are those that torchrun of torch 2.13 gives its workers
-    (torch/distributed/elastic/agent/server/local_elastic_agent.py, _start_workers). `nic` carries the node's
-    private address; `folder` is the job's folder on the node; `variables` are the user's own: they win over
-    all but the rank's identity.
+    (torch/distributed/elastic/agent/server/local_elastic_agent.py, _start_workers).
     """
     return {
-        **node_environment(nic=nic, folder=folder, variables=variables),
         "RANK": str(rank.rank),
         "LOCAL_RANK": str(rank.local_rank),
         "WORLD_SIZE": str(rank.world_size),
@@ -225,48 +225,28 @@ def environment(
     }
 
 
-def interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[str, ...]:
-    """Return what runs `script` on a node: `python`, or what its first line "#!", .sh or the x bit says.
+def interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tuple[str, ...], str]:
+    """Return what runs `script` on a node: `python`, or what its first line "#!", .sh or the x bit says; and
+    what its name begins with there, "./" or nothing: Python reads "-c.py" as an option.
 
     Behind the words of `job.prefix` Python goes by its name alone, as the PATH finds it: a container has its
     own.
     """
-    words = (posixpath.basename(python) if spec.job.prefix else python,)
+    words: tuple[str, ...] = (posixpath.basename(python) if spec.job.prefix else python,)
     path = Path(spec.sync.workdir) / script
     if spec.job.module:
-        return (*words, "-m")
-    if path.suffix == ".py" or not path.is_file():
-        return words
-    with path.open("rb") as file:
-        first = file.readline(256)
-    if first.startswith(b"#!"):
-        return tuple(first[2:].decode("utf-8", "replace").strip().split(None, 1))
-    if path.suffix == ".sh":
-        return ("bash",)
-    return () if os.access(path, os.X_OK) else words
-
-
-def file_word(spec: JobSpec, script: str, before: Sequence[str], *, python: str) -> str:
-    """Return the word that names `script` after its interpreter: Python reads "-c.py" as an option."""
-    is_python = bool(before) and posixpath.basename(before[0]) == posixpath.basename(python)
-    return script if spec.job.module or (is_python and not script.startswith("-")) else f"./{script}"
-
-
-def node_environment(*, nic: str, folder: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what all ranks of a node get alike; `variables` win over all but the run folder.
-
-    NCCL takes `=nic` for that name alone, else for a prefix
-    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
-    """
-    return {
-        "NCCL_SOCKET_IFNAME": f"={nic}",
-        "GLOO_SOCKET_IFNAME": nic,
-        "TP_SOCKET_IFNAME": nic,
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-        **variables,
-        "AWSDDP_RUN_DIR": f"{folder}/run",
-    }
+        return (*words, "-m"), ""
+    if path.suffix != ".py" and path.is_file():
+        with path.open("rb") as file:
+            first = file.readline(256)
+        if first.startswith(b"#!"):
+            words = tuple(first[2:].decode("utf-8", "replace").strip().split(None, 1))
+        elif path.suffix == ".sh":
+            words = ("bash",)
+        elif os.access(path, os.X_OK):
+            words = ()
+    is_python = bool(words) and posixpath.basename(words[0]) == posixpath.basename(python)
+    return words, "" if is_python and not script.startswith("-") else "./"
 
 
 def defaults(local_world_size: int) -> dict[str, str]:
@@ -283,14 +263,14 @@ def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str, resume
     Raises UsageError for an unknown placeholder, a lone brace, {resume} without a checkpoint, and {init_file}
     on several nodes, which share no file system.
     """
-    environ = environment(rank, rendezvous=rendezvous, nic="", folder=folder, variables={})
+    environ = identity(rank, rendezvous=rendezvous, folder=folder)
     parts = template(text, nnodes=rank.nnodes, folder=folder, resume=resume)
     return "".join(environ[part] if number % 2 else part for number, part in enumerate(parts))
 
 
 def fill(text: str, rank: Rank, *, rendezvous: Rendezvous) -> str:
     """Fill the placeholders of a node's command in; every other brace is the shell's, and stays."""
-    environ = environment(rank, rendezvous=rendezvous, nic="", folder="", variables={})
+    environ = identity(rank, rendezvous=rendezvous, folder="")
     return _LONE.sub(lambda found: environ[PLACEHOLDERS[found[1]]], text)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from awsddp.cli import failures
 from awsddp.cli.main import cli
-from awsddp.jobs.ranks import file_word, interpreter
+from awsddp.jobs.ranks import interpreter
 from awsddp.spec import JobSection, JobSpec, SyncSection
 
 
@@ -117,5 +117,5 @@ def test_a_script_runs_as_what_it_is(
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(mode)
     spec = JobSpec(job=JobSection(script=name), sync=SyncSection(workdir=str(tmp_path)))
-    before = interpreter(spec, name, python="/env/bin/python")
-    assert (*before, file_word(spec, name, before, python="/env/bin/python")) == words
+    before, begin = interpreter(spec, name, python="/env/bin/python")
+    assert (*before, begin + name) == words

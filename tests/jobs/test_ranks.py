@@ -1,9 +1,14 @@
 """Layouts, environments and placeholders."""
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from awsddp.errors import UsageError
-from awsddp.jobs.ranks import PLACEHOLDERS, Rank, Rendezvous, defaults, environment, expand, fill, layout
+from awsddp.jobs.ranks import PLACEHOLDERS, Rank, Rendezvous, defaults, expand, fill, identity, layout
+
+if TYPE_CHECKING:
+    from tests.jobs.conftest import Fleet
 
 MEETING = Rendezvous(job="job", master_addr="10.0.0.1", master_port=29400)
 RANK = Rank(rank=3, local_rank=1, node=1, node_rank=1, world_size=4, local_world_size=2, nnodes=2)
@@ -92,16 +97,16 @@ def test_every_placeholder_that_is_named_is_filled_in() -> None:
         )
 
 
-def test_users_variables_win_over_all_but_the_ranks_identity() -> None:
-    mine = {"NCCL_SOCKET_IFNAME": "eth", "WORLD_SIZE": "99", "X": "1"}
-    found = environment(RANK, rendezvous=MEETING, nic="ens5", folder="/job", variables=mine)
+def test_users_variables_win_over_all_but_the_ranks_identity(fleet: "Fleet") -> None:
+    mine = {"NCCL_SOCKET_IFNAME": "eth", "WORLD_SIZE": "99", "X": "1", "AWSDDP_RUN_DIR": "/mine"}
+    found = fleet.requests("main.py", variables=mine)[1]["processes"][0]["environment"]
     assert (found["NCCL_SOCKET_IFNAME"], found["X"], found["WORLD_SIZE"]) == ("eth", "1", "4")
-    assert (found["GLOO_SOCKET_IFNAME"], found["AWSDDP_RUN_DIR"]) == ("ens5", "/job/run")
+    assert (found["GLOO_SOCKET_IFNAME"], found["AWSDDP_RUN_DIR"]) == ("lo", f"{fleet.folder(1)}/run")
 
 
 def test_group_rank_counts_the_nodes_of_the_job_not_of_the_cluster() -> None:
     last = layout([2, 5], gpus=0)[-1]
-    found = environment(last, rendezvous=MEETING, nic="ens5", folder="/job", variables={})
+    found = identity(last, rendezvous=MEETING, folder="/job")
     assert (last.node, found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == (5, "1", "2")
 
 

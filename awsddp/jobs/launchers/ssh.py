@@ -2,16 +2,7 @@
 
 from collections.abc import Sequence
 
-from awsddp.jobs.ranks import (
-    Host,
-    Process,
-    Rank,
-    Rendezvous,
-    environment,
-    expand,
-    file_word,
-    interpreter,
-)
+from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, expand, identity, interpreter
 from awsddp.spec import JobSpec
 
 
@@ -31,19 +22,13 @@ def _process(spec: JobSpec, rank: Rank, host: Host, rendezvous: Rendezvous) -> P
         ]
 
     script, *args = expanded([spec.job.script or "", *spec.job.args])
-    python = host.prepared.ranks_python
-    before = interpreter(spec, script, python=python)
-    file = file_word(spec, script, before, python=python)
+    before, begin = interpreter(spec, script, python=host.prepared.ranks_python)
+    file = begin + script
     return Process(
         ranks=(rank.rank,),
         argv=(*expanded(spec.job.prefix), *before, file, *args),
-        environment=environment(
-            rank,
-            rendezvous=rendezvous,
-            nic=host.prepared.nic,
-            folder=folder,
-            variables=host.variables(spec.env.variables),
-        ),
+        environment=host.environment(rendezvous.job, spec.env.variables)
+        | identity(rank, rendezvous=rendezvous, folder=folder),
         log=f"rank{rank.rank}.log",
         script=None if spec.job.module else file,
     )

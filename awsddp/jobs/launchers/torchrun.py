@@ -5,16 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from awsddp.jobs.ranks import (
-    Host,
-    Process,
-    Rank,
-    Rendezvous,
-    file_word,
-    interpreter,
-    node_environment,
-    template,
-)
+from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, interpreter, template
 from awsddp.spec import JobSpec, seconds
 
 _JOIN_SECONDS = 600
@@ -32,8 +23,8 @@ def processes(
 
     script, *args = templates([spec.job.script or "", *spec.job.args])
     python = host.prepared.ranks_python
-    before = interpreter(spec, "".join(script), python=python)
-    script[0] = file_word(spec, script[0], before, python=python)
+    before, begin = interpreter(spec, "".join(script), python=python)
+    script[0] = begin + script[0]
     rank = [*templates(spec.job.prefix), *([word] for word in before), script, *args]
     worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank))
     return (
@@ -44,9 +35,7 @@ def processes(
                 # A store that outlives the round gives its keys to the next: restarts over several nodes hang
                 # or meet addresses of ranks that are gone. https://github.com/pytorch/pytorch/issues/135712
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-                **node_environment(
-                    nic=host.prepared.nic, folder=folder, variables=host.variables(spec.env.variables)
-                ),
+                **host.environment(rendezvous.job, spec.env.variables),
                 # Between TERM and KILL for its workers, which end their ranks earlier.
                 "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(seconds(spec.job.grace)) + 5),
             },
