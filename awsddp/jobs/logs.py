@@ -3,6 +3,7 @@
 Labels are added per chunk, not per line: a loop over lines is 20 times slower.
 """
 
+import codecs
 import contextlib
 import json
 import os
@@ -10,7 +11,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -190,41 +191,36 @@ class Labeller:
         return self._label + shown + b"\n"
 
 
+@dataclass(eq=False)
 class Merger:
     """The logs of a job: raw and whole in a local folder, labelled and merged for display.
 
     Feed it what each node's follow sends, over as many connections as it takes: each byte of a rank is
-    written and shown once. `documents` holds the last document of each node.
+    written and shown once. `nodes` has the node of each rank; `folder` receives rank3.log; `shown` are the
+    ranks to show (None: all); `documents` holds the last document of each node.
     """
 
-    def __init__(
-        self,
-        nodes: Mapping[int, int],
-        *,
-        folder: Path,
-        job: str | None = None,
-        shown: Collection[int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`nodes` has the node of each rank; `folder` receives rank3.log; `shown` are the ranks to show."""
-        self._job = job
-        self._nodes = dict(nodes)
-        self._folder = folder
-        self._shown = self._nodes.keys() if shown is None else shown
-        self._clock = clock
-        self._streams: dict[int, Stream] = {}
-        self._offsets = dict.fromkeys(self._nodes, 0)
+    nodes: Mapping[int, int]
+    _: KW_ONLY
+    folder: Path
+    job: str | None = None
+    shown: Collection[int] | None = None
+    clock: Callable[[], float] = time.monotonic
+    documents: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
+    _streams: dict[int, Stream] = field(default_factory=dict, init=False)
+    _files: dict[int, int] = field(default_factory=dict, init=False)
+    _ended: set[int] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._offsets = dict.fromkeys(self.nodes, 0)
         self._labellers = {
-            rank: Labeller(b"[rank %d @ node%d] " % (rank, node)) for rank, node in self._nodes.items()
+            rank: Labeller(b"[rank %d @ node%d] " % (rank, node)) for rank, node in self.nodes.items()
         }
-        self._files: dict[int, int] = {}
-        self._ended: set[int] = set()
-        self.documents: dict[int, dict[str, Any]] = {}
 
     @property
     def done(self) -> bool:
         """Whether every node has sent everything."""
-        return self._ended >= set(self._nodes.values())
+        return self._ended >= set(self.nodes.values())
 
     def ended(self, node: int) -> bool:
         """Return whether `node` has sent everything: its part of the job has ended."""
@@ -244,7 +240,7 @@ class Merger:
     def attach(self, node: int) -> dict[int, int]:
         """Begin a stream of `node`, and return the offsets for its follow request."""
         self._streams[node] = Stream(f"node{node}")
-        return {rank: offset for rank, offset in self._offsets.items() if self._nodes[rank] == node}
+        return {rank: offset for rank, offset in self._offsets.items() if self.nodes[rank] == node}
 
     def feed(self, node: int, data: bytes) -> bytes:
         """Take bytes of `node`'s stream in and return the labelled lines they complete.
@@ -256,10 +252,10 @@ class Merger:
             return b"".join(self._take(node, frame) for frame in self._streams[node].feed(data))
         except OSError as error:
             raise ConfigError(
-                f"cannot write {self._folder}",
+                f"cannot write {self.folder}",
                 f"{error.strerror or error}\nthe job does not need this machine, and goes on",
-                f"awsddp logs -f {self._job}   # once it can be written\n"
-                f"awsddp logs -f {self._job} -o job.results=DIR   # or into another folder",
+                f"awsddp logs -f {self.job}   # once it can be written\n"
+                f"awsddp logs -f {self.job} -o job.results=DIR   # or into another folder",
             ) from error
 
     def finish(self) -> bytes:
@@ -271,21 +267,19 @@ class Merger:
 
     def _take(self, node: int, frame: Frame) -> bytes:
         if frame.kind in (b"S", b"E"):
-            self.documents[node] = check_document(frame.payload, node=node, job=self._job, ranks=self._nodes)
+            self.documents[node] = check_document(frame.payload, node=node, job=self.job, ranks=self.nodes)
         if frame.kind == b"E":
             self._ended.add(node)
-        if frame.kind == b"P":
-            self._check_rank(node, frame)
-            return self._labellers[frame.rank].pause(now=self._clock())
-        return self._log(node, frame) if frame.kind == b"L" else b""
-
-    def _check_rank(self, node: int, frame: Frame) -> None:
-        if self._nodes.get(frame.rank) != node:
+        if frame.kind not in (b"L", b"P"):
+            return b""
+        if self.nodes.get(frame.rank) != node:
             raise StreamError(f"node{node} sent a log of rank {frame.rank}, which does not run there")
+        if frame.kind == b"P":
+            return self._labellers[frame.rank].pause(now=self.clock())
+        return self._log(node, frame)
 
     def _log(self, node: int, frame: Frame) -> bytes:
         """Write and show what is new in a piece of a rank's log."""
-        self._check_rank(node, frame)
         known = self._offsets[frame.rank] - frame.offset
         if known < 0:
             raise StreamError(f"node{node} left {-known} bytes of rank {frame.rank} out")
@@ -296,31 +290,23 @@ class Merger:
 
     def _show(self, rank: int, labeller: Labeller, data: bytes) -> bytes:
         """Label what is to be shown of a piece that ends at the rank's offset."""
-        if not data or rank not in self._shown:
+        if not data or (self.shown is not None and rank not in self.shown):
             return b""
-        return labeller.feed(data, now=self._clock())
+        return labeller.feed(data, now=self.clock())
 
     def _file(self, rank: int) -> int:
         if rank not in self._files:
-            self._make_folder()
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
             self._files[rank] = os.open(self._path(rank), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
         return self._files[rank]
 
-    def _make_folder(self) -> None:
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-
     def _path(self, rank: int) -> Path:
-        return self._folder / f"rank{rank}.log"
+        return self.folder / f"rank{rank}.log"
 
 
 def _unfinished(data: bytes) -> int:
     """Return how many bytes at the end of `data` (0 to 3) begin a UTF-8 character without completing it."""
-    for count in range(1, min(3, len(data)) + 1):
-        byte = data[-count]
-        if byte >= 0xC0:
-            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return count if count < length else 0
-        if byte < 0x80:
-            return 0
-    return 0
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(data[-3:])
+    return len(decoder.getstate()[0])

@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from awsddp.cluster import ACTIVE, Cause, Job
@@ -37,38 +37,29 @@ class _Interruption(Exception):
     """A node was lost, or it is time to connect to one again: the streams are left for a moment."""
 
 
+@dataclass(eq=False)
 class Watch:
     """A job that is followed to its end, over connections that may break at any time.
 
     `merger` has what was received before; `to_the_end` as for `protocol.follow_request`.
     """
 
-    def __init__(
-        self,
-        cluster: ClusterHandle,
-        job: Job,
-        *,
-        merger: Merger,
-        on_lines: Callable[[bytes], None],
-        to_the_end: bool = True,
-    ) -> None:
-        ctx, fleet = cluster.ctx, cluster.fleet
-        self._ctx = ctx
-        self._cluster = cluster
-        self._fleet = fleet
-        self._job = job
-        self._merger = merger
-        self._on_lines = on_lines
-        self._to_the_end = to_the_end
-        self._patience_s = seconds(ctx.job.job.heartbeat_timeout) + BEYOND_S
-        self._followed = set(holders(fleet, job))
+    cluster: ClusterHandle
+    job: Job
+    _: KW_ONLY
+    merger: Merger
+    on_lines: Callable[[bytes], None]
+    to_the_end: bool = True
+    _away: dict[int, float] = field(default_factory=dict, init=False)  # without a connection, and since when
+    _fruitless: Counter[int] = field(default_factory=Counter, init=False)
+
+    def __post_init__(self) -> None:
+        self._ctx, self._fleet, self._restarts = self.cluster.ctx, self.cluster.fleet, len(self.job.restarts)
+        self._patience_s = seconds(self._ctx.job.job.heartbeat_timeout) + BEYOND_S
+        self._followed, self._heard_at = set(holders(self._fleet, self.job)), time.monotonic()
         self._instances = {
-            node.instance_id: node.node for node in cluster.nodes if node.node in self._followed
+            node.instance_id: node.node for node in self.cluster.nodes if node.node in self._followed
         }
-        self._away: dict[int, float] = {}  # nodes without a connection, and since when
-        self._heard_at = time.monotonic()
-        self._fruitless = Counter[int]()
-        self._restarts = len(job.restarts)
 
     def run(self) -> Job:
         """Show every line, from the first byte, each once, and return the job as it is at the end.
@@ -77,17 +68,17 @@ class Watch:
         that it is gone; then the job is what the others say of it, and interrupted where EC2 says that all
         are gone. Raises NodeError where nobody says.
         """
-        with Events(self._cluster, self._job).followed() if self._to_the_end else contextlib.nullcontext():
+        with Events(self.cluster, self.job).followed() if self.to_the_end else contextlib.nullcontext():
             self._follow()
-        if lines := self._merger.finish():
-            self._on_lines(lines)
-        told = self._merger.documents
-        job = results.job_document(told, results=self._ctx.job.job.results) if told else self._job
+        if lines := self.merger.finish():
+            self.on_lines(lines)
+        told = self.merger.documents
+        job = results.job_document(told, results=self._ctx.job.job.results) if told else self.job
         if job.state in ACTIVE and not self._followed:
             job = self._interrupted(job)
-        if not told and job is self._job:
+        if not told and job is self.job:
             raise NodeError(
-                f"cannot reach any node of job {self._job.job}", "", "awsddp status   # what still runs"
+                f"cannot reach any node of job {self.job.job}", "", "awsddp status   # what still runs"
             )
         return explained(self._ctx, job)
 
@@ -104,9 +95,9 @@ class Watch:
             off = self._off()
         if not off or len(off) < len(self._instances):
             return job
-        self._cluster.nodes = tuple(
+        self.cluster.nodes = tuple(
             replace(node_of(off[node.node]), node=node.node) if node.node in off else node
-            for node in self._cluster.nodes
+            for node in self.cluster.nodes
         )
         first = min(off)
         kind, _ = end_of(off[first])
@@ -119,7 +110,7 @@ class Watch:
         """Return the followed nodes that do not run, by number, as EC2 describes them. Raises CloudError."""
         from awsddp.aws.clusters import by_id, describe
 
-        described = describe(self._cluster.aws, by_id(*self._instances))
+        described = describe(self.cluster.aws, by_id(*self._instances))
         return {
             self._instances[one["InstanceId"]]: one
             for one in described
@@ -128,7 +119,7 @@ class Watch:
 
     def _follow(self) -> None:
         """Follow every node until it has sent everything, or is given up."""
-        while any(not self._merger.ended(node) for node in self._followed):
+        while any(not self.merger.ended(node) for node in self._followed):
             for node, why in self._stream().items():
                 self._away[node] = time.monotonic()
                 self._fruitless[node] += 1
@@ -139,7 +130,7 @@ class Watch:
 
     def _stream(self) -> Mapping[int, str]:
         """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
-        nodes = [node for node in self._followed if node not in self._away and not self._merger.ended(node)]
+        nodes = [node for node in self._followed if node not in self._away and not self.merger.ended(node)]
         requests = {node: protocol.message(self._request(node)) for node in nodes}
         now = time.monotonic()
         until, check_at = now + _RETRY_S, now + _CHECK_S
@@ -148,8 +139,8 @@ class Watch:
             nonlocal check_at
             del self._fruitless[node]
             now = time.monotonic()
-            if lines := self._merger.feed(node, data):
-                self._on_lines(lines)
+            if lines := self.merger.feed(node, data):
+                self.on_lines(lines)
                 self._heard_at = max(now, self._heard_at)
             self._tell_restarts()
             self._hint(now)
@@ -157,7 +148,7 @@ class Watch:
                 check_at = now + _CHECK_S
                 if (self._away and now >= until) or self._lost(nodes):
                     raise _Interruption
-            return self._merger.ended(node)
+            return self.merger.ended(node)
 
         try:
             outcomes = self._fleet.request(protocol.program(), requests, on_data, silent_after_s=SILENT_S)
@@ -166,13 +157,13 @@ class Watch:
         return {
             node: end.summary if isinstance(end, NodeError) else " / ".join(end.tail().splitlines())
             for node, end in outcomes.items()
-            if not self._merger.ended(node)
+            if not self.merger.ended(node)
         }
 
     def _tell_restarts(self) -> None:
         """Say of each new restart of the ranks which it is, and why."""
         restarts = max(
-            (told.get("restarts", ()) for told in self._merger.documents.values()), key=len, default=()
+            (told.get("restarts", ()) for told in self.merger.documents.values()), key=len, default=()
         )
         for text in restarts[self._restarts :]:
             self._ctx.say(f"restart {text}")
@@ -180,21 +171,21 @@ class Watch:
 
     def _hint(self, now: float) -> None:
         """Name the command that shows where the ranks are, once, when none has written a line for long."""
-        if any(told["state"] == "waiting" for told in self._merger.documents.values()):
+        if any(told["state"] == "waiting" for told in self.merger.documents.values()):
             self._heard_at = max(now, self._heard_at)
-        if self._to_the_end and now - self._heard_at >= HINT_S:
+        if self.to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
-            command = f"awsddp doctor --why {self._job.job}   # where its ranks are"
+            command = f"awsddp doctor --why {self.job.job}   # where its ranks are"
             self._ctx.on_event(Event(f"no output for {after}: {command}"))
 
     def _request(self, node: int) -> dict[str, object]:
-        offsets = self._merger.attach(node)
-        return protocol.follow_request(self._job.job, offsets=offsets, to_the_end=self._to_the_end)
+        offsets = self.merger.attach(node)
+        return protocol.follow_request(self.job.job, offsets=offsets, to_the_end=self.to_the_end)
 
     def _lost(self, nodes: Collection[int]) -> set[int]:
         connected = set(self._fleet.nodes)
-        return {node for node in nodes if node not in connected and not self._merger.ended(node)}
+        return {node for node in nodes if node not in connected and not self.merger.ended(node)}
 
     def _connect(self) -> None:
         """Connect to the nodes that are away, and give up those that were away for too long."""
@@ -213,7 +204,7 @@ class Watch:
     def _patience(self, node: int) -> float:
         """Return how long a node may be away (s): less if its sshd refuses and the job has ended."""
         refuses = getattr(self._fleet.failures.get(node), "layer", "") == "refused"
-        has_ended = any(told["state"] not in ACTIVE for told in self._merger.documents.values())
+        has_ended = any(told["state"] not in ACTIVE for told in self.merger.documents.values())
         return BEYOND_S if refuses and has_ended else self._patience_s
 
     def _give_up(self, node: int) -> None:
@@ -233,13 +224,13 @@ class Watch:
 
     def _report(self, node: int, why: str, kind: str) -> None:
         """Tell the first node, which coordinates the job, that `node` is gone; if that is it, the others."""
-        nodes = {rank.node for rank in self._job.ranks}
+        nodes = {rank.node for rank in self.job.ranks}
         told = nodes if node == min(nodes) else {min(nodes)}
-        request = protocol.lost_request(self._job.job, node, why, kind)
+        request = protocol.lost_request(self.job.job, node, why, kind)
         requests = {
             one: request
             for one in (told & self._followed) - self._away.keys() - {node}
-            if not self._merger.ended(one)
+            if not self.merger.ended(one)
         }
         if requests:
             with contextlib.suppress(AwsddpError):
