@@ -6,7 +6,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -125,8 +125,14 @@ def _requests(
         "instance_type": record.instance_type,
         "price_usd_per_hour": None if price is None else round(price / record.nodes * len(used), 6),
     }
-    requests = requests_for(
-        cluster, ranks, spec=spec, job=job, slot=slot, facts=facts, checkpoint=checkpoint, after=after
+    requests = protocol.launch_requests(
+        _spec(cluster, spec),
+        job=job,
+        ranks=ranks,
+        hosts=_hosts(cluster, used, folder, checkpoint),
+        slot=slot,
+        facts=facts,
+        after=after,
     )
     return requests, send
 
@@ -152,24 +158,6 @@ def _claimed(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict[
 def _claim_request(*, wait_s: float) -> dict[str, Any]:
     owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
     return protocol.claim_request(owner, wait_s=wait_s)
-
-
-def requests_for(
-    cluster: ClusterHandle,
-    ranks: tuple[Rank, ...],
-    *,
-    spec: JobSpec,
-    job: str,
-    slot: int = 0,
-    facts: Mapping[str, Any] | None = None,
-    checkpoint: "Checkpoint | None" = None,
-    after: Sequence[str] = (),
-) -> dict[int, dict[str, Any]]:
-    """Return the launch requests of a job by node. Raises UsageError."""
-    hosts = _hosts(cluster, {rank.node for rank in ranks}, _work_folder(spec.job, job), checkpoint)
-    return protocol.launch_requests(
-        _spec(cluster, spec), job=job, ranks=ranks, hosts=hosts, slot=slot, facts=facts, after=after
-    )
 
 
 def _work_folder(asked: JobSection, job: str) -> str:

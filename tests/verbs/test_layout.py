@@ -1,5 +1,6 @@
 """Two jobs on parts of a cluster, and what is started there."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -18,10 +19,10 @@ def with_gpus(world: World, gpus: int) -> None:
     )
 
 
-def start(world: World, name: str, on: str | None) -> list[dict[int, list[str]]]:
+def start(world: World, name: str, on: str | None, **job: object) -> list[dict[int, list[str]]]:
     """Start a job, and return the requests of each round trip."""
     (world.project / "w.py").write_text(SLEEPS)
-    cluster = world.handle(world.ctx(script="w.py", name=name, on=on))
+    cluster = world.handle(world.ctx(script="w.py", name=name, on=on, **job))
     starting.start(cluster, train_module._layout(cluster), None)  # type: ignore[arg-type]
     return cluster.fleet.asked  # type: ignore[attr-defined, no-any-return]
 
@@ -59,17 +60,15 @@ def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None
 
 def test_a_job_on_some_gpus_of_a_node_sees_these_alone(world: World) -> None:
     with_gpus(world, 4)
-    (world.project / "w.py").touch()
-    ctx = world.ctx(script="w.py", args=["{rank}"], on="1:2-3", name="j")
-    cluster = world.handle(ctx)
-    ranks = train_module._layout(cluster)
-    (request,) = starting.requests_for(cluster, ranks, spec=ctx.job, job="j").values()
-    assert request["layout"] == [(0, 0, 1), (1, 1, 1)]
+    start(world, "j", "1:2-3", args=["{rank}"])
+    request = json.loads((world.homes.folder(1, "j") / "job.json").read_text())
+    assert request["layout"] == [[0, 0, 1], [1, 1, 1]]
     assert request["workdir"].endswith("/awsddp/work-1_2-3")
     first, second = request["processes"]
-    assert (first["argv"][1:], second["argv"][1:]) == (("w.py", "0"), ("w.py", "1"))
+    assert (first["argv"][1:], second["argv"][1:]) == (["w.py", "0"], ["w.py", "1"])
     chosen = {name: first["environment"][name] for name in ("CUDA_VISIBLE_DEVICES", "RANK")}
     assert chosen == {"CUDA_VISIBLE_DEVICES": "2,3", "RANK": "0"}
+    world.handle().cancel("j", grace_s=0)
 
 
 def test_gpus_and_nodes_that_are_not_there_are_refused(world: World) -> None:
