@@ -9,7 +9,7 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -91,17 +91,11 @@ class Bill:
 
     def document(self) -> dict[str, Any]:
         """Return the account as `jobs` shows it."""
-        return {
-            "id": self.id,
-            "target": self.target,
-            "region": self.region,
-            "instance_type": self.instance_type,
-            "nodes": self.nodes,
-            "began": iso(self.began),
-            "ended": iso(self.ended),
-            "price_usd_per_hour": self.price_usd_per_hour,
-            "cost_usd": self.cost_usd,
-        }
+        shown = asdict(self) | {"began": iso(self.began), "ended": iso(self.ended)}
+        return {key: value for key, value in shown.items() if key not in _INSTANCES}
+
+
+_INSTANCES = ("running", "stopped", "settled")
 
 
 @dataclass
@@ -144,9 +138,7 @@ class _Account:
         self.first |= {key: row[key] for key in ("target", "region", "instance_type", "nodes") if key in row}
         self.ended = None
         disk, expires = row.get("disk_usd_per_hour", 0.0), _moment(row.get("expires"))
-        for key in row.get(
-            "instances", ()
-        ):  # a `status` beside `up` may have written the row of the same launch before
+        for key in row.get("instances", ()):  # a `status` beside `up` may have written the launch before
             self.meters.setdefault(key, _Meter([(at, machine)], disk, at, at, expires))
 
 

@@ -1,13 +1,13 @@
 """What happened, as documents and text. Pure: it reads records and returns values; cli/ prints them."""
 
+import contextlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from awsddp.cluster import Cluster, ClusterState, Job
+from awsddp.cluster import Cluster, ClusterState
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,6 @@ def cluster_state(
         return "launching"
     ready = prepared is None or {node.instance_id for node in cluster.live} <= prepared
     return "ready" if ready else "preparing"
-
-
-def job_document(job: Job) -> dict[str, Any]:
-    """Return a job as the JSON documents show it."""
-    return asdict(job)
 
 
 def iso(moment: datetime | None) -> str | None:
@@ -151,25 +146,10 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     """Return the rows of a metrics.jsonl or a ledger; a line that is not a JSON object is skipped."""
     rows = []
     for line in text.splitlines():
-        try:
-            row = json.loads(line, parse_constant=_none, parse_float=_float, parse_int=_int)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(row := json.loads(line), dict):
+                rows.append(row)
     return rows
-
-
-def _none(text: str) -> None:
-    """Return nothing for NaN and Infinity, which JSON has not."""
-
-
-def _float(text: str) -> float | None:
-    return value if math.isfinite(value := float(text)) else None
-
-
-def _int(text: str) -> int | None:
-    return int(text) if len(text) < 300 else None  # what no float can hold cannot be shown either
 
 
 def last_value(rows: Iterable[dict[str, Any]], key: str) -> float | None:

@@ -47,16 +47,11 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
         job = replace(job, cause=worded(job.cause, job=job.job))
     if job.state != "running":
         return job
+    answers = [answer for _, answer in sorted(documents.items())]
     progress = tuple(
-        msgspec.convert(one, RankProgress)
-        for _, said in sorted(documents.items())
-        for one in said.get("metrics", ())
+        msgspec.convert(one, RankProgress) for said in answers for one in said.get("metrics", ())
     )
-    usage = tuple(
-        msgspec.convert(one, RankUsage)
-        for _, answer in sorted(documents.items())
-        for one in answer.get("samples", ())
-    )
+    usage = tuple(msgspec.convert(one, RankUsage) for said in answers for one in said.get("samples", ()))
     return replace(job, progress=progress, slowest_rank=slowest_rank(progress), usage=usage)
 
 

@@ -1,7 +1,7 @@
 """jobs: the jobs of all clusters of this machine, what they cost, and what the clusters cost."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ class FoundJob:
 
     def document(self) -> dict[str, Any]:
         """Return the job with its cluster, its time and its cost."""
-        return report.job_document(self.job) | {
+        return asdict(self.job) | {
             "cluster": self.past.name if self.past else None,
             "cluster_id": self.past.launched.get("id") if self.past else None,
             "seconds": self.seconds,

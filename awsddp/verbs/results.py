@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,7 @@ def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[st
         "checkpoint": _checkpoint(ctx, job),
         "missing": list(kept.missing if kept is not None else job.missing),
     }
-    return report.job_document(job) | found
+    return asdict(job) | found
 
 
 def _checkpoint(ctx: Context, job: Job) -> str | None:

