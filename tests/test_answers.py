@@ -48,13 +48,13 @@ FACTS = {
     "complaint": "",
 }
 ANSWERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (protocol.state_request(), {"jobs": [DOCUMENT]}),
-    (protocol.state_request(), {"jobs": [DOCUMENT]}),
+    ({"do": "state"}, {"jobs": [DOCUMENT]}),
+    ({"do": "state"}, {"jobs": [DOCUMENT]}),
     (protocol.cancel_request("j"), {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
     (protocol.slots_request(), {"used": [0], "taken": [29400], "jobs": {"seq-1": [0, 1]}}),
     ({"do": "launch", "job": "j"}, {"job": "j"}),
     (protocol.manifest_request("j"), LIST),
-    (protocol.hashes_request(["/w/x"]), {"hashes": [{"size": 1, "sha256": "0" * 64}]}),
+    ({"do": "hashes", "paths": ["/w/x"]}, {"hashes": [{"size": 1, "sha256": "0" * 64}]}),
     ({"do": "inspect"}, FACTS),
     ({"do": "rekey"}, {}),
 ]
@@ -123,8 +123,8 @@ def test_a_node_says_nothing_of_the_ranks_of_others(key: str) -> None:
     numbers = {"step": 1, "loss": 0.5, "steps_per_second": 1.0, "fraction": None} if key == "metrics" else {}
     ranks = [RANK, {**RANK, "rank": 2, "node": 0}]
     own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **numbers}]} for rank in (0, 2))
-    assert check(protocol.state_request(), {"jobs": [own]})["jobs"] == [own]
-    why = refused(protocol.state_request(), {"jobs": [other]})
+    assert check({"do": "state"}, {"jobs": [own]})["jobs"] == [own]
+    why = refused({"do": "state"}, {"jobs": [other]})
     assert why == f"{key} of a rank that does not run there"
 
 
@@ -159,12 +159,12 @@ def test_a_job_is_the_one_that_was_asked_for_and_has_the_types_of_one(change: di
 
 def test_a_name_of_a_job_is_a_name_where_all_jobs_are_asked_for() -> None:
     for name in ("../../victim/.ssh", "..", "", "a/b", "a\0", ".hidden", "x" * 200, "j\n"):
-        refused(protocol.state_request(), {"jobs": [{**DOCUMENT, "job": name}]})
-    assert "twice" in refused(protocol.state_request(), {"jobs": [DOCUMENT, DOCUMENT]})
+        refused({"do": "state"}, {"jobs": [{**DOCUMENT, "job": name}]})
+    assert "twice" in refused({"do": "state"}, {"jobs": [DOCUMENT, DOCUMENT]})
 
 
 def test_hashes_are_as_many_as_were_asked_for() -> None:
-    assert "0 hashes of 1 files" in refused(protocol.hashes_request(["/x"]), {"hashes": []})
+    assert "0 hashes of 1 files" in refused({"do": "hashes", "paths": ["/x"]}, {"hashes": []})
 
 
 @pytest.mark.parametrize(
@@ -250,5 +250,5 @@ def test_a_node_speaks_for_no_rank_of_another_node(key: str) -> None:
     row = {"step": None, "loss": 1.0, "steps_per_second": None, "fraction": None} if key == "metrics" else {}
     ranks = [{**DOCUMENT["ranks"][0], "rank": rank, "node": rank} for rank in (0, 1)]
     own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **row}]} for rank in (1, 0))
-    check(protocol.state_request(), {"jobs": [own]})
-    assert "of a rank that does not run there" in refused(protocol.state_request(), {"jobs": [other]})
+    check({"do": "state"}, {"jobs": [own]})
+    assert "of a rank that does not run there" in refused({"do": "state"}, {"jobs": [other]})

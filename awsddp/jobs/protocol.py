@@ -1,4 +1,9 @@
-"""The protocol with a node: requests to the supervisor's program, and the command that sends one."""
+"""The protocol with a node: requests to the supervisor's program, and the command that sends one.
+
+Requests that need nothing made up are written where they are sent: "state" asks for the documents of all
+jobs, "unclaim" gives the right to start one back, "stacks" asks what the processes of a job do at this
+moment, "hashes" for the size and sha256 of files, and "lost" tells a node of a job that another one is gone.
+"""
 
 import base64
 import bz2
@@ -202,7 +207,13 @@ def launch_requests(
         "defaults": defaults(ranks[0].local_world_size),
         "after": list(after),
         "secrets": list(spec.env.secrets),
-        "elastic": _elastic(spec, len(used)),
+        # What torch's elastic agent may do on its own.
+        "elastic": {
+            "min_nodes": spec.job.min_nodes(len(used)),
+            "max_restarts": spec.job.max_restarts or 0,
+        }
+        if spec.job.launcher_name == "torchrun"
+        else None,
     }
     return {
         host.node.node: {
@@ -220,13 +231,6 @@ def launch_requests(
     }
 
 
-def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
-    """Return what torch's elastic agent may do on its own, None under a launcher without one."""
-    if spec.job.launcher_name != "torchrun":
-        return None
-    return {"min_nodes": spec.job.min_nodes(nodes), "max_restarts": spec.job.max_restarts or 0}
-
-
 def follow_request(job: str, *, offsets: Mapping[int, int], to_the_end: bool = True) -> dict[str, Any]:
     """Ask for everything that the ranks of a node say, from `offsets` (bytes, by rank) on.
 
@@ -234,11 +238,6 @@ def follow_request(job: str, *, offsets: Mapping[int, int], to_the_end: bool = T
     """
     known = {str(rank): offset for rank, offset in offsets.items()}
     return {"do": "follow", "job": job, "offsets": known, "to_the_end": to_the_end}
-
-
-def state_request() -> dict[str, Any]:
-    """Ask for the documents of all jobs of the node: {"jobs": [...]}."""
-    return {"do": "state"}
 
 
 def cancel_request(job: str, *, grace: float | None = None, launch: str | None = None) -> dict[str, Any]:
@@ -254,16 +253,6 @@ def claim_request(owner: str, *, wait_s: float) -> dict[str, Any]:
     return {"do": "claim", "owner": owner, "wait_s": wait_s, "lease_s": LEASE_SECONDS}
 
 
-def unclaim_request() -> dict[str, Any]:
-    """Give that right back on a node that launches nothing."""
-    return {"do": "unclaim"}
-
-
-def stacks_request(job: str) -> dict[str, Any]:
-    """Ask what the processes of `job` do at this moment on the node (supervisor/stacks.py)."""
-    return {"do": "stacks", "job": job}
-
-
 def probe_request(address: str, *, ports: Sequence[int] = (), thorough: bool = False) -> dict[str, Any]:
     """Ask what the node has, and to listen on `ports` of `address` and one more (supervisor/probe.py)."""
     return {"do": "probe", "address": address, "ports": list(ports), "thorough": thorough}
@@ -272,14 +261,6 @@ def probe_request(address: str, *, ports: Sequence[int] = (), thorough: bool = F
 def dial_request(peers: Sequence[tuple[int, str, int]], *, seconds: float) -> dict[str, Any]:
     """Ask to connect to ports of other nodes, (node, address, port), after all have answered `probe`."""
     return {"do": "dial", "peers": [list(peer) for peer in peers], "seconds": seconds}
-
-
-def lost_request(job: str, node: int, why: str, kind: str = "node_lost") -> dict[str, Any]:
-    """Tell the first node of `job` (where that is gone, another) that `node` is gone.
-
-    `kind` is that of the cause. The answer is {"heard": whether a supervisor received it}.
-    """
-    return {"do": "lost", "job": job, "node": node, "why": why, "kind": kind}
 
 
 def manifest_request(
@@ -299,11 +280,6 @@ def events_request(
     """Ask for TensorBoard's event files of `job`, whole, but those whose size at home is `known`."""
     request = manifest_request(job, outputs=outputs, exclude=exclude)
     return {**request, "events": dict(known), "at_once": EVENTS_AT_ONCE_BYTES}
-
-
-def hashes_request(paths: Sequence[str]) -> dict[str, Any]:
-    """Ask for the size and sha256 of files on the node."""
-    return {"do": "hashes", "paths": list(paths)}
 
 
 def slots_request(gpus: Sequence[int] = (), *, is_first: bool = True) -> dict[str, Any]:

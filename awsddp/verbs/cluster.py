@@ -436,11 +436,11 @@ class ClusterHandle:
         this machine does not remember is none of this cluster's where its name is taken in the results
         folder: no node may choose a folder of the user's.
         """
-        from awsddp.jobs import protocol, results
+        from awsddp.jobs import results
         from awsddp.verbs.requests import answering, answers_of, whole
         from awsddp.verbs.results import results_dir
 
-        request = protocol.state_request()
+        request = {"do": "state"}
         answers = answers_of(self.fleet, dict.fromkeys(answering(self.fleet), request))
         failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
         if partial and len(failed) < len(answers):
@@ -477,7 +477,7 @@ class ClusterHandle:
         from awsddp.verbs.requests import ANSWER_S, answering, ask
 
         grace = seconds(self.ctx.job.job.grace) if grace_s is None else grace_s
-        states = ask(self.fleet, dict.fromkeys(answering(self.fleet), protocol.state_request()))
+        states = ask(self.fleet, {node: {"do": "state"} for node in answering(self.fleet)})
         knows = {node for node, state in states.items() if any(one["job"] == job for one in state["jobs"])}
         request = protocol.cancel_request(job, grace=grace, launch=launch)
         ask(self.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)

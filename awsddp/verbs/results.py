@@ -155,12 +155,11 @@ def older_jobs(ctx: Context, fleet: "Fleet", tagged: Mapping[str, Sequence[str]]
     These are all jobs that the node lists and that are not whole here: also those that another machine has
     fetched, as nothing says so.
     """
-    from awsddp.jobs import protocol
     from awsddp.verbs.requests import answers_of
 
     keys = {node: one.instance_id for node, one in fleet.endpoints.items() if node in fleet.nodes}
-    asked = [node for node, key in keys.items() if MORE in tagged.get(key, ())]
-    answers = answers_of(fleet, dict.fromkeys(asked, protocol.state_request())) if asked else {}
+    requests = {node: {"do": "state"} for node, key in keys.items() if MORE in tagged.get(key, ())}
+    answers = answers_of(fleet, requests) if requests else {}
     return {
         keys[node]: [str(one["job"]) for one in answer["jobs"] if not _is_home(ctx, one["job"], keys[node])]
         for node, answer in answers.items()

@@ -224,7 +224,7 @@ def _hashed(
     runs = job.state in ACTIVE
     unhashed = {node: [one for one in files if one.node == node and one.file.sha256 is None] for node in used}
     requests = {
-        node: protocol.hashes_request([one.file.path for one in some])
+        node: {"do": "hashes", "paths": [one.file.path for one in some]}
         for node, some in unhashed.items()
         if some
     }

@@ -226,7 +226,7 @@ class Watch:
         """Tell the first node, which coordinates the job, that `node` is gone; if that is it, the others."""
         nodes = {rank.node for rank in self.job.ranks}
         told = nodes if node == min(nodes) else {min(nodes)}
-        request = protocol.lost_request(self.job.job, node, why, kind)
+        request = {"do": "lost", "job": self.job.job, "node": node, "why": why, "kind": kind}
         requests = {
             one: request
             for one in (told & self._followed) - self._away.keys() - {node}

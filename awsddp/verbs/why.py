@@ -6,7 +6,6 @@ from typing import Any
 from awsddp.answers import check
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NotFoundError
-from awsddp.jobs import protocol
 from awsddp.jobs.supervisor.hang import diagnose, ranges
 from awsddp.jobs.supervisor.stacks import DUMP
 from awsddp.verbs.cluster import ClusterHandle
@@ -32,7 +31,7 @@ def why(ctx: Context, job: str) -> dict[str, Any]:
         found = cluster.job(job)
         if found.state != "running":
             raise _nothing(found, f"awsddp fetch {job}   # then again: it may hold what was written")
-        request = protocol.stacks_request(job)
+        request = {"do": "stacks", "job": job}
         answers = answers_of(fleet, dict.fromkeys(holders(fleet, found), request), timeout_s=ASK_S)
         for answer in answers.values():
             if isinstance(answer, AwsddpError):
@@ -44,7 +43,7 @@ def why(ctx: Context, job: str) -> dict[str, Any]:
 
 def _written(ctx: Context, job: Job) -> dict[str, Any]:
     """Return what the nodes wrote before a job ended, from its folder of results. Raises NotFoundError."""
-    request, answers = protocol.stacks_request(job.job), {}
+    request, answers = {"do": "stacks", "job": job.job}, {}
     for node in job.nodes:
         path = results_dir(ctx, job.job) / f"node{node.node}" / "run" / DUMP
         with contextlib.suppress(OSError):

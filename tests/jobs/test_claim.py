@@ -72,7 +72,7 @@ def test_claim_tells_for_how_long_no_other_client_has_held_it(fleet: "Fleet") ->
 
 
 def test_claim_that_is_given_back_is_free_while_its_client_stays_connected(fleet: "Fleet") -> None:
-    requests = protocol.claim_request("ann", wait_s=0), protocol.unclaim_request()
+    requests = protocol.claim_request("ann", wait_s=0), {"do": "unclaim"}
     holder = fleet.start(0, *requests, close=False)
     assert holder.stdout is not None
     while b'"claimed": false' not in holder.stdout.readline():  # the claim was held, and given back

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp.jobs import protocol
 from awsddp.jobs.launchers import LAUNCHERS
 from awsddp.jobs.supervisor.hang import diagnose, ranges
 from awsddp.jobs.supervisor.stacks import DUMP, records
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
     """Ask all nodes and read their answers, as `doctor --why` does."""
-    answers = {node: fleet.ask(node, protocol.stacks_request(job)) for node in range(len(fleet.hosts))}
+    answers = {node: fleet.ask(node, {"do": "stacks", "job": job}) for node in range(len(fleet.hosts))}
     layout = [(rank.rank, rank.local_rank, rank.node) for rank in fleet.ranks]
     return diagnose(layout, answers, exit_codes={})
 

@@ -146,7 +146,7 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
         f"node0/outside{fleet.homes[0]}/elsewhere/e",
     }
     paths = [weights.path, str(fleet.homes[0])]
-    told = answers.hashes(fleet.ask(0, protocol.hashes_request(paths)))
+    told = answers.hashes(fleet.ask(0, {"do": "hashes", "paths": paths}))
     assert (told[0].size, told[0].sha256, told[1].why) == (9, weights.sha256, "Is a directory")
 
 

@@ -155,7 +155,7 @@ def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:
         "print('up', flush=True)\ntime.sleep(600)\n"
     )
     until(fleet.up)
-    told = {node: fleet.ask(node, protocol.state_request())["jobs"][0] for node in (0, 1)}
+    told = {node: fleet.ask(node, {"do": "state"})["jobs"][0] for node in (0, 1)}
     job = results.job_document(told)
     assert [(one.rank, one.step, one.loss, one.fraction) for one in job.progress] == [
         (rank, 4, 0.25, 0.5) for rank in range(4)

@@ -51,7 +51,7 @@ def test_nodes_connect_and_close_their_ports_before_anything_else(
     dial = protocol.dial_request(peers, seconds=20)
     assert two.ask(dial)["dials"] == sorted([0, port, ""] for port in seen["ports"])
 
-    one.ask(protocol.state_request())
+    one.ask({"do": "state"})
     assert {why for _, _, why in two.ask(dial)["dials"]} == {"Connection refused"}
 
 

@@ -128,12 +128,12 @@ def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") 
 )
 def test_answer_that_is_none_becomes_an_error_of_its_kind(said: bytes, error: type[Exception]) -> None:
     with pytest.raises(error, match="node4"):
-        protocol.answer(said, request=protocol.state_request(), node=4, stderr=b"sh: no")
+        protocol.answer(said, request={"do": "state"}, node=4, stderr=b"sh: no")
 
 
 def test_answer_is_found_behind_the_words_of_a_login_script() -> None:
     said = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
-    assert protocol.answer(said, request=protocol.state_request(), node=0) == {"jobs": []}
+    assert protocol.answer(said, request={"do": "state"}, node=0) == {"jobs": []}
 
 
 def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:

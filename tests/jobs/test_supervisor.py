@@ -230,19 +230,24 @@ def test_silent_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     assert fleet.processes() == []
 
 
+def lost(why: str) -> dict[str, Any]:
+    """Return what tells a node that the first node of the job is gone."""
+    return {"do": "lost", "job": "job", "node": 0, "why": why, "kind": "node_lost"}
+
+
 def test_nodes_whose_first_node_is_gone_end_their_ranks_when_a_client_says_so(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     wait(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
-    assert fleet.ask(1, protocol.lost_request("job", 0, "its instance is terminated")) == {"heard": True}
+    assert fleet.ask(1, lost("its instance is terminated")) == {"heard": True}
     job = fleet.wait(nodes=[1])
     os.kill(first, signal.SIGCONT)
     assert job.state == "failed"
     assert job.cause is not None
     assert (job.cause.node, job.cause.kind) == (0, "node_lost")
     assert "lost node0 (its instance is terminated)" in job.cause.explanation
-    assert fleet.ask(1, protocol.lost_request("job", 0, "again")) == {"heard": False}
+    assert fleet.ask(1, lost("again")) == {"heard": False}
     fleet.wait()
     assert fleet.processes() == []
 
@@ -255,7 +260,7 @@ def test_a_cancelled_job_whose_first_node_is_gone_stays_cancelled(fleet: "Fleet"
     cancelled = soon(fleet.ask, 1, protocol.cancel_request("job", grace=1))
     wait((fleet.folder(1) / "cancel.json").exists)
     wait(lambda: len(fleet.processes()) == 2)
-    assert fleet.ask(1, protocol.lost_request("job", 0, "its instance is terminated")) == {"heard": True}
+    assert fleet.ask(1, lost("its instance is terminated")) == {"heard": True}
     assert cancelled.result()["state"] == "cancelled"
     assert cancelled.result()["cause"]["kind"] == "cancelled"
     os.kill(first, signal.SIGCONT)

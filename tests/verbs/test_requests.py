@@ -11,7 +11,7 @@ from tests.verbs.conftest import World
 def test_request_that_fails_does_not_keep_a_node_from_the_next_one(world: World) -> None:
     line = world.line()
     line.cut = {1}
-    turns = [{"do": "nothing"}, protocol.state_request(), protocol.hashes_request(["/none"])]
+    turns = [{"do": "nothing"}, {"do": "state"}, {"do": "hashes", "paths": ["/none"]}]
     answers = answers_in_turn(line, dict.fromkeys((0, 1), turns))
     unknown, state, hashes = answers[0]
     assert isinstance(unknown, UsageError)
@@ -28,7 +28,7 @@ def test_program_that_ends_between_two_requests_leaves_the_later_ones_without_an
     monkeypatch.setattr(
         protocol, "message", lambda one: b"no length\n" if one["do"] == "end" else message(one)
     )
-    turns = [protocol.state_request(), {"do": "end"}, protocol.state_request()]
+    turns = [{"do": "state"}, {"do": "end"}, {"do": "state"}]
     first, *others = answers_in_turn(world.line(), {0: turns})[0]
     assert first == {"jobs": []}
     for one in (*others, answers_of(world.line(), {0: {"do": "end"}})[0]):
