@@ -286,9 +286,19 @@ def template(text: str, *, nnodes: int, folder: str, resume: str | None = None) 
         if match[0] in ("{{", "}}"):
             parts[-1] += match[0][0]
         elif match[1] not in PLACEHOLDERS:
-            raise _unknown(match[0], text)
+            raise UsageError(
+                f"invalid placeholder {match[0]} in {text!r}",
+                f"placeholders are: {' '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
+                "double a literal brace: {{ or }}",
+            )
         elif match[1] == "init_file":
-            parts[-1] += _init_file(nnodes, folder)
+            if nnodes > 1:
+                raise UsageError(
+                    "{init_file} needs a single node",
+                    "nodes share no file system",
+                    "try: tcp://{master_addr}:{master_port}",
+                )
+            parts[-1] += f"{folder}/init"
         elif match[1] == "resume":
             if resume is None:
                 raise UsageError("{resume} needs a checkpoint", "", "use --resume last, or --resume JOB")
@@ -297,24 +307,6 @@ def template(text: str, *, nnodes: int, folder: str, resume: str | None = None) 
             parts += [PLACEHOLDERS[match[1]], ""]
     parts[-1] += text[end:]
     return parts
-
-
-def _init_file(nnodes: int, folder: str) -> str:
-    if nnodes > 1:
-        raise UsageError(
-            "{init_file} needs a single node",
-            "nodes share no file system",
-            "try: tcp://{master_addr}:{master_port}",
-        )
-    return f"{folder}/init"
-
-
-def _unknown(found: str, text: str) -> UsageError:
-    return UsageError(
-        f"invalid placeholder {found} in {text!r}",
-        f"placeholders are: {' '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
-        "double a literal brace: {{ or }}",
-    )
 
 
 def _many(count: int, thing: str) -> str:

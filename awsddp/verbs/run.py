@@ -22,7 +22,7 @@ from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.down import down
 from awsddp.verbs.interruption import what_runs_on
-from awsddp.verbs.results import check_results_dir, whole_at_home
+from awsddp.verbs.results import whole_at_home
 from awsddp.verbs.stop import stop
 from awsddp.verbs.train import check, check_ranks, train
 from awsddp.verbs.up import up
@@ -62,9 +62,7 @@ def run(
     before anything was created, UsageError for ranks that do not fit the nodes, and InUse: a cluster on which
     another job runs stays as it is. A later failure is the result's `error`.
     """
-    check(ctx)
-    if not detach:
-        check_results_dir(ctx)
+    check(ctx, detach=detach)
     ctx = replace(with_gpus(with_idle(ctx)), verb="run")
     result = RunResult()
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs.launchers import launcher
-from awsddp.jobs.ranks import Rank, Rendezvous, expand, layout, ordered
+from awsddp.jobs.ranks import Rank, layout, ordered, template
 from awsddp.plan.environment import make_environment_plan
 from awsddp.spec import JobSection, gpus_of, with_secrets
 from awsddp.verbs import sync
@@ -36,14 +36,12 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
     the labelled lines of the ranks as they arrive. Raises UsageError for an invalid job, InUse where another
     job runs, NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
-    check(ctx)
-    if not detach:
-        check_results_dir(ctx)
+    check(ctx, detach=detach)
     checkpoint = checkpoint_of(ctx)
     listing = sync.listed(ctx)
     with ClusterHandle.ready(ctx) as cluster:
         ranks = _layout(cluster)
-        _check_words(ctx, ranks[0])
+        _check_words(ctx, nodes=ranks[0].nnodes)
         if cluster.record.pretended and ctx.job.job.after is None:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
         with cluster.connect():
@@ -53,17 +51,20 @@ def train(ctx: Context, *, on_lines: Callable[[bytes], None], detach: bool = Fal
             return attend(cluster, job, on_lines=on_lines)
 
 
-def check(ctx: Context) -> None:
-    """Refuse a missing script, an invalid name or placeholder, and an unset secret, before any cost.
+def check(ctx: Context, *, detach: bool) -> None:
+    """Refuse a missing script, an invalid name or placeholder, and an unset secret, before any cost; without
+    `detach` also results that cannot be written here.
 
     Raises UsageError, ConfigError.
     """
     asked = ctx.job.job
     with_secrets(ctx.job)
     check_text(ctx)
+    if not detach:
+        check_results_dir(ctx)
     launcher(asked.launcher_name)
     make_environment_plan(ctx.job.env, internet=None, driver=None)
-    _check_words(ctx, layout([0], gpus=0)[0])
+    _check_words(ctx, nodes=1)
     if asked.name is not None and not _NAME.fullmatch(asked.name):
         raise UsageError(
             f"invalid job name {asked.name!r}",
@@ -94,16 +95,10 @@ def check(ctx: Context) -> None:
         )
 
 
-def _check_words(ctx: Context, rank: Rank) -> None:
-    """Raise UsageError for an invalid placeholder in the job's command."""
+def _check_words(ctx: Context, *, nodes: int) -> None:
+    """Raise UsageError for an invalid placeholder in the command of a job on so many nodes."""
     for word in (*ctx.job.job.prefix, ctx.job.job.script or "", *ctx.job.job.args):
-        expand(
-            word,
-            rank,
-            rendezvous=Rendezvous(job="", master_addr="", master_port=0),
-            folder="",
-            resume=ctx.job.job.resume,
-        )
+        template(word, nnodes=nodes, folder="", resume=ctx.job.job.resume)
 
 
 def _any_file(folder: Path, pattern: str) -> bool:
