@@ -22,7 +22,7 @@ from awsddp.parallel import both, soon
 from awsddp.plan.requirements import source_folders
 from awsddp.report import iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
-from awsddp.spec import JobSection, JobSpec, gpus_of, words_of
+from awsddp.spec import JobSpec, gpus_of, words_of
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.environment import ensure_environment
@@ -70,7 +70,7 @@ def start(
             ask(cluster.fleet, requests)
         if (first := min(cluster.fleet.nodes)) not in requests:  # a launch there would have ended the claim
             with contextlib.suppress(AwsddpError):
-                ask(cluster.fleet, {first: protocol.unclaim_request()})
+                ask(cluster.fleet, {first: {"do": "unclaim"}})
     job = Job(
         job=name,
         state="waiting" if launch["after"] else "running",
@@ -111,7 +111,8 @@ def _requests(
     questions = {node: protocol.slots_request(gpus.get(node, ()), is_first=node == used[0]) for node in used}
     answers = _claimed(fleet, questions)
     after, job = _after(ctx.job.job.after, answers), _free_name(cluster, answers)
-    folder = _work_folder(ctx.job.job, job)
+    # A job that waits has a copy, as others use theirs.
+    folder = ctx.job.job.work_folder if ctx.job.job.after is None else f"work-{job}"
     send = partial(sync.send, ctx, fleet, listing, folder=folder, nodes=set(used))
     spec = ensure_environment(cluster, send_files=send)
     slot = protocol.choose_slot(answers, first=used[0])
@@ -144,25 +145,16 @@ def _claimed(fleet: "Fleet", requests: Mapping[int, Mapping[str, Any]]) -> dict[
     of which some nodes may not know yet, the nodes are asked again.
     """
     first, began = min(fleet.nodes), time.monotonic()
+    owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
     turns: dict[int, list[Mapping[str, Any]]] = {node: [request] for node, request in requests.items()}
-    turns[first] = [_claim_request(wait_s=0), *turns.get(first, [])]
+    turns[first] = [protocol.claim_request(owner, wait_s=0), *turns.get(first, [])]
     told = answers_in_turn(fleet, turns)
     claimed, answers = told[first][0], {node: told[node][-1] for node in requests}
     is_mine = isinstance(claimed, dict) and claimed["free_s"] >= time.monotonic() - began
     if is_mine and not any(any(one["jobs"].values()) for one in answers.values() if isinstance(one, dict)):
         return whole(answers)
-    ask(fleet, {first: _claim_request(wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
+    ask(fleet, {first: protocol.claim_request(owner, wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
     return ask(fleet, requests)
-
-
-def _claim_request(*, wait_s: float) -> dict[str, Any]:
-    owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
-    return protocol.claim_request(owner, wait_s=wait_s)
-
-
-def _work_folder(asked: JobSection, job: str) -> str:
-    """Return the synced folder of a job on its nodes: one that waits has a copy, as others use theirs."""
-    return asked.work_folder if asked.after is None else f"work-{job}"
 
 
 def _after(asked: str | None, answers: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -171,8 +163,15 @@ def _after(asked: str | None, answers: Mapping[int, Mapping[str, Any]]) -> tuple
     `answers` are those to `slots_request`. Without a name, and "all" is one, nothing may be in the way.
     Raises InUse, NotFoundError.
     """
+    in_the_way = {job: nodes for told in answers.values() for job, nodes in told["jobs"].items() if nodes}
     if asked is None:
-        refuse_in_use(answers)
+        for job, nodes in in_the_way.items():
+            raise InUse(
+                f"job {job} runs on {', '.join(map(node_name, nodes))}",
+                "a node runs one job at a time, and those that wait come first",
+                f"awsddp logs -f {job}   # wait for its end and its results\n"
+                f"awsddp cancel {job}   # or end it\nawsddp train --after {job} ...   # or let this one wait",
+            )
         return ()
     known = sorted({job for told in answers.values() for job in told["jobs"]})
     if asked not in (*known, "all"):
@@ -181,20 +180,7 @@ def _after(asked: str | None, answers: Mapping[int, Mapping[str, Any]]) -> tuple
             f"they know: {', '.join(known) or 'none'}",
             "awsddp jobs   # and their nodes",
         )
-    in_the_way = {job for told in answers.values() for job, nodes in told["jobs"].items() if nodes}
     return tuple(job for job in known if job == asked or job in in_the_way)
-
-
-def refuse_in_use(answers: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise InUse where one node, by its answer to `slots_request`, has a job that runs or waits."""
-    running = [entry for told in answers.values() for entry in told["jobs"].items() if entry[1]]
-    for job, nodes in running[:1]:
-        raise InUse(
-            f"job {job} runs on {', '.join(map(node_name, nodes))}",
-            "a node runs one job at a time, and those that wait come first",
-            f"awsddp logs -f {job}   # wait for its end and its results\n"
-            f"awsddp cancel {job}   # or end it\nawsddp train --after {job} ...   # or let this one wait",
-        )
 
 
 def _free_name(cluster: ClusterHandle, answers: Mapping[int, Mapping[str, Any]]) -> str:
