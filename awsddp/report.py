@@ -33,11 +33,10 @@ def node_name(node: int) -> str:
 
 def size_text(size: int) -> str:
     """Return a number of bytes for display: 12 kB."""
-    unit, scale = next(
-        (one for one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if size >= one[1]), ("bytes", 1)
-    )
-    shown = f"{size / scale:.1f}" if scale > 1e3 else f"{size / scale:.0f}"
-    return f"{shown} {unit}"
+    for unit, scale, digits in (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 0)):
+        if size >= scale:
+            return f"{size / scale:.{digits}f} {unit}"
+    return f"{size} bytes"
 
 
 def amount(files: int, size: int) -> str:
