@@ -28,10 +28,6 @@ _LINE_END = re.compile(rb"(?<!\r)\r+\n")
 _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
 
-class StreamError(NodeError):
-    """Invalid data in a node's stream; `why` shows it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Frame:
     """A piece of a node's stream; see supervisor/wire.py for `kind`."""
@@ -51,7 +47,7 @@ class Stream:
         self._begun = False
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Add bytes and return the frames that they complete. Raises StreamError."""
+        """Add bytes and return the frames that they complete. Raises NodeError."""
         self._data += data
         if not self._begun and not self._begin():
             return []
@@ -80,12 +76,12 @@ class Stream:
         self._begun = True
         return True
 
-    def _unexpected(self, said: bytes) -> StreamError:
+    def _unexpected(self, said: bytes) -> NodeError:
         """Return the error for data that is not a frame: an error document, or anything else."""
         text = said.decode("utf-8", "replace").strip()
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             text = str(json.loads(text)["error"]["message"])
-        return StreamError(f"the logs of {self._who} cannot be followed", text, "try: awsddp logs -f")
+        return NodeError(f"the logs of {self._who} cannot be followed", text, "try: awsddp logs -f")
 
 
 @dataclass(frozen=True)
@@ -217,11 +213,6 @@ class Merger:
             rank: Labeller(b"[rank %d @ node%d] " % (rank, node)) for rank, node in self.nodes.items()
         }
 
-    @property
-    def done(self) -> bool:
-        """Whether every node has sent everything."""
-        return self._ended >= set(self.nodes.values())
-
     def ended(self, node: int) -> bool:
         """Return whether `node` has sent everything: its part of the job has ended."""
         return node in self._ended
@@ -245,7 +236,7 @@ class Merger:
     def feed(self, node: int, data: bytes) -> bytes:
         """Take bytes of `node`'s stream in and return the labelled lines they complete.
 
-        Raises StreamError where the stream is no supervisor's, or leaves bytes out, and ConfigError where the
+        Raises NodeError where the stream is no supervisor's, or leaves bytes out, and ConfigError where the
         folder cannot be written.
         """
         try:
@@ -273,7 +264,7 @@ class Merger:
         if frame.kind not in (b"L", b"P"):
             return b""
         if self.nodes.get(frame.rank) != node:
-            raise StreamError(f"node{node} sent a log of rank {frame.rank}, which does not run there")
+            raise NodeError(f"node{node} sent a log of rank {frame.rank}, which does not run there")
         if frame.kind == b"P":
             return self._labellers[frame.rank].pause(now=self.clock())
         return self._log(node, frame)
@@ -282,7 +273,7 @@ class Merger:
         """Write and show what is new in a piece of a rank's log."""
         known = self._offsets[frame.rank] - frame.offset
         if known < 0:
-            raise StreamError(f"node{node} left {-known} bytes of rank {frame.rank} out")
+            raise NodeError(f"node{node} left {-known} bytes of rank {frame.rank} out")
         data = frame.payload[known:]
         os.pwrite(self._file(frame.rank), data, self._offsets[frame.rank])
         self._offsets[frame.rank] += len(data)

