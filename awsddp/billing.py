@@ -112,7 +112,13 @@ class _Account:
         chosen = [self.meters[key] for key in row.get("instances") or self.meters if key in self.meters]
         match row.get("event"):
             case "launched":
-                self._launch(row, at)
+                facts = ("target", "region", "instance_type", "nodes")
+                self.first |= {key: row[key] for key in facts if key in row}
+                self.ended = None
+                disk, expires = row.get("disk_usd_per_hour", 0.0), _moment(row.get("expires"))
+                for key in row.get("instances", ()):  # a `status` beside `up` may have written it before
+                    rates = [(at, row.get("node_usd_per_hour"))]
+                    self.meters.setdefault(key, _Meter(rates, disk, at, at, expires))
             case "started":
                 for meter in chosen:
                     if meter.runs is None and meter.exists is not None:
@@ -132,14 +138,6 @@ class _Account:
                     meter.rates.append((at, float(row["node_usd_per_hour"])))
             case "fetched":
                 self.egress_usd += float(row.get("usd", 0.0))
-
-    def _launch(self, row: Mapping[str, Any], at: datetime) -> None:
-        machine = row.get("node_usd_per_hour")
-        self.first |= {key: row[key] for key in ("target", "region", "instance_type", "nodes") if key in row}
-        self.ended = None
-        disk, expires = row.get("disk_usd_per_hour", 0.0), _moment(row.get("expires"))
-        for key in row.get("instances", ()):  # a `status` beside `up` may have written the launch before
-            self.meters.setdefault(key, _Meter([(at, machine)], disk, at, at, expires))
 
 
 def account(

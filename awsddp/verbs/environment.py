@@ -56,16 +56,15 @@ def ensure_environment(cluster: ClusterHandle, *, send_files: Callable[[], objec
         made = {node: one.python for node, one in found.items()} if plan.has_packages else {}
     built = {one.instance_id: made.get(one.node) for one in record.prepared}
     if any(one.environment != built[one.instance_id] for one in record.prepared):
-        cluster.change(lambda now: _with_environments(now, built))
+
+        def with_environments(now: Record) -> Record:  # another command may have added nodes
+            prepared = (
+                replace(one, environment=built.get(one.instance_id, one.environment)) for one in now.prepared
+            )
+            return replace(now, prepared=tuple(prepared))
+
+        cluster.change(with_environments)
     return _with_variables(job, plan, record)
-
-
-def _with_environments(record: Record, built: Mapping[str, str | None]) -> Record:
-    """Return the record with the environments of these instances; another command may have added nodes."""
-    prepared = (
-        replace(one, environment=built.get(one.instance_id, one.environment)) for one in record.prepared
-    )
-    return replace(record, prepared=tuple(prepared))
 
 
 def _with_variables(job: JobSpec, plan: EnvironmentPlan, record: Record) -> JobSpec:

@@ -29,20 +29,19 @@ def results_dir(ctx: Context, job: str) -> Path:
     return Path(ctx.job.sync.workdir) / ctx.job.job.results / job
 
 
-def check_text(ctx: Context) -> None:
-    """Raise ConfigError where the path of the results is no text: it could not be written down."""
+def check_results_dir(ctx: Context, *, is_used: bool) -> None:
+    """Raise ConfigError where the path of the results is no text, so that it could not be written down, and,
+    where it `is_used`, where no job's results can be written there: before the job starts, not at its end.
+    """
     folder = results_dir(ctx, "x").parent.absolute()
     try:
         str(folder).encode()
     except UnicodeEncodeError as error:
         why = "a job's record holds the path of its results"
         raise ConfigError(f"the path {str(folder)!r} is not UTF-8", why, "rename the folder") from error
-
-
-def check_results_dir(ctx: Context) -> None:
-    """Raise ConfigError where no job's results can be written: before the job starts, not at its end."""
-    folder = results_dir(ctx, "x").parent.absolute()
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not is_used:
+        return
     if not nearest.is_dir():
         why = f"{nearest} is not a folder"
     elif not os.access(nearest, os.W_OK | os.X_OK):

@@ -16,7 +16,7 @@ from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.local import check_memory
 from awsddp.verbs.logs import merger_of
-from awsddp.verbs.results import check_results_dir, check_text, job_result, results_dir
+from awsddp.verbs.results import check_results_dir, job_result, results_dir
 from awsddp.verbs.resuming import checkpoint_of
 from awsddp.verbs.starting import start
 from awsddp.verbs.watching import Watch
@@ -59,9 +59,7 @@ def check(ctx: Context, *, detach: bool) -> None:
     """
     asked = ctx.job.job
     with_secrets(ctx.job)
-    check_text(ctx)
-    if not detach:
-        check_results_dir(ctx)
+    check_results_dir(ctx, is_used=not detach)
     launcher(asked.launcher_name)
     make_environment_plan(ctx.job.env, internet=None, driver=None)
     _check_words(ctx, nodes=1)
