@@ -207,13 +207,7 @@ def launch_requests(
         "defaults": defaults(ranks[0].local_world_size),
         "after": list(after),
         "secrets": list(spec.env.secrets),
-        # What torch's elastic agent may do on its own.
-        "elastic": {
-            "min_nodes": spec.job.min_nodes(len(used)),
-            "max_restarts": spec.job.max_restarts or 0,
-        }
-        if spec.job.launcher_name == "torchrun"
-        else None,
+        "elastic": _elastic(spec, len(used)),
     }
     return {
         host.node.node: {
@@ -229,6 +223,13 @@ def launch_requests(
         }
         for host in used
     }
+
+
+def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
+    """Return what torch's elastic agent may do on its own, None under a launcher without one."""
+    if spec.job.launcher_name != "torchrun":
+        return None
+    return {"min_nodes": spec.job.min_nodes(nodes), "max_restarts": spec.job.max_restarts or 0}
 
 
 def follow_request(job: str, *, offsets: Mapping[int, int], to_the_end: bool = True) -> dict[str, Any]:
