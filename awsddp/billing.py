@@ -155,10 +155,8 @@ def account(
             made = _Account(first={"id": row.get("id")}, began=at)
         if made is not None and row.get("id", made.first["id"]) == made.first["id"]:
             made.read(row, at)
-    return None if made is None else _bill(made, now, running)
-
-
-def _bill(made: _Account, now: datetime, running: Collection[str]) -> Bill:
+    if made is None:
+        return None
     meters = made.meters
     runs = frozenset(key for key, meter in meters.items() if meter.runs is not None)
     exists = frozenset(key for key, meter in meters.items() if meter.exists is not None)

@@ -49,8 +49,14 @@ class Stream:
     def feed(self, data: bytes) -> list[Frame]:
         """Add bytes and return the frames that they complete. Raises NodeError."""
         self._data += data
-        if not self._begun and not self._begin():
-            return []
+        if not self._begun:
+            found = self._data.find(MAGIC)
+            if found < 0 and len(self._data) > _MAGIC_WITHIN:
+                raise self._unexpected(bytes(self._data[:4000]))
+            if found < 0:
+                return []
+            del self._data[: found + len(MAGIC)]
+            self._begun = True
         frames, at = [], 0
         while len(self._data) - at >= HEADER.size:
             kind, rank, offset, length = HEADER.unpack_from(self._data, at)
@@ -65,16 +71,6 @@ class Stream:
             frames.append(Frame(kind=kind, rank=rank, offset=offset, payload=bytes(self._data[start:at])))
         del self._data[:at]
         return frames
-
-    def _begin(self) -> bool:
-        found = self._data.find(MAGIC)
-        if found < 0:
-            if len(self._data) > _MAGIC_WITHIN:
-                raise self._unexpected(bytes(self._data[:4000]))
-            return False
-        del self._data[: found + len(MAGIC)]
-        self._begun = True
-        return True
 
     def _unexpected(self, said: bytes) -> NodeError:
         """Return the error for data that is not a frame: an error document, or anything else."""

@@ -27,8 +27,13 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     if not documents:
         raise NotFoundError("job not found on any node", "", "try: awsddp jobs")
     believed = min(documents.values(), key=_weight)
-    own = {(node, rank["rank"]): rank for node, found in documents.items() for rank in found["ranks"]}
-    ranks = [_rank(rank, own.get((rank["node"], rank["rank"]))) for rank in believed["ranks"]]
+    ended = {
+        (node, rank["rank"]): rank
+        for node, found in documents.items()
+        for rank in found["ranks"]
+        if rank["exit_code"] is not None
+    }
+    ranks = [ended.get((rank["node"], rank["rank"]), rank) for rank in believed["ranks"]]
     machines = {one["node"]: one for one in believed.get("nodes", ())}
     for node, found in documents.items():  # each for itself: no node may leave another out
         machines |= {one["node"]: one for one in found.get("nodes", ()) if one["node"] == node}
@@ -126,7 +131,3 @@ def _times(state: str, ranks: Iterable[Mapping[str, Any]]) -> dict[str, str | No
 
 def _utc(moment: float) -> str | None:
     return iso(datetime.fromtimestamp(moment, UTC))
-
-
-def _rank(told: Mapping[str, Any], own: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    return own if own is not None and own["exit_code"] is not None else told

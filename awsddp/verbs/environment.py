@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from awsddp.plan.environment import EnvironmentPlan, make_environment_plan, refuse_unlike
+from awsddp.plan.environment import make_environment_plan, refuse_unlike
 from awsddp.spec import JobSpec, overlaid, remembered
 from awsddp.state import Record
 from awsddp.verbs import sync
@@ -64,12 +64,7 @@ def ensure_environment(cluster: ClusterHandle, *, send_files: Callable[[], objec
             return replace(now, prepared=tuple(prepared))
 
         cluster.change(with_environments)
-    return _with_variables(job, plan, record)
-
-
-def _with_variables(job: JobSpec, plan: EnvironmentPlan, record: Record) -> JobSpec:
-    """Return the job whose ranks reach the internet as their packages did, and get the variables of an
-    environment.yml; the user's own win."""
+    # The ranks reach the internet as their packages did; of an environment.yml's variables the user's win.
     variables = {**plan.environ, **plan.variables}
     if plan.ca:
         bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"

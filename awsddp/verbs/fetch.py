@@ -116,17 +116,15 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
 def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: str) -> NodeError:
     """Return the error that names the unfetched jobs, what the nodes cost meanwhile, and the next steps."""
     stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
-    ways = ["awsddp down --discard   # terminate the nodes and lose what they hold"]
-    if stopped:
-        ways.insert(0, f"awsddp up   # start {', '.join(stopped)}; then awsddp down")
-    if all(node.state == "stopped" for node in cluster.live):
-        bill = "until then only the disks cost"
-    else:
-        if not any(node.spot for node in cluster.live):
-            ways.append("awsddp stop   # or stop them and keep their disks")
-        bill = "until then the nodes cost money"
-        if record is not None and record.price_usd_per_hour is not None:
-            would = "would cost" if record.target.name == "local" else "cost"
-            bill = f"until then the nodes {would} {money(record.price_usd_per_hour)} per hour"
+    ways = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []
+    ways.append("awsddp down --discard   # terminate the nodes and lose what they hold")
+    bill, rests = "the nodes cost money", all(node.state == "stopped" for node in cluster.live)
+    if rests:
+        bill = "only the disks cost"
+    elif record is not None and record.price_usd_per_hour is not None:
+        would = "would cost" if record.target.name == "local" else "cost"
+        bill = f"the nodes {would} {money(record.price_usd_per_hour)} per hour"
+    if not rests and not any(node.spot for node in cluster.live):
+        ways.append("awsddp stop   # or stop them and keep their disks")
     jobs = ", ".join(unfetched_jobs(owing))
-    return NodeError(f"the results of {jobs} are not fetched", f"{why}\n{bill}", "\n".join(ways))
+    return NodeError(f"the results of {jobs} are not fetched", f"{why}\nuntil then {bill}", "\n".join(ways))

@@ -1,5 +1,6 @@
 """run: up, train, fetch and down in one. Nothing is left, whatever fails."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -169,15 +170,10 @@ def _down_or_stop(ctx: Context) -> dict[str, Any]:
 
 def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
     """Return `on_lines` without its BrokenPipeError: the run must reach its end."""
-    heard = True
 
     def tell(data: bytes) -> None:
-        nonlocal heard
-        try:
-            if heard:
-                on_lines(data)
-        except BrokenPipeError:
-            heard = False
+        with contextlib.suppress(BrokenPipeError):
+            on_lines(data)
 
     return tell
 

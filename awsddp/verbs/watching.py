@@ -87,7 +87,7 @@ class Watch:
 
         The cluster's nodes are then as EC2 describes them.
         """
-        from awsddp.aws.clusters import end_of, node_of
+        from awsddp.aws.clusters import node_of
         from awsddp.jobs.supervisor.job_causes import JOB_TABLE, words_of
 
         off: dict[int, dict[str, Any]] = {}
@@ -100,9 +100,9 @@ class Watch:
             for node in self.cluster.nodes
         )
         first = min(off)
-        kind, _ = end_of(off[first])
+        kind, why = _end_of(off[first])
         row = next(row for row in JOB_TABLE if row.kind == kind)
-        words = words_of(row, {"why": _says(off[first])})
+        words = words_of(row, {"why": why})
         cause = Cause(rank=None, node=first, instance_id=off[first]["InstanceId"], **words)
         return replace(job, state="interrupted", cause=cause, progress=(), usage=(), slowest_rank=None)
 
@@ -131,7 +131,11 @@ class Watch:
     def _stream(self) -> Mapping[int, str]:
         """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
         nodes = [node for node in self._followed if node not in self._away and not self.merger.ended(node)]
-        requests = {node: protocol.message(self._request(node)) for node in nodes}
+        requests = {}
+        for node in nodes:
+            offsets = self.merger.attach(node)
+            request = protocol.follow_request(self.job.job, offsets=offsets, to_the_end=self.to_the_end)
+            requests[node] = protocol.message(request)
         now = time.monotonic()
         until, check_at = now + _RETRY_S, now + _CHECK_S
 
@@ -179,10 +183,6 @@ class Watch:
             command = f"awsddp doctor --why {self.job.job}   # where its ranks are"
             self._ctx.on_event(Event(f"no output for {after}: {command}"))
 
-    def _request(self, node: int) -> dict[str, object]:
-        offsets = self.merger.attach(node)
-        return protocol.follow_request(self.job.job, offsets=offsets, to_the_end=self.to_the_end)
-
     def _lost(self, nodes: Collection[int]) -> set[int]:
         connected = set(self._fleet.nodes)
         return {node for node in nodes if node not in connected and not self.merger.ended(node)}
@@ -213,16 +213,13 @@ class Watch:
 
     def _give_up_gone(self) -> None:
         """Give up the nodes that EC2 says are gone, and tell the nodes that wait for them."""
-        from awsddp.aws.clusters import end_of
-
         with contextlib.suppress(AwsddpError):
             gone = {node: one for node, one in self._off().items() if one["State"]["Name"] in _GONE}
             for node in sorted(self._away.keys() & gone):
                 self._give_up(node)
-                kind, _ = end_of(gone[node])
-                self._report(node, _says(gone[node]), kind)
+                self._report(node, *_end_of(gone[node]))
 
-    def _report(self, node: int, why: str, kind: str) -> None:
+    def _report(self, node: int, kind: str, why: str) -> None:
         """Tell the first node, which coordinates the job, that `node` is gone; if that is it, the others."""
         nodes = {rank.node for rank in self.job.ranks}
         told = nodes if node == min(nodes) else {min(nodes)}
@@ -237,9 +234,9 @@ class Watch:
                 ask(self._fleet, requests, timeout_s=_CONNECT_S * 2)
 
 
-def _says(described: Mapping[str, Any]) -> str:
-    """Return what EC2 says of an instance that does not run."""
+def _end_of(described: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the kind of cause for an instance that does not run, and what EC2 says of it."""
     from awsddp.aws.clusters import end_of
 
-    _, why = end_of(described)
-    return f"EC2 says that its instance is {described['State']['Name']} ({why})"
+    kind, why = end_of(described)
+    return kind, f"EC2 says that its instance is {described['State']['Name']} ({why})"
