@@ -150,11 +150,12 @@ def loss_plot(rows: Rows, *, title: str, outlier: int | None = None) -> str | No
             some.append((len(some) if step is None else step, value))
     ranks = [rank for rank, some in points.items() if len(some) > 1]
     drawn = sorted(ranks, key=lambda rank: (rank != outlier, rank))[:_MOST_LINES]
-    lines = {}
-    for rank in sorted(drawn):  # about 300 of its points, the first and the last among them
-        some = points[rank]
-        lines[rank] = [*some[: -1 : max(1, len(some) // _MOST_POINTS)], some[-1]]
-    return _plot(lines, title) if lines else None
+    return _plot({rank: _thinned(points[rank]) for rank in sorted(drawn)}, title) if drawn else None
+
+
+def _thinned(points: Points) -> Points:
+    """Return at most about 300 of the points, the first and the last among them."""
+    return [*points[: -1 : max(1, len(points) // _MOST_POINTS)], points[-1]]
 
 
 def _plot(lines: Mapping[int, Points], title: str) -> str:

@@ -63,8 +63,8 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
 def worded(cause: Cause, *, job: str) -> Cause:
     """Return a cause that a node sent, as it may be shown: `next` is made here, from its kind.
 
-    A node sends the kind and what its rank said, not our advice. The explanation is one line, and each line of
-    the tail is one, so that nothing of it stands at a margin. A kind that this awsddp does not know has no
+    A node sends the kind and what its rank said, not our advice. The explanation is one line, and each line
+    of the tail is one, so that nothing of it stands at a margin. A kind that this awsddp does not know has no
     next step; nor has a cause to which the node gave none.
     """
     from awsddp.jobs.supervisor.causes import TABLE
