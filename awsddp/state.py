@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -40,23 +40,22 @@ def write_private(path: Path, data: bytes) -> None:
     Raises ConfigError where the disk refuses.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
+    with _written(path):
         make_folder(path.parent)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise _refused(path, error) from error
 
 
 @contextlib.contextmanager
@@ -64,15 +63,9 @@ def _written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _refused(path, error) from error
-
-
-def _refused(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot write {path}",
-        error.strerror or str(error),
-        "free disk space, or set another AWSDDP_HOME",
-    )
+        why = error.strerror or str(error)
+        next = "free disk space, or set another AWSDDP_HOME"
+        raise ConfigError(f"cannot write {path}", why, next) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +76,8 @@ class Record:
     last launch, `expires` the deadline that the nodes have or are about to be told, `nodes` and `asked`
     (keys of awsddp.toml and their values) what was last asked for. `price_usd_per_hour` is of all nodes
     together, `disk_usd_per_hour` of the disk of one; `internet` tells whether the nodes reach it; `idle`
-    is what the nodes were told; `addresses` go by instance id; `jobs` are as last seen.
+    is what the nodes were told; `addresses` go by instance id; `jobs` are as last seen, those that ran then
+    at the time in `seen`.
     """
 
     version: int = _VERSION
@@ -107,6 +101,7 @@ class Record:
     prepared: tuple[Prepared, ...] = ()
     addresses: dict[str, str] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
+    seen: dict[str, datetime] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -127,54 +122,28 @@ class Folder:
         self.root = root
         self.name = name
         self.path = root / "clusters" / name
-
-    @property
-    def key(self) -> Path:
+        self.key = self.path / "key"
         """The private key that logs in to the nodes."""
-        return self.path / "key"
-
-    @property
-    def known_hosts(self) -> Path:
+        self.known_hosts = self.path / "known_hosts"
         """The host keys, by instance id."""
-        return self.path / "known_hosts"
-
-    @property
-    def ssh_config(self) -> Path:
+        self.ssh_config = self.path / "ssh_config"
         """The configuration with which awsddp's own ssh and rsync reach node0, node1, ..."""
-        return self.path / "ssh_config"
-
-    @property
-    def hosts(self) -> Path:
-        """This cluster's part of `$AWSDDP_HOME/ssh_config`; missing where no node runs."""
-        return self.path / "hosts"
+        self.ledger = self.path / "ledger.jsonl"
+        """What this cluster did, one JSON document a line; it outlives the cluster."""
 
     def publish(self, entries: Callable[[str], str]) -> None:
         """Write the cluster's ssh_config and its part of the common one; nothing else writes them.
 
         `entries(prefix)` returns the entries of an ssh_config, each name with the prefix ("": none). It is
-        called again while no other command writes: the last one to write has looked last. Raises ConfigError
-        where the disk refuses.
+        called while no other command writes: the last one to write has looked last. Raises ConfigError where
+        the disk refuses.
         """
-        if self._is_published(entries):
-            return
         with self._writing():
             if self.read(newer=True) is None:  # `down` has retired the cluster meanwhile
                 return
-            for path, prefix in self._published():
-                text = entries(prefix)
-                if not text:
-                    path.unlink(missing_ok=True)
-                elif _text(path) != text:
-                    write_private(path, text.encode())
+            _replace(self.ssh_config, entries(""))
+            _replace(self.path / "hosts", entries(f"{self.name}-"))
             _join_hosts(self.root)
-
-    def _published(self) -> tuple[tuple[Path, str], ...]:
-        """Return the files that `publish` writes, and the prefix of the names in each."""
-        return (self.ssh_config, ""), (self.hosts, f"{self.name}-")
-
-    def _is_published(self, entries: Callable[[str], str]) -> bool:
-        own = all(_text(path) == entries(prefix) for path, prefix in self._published())
-        return own and _text(self.root / "ssh_config") == _joined_hosts(self.root)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -186,11 +155,6 @@ class Folder:
         with stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
-
-    @property
-    def ledger(self) -> Path:
-        """What this cluster did, one JSON document a line; it outlives the cluster."""
-        return self.path / "ledger.jsonl"
 
     def read(self, *, newer: bool = False) -> Record | None:
         """Return the record, or None where there is none or it cannot be understood (a cache may be lost).
@@ -233,24 +197,14 @@ class Folder:
     def remember(self, *jobs: Job) -> None:
         """Keep jobs as last seen, for `status`, and when those that run were seen. Raises ConfigError."""
         names = {job.job for job in jobs}
+        running = dict.fromkeys((job.job for job in jobs if job.state == "running"), datetime.now(UTC))
 
         def change(record: Record) -> Record:
-            return replace(record, jobs=(*(one for one in record.jobs if one.job not in names), *jobs))
+            others = [job for job in record.jobs if job.job not in names]
+            seen = {name: time for name, time in record.seen.items() if name not in names}
+            return replace(record, jobs=(*others, *jobs), seen=seen | running)
 
-        if self.update(change) is None:
-            return
-        before, now = self.seen(), datetime.now(UTC)
-        seen = {name: moment for name, moment in before.items() if name not in names}
-        seen |= {job.job: now for job in jobs if job.state == "running"}
-        if seen != before:
-            write_private(self.path / "seen.json", msgspec.json.encode(seen))
-
-    def seen(self) -> dict[str, datetime]:
-        """Return when each job that ran when it was last seen was seen."""
-        try:
-            return msgspec.json.decode((self.path / "seen.json").read_bytes(), type=dict[str, datetime])
-        except (OSError, ValueError):
-            return {}
+        self.update(change)
 
     def note(self, event: str, **facts: object) -> None:
         """Append a line to the ledger. Raises ConfigError where the disk refuses."""
@@ -283,9 +237,7 @@ class Folder:
     def holder(self) -> str | None:
         """Return which command of this machine holds the cluster, in words; None where none does."""
         with contextlib.suppress(OSError), (self.root / "locks" / self.name).open("rb") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _grab(stream, fcntl.LOCK_SH):
                 return _holder(stream)
         return None
 
@@ -304,7 +256,7 @@ class Folder:
             # Not buffered: what a full disk refuses is not written again at the end.
             stream = open_to_append(path, buffering=0)
         with stream:
-            while not _grab(stream.fileno()):
+            while not _grab(stream, fcntl.LOCK_EX):
                 late_s = time.monotonic() - deadline
                 holder = _holder(stream)
                 if late_s > _UNNAMED_S or (late_s > 0 and holder):
@@ -315,8 +267,7 @@ class Folder:
                     )
                 time.sleep(0.05)
             free_s = time.time() - os.fstat(stream.fileno()).st_mtime
-            stream.seek(0)
-            stream.truncate()
+            stream.truncate(0)
             since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
             me = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": since}
             with contextlib.suppress(OSError):  # the lock holds on a full disk, too: `down` must end the bill
@@ -324,21 +275,22 @@ class Folder:
             try:
                 yield free_s
             finally:
-                stream.seek(0)
-                stream.truncate()
+                stream.truncate(0)
 
 
 def _join_hosts(root: Path) -> None:
-    """Write `ROOT/ssh_config` of the clusters' parts, if it differs. Raises ConfigError."""
-    joined = _joined_hosts(root)
-    if _text(root / "ssh_config") != joined:
-        write_private(root / "ssh_config", joined.encode())
-
-
-def _joined_hosts(root: Path) -> str:
+    """Write `ROOT/ssh_config` of the clusters' parts, one each where a node runs. Raises ConfigError."""
     parts = [_text(part) for part in sorted(root.glob("clusters/*/hosts"))]
     first = f"# Written by awsddp. In ~/.ssh/config, as its first line: Include {root / 'ssh_config'}\n"
-    return "".join((first, *parts))
+    _replace(root / "ssh_config", "".join((first, *parts)))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file if it differs, remove it where `text` is empty. Raises ConfigError."""
+    if not text:
+        path.unlink(missing_ok=True)
+    elif _text(path) != text:
+        write_private(path, text.encode())
 
 
 def _text(path: Path) -> str:
@@ -349,15 +301,16 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _grab(descriptor: int) -> bool:
+def _grab(stream: IO[bytes], kind: int) -> bool:
+    """Take a lock of this kind on a file, and tell whether nobody else holds it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(stream, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _holder(stream: Any) -> str | None:
+def _holder(stream: IO[bytes]) -> str | None:
     """Return who holds a lock; None in the moments in which its holder has not yet or no longer a name."""
     stream.seek(0)
     try:

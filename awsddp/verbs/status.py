@@ -54,10 +54,7 @@ def _idle_left(cluster: ClusterHandle) -> dict[int, int]:
     def hear(node: int, data: bytes) -> None:
         words[node] = words.get(node, b"") + data[:99]
 
-    with (
-        contextlib.suppress(AwsddpError),
-        _connected(cluster) as fleet,
-    ):
+    with contextlib.suppress(AwsddpError), _connected(cluster) as fleet:
         request = (("sh", "-c", _READ_IDLE), b"")
         fleet.stream(dict.fromkeys(fleet.nodes, request), hear, silent_after_s=REACH_S)
     return {node: int(word) for node, word in words.items() if re.fullmatch(rb"\d{1,9}\n", word)}
@@ -128,9 +125,10 @@ def _jobs(ctx: Context, record: Record, cluster: Cluster | None) -> list[dict[st
         return []
     from awsddp.verbs.results import is_owed
 
-    owed, seen = cluster.unfetched if cluster else [], ctx.folder.seen()
+    owed = cluster.unfetched if cluster else []
     return [
-        asdict(job) | {"last_seen": report.iso(seen.get(job.job)), "fetched": not is_owed(ctx, owed, job)}
+        asdict(job)
+        | {"last_seen": report.iso(record.seen.get(job.job)), "fetched": not is_owed(ctx, owed, job)}
         for job in record.jobs
     ]
 
