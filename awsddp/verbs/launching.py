@@ -1,9 +1,8 @@
 """From a plan to instances: over zones, types, regions and markets, with retries on request."""
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from awsddp.cluster import Node
@@ -58,16 +57,6 @@ def _plan_in(cluster: ClusterHandle, region: str, facts: Facts) -> LaunchPlan | 
         return error
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Launch:
-    """What all attempts of one round share: the cluster's id, its keys, when it began."""
-
-    cluster_id: str
-    now: datetime
-    host_key: str
-    secrets: dict[str, str]
-
-
 def launch(cluster: ClusterHandle, plan: LaunchPlan, *, now: datetime | None = None) -> tuple[Node, ...]:
     """Create the key, the groups and the instances; each step is recorded before it is taken.
 
@@ -82,9 +71,8 @@ def launch(cluster: ClusterHandle, plan: LaunchPlan, *, now: datetime | None = N
     cluster_id = cluster.known.id if cluster.known else secrets.token_hex(4)
     for pause in growing(FIRST_PAUSE_S, MOST_PAUSE_S):
         begun = now or datetime.now(UTC).replace(microsecond=0)
-        shared = _Launch(cluster_id=cluster_id, now=begun, **_keys(ctx, plan, begun))
         try:
-            return _round(cluster, plan, shared)
+            return _round(cluster, plan, *_values(ctx, plan, cluster_id, begun))
         except CapacityError as error:
             if not ctx.spec.capacity.retry_until_up:
                 raise
@@ -93,7 +81,7 @@ def launch(cluster: ClusterHandle, plan: LaunchPlan, *, now: datetime | None = N
     raise AssertionError("growing() never ends")
 
 
-def _round(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple[Node, ...]:
+def _round(cluster: ClusterHandle, plan: LaunchPlan, values: Values, host_key: str) -> tuple[Node, ...]:
     """Try the plan and its alternatives once."""
     from awsddp.aws.instances import NEXT_ZONE
     from awsddp.aws.refusals import Refused
@@ -102,26 +90,23 @@ def _round(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple[N
     failures: list[AwsddpError] = []
     for one in (plan, *plan.alternatives):
         if one.region != cluster.aws.region:
-            _clean_up(cluster, shared)
+            _clean_up(cluster, values)
             cluster.gateway = aws_of(ctx, replace(cluster.target, region=one.region), login=cluster.aws)
         try:
-            return _attempt(cluster, one, shared)
-        except CapacityError as error:
+            return _attempt(cluster, one, values, host_key)
+        except (CapacityError, Refused) as error:
+            if isinstance(error, Refused) and error.code not in NEXT_ZONE:
+                if error.kind != "unavailable":
+                    _clean_up(cluster, values)
+                raise
             failures.append(error)
-        except Refused as refusal:
-            if refusal.kind == "unavailable":
-                raise
-            if refusal.code not in NEXT_ZONE:
-                _clean_up(cluster, shared)
-                raise
-            failures.append(refusal)
         ctx.say(failures[-1].message)
-    _clean_up(cluster, shared)
+    _clean_up(cluster, values)
     raise _no_capacity(failures)
 
 
-def _keys(ctx: Context, plan: LaunchPlan, now: datetime) -> dict[str, Any]:
-    """Return the keys of one launch: the temporary host key, and the secrets of the requests."""
+def _values(ctx: Context, plan: LaunchPlan, cluster_id: str, now: datetime) -> tuple[Values, str]:
+    """Return what all attempts of one round send, and the temporary host key that their nodes have."""
     from awsddp.nodes.hostkeys import make_key
     from awsddp.nodes.user_data import user_data
 
@@ -133,24 +118,21 @@ def _keys(ctx: Context, plan: LaunchPlan, now: datetime) -> dict[str, Any]:
         expires_at=now + timedelta(seconds=expires_s),
         idle_s=idle_seconds(ctx.spec.cluster.idle),
     )
-    return {
-        "host_key": host_key.public,
-        "secrets": {"public_key": _login_key(ctx), "user_data": data},
-    }
+    secrets = {"public_key": _login_key(ctx), "user_data": data}
+    return Values(ids=names(ctx.spec.name, cluster_id), secrets=secrets, now=now), host_key.public
 
 
-def _attempt(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> tuple[Node, ...]:
+def _attempt(cluster: ClusterHandle, plan: LaunchPlan, values: Values, host_key: str) -> tuple[Node, ...]:
     from awsddp.aws import instances
     from awsddp.aws.access import ensure_access
 
     ctx, aws = cluster.ctx, cluster.aws
-    record = _record(cluster, plan, shared)
+    record = _record(cluster, plan, values)
     _write(ctx.folder, record)
-    values = Values(ids=names(plan.cluster, record.id), secrets=shared.secrets, now=shared.now)
     group = ensure_access(aws, plan, values, on_event=ctx.on_event)
 
     def write_intent(intent: dict[str, Any]) -> None:
-        _write(ctx.folder, replace(record, intent={**intent, "host_key": shared.host_key}))
+        _write(ctx.folder, replace(record, intent={**intent, "host_key": host_key}))
 
     values = replace(values, ids={**values.ids, "security_group": group})
     nodes = instances.launch(aws, plan, values, write_intent=write_intent, on_event=ctx.on_event)
@@ -165,13 +147,13 @@ def _write(folder: Folder, record: Record) -> None:
     """Write the record of a launch, with the jobs that other commands have started meanwhile."""
 
     def change(now: Record) -> Record:
-        return replace(record, jobs=now.jobs if now.id == record.id else record.jobs)
+        return replace(record, jobs=now.jobs, seen=now.seen) if now.id == record.id else record
 
     if folder.update(change) is None:
         folder.write(record)
 
 
-def _clean_up(cluster: ClusterHandle, shared: _Launch) -> None:
+def _clean_up(cluster: ClusterHandle, values: Values) -> None:
     """Delete what a failed launch created in a region; leftovers are reported.
 
     The folder then has its previous record.
@@ -183,7 +165,7 @@ def _clean_up(cluster: ClusterHandle, shared: _Launch) -> None:
     if record is not None:
         _write(ctx.folder, cluster.known or replace(record, intent=None, asked={}))
     for one in find_clusters(aws, ctx.spec.name, record.owner if record else aws.identity().user_id):
-        if one.id == shared.cluster_id and not one.live:
+        if one.id == values.ids["cluster_id"] and not one.live:
             for left in cluster.end(one).leftovers:
                 ctx.say(f"left in {aws.region}: {left}")
 
@@ -199,15 +181,15 @@ def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
     )
 
 
-def _record(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> Record:
+def _record(cluster: ClusterHandle, plan: LaunchPlan, values: Values) -> Record:
     before = cluster.known
     return Record(
-        id=shared.cluster_id,
+        id=values.ids["cluster_id"],
         owner=plan.owner,
         account=cluster.aws.identity().account,
         target=replace(cluster.target, region=plan.region),
-        created=shared.now,
-        expires=shared.now + timedelta(seconds=plan.expires_s),
+        created=values.now,
+        expires=values.now + timedelta(seconds=plan.expires_s),
         instance_type=plan.instance_type,
         nodes=plan.nodes,
         gpus_per_node=plan.kind.gpus,
@@ -219,7 +201,6 @@ def _record(cluster: ClusterHandle, plan: LaunchPlan, shared: _Launch) -> Record
         asked=remembered(cluster.ctx.spec),
         prepared=before.prepared if before else (),
         addresses=before.addresses if before else {},
-        jobs=before.jobs if before else (),
     )
 
 
@@ -231,7 +212,9 @@ def _login_key(ctx: Context) -> str:
     from awsddp.nodes.hostkeys import make_key
 
     if ctx.spec.access.key is not None:
-        _point_to(ctx.folder.key, own_key_file(ctx.spec))
+        make_folder(ctx.folder.path)
+        ctx.folder.key.unlink(missing_ok=True)
+        ctx.folder.key.symlink_to(own_key_file(ctx.spec))
         return ""
     public = ctx.folder.path / "key.pub"
     if not (ctx.folder.key.exists() and public.exists()):
@@ -239,9 +222,3 @@ def _login_key(ctx: Context) -> str:
         write_private(ctx.folder.key, made.private.encode())
         write_private(public, made.public.encode() + b"\n")
     return public.read_text(encoding="utf-8").strip()
-
-
-def _point_to(link: Path, own: Path) -> None:
-    make_folder(link.parent)
-    link.unlink(missing_ok=True)
-    link.symlink_to(own)
