@@ -78,7 +78,7 @@ def changes(cluster: ClusterHandle, facts: Facts, *, now: datetime) -> Convergen
         spent_usd=bill.cost_usd if bill else None,
         rate=_rate(cluster, facts, own),
         impaired=impaired(cluster.aws, own.live),
-        others=tuple(one for one in cluster.all_listed if one.id != record.id and one.live),
+        others=tuple(_others(cluster)),
     )
     return converge(cluster.ctx.spec, standing, image_id=facts.image.id, callers=facts.callers, now=now)
 
@@ -122,14 +122,20 @@ def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[N
     to terminate, NodeError if its results cannot be fetched, and what a launch raises. An interrupted call
     continues when run again.
     """
+    from awsddp.aws.access import move_ssh
+
     ctx, record = cluster.ctx, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
     change = changes(cluster, facts, now=now)
     if facts.image.has_hosts and ctx.spec.network.jump != record.asked.get(JUMP):
         reach_jump(ctx)
-    _open_ssh(cluster, change)
+    own = own_or_empty(cluster)
+    for step in change.of("open"):
+        assert own.group is not None, "only an open group can be opened elsewhere"
+        ctx.say(str(step))
+        move_ssh(cluster.aws, own.group, change.spec.network.ssh_cidr, on_event=ctx.on_event)
     plan = plan_of(cluster, change) if change.numbers else None
-    ending = _ending(cluster, change)
+    ending, others = _named("end", change, own.live), _others(cluster)
     # A launch writes its own size down, once AWS is asked for it: one that is refused changes nothing.
     size = change.spec.cluster.nodes if plan is None else min(record.nodes, change.spec.cluster.nodes)
     changed: dict[str, Any] = {
@@ -140,8 +146,8 @@ def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[N
         "asked": record.asked | {key: value for key, value in remembered(ctx.spec).items() if key in _REACH},
     }
     if change.needs_consent:
-        _refuse_running(cluster, ending)
-        _refuse_others(cluster, change)
+        _refuse_running(cluster, own, ending)
+        _refuse_others(others)
         confirm(plan or _question(cluster, replace(record, **changed), change))
     cluster.remember(**changed)
     if change.expires != record.expires:
@@ -150,33 +156,23 @@ def reconcile(cluster: ClusterHandle, facts: Facts, confirm: Confirm) -> tuple[N
         if step.do in ("end", "start") or (step.do == "expire" and step.why):
             ctx.say(str(step))
     if ending:
-        _end(cluster, ending)
-    for other in _others(cluster, change):
+        _end(cluster, own, ending)
+    for other in others:
         cluster.end(other)
-    _start(cluster, change)
+    _start(cluster, _named("start", change, change.nodes))
     new = () if plan is None else launch(cluster, plan, now=now)
     return tuple(sorted((*change.nodes, *new), key=lambda node: node.node)) if new else change.nodes
 
 
-def _open_ssh(cluster: ClusterHandle, change: Convergence) -> None:
-    from awsddp.aws.access import move_ssh
-
-    ctx, own = cluster.ctx, cluster.own
-    for step in change.of("open"):
-        assert own is not None and own.group is not None, "only an open group can be opened elsewhere"
-        ctx.say(str(step))
-        move_ssh(cluster.aws, own.group, change.spec.network.ssh_cidr, on_event=ctx.on_event)
+def _named(do: str, change: Convergence, nodes: Sequence[Node]) -> list[Node]:
+    """Return those of `nodes` that the steps of one kind name."""
+    keys = {key for step in change.of(do) for key in step.instances}
+    return [node for node in nodes if node.instance_id in keys]
 
 
-def _ending(cluster: ClusterHandle, change: Convergence) -> tuple[Node, ...]:
-    gone = {key for step in change.of("end") for key in step.instances}
-    return tuple(node for node in (cluster.own.live if cluster.own else ()) if node.instance_id in gone)
-
-
-def _others(cluster: ClusterHandle, change: Convergence) -> list[Cluster]:
-    """Return the clusters of the same name that are ended."""
-    ids = {step.value for step in change.of("end") if step.value}
-    return [other for other in cluster.all_listed if other.id in ids]
+def _others(cluster: ClusterHandle) -> list[Cluster]:
+    """Return the living clusters of the same name, which another machine made and `up` ends."""
+    return [one for one in cluster.all_listed if one.id != cluster.record.id and one.live]
 
 
 def _price(record: Record, nodes: int) -> float | None:
@@ -196,10 +192,10 @@ def _question(cluster: ClusterHandle, record: Record, change: Convergence) -> st
     )
 
 
-def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
+def _refuse_running(cluster: ClusterHandle, own: Cluster, ending: Sequence[Node]) -> None:
     """Refuse to terminate nodes on which a job runs, or whose results cannot be fetched first."""
     owed = unfetched_jobs(ending)
-    if not owed or cluster.own is None:
+    if not owed:
         return
     names = ", ".join(node_name(node.node) for node in ending)
     off = [node_name(node.node) for node in ending if node.unfetched and node.state != "running"]
@@ -210,11 +206,10 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
             f"awsddp up --nodes {cluster.record.nodes} && awsddp fetch   # first\n"
             "awsddp down --discard   # or end all",
         )
-    with cluster.connect(reachable(cluster.own.live), partial=True) as fleet:
+    with cluster.connect(reachable(own.live), partial=True) as fleet:
         lost = [node_name(node.node) for node in ending if node.unfetched and node.node in fleet.failures]
-        running = [
-            job.job for job in cluster.jobs() if job.state in ACTIVE and is_owed(cluster.ctx, owed, job)
-        ]
+        owing = [job for job in cluster.jobs() if is_owed(cluster.ctx, owed, job)]
+    running = [job.job for job in owing if job.state in ACTIVE]
     if running:
         raise ConfigError(
             f"{names} cannot be ended: job {', '.join(running)} runs there",
@@ -229,8 +224,8 @@ def _refuse_running(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
         )
 
 
-def _refuse_others(cluster: ClusterHandle, change: Convergence) -> None:
-    for other in _others(cluster, change):
+def _refuse_others(others: Sequence[Cluster]) -> None:
+    for other in others:
         if other.unfetched:
             raise ConfigError(
                 f"a second cluster {other.name} ({other.id}) holds results of {', '.join(other.unfetched)}",
@@ -239,15 +234,15 @@ def _refuse_others(cluster: ClusterHandle, change: Convergence) -> None:
             )
 
 
-def _end(cluster: ClusterHandle, ending: Sequence[Node]) -> None:
+def _end(cluster: ClusterHandle, own: Cluster, ending: Sequence[Node]) -> None:
     """Fetch the nodes' unfetched results, terminate them, and forget them."""
     from awsddp.aws.teardown import end_nodes, give_up
     from awsddp.nodes import hostkeys
 
     ctx, folder, record = cluster.ctx, cluster.ctx.folder, cluster.record
     owed = unfetched_jobs(ending)
-    if owed and cluster.own is not None:
-        cluster.use(reachable(cluster.own.live), of=cluster.own.live)
+    if owed:
+        cluster.use(reachable(own.live), of=own.live)
         with cluster.connect():
             for job in cluster.jobs():
                 if is_owed(ctx, owed, job):
@@ -269,13 +264,12 @@ def _forget_prepared(cluster: ClusterHandle, instance_ids: set[str]) -> None:
     cluster.remember(prepared=tuple(one for one in record.prepared if one.instance_id not in instance_ids))
 
 
-def _start(cluster: ClusterHandle, change: Convergence) -> None:
+def _start(cluster: ClusterHandle, off: Sequence[Node]) -> None:
     """Start what is stopped. Its address changes, so it is prepared anew, and gets the new expiry there."""
     from awsddp.aws.power import start
 
-    keys = {key for step in change.of("start") for key in step.instances}
-    off = [node for node in change.nodes if node.instance_id in keys]
     if off:
+        keys = {node.instance_id for node in off}
         _forget_prepared(cluster, keys)
         start(cluster.aws, off)
         record = cluster.record
