@@ -25,7 +25,7 @@ from awsddp.state import Folder, home
 from awsddp.verbs.advice import global_words_of, named
 from awsddp.verbs.cancel import cancel
 from awsddp.verbs.cluster import ClusterHandle, choose_job
-from awsddp.verbs.context import Context
+from awsddp.verbs.context import Context, target_of
 from awsddp.verbs.down import down
 from awsddp.verbs.jobs import known_jobs
 from awsddp.verbs.logs import logs
@@ -362,8 +362,7 @@ def _consent(
     context: Context, limit: float | None, agreed: Plan | None
 ) -> Callable[[LaunchPlan | str], None]:
     """Return what `up` calls before it launches or ends machines. It raises UsageError without consent."""
-    record = context.folder.read()
-    is_local = context.local or (record is not None and record.target.name == "local")
+    is_local = target_of(context, context.folder.read()).name == "local"
 
     def confirm(change: LaunchPlan | str) -> None:
         price = None if isinstance(change, str) else change.price_usd_per_hour

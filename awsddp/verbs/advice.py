@@ -76,11 +76,11 @@ def train_again(ctx: Context, job: Job, changes: Mapping[str, object]) -> str:
 
     `run` ends its cluster: then it is a `run` with the cluster's options that were typed.
     """
-    words = global_words_of(ctx, is_kept=ctx.verb != "run")
-    words += [ctx.verb]
+    words = [*global_words_of(ctx, is_kept=ctx.verb != "run"), ctx.verb]
     if ctx.verb == "run":
         words += _typed(ctx, "cluster", "network", "access", "capacity", "tags")
-    return shlex.join(["awsddp", *words, *job_words(job, changes, variables=_plain_variables(ctx))])
+    plain = {name: value for name, value in ctx.job.env.variables.items() if not SECRET.search(name)}
+    return shlex.join(["awsddp", *words, *job_words(job, changes, variables=plain)])
 
 
 def job_words(
@@ -113,8 +113,3 @@ def _typed(ctx: Context, *sections: str) -> list[str]:
         if source == OPTION and key.partition(".")[0] in sections and key not in (*NOT_SHOWN, *_ELSEWHERE)
         for word in option_words(key, value)
     ]
-
-
-def _plain_variables(ctx: Context) -> dict[str, str]:
-    """Return the variables of this command's job whose names do not look like a secret's."""
-    return {name: value for name, value in ctx.job.env.variables.items() if not SECRET.search(name)}

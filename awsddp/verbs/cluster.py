@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster import ACTIVE, ENDED, Cluster, Job, Node, Prepared, Target, unfetched_jobs
@@ -42,6 +41,8 @@ FRESH_S = 2.0
 # Terminated instances are listed for about as long: until then one that is not listed is not listed yet.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 LISTED = timedelta(hours=1)
+OFF = ("stopping", "stopped")
+"""EC2's states of an instance that `up` starts."""
 _NEWEST = 5
 """How many jobs are named where one is not found."""
 
@@ -77,31 +78,6 @@ class ClusterHandle:
     connections: "Fleet | None" = None
 
     @classmethod
-    def of(
-        cls,
-        ctx: Context,
-        aws: "Aws",
-        target: Target,
-        record: Record | None,
-        clusters: Sequence[Cluster],
-        *,
-        searched: tuple[str, ...] = (),
-    ) -> "ClusterHandle":
-        """Return the handle for what AWS lists by this name and owner: the record's own cluster first."""
-        own = (one for one in clusters if record is not None and one.id == record.id)
-        listed = next(own, clusters[0] if clusters else None)
-        others = tuple(one for one in clusters if one is not listed)
-        return cls(
-            ctx=ctx,
-            target=target,
-            gateway=aws,
-            known=record,
-            listed=listed,
-            others=others,
-            searched=searched,
-        )
-
-    @classmethod
     @contextlib.contextmanager
     def find(
         cls, ctx: Context, *, newer: bool = False, whole: bool = False, everywhere: bool = True
@@ -116,12 +92,9 @@ class ClusterHandle:
         """
         record = ctx.folder.read(newer=newer)
         with contextlib.ExitStack() as stack:
-            if record is not None:
-                cluster = _search_recorded(ctx, record, stack, whole=whole)
-                with cluster.naming_ended():
-                    yield cluster
-            else:
-                yield _search_unrecorded(ctx, stack, whole=whole, everywhere=everywhere)
+            cluster = _search(ctx, record, stack, whole=whole, everywhere=everywhere)
+            with cluster.naming_ended():
+                yield cluster
 
     @classmethod
     @contextlib.contextmanager
@@ -130,8 +103,8 @@ class ClusterHandle:
 
         Raises NotFoundError, NodeError, CloudError.
         """
-        with naming_holder(ctx), _preconnected(ctx) as preconnect, cls.find(ctx) as cluster:
-            cluster.preconnect, cluster.nodes = preconnect, cluster.ready_nodes(node)
+        with _preconnected(ctx) as cluster:
+            cluster.nodes = cluster.ready_nodes(node)
             yield cluster
 
     @classmethod
@@ -141,12 +114,16 @@ class ClusterHandle:
 
         Raises NotFoundError, CloudError, NoNodes where there are none.
         """
-        with naming_holder(ctx), _preconnected(ctx) as preconnect, cls.find(ctx) as cluster:
+        with _preconnected(ctx) as cluster:
             living = cluster.login_nodes()
-            cluster.preconnect = preconnect
             cluster.use([node for node in reachable(living) if cluster.is_prepared(node)], of=living)
             if not cluster.nodes:
-                raise cluster.no_nodes(living)
+                why = ", ".join(map(cluster.state_of, living))
+                next = "awsddp up   # start or finish it"
+                error = NoNodes(f"no node of cluster {ctx.spec.name} can be reached", why, next)
+                if all(node.state in OFF for node in living):
+                    error.stopped = tuple(unfetched_jobs(living))
+                raise error
             yield cluster
 
     @property
@@ -216,10 +193,27 @@ class ClusterHandle:
 
     # What exists.
 
-    def wait_until_listed(self) -> Cluster | None:
-        """Return the record's own cluster once AWS lists every instance that was prepared within the hour.
+    def look(self, *, owner: str | None = None, whole: bool = True) -> None:
+        """Read what AWS lists now by this name and owner, the record's own cluster first.
 
-        Waits for two minutes, and searches again only if something was missing. Raises CloudError.
+        The owner is that of the record, else the caller. If not `whole`, one call lists the nodes, and
+        the rest is read only where no node lives. Raises CloudError.
+        """
+        from awsddp.aws.clusters import find_clusters, glance
+
+        record, name = self.known, self.ctx.spec.name
+        owner = owner or (record.owner if record else self.aws.identity().user_id)
+        known = record.remembered if record else None
+        clusters = () if whole else glance(self.aws, name, owner, remembered=known)
+        clusters = clusters or find_clusters(self.aws, name, owner, remembered=known)
+        own = [one for one in clusters if record is not None and one.id == record.id]
+        self.listed = next(iter((*own, *clusters)), None)
+        self.others = tuple(one for one in clusters if one is not self.listed)
+
+    def wait_until_listed(self) -> None:
+        """Wait for up to two minutes until AWS lists every instance that was prepared within the hour.
+
+        Looks again only if something was missing. Raises CloudError.
         """
         from awsddp.aws.clusters import by_id, describe
         from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
@@ -228,24 +222,16 @@ class ClusterHandle:
         missing = {one.instance_id for one in record.prepared}
         missing -= {node.instance_id for node in own.nodes} if own else set()
         if not missing or CLOCK.now() - record.created > LISTED:
-            return own
+            return
         # A cloud that brings its own keys knows its caller for as long as it lives: this is another one.
         if record.target.access_key_id is not None and record.owner != self.aws.identity().user_id:
-            return own
+            return
 
-        def look() -> bool | None:
+        def found() -> bool | None:
             return True if len(describe(self.aws, by_id(*missing))) == len(missing) else None
 
-        poll(look, deadline_s=VISIBLE_S)
-        return self.list_own()
-
-    def list_own(self) -> Cluster | None:
-        """Return what AWS lists now of the record's own cluster. Raises CloudError."""
-        from awsddp.aws.clusters import find_clusters
-
-        record = self.record
-        clusters = find_clusters(self.aws, self.ctx.spec.name, record.owner, remembered=record.remembered)
-        return next((one for one in clusters if one.id == record.id), None)
+        poll(found, deadline_s=VISIBLE_S)
+        self.look()
 
     @contextlib.contextmanager
     def naming_ended(self) -> Iterator[None]:
@@ -268,7 +254,7 @@ class ClusterHandle:
     def require_live(self) -> Cluster:
         """Return what AWS lists of a cluster that has nodes. Raises NotFoundError, CloudError."""
         if self.gateway and self.known and (self.own is not None or self.listed is None):
-            self.listed = self.wait_until_listed()
+            self.wait_until_listed()
         if self.listed is None or not self.listed.live:
             self.refuse_sessions()
             name, searched = self.ctx.spec.name, ", ".join(self.searched)
@@ -280,15 +266,12 @@ class ClusterHandle:
         """Raise NotFoundError that names the clusters of this name by other sessions of the caller's role."""
         if not self.sessions:
             return
-        name, names = self.ctx.spec.name, [one.owner.partition(":")[2] for one in self.sessions]
-        made = [
-            f"{self.machines(one)}, made by {session}"
-            for one, session in zip(self.sessions, names, strict=True)
-        ]
+        made = [(one.owner.partition(":")[2], self.machines(one)) for one in self.sessions]
         raise NotFoundError(
-            f"no cluster {name} of this login; another session of your role has one, which costs money",
-            "\n".join(made),
-            f"role_session_name = {names[0]} in the AWS profile makes it yours; then: awsddp down\n"
+            f"no cluster {self.ctx.spec.name} of this login; another session of your role has one, which "
+            "costs money",
+            "\n".join(f"{machines}, made by {session}" for session, machines in made),
+            f"role_session_name = {made[0][0]} in the AWS profile makes it yours; then: awsddp down\n"
             "awsddp status --all   # what it costs",
         )
 
@@ -309,7 +292,7 @@ class ClusterHandle:
         Raises NotFoundError or NodeError, CloudError.
         """
         name, nodes = self.ctx.spec.name, self.login_nodes()
-        if all(node.state in ("stopped", "stopping") for node in nodes):
+        if all(node.state in OFF for node in nodes):
             raise NodeError(f"cluster {name} is stopped", "", "awsddp up   # start it")
         chosen, living = choose_nodes(nodes, number), {node.instance_id for node in nodes}
         why = [
@@ -321,15 +304,6 @@ class ClusterHandle:
         if why:
             raise NodeError(f"cluster {name} is not ready", ", ".join(why), "awsddp up   # finish it")
         return nodes
-
-    def no_nodes(self, nodes: Sequence[Node]) -> NoNodes:
-        """Return the error that none of these nodes can be reached now."""
-        why = ", ".join(map(self.state_of, nodes))
-        name, advice = self.ctx.spec.name, "awsddp up   # start or finish it"
-        error = NoNodes(f"no node of cluster {name} can be reached", why, advice)
-        if all(node.state in ("stopping", "stopped") for node in nodes):
-            error.stopped = tuple(unfetched_jobs(nodes))
-        return error
 
     def end(self, cluster: Cluster) -> "Teardown":
         """End everything of a listed cluster. Raises CloudError."""
@@ -392,7 +366,7 @@ class ClusterHandle:
             raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
         self.publish()
         addresses = {node.instance_id: str(node.address) for node in chosen}
-        return _endpoints(self.record, chosen, addresses, jump=jump_of(self.ctx, self.record))
+        return _endpoints(self.record, chosen, addresses, jump=self.login()["jump"])
 
     def publish(self) -> None:
         """Write where all nodes are, to the record and the ssh_config. Raises ConfigError."""
@@ -407,11 +381,11 @@ class ClusterHandle:
         def entries(prefix: str) -> str:
             record = self.ctx.folder.read() or self.record
             # What AWS did not list when this command looked, another one has launched and prepared since.
-            newer = [one for one in record.prepared if one.instance_id not in seen]
-            both: tuple[Node | Prepared, ...] = (*newer, *reachable(listed))
-            nodes = {one.node: one for one in both}
-            chosen = [nodes[number] for number in sorted(nodes)]
-            endpoints = _endpoints(record, chosen, {**record.addresses, **running}, jump=login["jump"])
+            newer = {one.node: one for one in record.prepared if one.instance_id not in seen}
+            nodes = newer | {node.node: node for node in reachable(listed)}
+            addresses = {**record.addresses, **running}
+            chosen = [node for _, node in sorted(nodes.items())]
+            endpoints = _endpoints(record, chosen, addresses, jump=login["jump"])
             return ssh_config(endpoints, **login, prefix=prefix) if endpoints else ""
 
         self.ctx.folder.publish(entries)
@@ -532,27 +506,21 @@ class ClusterHandle:
         job.results_limit `ctx.agree` decides. Raises Unfetched where something that the job made stays on the
         nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full.
         """
-        from awsddp.verbs.results import results_dir
-        from awsddp.verbs.selecting import Unfetched
-
         lost = self.still_missing(job)
         job = replace(job, missing=tuple(lost))
         with self.ctx.folder.lock("fetch", part="results", wait_s=FETCH_S):
             self.ctx.folder.remember(job)
-            try:
-                return self._fetch(job, results_dir(self.ctx, job.job))
-            except Unfetched as error:
-                error.why = "\n".join((error.why, *lost.values()))
-                raise
+            return self._fetch(job, lost)
 
-    def _fetch(self, job: Job, folder: Path) -> "dict[int, Fetched]":
+    def _fetch(self, job: Job, lost: Mapping[int, str]) -> "dict[int, Fetched]":
         from awsddp.aws.poweroff import release, unfetched_of
         from awsddp.jobs.results import encode
         from awsddp.nodes.results import pull
         from awsddp.verbs.requests import holders
-        from awsddp.verbs.results import draw_loss, older_jobs
+        from awsddp.verbs.results import draw_loss, older_jobs, results_dir
         from awsddp.verbs.selecting import say_growing, select, unfetched
 
+        folder = results_dir(self.ctx, job.job)
         nodes, began = holders(self.fleet, job), time.monotonic()
         held = [node for node in self.nodes if node.node in nodes]
         tagged = soon(unfetched_of, self.aws, held) if held and job.state not in ACTIVE else None
@@ -576,7 +544,9 @@ class ClusterHandle:
         draw_loss(folder)
         say_growing(self.ctx, job, selected.growing)
         if selected.owed:
-            raise unfetched(job, selected)
+            error = unfetched(job, selected)
+            error.why = "\n".join((error.why, *lost.values()))
+            raise error
         if tagged is not None:
             with self._tags() as free_s:
                 # A file's time is up to 10 ms late.
@@ -661,12 +631,12 @@ def naming_holder(ctx: Context) -> Iterator[None]:
     try:
         yield
     except (NodeError, NotFoundError) as error:
-        holder = ctx.folder.holder()
+        holder, why = ctx.folder.holder(), ""
         if holder is not None:
-            error.why = "\n".join(filter(None, (error.why, f"{holder} is changing the cluster")))
+            why = f"{holder} is changing the cluster"
         elif isinstance(error, NodeError) and ctx.folder.read(newer=True) is None:  # it had a record before
-            error.why = "\n".join(filter(None, (error.why, "another command has terminated the cluster")))
-            error.next = _creates(ctx)
+            why, error.next = "another command has terminated the cluster", _creates(ctx)
+        error.why = "\n".join(filter(None, (error.why, why)))
         raise
 
 
@@ -695,84 +665,66 @@ def _endpoints(
 
 
 @contextlib.contextmanager
-def _preconnected(ctx: Context) -> "Iterator[Preconnect | None]":
-    """Begin to connect to the nodes at their last known addresses, unless that is over a jump host.
+def _preconnected(ctx: Context) -> Iterator[ClusterHandle]:
+    """Find the cluster, and begin to connect to its last known addresses, unless that is over a jump host.
 
     What AWS says decides what is used.
     """
     from awsddp.nodes.preconnect import Preconnect
 
     preconnect = None
-    with contextlib.suppress(OSError, ConfigError):
-        record = ctx.folder.read()
-        if record is not None and jump_of(ctx, record) is None:
-            endpoints = _endpoints(record, record.prepared, record.addresses)
-            preconnect = Preconnect(endpoints, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
-    try:
-        yield preconnect
-    finally:
-        if preconnect is not None:
-            preconnect.close()
+    with naming_holder(ctx), contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ConfigError):
+            record = ctx.folder.read()
+            if record is not None and jump_of(ctx, record) is None:
+                endpoints = _endpoints(record, record.prepared, record.addresses)
+                preconnect = Preconnect(endpoints, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
+                stack.callback(preconnect.close)
+        cluster = stack.enter_context(ClusterHandle.find(ctx))
+        cluster.preconnect = preconnect
+        yield cluster
 
 
 # The search.
 
 
-def _search_recorded(
-    ctx: Context, record: Record, stack: contextlib.ExitStack, *, whole: bool
+def _search(
+    ctx: Context, record: Record | None, stack: contextlib.ExitStack, *, whole: bool, everywhere: bool
 ) -> ClusterHandle:
-    """Search the place that the record names, and no other."""
-    target = target_of(ctx, record)
-    if target.name == "local":
-        opened = local.opened(
-            ctx.home, ctx.on_event, start=False, ending=whole, remembered=target.daemon_home
-        )
-        running = stack.enter_context(opened)
-        if running is None:
-            return ClusterHandle(ctx=ctx, target=target, known=record)
-        target = running
-    try:
-        return _search(ctx, record, target, (target.place,), whole=whole)
-    except CloudError as error:
-        profile = ctx.spec.cluster.profile
-        if _no_account(error) and profile not in (None, target.profile):
-            error.next = f"awsddp --profile {profile} status   # it was made with other credentials"
-        raise
-
-
-def _search_unrecorded(
-    ctx: Context, stack: contextlib.ExitStack, *, whole: bool, everywhere: bool
-) -> ClusterHandle:
-    """Search the running local cloud, the given or configured region, then every other region."""
-    nearest: ClusterHandle | None = None
+    """Search the place that the record names, and no other; without a record the nearest places first."""
+    place = Target(name="local") if record is None else target_of(ctx, record)
+    nearest = ClusterHandle(ctx=ctx, target=place, known=record)
     searched: tuple[str, ...] = ()
-    for target in _targets(ctx, stack, ending=whole):
+    for target in _places(ctx, record, stack, ending=whole):
         searched = (*searched, target.place)
         try:
-            nearest = _search(ctx, None, target, searched, whole=whole)
+            nearest = _search_in(ctx, record, target, searched, whole=whole or record is None)
         except (CloudError, ConfigError) as error:
-            if not _no_account(error) or not (nearest or _ended_here(ctx)):
+            nothing_here = nearest.gateway is not None or _ended_here(ctx)
+            if record is not None or not (_no_account(error) and nothing_here):
                 raise
             break
         if nearest.listed is not None:
             return nearest
-    if nearest is None:
-        return ClusterHandle(ctx=ctx, target=Target(name="local"))
-    return _search_regions(nearest) if everywhere else nearest
+    return _search_regions(nearest) if everywhere and record is None else nearest
 
 
-def _targets(ctx: Context, stack: contextlib.ExitStack, *, ending: bool) -> Iterator[Target]:
-    """Yield the places to search where nothing is remembered, nearest first."""
-    requested = ctx.spec.cluster
-    if not (requested.region or requested.profile):
-        running = stack.enter_context(local.opened(ctx.home, ctx.on_event, start=False, ending=ending))
-        if running is not None:
+def _places(
+    ctx: Context, record: Record | None, stack: contextlib.ExitStack, *, ending: bool
+) -> Iterator[Target]:
+    """Yield the places to search, nearest first; a local cloud only where it runs."""
+    place, requested = target_of(ctx, record), ctx.spec.cluster
+    if place.name == "local" or not (record or requested.region or requested.profile):
+        opened = local.opened(
+            ctx.home, ctx.on_event, start=False, ending=ending, remembered=place.daemon_home
+        )
+        if (running := stack.enter_context(opened)) is not None:
             yield running
-    if not ctx.local:
-        yield Target(region=requested.region, profile=requested.profile)
+    if place.name != "local":
+        yield place
 
 
-def _search(
+def _search_in(
     ctx: Context,
     record: Record | None,
     target: Target,
@@ -781,17 +733,14 @@ def _search(
     whole: bool = True,
     login: "Aws | None" = None,
 ) -> ClusterHandle:
-    from awsddp.aws.clusters import find_clusters, glance, of_other_sessions
+    from awsddp.aws.clusters import of_other_sessions
 
     aws = aws_of(ctx, target, login=login)
-    owner = record.owner if record else aws.identity().user_id
-    known = record.remembered if record else None
-    clusters = () if whole or record is None else glance(aws, ctx.spec.name, owner, remembered=known)
-    clusters = clusters or find_clusters(aws, ctx.spec.name, owner, remembered=known)
-    cluster = ClusterHandle.of(ctx, aws, target, record, clusters, searched=searched)
+    cluster = ClusterHandle(ctx=ctx, target=target, gateway=aws, known=record, searched=searched)
+    cluster.look(whole=whole)
     if record is not None and cluster.own is None:
         check_account(ctx, aws, record)
-    if not clusters:
+    if cluster.listed is None:
         cluster.sessions = of_other_sessions(aws, ctx.spec.name, aws.identity().user_id)
     return cluster
 
@@ -808,7 +757,7 @@ def _search_regions(nearest: ClusterHandle) -> ClusterHandle:
     searched = (*nearest.searched, *regions)
 
     def search(region: str) -> ClusterHandle:
-        return _search(ctx, None, replace(nearest.target, region=region), searched, login=aws)
+        return _search_in(ctx, None, replace(nearest.target, region=region), searched, login=aws)
 
     everywhere = each(search, regions)
     sessions = tuple(one for cluster in (nearest, *everywhere) for one in cluster.sessions)

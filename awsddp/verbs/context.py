@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -101,12 +100,17 @@ def own_key_file(spec: ClusterSpec) -> Path:
     return Path(str(spec.access.key_file)).expanduser().absolute()
 
 
-def target_of(ctx: Context, record: Record) -> Target:
+def target_of(ctx: Context, record: Record | None) -> Target:
     """Return the place that a record names; no setting moves it, and only --profile changes who logs in.
 
-    Raises ConfigError where the command line names another place.
+    Without a record it is the place that is set now. Raises ConfigError where the command line names another
+    place than the record.
     """
-    target, requested, typed = record.target, ctx.spec.cluster, ctx.spec.from_cli
+    requested, typed = ctx.spec.cluster, ctx.spec.from_cli
+    if record is None:
+        here = Target(region=requested.region, profile=requested.profile)
+        return Target(name="local") if ctx.local else here
+    target = record.target
     region = requested.region if "cluster.region" in typed else None
     profile = requested.profile if "cluster.profile" in typed else None
     if target.name == "local":
@@ -130,25 +134,17 @@ def _elsewhere(ctx: Context, record: Record, other: str) -> ConfigError:
     )
 
 
-def target_for(ctx: Context) -> AbstractContextManager[Target]:
+@contextlib.contextmanager
+def target_for(ctx: Context, *, of_all: bool = False) -> Iterator[Target]:
     """Open the target of `up` and `plan`: that of the cluster, else --local, else --region and --profile.
 
-    Raises ConfigError if the cluster of this name exists elsewhere.
+    What is about all clusters (`of_all`) goes where an option or a key says, else to the cluster's. Raises
+    ConfigError if the cluster of this name exists elsewhere.
     """
-    return _target(ctx, ctx.folder.read())
-
-
-def target_of_all(ctx: Context) -> AbstractContextManager[Target]:
-    """Open the target of what is about all clusters: the one that is set now, else that of the cluster."""
     asked = ctx.spec.cluster
-    return _target(ctx, None if ctx.local or asked.region or asked.profile else ctx.folder.read())
-
-
-@contextlib.contextmanager
-def _target(ctx: Context, record: Record | None) -> Iterator[Target]:
-    asked = ctx.spec.cluster
-    chosen = Target(name="local") if ctx.local else Target(region=asked.region, profile=asked.profile)
-    chosen = chosen if record is None else target_of(ctx, record)
+    is_set = bool(ctx.local or asked.region or asked.profile)
+    record = None if of_all and is_set else ctx.folder.read()
+    chosen = target_of(ctx, record)
     if chosen.name != "local":
         if record is not None and asked.region not in (None, chosen.region):
             raise _elsewhere(ctx, record, str(asked.region))
@@ -172,12 +168,7 @@ def jump_of(ctx: Context, record: Record | None = None) -> "Jump | None":
     if name == SSM:
         from awsddp.nodes.ssm import Ssm
 
-        asked_now = ctx.spec.cluster
-        target = (
-            target_of(ctx, record)
-            if record is not None
-            else Target(region=asked_now.region, profile=asked_now.profile)
-        )
+        target = target_of(ctx, record)
         return Ssm(name=name, folder=ctx.home, region=target.region, profile=target.profile)
     from awsddp.nodes.jump import Jump
 

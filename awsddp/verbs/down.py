@@ -34,10 +34,10 @@ def down(
     LeftoverError where something could not be terminated, CloudError where AWS does not answer.
     """
     with ctx.folder.lock("down"), ClusterHandle.find(ctx, newer=True, whole=True) as cluster:
-        if cluster.gateway is None:
-            _forget(ctx, cluster.known)
-            return _document(cluster)
-        record, clusters = cluster.known, _existing(cluster)
+        record = cluster.known
+        if cluster.gateway is not None:
+            _wait_until_listed(cluster)
+        clusters = cluster.all_listed
         if not clusters:
             if record is not None:  # it ended by itself, at its expiry at the latest
                 ctx.folder.note("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
@@ -46,7 +46,11 @@ def down(
             return _document(cluster)
         live = [one for one in clusters if one.live]
         if known_only and any(record is None or one.id != record.id for one in live):
-            raise _unknown(cluster, live)
+            raise UsageError(
+                f"-y does not end cluster {live[0].name}, which this machine has no record of",
+                "; ".join(f"{cluster.machines(one)}{_made(one)}" for one in live),
+                f"awsddp -c {live[0].name} down -y   # if that is what you want",
+            )
         if live:
             confirm("\n".join(_what_ends(cluster, one, discard=discard) for one in live))
         for one in live if not discard else ():
@@ -61,15 +65,6 @@ def down(
         _forget(ctx, record, cluster_id=clusters[0].id)
         removed = sum(len(one.leftovers) for one in clusters)
         return _document(cluster, terminated=terminated, removed=removed, bill=bill)
-
-
-def _unknown(cluster: ClusterHandle, live: Sequence[Cluster]) -> UsageError:
-    made = "; ".join(f"{cluster.machines(one)}{_made(one)}" for one in live)
-    return UsageError(
-        f"-y does not end cluster {live[0].name}, which this machine has no record of",
-        made,
-        f"awsddp -c {live[0].name} down -y   # if that is what you want",
-    )
 
 
 def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]:
@@ -98,33 +93,27 @@ def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]
     return tuple(terminated)
 
 
-def _existing(cluster: ClusterHandle) -> tuple[Cluster, ...]:
-    """Return the clusters of this name, this machine's own first.
-
-    Waits until AWS lists the instances that this machine launched, or those of an interrupted launch.
-    """
+def _wait_until_listed(cluster: ClusterHandle) -> None:
+    """Wait until AWS lists the instances that this machine launched, or those of an interrupted launch."""
     from awsddp.aws.instances import appear, filled_by
 
-    ctx, record, own = cluster.ctx, cluster.known, cluster.own
+    record, own = cluster.known, cluster.own
     if record is None:
-        return cluster.all_listed
+        return
     if record.intent is None:
-        own = cluster.wait_until_listed()
+        cluster.wait_until_listed()
     elif not (own and own.live and filled_by(record.intent) <= {node.node for node in own.live}):
-        appear(cluster.aws, record.intent, on_event=ctx.on_event)
-        own = cluster.list_own()
-    others = tuple(one for one in cluster.all_listed if one.id != record.id)
-    return (own, *others) if own is not None else others
+        appear(cluster.aws, record.intent, on_event=cluster.ctx.on_event)
+        cluster.look()
 
 
 def _what_ends(cluster: ClusterHandle, listed: Cluster, *, discard: bool) -> str:
     question = [f"Cluster {listed.name}: {cluster.machines(listed)}{_made(listed)} will be terminated."]
     for job in cluster.known.jobs if cluster.known else ():
         if job.state in ACTIVE and is_owed(cluster.ctx, listed.unfetched, job):
-            grace = (
-                "" if discard or job.state == "waiting" else f" and has {cluster.ctx.job.job.grace} to save"
-            )
-            does = "waits" if job.state == "waiting" else "still runs"
+            waits = job.state == "waiting"
+            grace = "" if discard or waits else f" and has {cluster.ctx.job.job.grace} to save"
+            does = "waits" if waits else "still runs"
             question.append(f"Job {job.job} {does} (as last seen): it is ended{grace}.")
     if listed.unfetched:
         fate = "are lost" if discard else "are fetched first"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +12,12 @@ from awsddp.errors import LeftoverError
 from awsddp.report import money
 from awsddp.state import Folder
 from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.context import Context, aws_of, target_of_all
+from awsddp.verbs.context import Context, aws_of, target_for
 from awsddp.verbs.status import cluster_document
 
 if TYPE_CHECKING:
     from awsddp.aws.everywhere import Everywhere, Holding
     from awsddp.aws.session import Aws
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Search:
-    """What was found, and at which target."""
-
-    target: Target
-    aws: "Aws"
-    found: "Everywhere"
 
 
 def status_all(ctx: Context) -> list[dict[str, Any]]:
@@ -35,8 +26,8 @@ def status_all(ctx: Context) -> list[dict[str, Any]]:
     With --local those of the local cloud, with --region those of that region. Raises CloudError if no region
     answers.
     """
-    with _searched(ctx) as search:
-        return [_document(ctx, search, holding) for holding in search.found.holdings]
+    with _searched(ctx) as (target, aws, found):
+        return [_document(ctx, target, aws, holding) for holding in found.holdings]
 
 
 def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str], None]) -> dict[str, Any]:
@@ -48,22 +39,22 @@ def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str]
     """
     from awsddp.aws.teardown import teardown
 
-    with _searched(ctx) as search:
-        found = [
+    with _searched(ctx) as (target, login, found):
+        unused = [
             holding
-            for holding in search.found.holdings
-            if holding.orphan and not _lives(_recorded(ctx, search, holding.cluster))
+            for holding in found.holdings
+            if holding.orphan and not _lives(_recorded(ctx, target, login, holding.cluster))
         ]
-        orphans = [holding for holding in found if discard or not holding.cluster.unfetched]
-        kept = [holding.cluster for holding in found if holding not in orphans]
+        orphans = [holding for holding in unused if discard or not holding.cluster.unfetched]
+        kept = [holding.cluster for holding in unused if holding not in orphans]
         if orphans:
             confirm("Orphans:\n" + "\n".join(f"  {_line(orphan)}" for orphan in orphans) + "\n")
         terminated: list[str] = []
         left: list[str] = []
         for orphan in orphans:
-            target = replace(search.target, region=orphan.cluster.region)
+            there = replace(target, region=orphan.cluster.region)
             trail = ctx.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
-            aws = aws_of(ctx, target, trail=trail, login=search.aws)
+            aws = aws_of(ctx, there, trail=trail, login=login)
             ended = teardown(aws, orphan.cluster, on_event=ctx.on_event)
             terminated += ended.terminated
             left += ended.leftovers
@@ -84,17 +75,18 @@ def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str]
             "clusters": [orphan.cluster.id for orphan in orphans],
             "terminated": terminated,
             "leftovers": [],
-            "looked": list(search.found.looked),
-            "unread": list(search.found.unread),
+            "looked": list(found.looked),
+            "unread": list(found.unread),
         }
 
 
 @contextmanager
-def _searched(ctx: Context) -> Iterator[_Search]:
+def _searched(ctx: Context) -> "Iterator[tuple[Target, Aws, Everywhere]]":
+    """Yield what was found, at which target, and the gateway that logged in."""
     from awsddp.aws.everywhere import find_everywhere
     from awsddp.aws.facts import enabled_regions
 
-    with target_of_all(ctx) as target:
+    with target_for(ctx, of_all=True) as target:
         aws = aws_of(ctx, target)
         alone = ctx.spec.cluster.region is not None or target.name == "local"
         regions = (aws.region,) if alone else enabled_regions(aws)
@@ -105,19 +97,19 @@ def _searched(ctx: Context) -> Iterator[_Search]:
         found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
         for text in found.unread:
             ctx.say(f"not searched: {text}")
-        yield _Search(target=target, aws=aws, found=found)
+        yield target, aws, found
 
 
-def _document(ctx: Context, search: _Search, holding: "Holding") -> dict[str, Any]:
+def _document(ctx: Context, target: Target, login: "Aws", holding: "Holding") -> dict[str, Any]:
     """Return a cluster's document. Of one that this machine has a record of, it says what `status` says."""
     cluster = holding.cluster
-    known = _recorded(ctx, search, cluster)
-    seen = cluster_document(known or ClusterHandle(ctx=ctx, target=search.target, listed=cluster))
+    known = _recorded(ctx, target, login, cluster)
+    seen = cluster_document(known or ClusterHandle(ctx=ctx, target=target, listed=cluster))
     return {
         "cluster": cluster.name,
         "id": cluster.id,
         "state": seen["state"],
-        "target": search.target.name,
+        "target": target.name,
         "region": cluster.region,
         "owner": cluster.owner,
         "mine": holding.mine,
@@ -139,16 +131,17 @@ def _lives(known: ClusterHandle | None) -> bool:
     return known.record.expires > datetime.now(UTC)
 
 
-def _recorded(ctx: Context, search: _Search, cluster: Cluster) -> ClusterHandle | None:
+def _recorded(ctx: Context, target: Target, login: "Aws", cluster: Cluster) -> ClusterHandle | None:
     """Return a cluster as `status` finds it, by its record; None where this machine has none."""
     here = replace(ctx, spec=replace(ctx.spec, name=cluster.name), folder=Folder(ctx.home, cluster.name))
     record = here.folder.read(newer=True)
     if record is None or record.id != cluster.id:
         return None
-    target = replace(search.target, region=cluster.region)
-    aws = aws_of(here, target, login=search.aws)
+    target = replace(target, region=cluster.region)
+    aws = aws_of(here, target, login=login)
     known = ClusterHandle(ctx=here, target=target, gateway=aws, known=record)
-    known.listed = known.list_own()
+    known.look()
+    known.listed = known.own
     return known
 
 

@@ -57,11 +57,8 @@ def exec(
                 silent_after_s=None,
                 on_stderr=lambda number, data: on_data(number, data, True),
             )
-            failed = [
-                number for number, end in ends.items() if not isinstance(end, NodeError) and end.exit_code
-            ]
-            _say_missing(ctx, fleet, failed, words)
             results = split(ends)
+            _say_missing(ctx, fleet, [node for node, end in results.items() if end.exit_code], words)
     return {
         "nodes": [
             {
@@ -78,11 +75,7 @@ def exec(
 def _lines(cluster: ClusterHandle, chosen: Collection[int], argv: Sequence[str]) -> dict[int, list[str]]:
     """Return the command of each chosen node; its rank is that among all nodes of the cluster."""
     nodes = sorted(cluster.nodes, key=lambda one: one.node)
-    rendezvous = Rendezvous(
-        job="exec",
-        master_addr=str(nodes[0].private_ip),
-        master_port=FIRST_PORT,
-    )
+    rendezvous = Rendezvous(job="exec", master_addr=str(nodes[0].private_ip), master_port=FIRST_PORT)
     return {
         rank.node: [
             *("sh", "-c", _RUN, "sh", posixpath.dirname(cluster.prepared(rank.node).ranks_python)),

@@ -12,12 +12,7 @@ from awsddp.verbs.context import Context
 
 
 def ssh(
-    ctx: Context,
-    *,
-    node: int = 0,
-    words: Sequence[str] = (),
-    ports: Sequence[str] = (),
-    tty: bool = False,
+    ctx: Context, *, node: int = 0, words: Sequence[str] = (), ports: Sequence[str] = (), tty: bool = False
 ) -> list[str]:
     """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
 

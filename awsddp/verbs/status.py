@@ -41,7 +41,7 @@ def status(ctx: Context, *, ask_nodes: bool = False) -> dict[str, Any]:
         document = cluster_document(cluster)
         if document["state"] == "absent":
             cluster.refuse_sessions()
-        if ask_nodes and cluster.known is not None and cluster.own is not None:
+        if ask_nodes and cluster.own is not None:
             left = _idle_left(cluster)
             document["nodes"] = [one | {"idle_left_s": left.get(one["node"])} for one in document["nodes"]]
         return document

@@ -22,7 +22,6 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
     raises to refuse. Raises NotFoundError, ConfigError for spot nodes, which cannot be stopped, CloudError,
     and NodeError for instances that do not stop and for results that a stop would lose.
     """
-    from awsddp.aws.clusters import find_cluster
     from awsddp.aws.power import stop as stop_nodes
 
     with ctx.folder.lock("stop"), ClusterHandle.find(ctx) as cluster:
@@ -32,20 +31,11 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
         if going:
             confirm(_what_stops(cluster, listed))
             _end_jobs(cluster, listed)
-            stop_nodes(
-                cluster.aws,
-                going,
-                on_event=ctx.on_event,
-            )
+            stop_nodes(cluster.aws, going, on_event=ctx.on_event)
             if cluster.known is not None:
                 ctx.folder.note("stopped", id=listed.id, instances=sorted(node.instance_id for node in going))
                 ctx.folder.publish(lambda prefix: "")
-        cluster.listed = find_cluster(
-            cluster.aws,
-            ctx.spec.name,
-            listed.owner,
-            remembered=cluster.known.remembered if cluster.known else None,
-        )
+        cluster.look()
         return cluster_document(cluster)
 
 

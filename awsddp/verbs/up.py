@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from awsddp.cluster import ACTIVE, Cluster, Node, Prepared, Target
+from awsddp.cluster import ACTIVE, Node, Prepared, Target
 from awsddp.errors import ConfigError
 from awsddp.jobs.health import replacement
 from awsddp.nodes import rsync
@@ -46,14 +46,11 @@ def up(ctx: Context, *, confirm: Confirm) -> dict[str, Any]:
             confirm(what)
 
         cluster.nodes = _nodes(cluster, facts, ask)
-        if cluster.record.target.region not in (None, cluster.aws.region):
-            # another region, that the spec lists
-            cluster.gateway = aws_of(cluster.ctx, cluster.record.target)
         _prepare(cluster, hosts=hosts)
         if hosts:
             environment_of(cluster)
             _name_left_out(cluster)
-        cluster.listed = _only(cluster)
+        _end_others(cluster)
         if hosts:
             cluster.publish()
         return cluster_document(cluster)
@@ -74,22 +71,20 @@ def read(requested: Context, target: Target) -> tuple[Facts, ClusterHandle]:
     What awsddp.toml says and they do not is reported. Raises CloudError, ConfigError, also for an invalid
     environment.
     """
-    from awsddp.aws.clusters import find_clusters
-
     ctx = as_before(requested)
     say_differences(requested, ctx.spec)
     aws, record = aws_of(ctx, target), ctx.folder.read()
 
-    def look() -> ClusterHandle:
+    cluster = ClusterHandle(ctx=ctx, target=replace(target, region=aws.region), gateway=aws, known=record)
+
+    def look() -> None:
         owner = owner_of(aws, record)
         if record is not None:
             check_account(ctx, aws, record)
         import_soon("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
-        known = record.remembered if record is not None else None
-        clusters = find_clusters(aws, ctx.spec.name, owner, remembered=known)
-        return ClusterHandle.of(ctx, aws, replace(target, region=aws.region), record, clusters)
+        cluster.look(owner=owner)
 
-    facts, cluster = both(lambda: facts_of(aws, ctx.spec, target, record), look)
+    facts, _ = both(lambda: facts_of(aws, ctx.spec, target, record), look)
     make_environment_plan(ctx.job.env, internet=facts.image.has_internet, driver=None)
     return facts, cluster
 
@@ -137,9 +132,8 @@ def _finish_launch(cluster: ClusterHandle) -> None:
     ctx, record = cluster.ctx, cluster.known
     if record is None:
         return
-    others = tuple(one for one in cluster.all_listed if one.id != record.id)
     if record.intent is None:
-        _list(cluster, cluster.wait_until_listed(), others)
+        cluster.wait_until_listed()
         return
     own = own_or_empty(cluster)
     filled = filled_by(record.intent)
@@ -154,13 +148,8 @@ def _finish_launch(cluster: ClusterHandle) -> None:
         listed = (node for node in own.nodes if node.instance_id not in keys)
         own = replace(own, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
     accept_host_keys(ctx, record, nodes)
-    _list(cluster, own, others)
-
-
-def _list(cluster: ClusterHandle, own: Cluster | None, others: Sequence[Cluster]) -> None:
-    """Store the clusters that AWS lists now: the record's own one first."""
-    clusters = (own, *others) if own is not None else tuple(others)
-    cluster.listed, cluster.others = (clusters[0] if clusters else None), clusters[1:]
+    cluster.others = tuple(one for one in cluster.all_listed if one.id != record.id)
+    cluster.listed = own
 
 
 def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
@@ -179,12 +168,7 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
     if hosts:
         import_soon("awsddp.nodes.provision")
     nodes = cluster.nodes = wait_running(
-        aws,
-        record.id,
-        len(cluster.nodes),
-        awaited=cluster.nodes,
-        deadline_s=term_s,
-        on_event=ctx.on_event,
+        aws, record.id, len(cluster.nodes), awaited=cluster.nodes, deadline_s=term_s, on_event=ctx.on_event
     )
     late = [node for node in nodes if node.expires != record.expires]
     cluster.listed = replace(own_or_empty(cluster), nodes=nodes)
@@ -209,7 +193,10 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
                 on_event=ctx.on_event,
             )
     else:
-        prepared = tuple(_unseen(node) for node in nodes)
+        prepared = tuple(
+            Prepared(node=node.node, instance_id=node.instance_id, home="", python="", nic="")
+            for node in nodes
+        )
     if late:
         free = [node.instance_id for node in late if not node.unfetched and not node.spot]
         poweroff(aws, free, "terminate")
@@ -228,22 +215,15 @@ def _log_in(cluster: ClusterHandle) -> None:
         with cluster.connect(deadline_s=REACH_S):
             pass
     except NodesFailed as error:
-        silent = [node for node in cluster.nodes if node.node in error.failures]
-        refused = [
-            one for one in error.failures.values() if getattr(one, "layer", "") in ("refused", "banner")
-        ]
-        if len(refused) == len(silent):  # the machines are there, what answers on them is not
-            restart = (
-                "awsddp stop && awsddp up   # boots the nodes anew: a job on them ends, their disks stay"
-            )
-            replaced = map(replacement, silent)
-            error.next = "\n".join(([] if any(node.spot for node in silent) else [restart]) + [*replaced])
+        layers = {getattr(one, "layer", "") for one in error.failures.values()}
+        if layers <= {"refused", "banner"}:  # the machines are there, what answers on them is not
+            silent = [node for node in cluster.nodes if node.node in error.failures]
+            ways = [*map(replacement, silent)]
+            if not any(node.spot for node in silent):
+                boots = "boots the nodes anew: a job on them ends, their disks stay"
+                ways.insert(0, f"awsddp stop && awsddp up   # {boots}")
+            error.next = "\n".join(ways)
         raise
-
-
-def _unseen(node: Node) -> Prepared:
-    """Return the record of a node that has no login."""
-    return Prepared(node=node.node, instance_id=node.instance_id, home="", python="", nic="")
 
 
 def _name_left_out(cluster: ClusterHandle) -> None:
@@ -285,27 +265,25 @@ def accept_host_keys(ctx: Context, record: Record, nodes: Sequence[Node]) -> Non
         hostkeys.accept(ctx.folder.known_hosts, dict.fromkeys(new, record.intent["host_key"]))
 
 
-def _only(cluster: ClusterHandle) -> Cluster | None:
-    """Return the cluster, once it is the only one of its name.
+def _end_others(cluster: ClusterHandle) -> None:
+    """Look again, and end other clusters of this name.
 
     Two machines may have launched at once, neither seeing the other's. Both keep the same one, the first,
     and end the other. Raises ConfigError where this machine's was ended.
     """
-    from awsddp.aws.clusters import find_clusters
-
     ctx, record = cluster.ctx, cluster.record
-    clusters = find_clusters(cluster.aws, ctx.spec.name, record.owner, remembered=record.remembered)
-    live = [one for one in clusters if one.live]
-    own = next((one for one in live if one.id == record.id), None)
-    if own is None or len(live) == 1:
-        return own
+    cluster.look()
+    own = cluster.listed = cluster.own
+    live = [one for one in cluster.all_listed if one.live]
+    if own is None or not own.live or len(live) == 1:
+        return
     first, *others = sorted(live, key=lambda one: (one.created or record.created, one.id))
     for other in others:
         nodes = ", ".join(node.instance_id for node in other.live)
         ctx.say(f"a second cluster {other.name} ({other.id}) was made at the same time: ending {nodes}")
         cluster.end(other)
     if first.id == record.id:
-        return own
+        return
     ctx.folder.retire(record.id)
     raise ConfigError(
         f"another machine made cluster {own.name} a moment before",
