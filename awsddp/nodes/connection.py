@@ -8,17 +8,20 @@ import stat
 import subprocess
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 import paramiko
 
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import Layer, NodeFailure
 from awsddp.nodes.jump import Jump
+from awsddp.nodes.parallel import ignore
 from awsddp.parallel import soon
 from awsddp.report import Event, OnEvent, node_name
 
@@ -29,6 +32,7 @@ _DIAL_S = 4.0  # a machine that is not up yet drops packets: better dial anew th
 _HANDSHAKE_S = 15.0
 _KEEPALIVE_S = 10
 _UNANSWERED_MS = 30_000
+_EARLY_S = 15.0
 _LOGIN_PATIENCE_S = 5.0  # at boot sshd may answer a moment before the account is there
 _WINDOW = 8 * 2**20  # bytes in flight: 2 MiB, the default, holds a log to 10 MB/s at 200 ms
 
@@ -171,6 +175,38 @@ def connect(
                 on_event(Event(f"waiting for SSH ({told})", who=node_name(endpoint.node)))
         stop.wait(pause)
         pause = min(1.0 if jump else 0.3, pause * 1.3)  # over a jump host each try is a process
+
+
+class Preconnect:
+    """Connections to nodes at their last known addresses: one attempt each, all at once.
+
+    `take` hands one out, `close` cuts the others. Host keys are checked as always. Raises ConfigError for an
+    invalid login key.
+    """
+
+    def __init__(self, endpoints: Collection[Endpoint], *, key: Path, known_hosts: Path) -> None:
+        self._begun: dict[Endpoint, Future[Connection]] = {}
+        if endpoints:
+            once = threading.Event()
+            once.set()
+            connected = partial(connect, key=load_key(key), known_hosts=known_hosts, deadline_s=_EARLY_S)
+            self._begun = {one: soon(connected, one, stop=once, on_event=ignore) for one in endpoints}
+
+    def take(self, endpoint: Endpoint) -> Connection | None:
+        """Wait for the connection to this endpoint and return it; None if there is none or it failed."""
+        with contextlib.suppress(KeyError, NodeError):
+            return self._begun.pop(endpoint).result()
+        return None
+
+    def close(self) -> None:
+        """Cut the connections that were not taken, and those that are still being opened."""
+        for begun in self._begun.values():
+            begun.add_done_callback(_cut)
+
+
+def _cut(begun: Future[Connection]) -> None:
+    if begun.exception() is None:
+        begun.result().drop()
 
 
 def _attempt(

@@ -108,13 +108,13 @@ class _Work:
             self.every = False
             said = self._choose(on_event)
         if said and "ResolutionImpossible" not in said:
-            raise self._refused(said)
+            raise explain(said, name=self.plan.name)
         newest = self._newest()
         if said:
             for number, (_, line) in newest.items():
                 self.lines[number] = line
             if self._choose(on_event):
-                raise self._refused(said)
+                raise explain(said, name=self.plan.name)
         else:
             self._take(newest, on_event)
         has = {(canonical(name), version) for name, version in self.has.items()}
@@ -175,14 +175,8 @@ class _Work:
         places = [word for name in ("image", "built") for word in ("--find-links", str(self.scratch / name))]
         (self.scratch / "built").mkdir(exist_ok=True)
         (self.scratch / "image").mkdir(exist_ok=True)
-        words = [
-            "download",
-            "--dest",
-            str(self.scratch / "wheels"),
-            *self._target(),
-            *places,
-            *self.plan.options,
-        ]
+        words = ["download", "--dest", str(self.scratch / "wheels"), *self._target(), *places]
+        words += self.plan.options
         words += ["--extra-index-url", torch_index[1]] if torch_index else []
         files = ["-r", str(self.scratch / "requirements.txt"), "-c", str(self.scratch / "constraints.txt")]
         done, told = self._run_pip([*words, *files])
@@ -214,7 +208,7 @@ class _Work:
         else:
             said = self._build_into(folder, url)
         if said:
-            raise self._refused(said)
+            raise explain(said, name=self.plan.name)
         return next(folder.glob("*.whl"))
 
     def _build(self, requirement: str, on_event: OnEvent) -> bool:
@@ -245,9 +239,6 @@ class _Work:
                     "choose a version with a wheel, or build one on a node, for --find-links FOLDER",
                 )
         return said
-
-    def _refused(self, said: str) -> NodeError:
-        return explain(said, name=self.plan.name)
 
     def _pip(self, words: Iterable[str]) -> str:
         """Run pip; return "", or what it said of its failure. Raises NodeError where it does not end."""

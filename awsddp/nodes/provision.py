@@ -7,6 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from awsddp.answers import check
 from awsddp.cluster import Node, Prepared
 from awsddp.errors import NodeError
@@ -176,17 +178,7 @@ def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None
 
 
 def _record(node: Node, facts: dict[str, Any]) -> Prepared:
-    return Prepared(
-        node=node.node,
-        instance_id=node.instance_id,
-        home=facts["home"],
-        python=facts["python"],
-        nic=facts["nic"],
-        gpus=facts["gpus"],
-        torch=facts["torch"],
-        cuda=facts["cuda"],
-        driver=facts["driver"],
-    )
+    return msgspec.convert({**facts, "node": node.node, "instance_id": node.instance_id}, Prepared)
 
 
 def _summary(prepared: Prepared, facts: dict[str, Any]) -> str:

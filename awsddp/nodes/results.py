@@ -199,12 +199,8 @@ def _fetch(
         on_bytes(0)
         # Neither links nor devices nor owners nor modes: what is left are files and their times. What an
         # earlier fetch was cut in is written on, and compared by blocks.
-        words = [
-            "-t",
-            "--inplace",
-            "--no-implied-dirs",
-            *(rsync.SPARSE if any(one.sparse for one in far) else ()),
-        ]
+        words = ["-t", "--inplace", "--no-implied-dirs"]
+        words += rsync.SPARSE if any(one.sparse for one in far) else ()
         rsync.transfer(
             [*words, "--", f"{who}:/", f"{os.fspath(came)}/"],
             [one.remote for one in far],

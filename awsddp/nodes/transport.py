@@ -9,11 +9,10 @@ from types import TracebackType
 from awsddp.answers import take
 from awsddp.errors import NodeError
 from awsddp.nodes.command import RemoteCommand, Request, Result, Wakeup, command_line
-from awsddp.nodes.connection import Connection, Endpoint, connect, load_key
+from awsddp.nodes.connection import Connection, Endpoint, Preconnect, connect, load_key
 from awsddp.nodes.failures import NodeFailure, split
 from awsddp.nodes.jump import Jump, JumpFailure
 from awsddp.nodes.parallel import ignore, run_on_nodes
-from awsddp.nodes.preconnect import Preconnect
 from awsddp.report import OnEvent
 
 _CHECK_S = 0.25  # between checks of the deadlines while no data arrives

@@ -26,9 +26,8 @@ from awsddp.verbs.ledger import note_fetched, was_local
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
     from awsddp.aws.teardown import Teardown
-    from awsddp.nodes.connection import Endpoint
+    from awsddp.nodes.connection import Endpoint, Preconnect
     from awsddp.nodes.jump import Jump
-    from awsddp.nodes.preconnect import Preconnect
     from awsddp.nodes.results import Fetched
     from awsddp.nodes.transport import Fleet
 
@@ -670,7 +669,7 @@ def _preconnected(ctx: Context) -> Iterator[ClusterHandle]:
 
     What AWS says decides what is used.
     """
-    from awsddp.nodes.preconnect import Preconnect
+    from awsddp.nodes.connection import Preconnect
 
     preconnect = None
     with naming_holder(ctx), contextlib.ExitStack() as stack:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from awsddp.nodes import hostkeys
+from awsddp.nodes.connection import Preconnect
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.preconnect import Preconnect
 from tests.nodes.ssh_hosts import Host, Lab, wait_until
 
 MakeLab = Callable[[int], Lab]

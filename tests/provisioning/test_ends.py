@@ -24,7 +24,7 @@ def test_a_run_ends_its_nodes_once_aws_answers_again(world: World, fails_s: floa
         return {"job": "train-1", "state": "succeeded"}
 
     def ran(ctx: Context) -> dict[str, Any]:
-        run.train, run.check = job, lambda ctx: None  # type: ignore[assignment]
+        run.train, run.check = job, lambda ctx, **_: None  # type: ignore[assignment]
         result = run.run(ctx, confirm=yes, on_lines=lambda lines: None)
         if result.error is not None:
             raise result.error

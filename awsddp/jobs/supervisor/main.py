@@ -88,7 +88,10 @@ def _unclaim(_: dict[str, Any]) -> dict[str, Any]:
 
 def _late(request: dict[str, Any]) -> dict[str, Any]:
     """Answer by a module that came with the request."""
-    answer: dict[str, Any] = getattr(sys.modules[_LATE[request["do"]]], request["do"])(request)
+    kind = request["do"]
+    if kind not in _LATE:
+        raise CommandError(f"unknown request {kind}", kind="usage")
+    answer: dict[str, Any] = getattr(sys.modules[_LATE[kind]], kind)(request)
     return answer
 
 
