@@ -28,6 +28,8 @@ BUSY_POLL_S = 0.05
 IDLE_POLL_S = 0.5
 SHUT_DOWN_S = 60.0
 ENDED = ("stopped", "terminated")
+_OFF = {"stopped": {"cut"}}
+"""A machine that is off answers nothing, not even that nothing listens there."""
 
 
 class Lifecycle:
@@ -93,7 +95,8 @@ class Lifecycle:
                 self._store.save()
             self._faults.forget_nodes({one.id for one in living})
             effects = {one.id: self._faults.of(one.id) for one in living}
-            rules = {one.id: _rules(one, living) + node_faults.rules(effects[one.id]) for one in living}
+            cut = {one.id: effects[one.id] | _OFF.get(one.state, set()) for one in living}
+            rules = {one.id: _rules(one, living) + node_faults.rules(cut[one.id]) for one in living}
             names = {one.private_ip: one.private_dns_name for one in living}
             unsettled = bool(self._busy) or any(
                 one.state not in (*ENDED, "running") or one.reboot_wanted for one in living

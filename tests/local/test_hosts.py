@@ -550,6 +550,17 @@ def test_a_killed_daemon_finds_its_hosts_again(pair: Pair) -> None:
     assert pair.run(0, "systemctl show -p UserspaceTimestampMonotonic") == up_since
 
 
+def answers(address: str) -> bool:
+    """Whether a machine answers at an address, also that nothing listens there."""
+    try:
+        socket.create_connection((address, 22), timeout=1).close()
+    except TimeoutError:
+        return False
+    except ConnectionRefusedError:
+        pass
+    return True
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize(("behaviour", "state"), [("stop", "stopped"), ("terminate", "terminated")])
 def test_poweroff_inside_does_what_the_instance_was_launched_for(
@@ -557,10 +568,14 @@ def test_poweroff_inside_does_what_the_instance_was_launched_for(
 ) -> None:
     ec2 = pair.cloud.client("ec2")
     data = "#cloud-config\nruncmd:\n  - [touch, /home/ubuntu/was-here]\n  - [systemctl, poweroff]\n"
-    request = pair.cloud.request(UserData=data, InstanceInitiatedShutdownBehavior=behaviour)
+    request = pair.cloud.request(
+        UserData=data, InstanceInitiatedShutdownBehavior=behaviour, SecurityGroupIds=[pair.group]
+    )
     made = ec2.run_instances(**request)["Instances"][0]["InstanceId"]
     (instance,) = pair.cloud.wait(state, made)
     assert instance["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
+    if state == "stopped":
+        until(lambda: not answers(instance["PrivateIpAddress"]))
     ec2.terminate_instances(InstanceIds=[made])
     pair.cloud.wait("terminated", made)
     assert not (pair.cloud.home / "local/nodes" / made).exists()
