@@ -42,6 +42,14 @@ def instance(records: Cloud) -> str:
         ("ec2", "create_network_interface", {"SubnetId": "subnet-12345678"}),
         ("ec2", "modify_network_interface_attribute", {"NetworkInterfaceId": "eni-1", "Groups": ["sg-1"]}),
         ("ec2", "modify_security_group_rules", {"GroupId": "sg-1", "SecurityGroupRules": []}),
+        (
+            "ec2",
+            "authorize_security_group_ingress",
+            {
+                "GroupId": "sg-1",
+                "IpPermissions": [{"IpProtocol": "-1", "PrefixListIds": [{"PrefixListId": "pl-1"}]}],
+            },
+        ),
         ("sts", "get_session_token", {}),
         (
             "iam",
