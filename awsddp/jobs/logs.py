@@ -17,7 +17,7 @@ from typing import Any
 
 from awsddp.answers import check_document
 from awsddp.errors import ConfigError, NodeError
-from awsddp.jobs.supervisor.wire import HEADER, MAGIC
+from awsddp.jobs.supervisor.follow import HEADER, MAGIC
 
 _PROGRESS_SECONDS = 1.0
 """How often a line that overwrites itself is shown."""
@@ -30,7 +30,7 @@ _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A piece of a node's stream; see supervisor/wire.py for `kind`."""
+    """A piece of a node's stream; see supervisor/follow.py for `kind`."""
 
     kind: bytes
     rank: int

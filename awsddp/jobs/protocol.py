@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import check
 from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
-from awsddp.jobs.supervisor.wire import MAGIC
+from awsddp.jobs.supervisor.follow import MAGIC
 from awsddp.spec import JobSpec, seconds, with_secrets
 
 if TYPE_CHECKING:
@@ -40,17 +40,13 @@ _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
-    "wire",
     "job_causes",
     "folder",
-    "claim",
     "link",
-    "session",
     "peers",
     "follow",
     "walk",
     "writing",
-    "disks",
     "manifest",
     "metrics",
     "launch",
@@ -62,8 +58,6 @@ _REQUEST_MODULES = {
         "diagnose",
         "causes",
         "processes",
-        "workers",
-        "shutdown",
         "coordinator",
         "elastic",
         "stacks",
@@ -72,7 +66,7 @@ _REQUEST_MODULES = {
         "hang",
     ),
     "stacks": ("stacks",),
-    "probe": ("diagnose", "smi", "probe"),
+    "probe": ("diagnose", "probe"),
 }
 _PACKAGE = "awsddp.jobs.supervisor"
 

@@ -42,7 +42,15 @@ def make(place: Place, instance_id: str) -> list[Path]:
     All nodes together may take most of what the machine can spare now, and what they have already, so that it
     is never the machine that runs out; one alone may take all of that.
     """
-    made = _folders(place, instance_id)
+    made = []
+    for tree in hierarchies():
+        folder = tree / place.cgroup / instance_id
+        folder.mkdir(parents=True, exist_ok=True)
+        if tree == ROOT:
+            for parent in (ROOT, folder.parent):
+                with suppress(OSError):
+                    (parent / "cgroup.subtree_control").write_text("+memory +pids")
+        made.append(folder)
     room = spare_bytes() + sum(_used_bytes(tree / place.cgroup) for tree in hierarchies())
     for switch in (*_switches(place, "", *MEMORY), *_switches(place, instance_id, *MEMORY)):
         switch.write_text(str(room))
@@ -63,19 +71,6 @@ def spare_bytes() -> int:
     """Most of the memory that is free on this machine."""
     found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     return int(int(found[1]) * 1024 * MEMORY_SHARE) if found else 0
-
-
-def _folders(place: Place, name: str) -> list[Path]:
-    made = []
-    for tree in hierarchies():
-        folder = tree / place.cgroup / name
-        folder.mkdir(parents=True, exist_ok=True)
-        if tree == ROOT:
-            for parent in (ROOT, folder.parent):
-                with suppress(OSError):
-                    (parent / "cgroup.subtree_control").write_text("+memory +pids")
-        made.append(folder)
-    return made
 
 
 def processes(place: Place, instance_id: str = "") -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.errors import LocalCloudError, UsageError
-from awsddp.local import requirements
+from awsddp.local import cgroups, ending, network, nspawn, requirements
 from awsddp.local.place import Place, run_into, take
 from awsddp.private import make_folder
 
@@ -92,17 +93,43 @@ def stop(home: Path) -> bool:
 
     :raises LocalCloudError: something could not be ended.
     """
-    from awsddp.local import sweep
-
     place = Place(home)
-    remains = sweep.remains(place)  # also where its files were removed
+    remains = _remains(place)  # also where its files were removed
     if not (remains or place.folder.exists()):
         return False
     with client_lock(place):
         existed = remains or place.settings.exists()
         _end_daemon(place)
-        sweep.sweep(place)
+        sweep(place)
     return existed
+
+
+def _remains(place: Place) -> bool:
+    """Tell whether a process of its hosts lives, or a namespace is there."""
+    return bool(cgroups.processes(place) or ending.marked(f"{place.tag}-") or network.namespaces(place))
+
+
+def sweep(place: Place) -> None:
+    """Removes all that a local cloud had, by name alone: it needs neither its daemon nor its state.
+
+    Ends every process of its hosts and removes namespaces, interfaces, cgroups and files.
+
+    :raises LocalCloudError: something is still there.
+    """
+    mark = f"{place.tag}-"
+    if not (cgroups.end(place) and ending.end(mark)):
+        raise LocalCloudError(
+            "processes of the local cloud do not end",
+            why=f"pids {sorted({*cgroups.processes(place), *ending.marked(mark)})[:10]}",
+            next="awsddp local stop",
+        )
+    network.close_network(place)
+    for folder in (nspawn.RUNTIME / "propagate").glob(f"{place.machine('')}*"):
+        with suppress(OSError):
+            folder.rmdir()
+    nspawn.forget_locks()
+    if place.folder.exists():
+        shutil.rmtree(place.folder)
 
 
 def status(info: LocalInfo) -> dict[str, Any]:

@@ -24,13 +24,12 @@ from typing import Any
 
 from awsddp.cluster import read_numbers
 from awsddp.errors import AwsddpError, LocalCloudError
-from awsddp.local import ending, inside, network
-from awsddp.local.control import REGION, client_lock, read_report, write_json
+from awsddp.local import ending, network
+from awsddp.local.control import REGION, client_lock, read_report, sweep, write_json
 from awsddp.local.hosts import Hosts
 from awsddp.local.loopback import LoopbackHosts
 from awsddp.local.nspawn import NspawnHosts
 from awsddp.local.place import Place, take
-from awsddp.local.sweep import sweep
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 LOOK_S = 1.0  # between two looks whether it is needed
@@ -73,6 +72,7 @@ def serve(place: Place) -> None:
     gc.disable()  # moto's tables are read once and never dropped
     from werkzeug.serving import make_server
 
+    from awsddp.local import metadata
     from awsddp.local.emulator import Emulator
     from awsddp.local.faults import Faults
     from awsddp.local.front import Front
@@ -88,7 +88,7 @@ def serve(place: Place) -> None:
     key, secret = emulator.credentials()
     store.save()
     if mode == "nspawn":
-        inside.serve(partial(_metadata, emulator, store, secret), place.switch)
+        metadata.serve(partial(metadata.respond, emulator, store, secret), place.switch)
     faults = Faults(place.faults)
     lifecycle = Lifecycle(emulator, store, hosts, faults)
     shown = partial(status, emulator)
@@ -188,22 +188,6 @@ def _image_tags(mode: str) -> dict[str, str]:
     if mode == "loopback":
         return {"awsddp:ssh-user": pwd.getpwuid(os.getuid()).pw_name}
     return {}
-
-
-def _metadata(emulator: Any, store: Any, secret: str, environ: dict[str, Any], start_response: Any) -> Any:
-    """Answer a metadata request of the instance that it comes from."""
-    from werkzeug.wrappers import Response
-
-    from awsddp.local import metadata
-
-    with emulator.lock:
-        alive = (one for one in emulator.instances() if one.state != "terminated")
-        found = next((one for one in alive if one.private_ip == environ["REMOTE_ADDR"]), None)
-        before = getattr(found, "role_session", None)
-        status, body = metadata.answer(found, environ, secret=secret) if found else (404, b"")
-        if getattr(found, "role_session", None) is not before:
-            store.save()
-    return Response(body, status, mimetype="text/plain")(environ, start_response)
 
 
 if __name__ == "__main__":

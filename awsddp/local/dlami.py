@@ -2,7 +2,7 @@
 
 Names and parameters as https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html has them. All
 are tagged `awsddp:gpus=rehearsed`, which is how a client knows that the CPU answers in the place of CUDA
-devices (rehearsal.py; not on an instance tagged `awsddp:gpus=pretended`), and `awsddp:internet=none`; where
+devices (torchenv.py; not on an instance tagged `awsddp:gpus=pretended`), and `awsddp:internet=none`; where
 nothing boots also `awsddp:hosts=none`, without root `awsddp:ssh-user` (daemon.py).
 """
 

@@ -15,7 +15,7 @@ from moto.ec2.utils import parse_user_data
 from moto.iam.models import iam_backends
 
 from awsddp.limits import USER_DATA_BYTES
-from awsddp.local import market, placement, quotas, refusals, reservations
+from awsddp.local import market, quotas, refusals, reservations
 from awsddp.local.requests import Refusal, Request, lacking
 from awsddp.local.reservations import CapacityReservation
 
@@ -50,7 +50,7 @@ def check(request: Request, backend: Any) -> None:
     subnet = subnet_of(request, backend)
     refusals.check_zone(_type(request), subnet.availability_zone, region=request.region)
     if group := asked.get("Placement", {}).get("GroupName"):
-        placement.check_known(group, backend)
+        reservations.check_group(group, backend)
     _check_price(request, subnet.availability_zone)
     if backend.tags[image.id].get("awsddp:hosts") != "none":
         _check_host(data, subnet, IPv4Network(backend.default_vpc.cidr_block))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from awsddp.local import cloudconfig, ending, rehearsal, torchenv
+from awsddp.local import cloudconfig, ending, torchenv
 from awsddp.local.hosts import Condition, Hosts, HostSpec
 from awsddp.local.place import run_into
 from awsddp.local.requirements import SEARCH
@@ -190,9 +190,9 @@ def _show_torch(at: Path, torch: Path, instance_type: str | None) -> None:
     :param instance_type: whose GPUs are rehearsed, None for none.
     """
     torchenv.point_at(torchenv.BASE_PYTHON, at)
-    packages = at / rehearsal.PACKAGES
+    packages = at / torchenv.PACKAGES
     packages.mkdir(parents=True)
-    for entry in (torch / rehearsal.PACKAGES).iterdir():
+    for entry in (torch / torchenv.PACKAGES).iterdir():
         (packages / entry.name).symlink_to(entry)
     if instance_type is not None:
-        rehearsal.install(packages, instance_type)
+        torchenv.rehearse(packages, instance_type)

@@ -7,21 +7,30 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadat
 from __future__ import annotations
 
 import base64
+import ctypes
 import hmac
 import json
+import socket
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moto.core.utils import utcnow
 from moto.sts.models import sts_backends
+from werkzeug.serving import make_server
+from werkzeug.wrappers import Response
+
+from awsddp.local.network import METADATA_ADDRESS, NAMESPACES
 
 LONGEST_S = 21600
 SESSION_S = 21600
 RENEWED_S = 3600  # before credentials expire, new ones are handed out
 TOKEN = "HTTP_X_AWS_EC2_METADATA_TOKEN"
 TTL = "HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS"
+CLONE_NEWNET = 0x40000000
 
 Answer = tuple[int, bytes]
 
@@ -146,3 +155,36 @@ def _role(instance: Any) -> dict[str, Any] | None:
         "Expiration": f"{session.expiration:%Y-%m-%dT%H:%M:%SZ}",
     }
     return {"security-credentials": {role.name: json.dumps(credentials, indent=2)}}
+
+
+def serve(application: Any, namespace: str) -> None:
+    """Serve a WSGI application in the switch's namespace, beside the nodes, until this process ends.
+
+    Port 80 of the nodes themselves stays free. A socket belongs to the namespace in which it was made,
+    whoever accepts from it later; a node is known by its address.
+
+    :raises OSError: the address cannot be bound there.
+    """
+    with ThreadPoolExecutor(1) as alone:  # a thread that ends in the namespace
+        listening = alone.submit(_listen, namespace).result()
+    server = make_server(METADATA_ADDRESS, 80, application, threaded=True, fd=listening.detach())
+    threading.Thread(target=server.serve_forever, name="metadata", daemon=True).start()
+
+
+def _listen(namespace: str) -> socket.socket:
+    with (NAMESPACES / namespace).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns {namespace}")
+    return socket.create_server((METADATA_ADDRESS, 80))
+
+
+def respond(emulator: Any, store: Any, secret: str, environ: dict[str, Any], start_response: Any) -> Any:
+    """Answer a metadata request of the instance that it comes from."""
+    with emulator.lock:
+        alive = (one for one in emulator.instances() if one.state != "terminated")
+        found = next((one for one in alive if one.private_ip == environ["REMOTE_ADDR"]), None)
+        before = getattr(found, "role_session", None)
+        status, body = answer(found, environ, secret=secret) if found else (404, b"")
+        if getattr(found, "role_session", None) is not before:
+            store.save()
+    return Response(body, status, mimetype="text/plain")(environ, start_response)

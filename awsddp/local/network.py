@@ -41,7 +41,7 @@ def run(
     return done.stdout
 
 
-def ip(lines: list[str], *, namespace: str | None = None) -> None:
+def ip(*lines: str, namespace: str | None = None) -> None:
     """Carries out lines of `ip -batch` in order, in a network namespace or on the machine."""
     within = () if namespace is None else ("-n", namespace)
     run("ip", *within, "-batch", "-", text="\n".join(lines) + "\n")
@@ -102,34 +102,27 @@ def open_switch(
 def _make_switch(place: Place, block: ipaddress.IPv4Network) -> None:
     name, interface = place.switch, place.interface
     ip(
-        [
-            f"netns add {name}",
-            f"link add {interface} type veth peer name machine netns {name}",
-            f"addr add {block[1]}/16 dev {interface}",
-            f"link set {interface} up",
-        ]
+        f"netns add {name}",
+        f"link add {interface} type veth peer name machine netns {name}",
+        f"addr add {block[1]}/16 dev {interface}",
+        f"link set {interface} up",
     )
     ip(
-        [
-            "link set lo up",
-            "link add vpc type bridge",
-            "link set vpc up",
-            "link set machine master vpc up",
-            f"addr add {METADATA_ADDRESS}/32 dev vpc",
-            f"route add {block} dev vpc",
-        ],
+        "link set lo up",
+        "link add vpc type bridge",
+        "link set vpc up",
+        "link set machine master vpc up",
+        f"addr add {METADATA_ADDRESS}/32 dev vpc",
+        f"route add {block} dev vpc",
         namespace=name,
     )
     # Debian's kernel may lack the bridge family of nftables: then the missing default route still holds.
     with suppress(LocalCloudError):
-        run("ip", "netns", "exec", name, "nft", "-f", "-", text=_border(block))
-
-
-def _border(block: ipaddress.IPv4Network) -> str:
-    return (
-        "table bridge border {\n chain forward {\n  type filter hook forward priority 0; policy accept;\n"
-        f"  ip daddr != {block} drop\n  ip saddr != {block} drop\n  ether type ip6 drop\n }}\n}}\n"
-    )
+        border = (
+            "table bridge border {\n chain forward {\n  type filter hook forward priority 0; policy accept;\n"
+            f"  ip daddr != {block} drop\n  ip saddr != {block} drop\n  ether type ip6 drop\n }}\n}}\n"
+        )
+        run("ip", "netns", "exec", name, "nft", "-f", "-", text=border)
 
 
 def hardware_address(address: str) -> str:
@@ -140,21 +133,17 @@ def hardware_address(address: str) -> str:
 def plug_in(place: Place, instance_id: str, address: str) -> None:
     """Makes a node's namespace with `ens5` on the switch."""
     name, port = place.machine(instance_id), _port(instance_id)
-    ip([f"netns add {name}"])
+    ip(f"netns add {name}")
     ip(
-        [
-            f"link add {port} type veth peer name ens5 address {hardware_address(address)} netns {name}",
-            f"link set {port} master vpc up",
-        ],
+        f"link add {port} type veth peer name ens5 address {hardware_address(address)} netns {name}",
+        f"link set {port} master vpc up",
         namespace=place.switch,
     )
     ip(
-        [
-            "link set lo up",
-            f"addr add {address}/16 dev ens5",
-            "link set ens5 up",
-            f"route add {METADATA_ADDRESS}/32 dev ens5",
-        ],
+        "link set lo up",
+        f"addr add {address}/16 dev ens5",
+        "link set ens5 up",
+        f"route add {METADATA_ADDRESS}/32 dev ens5",
         namespace=name,
     )
 

@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from awsddp.local import cgroups, network, node_faults, rehearsal, rootfs, torchenv
+from awsddp.local import cgroups, network, node_faults, rootfs, torchenv
 from awsddp.local.hosts import Condition, Hosts, HostSpec
 from awsddp.local.place import Place, run_into, take
 
@@ -65,7 +65,7 @@ class NspawnHosts(Hosts):
             self._make(node, spec)
         _write_seed(node / "seed", spec)
         if spec.rehearsal is not None:
-            rehearsal.install(node / "rehearsal" / rehearsal.PACKAGES, spec.rehearsal)
+            torchenv.rehearse(node / "rehearsal" / torchenv.PACKAGES, spec.rehearsal)
         for name in ("exit", "pid", "wrapper", ANSWERS):
             (node / name).unlink(missing_ok=True)
         network.unplug(self._place, spec.instance_id)

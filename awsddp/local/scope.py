@@ -12,7 +12,7 @@ from typing import Any
 
 from moto.core.utils import get_service_model
 
-from awsddp.local import dlami, launches, market, placement, quotas, refusals, reservations
+from awsddp.local import dlami, launches, market, quotas, refusals, reservations
 from awsddp.local.requests import Refusal, Request, lacking
 
 COMMON = frozenset({"Action", "Version", "DryRun"})
@@ -116,12 +116,12 @@ _EC2: dict[str, Operation] = {
     "DescribeKeyPairs": _row("KeyName", "IncludePublicKey", filters=("key-name", *TAGS)),
     "DeleteKeyPair": _row("KeyName"),
     "CreatePlacementGroup": _row(
-        "GroupName", "Strategy", makes=("placement-group",), answer=placement.create
+        "GroupName", "Strategy", makes=("placement-group",), answer=reservations.create_group
     ),
     "DescribePlacementGroups": _row(
-        "GroupName", filters=("group-name", "state", *TAGS), answer=placement.describe
+        "GroupName", filters=("group-name", "state", *TAGS), answer=reservations.describe_groups
     ),
-    "DeletePlacementGroup": _row("GroupName", answer=placement.delete),
+    "DeletePlacementGroup": _row("GroupName", answer=reservations.delete_group),
     "CreateSecurityGroup": _row("GroupName", "GroupDescription", "VpcId", makes=("security-group",)),
     "DescribeSecurityGroups": _row(
         "GroupId", "GroupName", filters=("group-id", "group-name", "vpc-id", *TAGS)

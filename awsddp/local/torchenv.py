@@ -15,10 +15,12 @@ import sysconfig
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from awsddp.compat.types import GPU_TYPES
 from awsddp.errors import LocalCloudError
 from awsddp.local.network import run
-from awsddp.resources import train_folder
+from awsddp.resources import template_folder, train_folder
 
 TORCH_VERSION = "2.13.0"
 TORCHVISION_VERSION = "0.28.0"
@@ -31,6 +33,8 @@ BASE_AT = BASE if Path("/usr") == BASE else Path("/opt/python")
 """Where a node has the Python of this process."""
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 BASE_PYTHON = BASE / "bin" / PYTHON
+PACKAGES = Path("lib", PYTHON, "site-packages")
+"""Where an environment keeps its packages."""
 
 
 def cache_folder() -> Path:
@@ -95,7 +99,11 @@ def _install(folder: Path) -> None:
     # Its own requirement would have an index without CPU builds answer with torch for CUDA.
     install(*pip, *patience, *indexes, "--no-deps", f"torchvision=={TORCHVISION_VERSION}")
     _declare_operators(next(building.glob("lib/python*/site-packages")))
-    _point_at_node(building)
+    # From here on it is right for /opt/pytorch in a node; on this machine it runs no more.
+    point_at(BASE_AT / "bin" / PYTHON, building)
+    for script in (building / "bin").iterdir():
+        if not script.is_symlink():
+            script.write_bytes(script.read_bytes().replace(str(building).encode(), str(AT).encode()))
     building.rename(folder)
 
 
@@ -110,14 +118,6 @@ def _declare_operators(packages: Path) -> None:
         file.write(f"\n\nif not _has_ops():  # written by awsddp\n    import {name}\n")
 
 
-def _point_at_node(building: Path) -> None:
-    """Makes the environment right for /opt/pytorch in a node; on this machine it then runs no more."""
-    point_at(BASE_AT / "bin" / PYTHON, building)
-    for script in (building / "bin").iterdir():
-        if not script.is_symlink():
-            script.write_bytes(script.read_bytes().replace(str(building).encode(), str(AT).encode()))
-
-
 def point_at(python: Path, environment: Path) -> None:
     """Make an environment, whose packages may be there already, one of this interpreter."""
     (environment / "bin").mkdir(parents=True, exist_ok=True)
@@ -128,3 +128,18 @@ def point_at(python: Path, environment: Path) -> None:
         f"home = {python.parent}\ninclude-system-site-packages = false\n"
         f"version = {platform.python_version()}\n"
     )
+
+
+def rehearse(packages: Path, instance_type: str) -> None:
+    """Has the torch of these packages pretend the GPUs of a type, if known (templates/rehearse_gpu)."""
+    shutil.copytree(template_folder("rehearse_gpu"), packages / "rehearse_gpu", dirs_exist_ok=True)
+    facts: dict[str, Any] = {}
+    if kind := GPU_TYPES.get(instance_type):
+        facts = {
+            "count": kind.gpus,
+            "name": f"NVIDIA {kind.gpu}",
+            "memory_bytes": int(kind.memory_gb * 2**30),
+            "capability": tuple(map(int, (kind.capability or "8.0").split("."))),
+        }
+    # Not a sitecustomize: Debian's python has one of its own, which comes first.
+    (packages / "rehearse_gpu.pth").write_text(f"import rehearse_gpu; rehearse_gpu.pretend(**{facts!r})\n")

@@ -12,7 +12,7 @@ import pytest
 from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.logs import Labeller, Merger, Stream, last_lines
-from awsddp.jobs.supervisor.wire import HEADER, MAGIC
+from awsddp.jobs.supervisor.follow import HEADER, MAGIC
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet

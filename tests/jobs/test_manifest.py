@@ -16,7 +16,6 @@ from awsddp import answers
 from awsddp.answers import Manifest
 from awsddp.jobs import protocol
 from awsddp.jobs.selection import exclude_patterns
-from awsddp.jobs.supervisor import disks
 from awsddp.jobs.supervisor import manifest as on_node
 from awsddp.jobs.supervisor.folder import JobFolder
 from awsddp.jobs.supervisor.walk import snapshot
@@ -345,7 +344,7 @@ def test_instance_store_is_told_also_below_partitions_and_volumes(tmp_path: Path
     block_device(tmp_path, "253:0", slaves=["259:0", "259:1"])
     block_device(tmp_path, "253:1", slaves=["259:0"])
     told = {
-        (major, minor): disks.is_ephemeral(os.makedev(major, minor), tmp_path)
+        (major, minor): on_node.is_ephemeral(os.makedev(major, minor), tmp_path)
         for major, minor in ((259, 0), (259, 1), (259, 7), (253, 0), (253, 1), (0, 48))
     }
     assert [device for device, ephemeral in told.items() if ephemeral] == [(259, 1), (259, 7), (253, 0)]

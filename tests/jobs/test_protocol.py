@@ -12,7 +12,7 @@ import pytest
 
 from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
 from awsddp.jobs import protocol
-from awsddp.jobs.supervisor.wire import MAGIC
+from awsddp.jobs.supervisor.follow import MAGIC
 from awsddp.spec import JobSection, JobSpec
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import random
 
-from awsddp.jobs.supervisor.session import Session
+from awsddp.jobs.supervisor.peers import Session
 
 
 def test_message_is_resent_until_it_is_acknowledged() -> None:

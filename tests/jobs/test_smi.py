@@ -3,7 +3,7 @@
 import pytest
 
 from awsddp.jobs.supervisor import probe
-from awsddp.jobs.supervisor.smi import gpus
+from awsddp.jobs.supervisor.probe import gpus
 
 # A DTD of version 12, as driver 535 writes it; of version 11 before.
 LOG = """\

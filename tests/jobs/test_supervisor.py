@@ -15,7 +15,7 @@ import pytest
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
 from awsddp.jobs import protocol
 from awsddp.jobs.logs import Merger
-from awsddp.jobs.supervisor.shutdown import shutdown
+from awsddp.jobs.supervisor.serve import shutdown
 from awsddp.parallel import soon
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from awsddp.cluster import Job, JobNode, RankResult
 from awsddp.errors import NodeError
 from awsddp.jobs.logs import Merger
-from awsddp.jobs.supervisor.wire import HEADER, MAGIC
+from awsddp.jobs.supervisor.follow import HEADER, MAGIC
 from awsddp.spec import JobSection, JobSpec
 from awsddp.verbs import watching
 from awsddp.verbs.watching import Watch

@@ -73,7 +73,7 @@ def test_a_node_is_not_heard_with_an_address_from_outside(place: Place) -> None:
     for name, address in ((GONE, first), (NEW, second)):
         network.plug_in(place, name, address)
     forged = "203.0.113.5"
-    network.ip([f"addr add {forged}/32 dev lo"], namespace=place.machine(GONE))
+    network.ip(f"addr add {forged}/32 dev lo", namespace=place.machine(GONE))
     inside = ["ip", "netns", "exec"]
     hears = subprocess.Popen(
         [*inside, place.machine(NEW), sys.executable, "-c", HEARS], stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""What a job says, as it says it: the logs of this node's ranks and its document, in frames (wire.py).
+"""What a job says, as it says it: the logs of this node's ranks and its document, in frames.
 
 Following reads files only: any number may follow, at any time, and none can hold the job up.
 """
@@ -8,12 +8,22 @@ from __future__ import annotations
 import json
 import math
 import os
+import struct
 import time
 from typing import Any, BinaryIO
 
 from awsddp.jobs.supervisor.folder import FINAL, JobFolder, local_ranks
-from awsddp.jobs.supervisor.wire import HEADER
 
+MAGIC = b"\0awsddp\n"
+"""Comes before every answer: a login script of the node's user may have said something first."""
+
+HEADER = struct.Struct(">cIQI")
+"""Of a frame: kind, rank, offset, length of the payload that comes after it.
+
+L is a piece of a rank's log at that offset; P says that the rank paused in the middle of its last line, and
+that all of it was sent; S the document, changed; H nothing new for 2 s; E the final document, after the last
+byte.
+"""
 _CHUNK = 1 << 18
 _POLL_SECONDS = 0.03
 _BEAT_SECONDS = 2.0

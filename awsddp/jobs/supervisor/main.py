@@ -12,15 +12,13 @@ import time
 import types
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from awsddp.jobs.supervisor.claim import CLAIM, claim
 from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, read_json, write_json
-from awsddp.jobs.supervisor.follow import follow
+from awsddp.jobs.supervisor.follow import MAGIC, follow
 from awsddp.jobs.supervisor.job_causes import cause_of_node
-from awsddp.jobs.supervisor.launch import launch, slots
+from awsddp.jobs.supervisor.launch import CLAIM, claim, launch, slots
 from awsddp.jobs.supervisor.manifest import hashes, manifest
 from awsddp.jobs.supervisor.metrics import metrics
 from awsddp.jobs.supervisor.peers import report_lost
-from awsddp.jobs.supervisor.wire import MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.disks import is_ephemeral
 from awsddp.jobs.supervisor.folder import JobFolder, local_ranks
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 from awsddp.jobs.supervisor.writing import Read, looked_at, mark_writing
@@ -26,10 +25,10 @@ LIST_BYTES = 48 << 20
 """How long the list of results may be; the client reads no answer of more than 64 MB."""
 HASH_BYTES = 64 << 20
 """How much is hashed for the list; the client asks for the other hashes once it knows what it fetches."""
-
-
 HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
+_INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
+_SYSFS = Path("/sys/dev/block")
 
 
 def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
@@ -287,3 +286,16 @@ def _hashed(path: Path, at_once: int, *, data: bool = True) -> dict[str, Any]:
             read = block if size == len(block) else b""
     found: dict[str, Any] = {"size": size, "sha256": digest.hexdigest()}
     return {**found, "data": base64.b64encode(read).decode()} if data and size <= at_once else found
+
+
+def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
+    """Tell whether a device (st_dev) is instance store, or made of it, as DLAMIs do at /opt/dlami/nvme."""
+    return _is_instance_store(Path(os.path.realpath(str(sysfs / f"{os.major(device)}:{os.minor(device)}"))))
+
+
+def _is_instance_store(block: Path) -> bool:
+    below = list((block / "slaves").glob("*"))  # of a volume of LVM or a RAID
+    if below:
+        return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in below)
+    models = [place / "device" / "model" for place in (block, block.parent)]  # a partition lies in its disk
+    return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)

@@ -11,13 +11,13 @@ import os
 import re
 import socket
 import time
+import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.diagnose import kernel_log, output
 from awsddp.jobs.supervisor.folder import counters
-from awsddp.jobs.supervisor.smi import gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,19 @@ _MOST_XIDS = 20
 _CGROUPS = Path("/sys/fs/cgroup")
 _XID = re.compile(r"NVRM: Xid \(PCI:[0-9A-Fa-f:.]+\): (\d+)")
 _LINK = re.compile(r"^\s+Link \d+: <inactive>", re.MULTILINE)
+# What makes a GPU unfit: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html
+# https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+_BAD = {
+    "remapped_row_failure": ("Yes", "row remapping failed"),
+    "remapped_row_pending": ("Yes", "row remapping is pending: reboot"),
+    "pending_retirement": ("Yes", "page retirement is pending: reboot"),
+    "reset_required": ("Yes", "needs a reset"),
+    "hw_slowdown": ("Active", "its clocks are held down (hw_slowdown)"),
+    "hw_thermal_slowdown": ("Active", "its clocks are held down (hw_thermal_slowdown)"),
+    "hw_power_brake_slowdown": ("Active", "its clocks are held down (hw_power_brake_slowdown)"),
+    "sw_thermal_slowdown": ("Active", "its clocks are held down (sw_thermal_slowdown)"),
+}
+_REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers say throttle
 
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
@@ -137,3 +150,32 @@ def _folders(controller: str) -> list[Path]:
         top = _CGROUPS / names if names else _CGROUPS
         found += [top / part.lstrip("/") for part in (path, *map(str, Path(path).parents))]
     return found
+
+
+def gpus(said: str) -> list[dict[str, Any]]:
+    """Return the GPUs in what `nvidia-smi -q -x` printed, [] where it cannot be read.
+
+    Each has `name`, `memory_mib`, `errors` (uncorrectable ECC errors since the driver was loaded),
+    and `faults`, in words.
+    """
+    try:
+        log = ET.fromstring(said)
+    except ET.ParseError:
+        return []
+    return [_gpu(one) for one in log.findall("gpu")]
+
+
+def _gpu(one: ET.Element) -> dict[str, Any]:
+    texts = {_REASON.sub("", part.tag): (part.text or "").strip() for part in one.iter()}
+    counts = [part for part in one.iterfind("ecc_errors/volatile//*") if "uncorrectable" in part.tag]
+    return {
+        "name": one.findtext("product_name", ""),
+        "memory_mib": _first(one.findtext("fb_memory_usage/total", "")),
+        "errors": sum(_first(part.text or "") for part in counts),
+        "faults": [words for tag, (bad, words) in _BAD.items() if texts.get(tag) == bad],
+    }
+
+
+def _first(text: str) -> int:
+    word = (text.split() or [""])[0]
+    return int(word) if word.isdigit() else 0

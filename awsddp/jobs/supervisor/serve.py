@@ -8,20 +8,28 @@ import selectors
 import signal
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, SILENT_SECONDS, Coordinator
 from awsddp.jobs.supervisor.diagnose import full_disk
-from awsddp.jobs.supervisor.elastic import Elastic
+from awsddp.jobs.supervisor.elastic import Elastic, Workers
 from awsddp.jobs.supervisor.folder import JobFolder, initial, read_json, write_json
 from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
 from awsddp.jobs.supervisor.samples import Samples
-from awsddp.jobs.supervisor.shutdown import shutdown
-from awsddp.jobs.supervisor.workers import Workers
 
 _REPORT_SECONDS = 10.0
+LIMIT_SECONDS = 110.0
+"""The longest grace at a shutdown: awsddp-jobs.service holds it up for 120 s."""
+_REASON = Path("/run/awsddp/shutdown")
+_REASONS = {
+    "expires": ("expired", "it expired (cluster.expires)"),
+    "spot": ("spot_interruption", "AWS reclaims the spot instance"),
+    "reboot": ("interrupted", "it was rebooted"),
+    "poweroff": ("interrupted", "it was powered off, from inside or by a stop of the instance"),
+}
 
 
 def guard(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
@@ -297,3 +305,21 @@ class Supervisor:
         asked, end = self._asked, time.monotonic() + self._request["silent_s"]
         while self._peers.unread and self._asked is asked and time.monotonic() < end:
             self._exchange(0.1)
+
+
+def shutdown(request: dict[str, Any], file: Path = _REASON) -> dict[str, Any]:
+    """Return how the job is to end at a shutdown of this node: its state, grace (s) and cause."""
+    try:
+        word, _, moment = file.read_text(encoding="ascii", errors="replace").strip().partition(" ")
+    except OSError:
+        word, moment = "", ""
+    kind, reason = _REASONS.get(word, ("interrupted", "its supervisor got SIGTERM"))
+    at = f" at {moment}" if moment else ""
+    why = f"node{request['node']} was shut down while the job ran: {reason}{at}"
+    return {
+        "state": "interrupted",
+        "grace": min(request["grace"], LIMIT_SECONDS),
+        "cause": cause_of_node(
+            request, request["node"], kind, why=why, **({"time": moment} if moment else {})
+        ),
+    }
