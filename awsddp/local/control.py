@@ -24,7 +24,7 @@ REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
 """After how long without an instance and a client an automatic one ends itself."""
-VERSION = 6
+VERSION = 7
 """Of what a local cloud keeps and answers: raised when a client or a daemon of before could not read it."""
 
 

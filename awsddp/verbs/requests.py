@@ -7,7 +7,7 @@ from awsddp.answers import take
 from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol
-from awsddp.jobs.supervisor.wire import MAGIC
+from awsddp.jobs.supervisor.follow import MAGIC
 from awsddp.nodes.failures import split
 
 if TYPE_CHECKING:

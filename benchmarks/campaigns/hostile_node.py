@@ -39,7 +39,7 @@ from awsddp.cli.screen import Screen
 from awsddp.cli.why_page import why_page
 from awsddp.cluster import Cluster, Node, Target
 from awsddp.errors import AwsddpError, NodeError
-from awsddp.jobs.supervisor.wire import HEADER, MAGIC
+from awsddp.jobs.supervisor.follow import HEADER, MAGIC
 from awsddp.nodes import provision, rsync
 from awsddp.nodes.command import Result
 from awsddp.nodes.connection import Endpoint
