@@ -46,7 +46,6 @@ _MODULES = (
     "peers",
     "follow",
     "walk",
-    "writing",
     "manifest",
     "metrics",
     "launch",

@@ -2,7 +2,8 @@
 
 Three sources: the run folder, the `outputs` that the launch or this request names, and what is new or changed
 in the synced folder since the snapshot that was taken before the ranks started. Paths are text with surrogate
-escapes, so that any bytes in a name survive JSON.
+escapes, so that any bytes in a name survive JSON. Half of a checkpoint is no result: what was read in the
+middle of a write is marked.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import json
 import os
 import re
 import stat
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from awsddp.jobs.supervisor.folder import JobFolder, local_ranks
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
-from awsddp.jobs.supervisor.writing import Read, looked_at, mark_writing
 
 EVENTS = "events.out.tfevents."
 LIST_BYTES = 48 << 20
@@ -29,6 +31,8 @@ HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
 _INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
 _SYSFS = Path("/sys/dev/block")
+_TRIES = 3
+_FRESH_SECONDS = 60.0
 
 
 def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
@@ -36,8 +40,8 @@ def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
 
     A file has `path` (absolute, without links), `home` (where it belongs in the folder of results), `size`,
     `modified` (s since 1970), `limited` (it counts against job.results_limit), `ephemeral` where a stop loses
-    it, `sparse` where it has holes, `writing` where it was read in the middle of a write (`writing.py`), and
-    where it is small `sha256` and `data` (base64, up to `at_once` bytes in all; logs of ranks come without:
+    it, `sparse` where it has holes, `writing` where it was read in the middle of a write, and where
+    it is small `sha256` and `data` (base64, up to `at_once` bytes in all; logs of ranks come without:
     who watched has them). A link has `path`, `home` and `target`, relative to the link's own folder. What is
     skipped has `path`, `size`, `why` and `owed`: the job made it, and it is not fetched. `excluded` counts
     what the request's `exclude` matches.
@@ -70,6 +74,14 @@ def hashes(paths: list[str]) -> dict[str, Any]:
     read = [Read(path, looked_at(path), _hashed_or_why(path)) for path in paths]
     mark_writing(read, _hashed_or_why)
     return {"hashes": [one.line for one in read]}
+
+
+class Read(NamedTuple):
+    """A file, as it was before it was read, and what was read: `line` is sent to the client."""
+
+    path: str
+    before: Any  # an os.stat_result, None where it was not there
+    line: dict[str, Any]
 
 
 class _Excluded:
@@ -299,3 +311,74 @@ def _is_instance_store(block: Path) -> bool:
         return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in below)
     models = [place / "device" / "model" for place in (block, block.parent)]  # a partition lies in its disk
     return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)
+
+
+def looked_at(path: str) -> os.stat_result | None:
+    """Return the state of a file, None where it cannot be had."""
+    try:
+        return os.stat(path)  # noqa: PTH116 (a path may hold any bytes)
+    except OSError:
+        return None
+
+
+def mark_writing(read: list[Read], read_again: Callable[[str], dict[str, Any]]) -> None:
+    """Set `writing` in the lines of files that may have been read in the middle of a write.
+
+    That is one that a process has opened for writing, other than to append, and one that has changed since
+    before it was read. Of the latter the write may be over: it is read again.
+    """
+    for _ in range(_TRIES):
+        writing, appending = _opened()
+        changed = []
+        for path, before, line in read:
+            now = looked_at(path)
+            if before is None or now is None:
+                continue
+            line.pop("writing", None)
+            if _id(now) in writing or _is_fresh_of_another(now):
+                line["writing"] = True
+            elif _id(now) not in appending and _state(now) != _state(before):
+                line["writing"] = True
+                changed.append(Read(path, now, line))
+        for path, _, line in changed:
+            line.pop("data", None)
+            line.update(read_again(path))
+        read = changed
+
+
+def _opened() -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """Return the files that processes of this user have opened for writing, and those only to append."""
+    files: dict[bool, set[tuple[int, int]]] = {False: set(), True: set()}
+    for descriptor in _descriptors():
+        try:
+            if not descriptor.lstat().st_mode & stat.S_IWUSR:
+                continue
+            info = descriptor.stat()
+            if stat.S_ISREG(info.st_mode):
+                details = (descriptor.parent.parent / "fdinfo" / descriptor.name).read_text()
+                appends = int(details.split("flags:")[1].split()[0], 8) & os.O_APPEND
+                files[bool(appends)].add(_id(info))
+        except (OSError, LookupError, ValueError):
+            continue
+    return files[False], files[True]
+
+
+def _descriptors() -> Iterator[Path]:
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        try:
+            yield from list(folder.iterdir())
+        except OSError:
+            continue
+
+
+def _id(info: os.stat_result) -> tuple[int, int]:
+    return info.st_dev, info.st_ino
+
+
+def _state(info: os.stat_result) -> tuple[int, int, int, int]:
+    return (*_id(info), info.st_size, info.st_mtime_ns)
+
+
+def _is_fresh_of_another(info: os.stat_result) -> bool:
+    """Tell whether another user wrote a file just now: what that user has open is hidden from this one."""
+    return os.getuid() not in (0, info.st_uid) and time.time() - info.st_mtime < _FRESH_SECONDS
