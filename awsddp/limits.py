@@ -88,16 +88,6 @@ def check_tag_specifications(requests: Iterable[tuple[str, Mapping[str, Any]]]) 
                     )
 
 
-def check_name(name: str | None, *, place: str, most: int) -> None:
-    """Raise ConfigError for a name that nothing in EC2 can have; `place` is its key of awsddp.toml."""
-    if name is not None and not (len(name) <= most and name.isascii()):
-        raise ConfigError(
-            f"{place}: invalid name {name[:40]!r}",
-            f"EC2 accepts {most} ASCII characters",
-            "use the name that EC2 lists",
-        )
-
-
 def check_rules(cidrs: Sequence[str]) -> None:
     """Raise ConfigError for more SSH sources than a group has rules, beside the one for the group itself."""
     for version, mark in (("IPv4", "."), ("IPv6", ":")):

@@ -22,7 +22,6 @@ import msgspec
 
 from awsddp.cluster import Job, Prepared, Remembered, Target
 from awsddp.errors import ConfigError
-from awsddp.private import make_folder, open_to_append
 
 _VERSION = 1
 _UNNAMED_S = 2.0
@@ -32,6 +31,25 @@ _UNNAMED_S = 2.0
 def home(environ: Mapping[str, str] = os.environ) -> Path:
     """Return $AWSDDP_HOME, by default ~/.awsddp."""
     return Path(environ.get("AWSDDP_HOME") or Path.home() / ".awsddp").absolute()
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and what is missing above it, each 0700: mkdir's own mode is for the last one alone.
+
+    One that exists keeps its mode. Raises OSError.
+    """
+    for folder in reversed((path, *path.parents)):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_to_append(path: Path, *, buffering: int = -1) -> IO[bytes]:
+    """Open a file to read and append; one that is made is 0600. `buffering` as of open(). Raises OSError."""
+    return open(path, "a+b", buffering, opener=_opened)
+
+
+def _opened(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "awsddp"
 
-_BASE = {"errors", "harmless", "limits", "private"}
+_BASE = {"errors", "harmless", "limits"}
 _RECORDS = {"answers", "spec", "cluster", "resources"} | _BASE
 _PURE = {"plan", "report", "compat", "billing", "parallel", "page"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
@@ -19,7 +19,6 @@ LADDER = {
     "errors": _BASE,
     "harmless": _BASE,
     "limits": _BASE,
-    "private": _BASE,
     "answers": _BASE,
     "spec": _RECORDS,
     "cluster": _RECORDS,

@@ -123,8 +123,8 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     monkeypatch.setattr(selecting, "ask", made.ask)
     monkeypatch.setattr(selecting, "answers_of", made.ask)
     monkeypatch.setattr("awsddp.nodes.results.pull", made.pull)
-    monkeypatch.setattr("awsddp.aws.poweroff.release", release)
-    monkeypatch.setattr("awsddp.aws.poweroff.unfetched_of", lambda aws, nodes: {})
+    monkeypatch.setattr("awsddp.aws.power.release", release)
+    monkeypatch.setattr("awsddp.aws.power.unfetched_of", lambda aws, nodes: {})
     return made
 
 

@@ -132,11 +132,6 @@ def exists(cluster: Cluster) -> bool:
     return bool(cluster.leftovers) or any(node.state != "terminated" for node in cluster.nodes)
 
 
-def find_cluster(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None) -> Cluster | None:
-    """Return the cluster of this name and owner, or None. Raises CloudError."""
-    return next(iter(find_clusters(aws, name, owner, remembered=remembered)), None)
-
-
 def glance(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None) -> tuple[Cluster, ...]:
     """Return the clusters of this name and owner that have running nodes, by one call.
 

@@ -2,17 +2,20 @@
 
 import contextlib
 import getpass
+import gzip
 import os
 import re
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import botocore.session
+import msgspec
 from botocore.configprovider import ConstantProvider
+from botocore.loaders import JSONFileLoader
 from botocore.utils import JSONFileCache
 
-from awsddp.aws.models import QuickReader
 from awsddp.cluster import Target
 
 # botocore's name for the session of a role, another one in each process.
@@ -23,6 +26,17 @@ CACHE = Path("~/.aws/cli/cache")
 SESSION = "awsddp-"
 """How the name of a session begins that the user has not named."""
 _CACHED = ("assume-role", "assume-role-with-web-identity")
+
+
+class QuickReader(JSONFileLoader):
+    """Reads botocore's descriptions of services: that of EC2, 5 MB, in a third of the time."""
+
+    def load_file(self, file_path: str) -> Any:
+        """Return what the file holds (`file_path` lacks its suffix), None where there is none."""
+        plain, packed = Path(f"{file_path}.json"), Path(f"{file_path}.json.gz")
+        if plain.is_file():
+            return msgspec.json.decode(plain.read_bytes())
+        return msgspec.json.decode(gzip.decompress(packed.read_bytes())) if packed.is_file() else None
 
 
 class _Cache(JSONFileCache):

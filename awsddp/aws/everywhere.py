@@ -39,7 +39,6 @@ class Everywhere:
     """What was found. `unread` tells of each region that could not be asked why it could not."""
 
     holdings: tuple[Holding, ...]
-    looked: tuple[str, ...]
     unread: tuple[str, ...]
 
 
@@ -51,7 +50,6 @@ def find_everywhere(
     `gateway` makes the gateway to a region; `owner` is the caller. A region that refuses is reported,
     and does not hide the others.
     """
-    looked = tuple(regions)
 
     def look(region: str) -> tuple[Holding, ...] | str:
         try:
@@ -59,10 +57,9 @@ def find_everywhere(
         except Refused as refusal:
             return f"{region}: {refusal.message}"
 
-    found = each(look, looked)
+    found = each(look, regions)
     return Everywhere(
         holdings=tuple(one for part in found if not isinstance(part, str) for one in part),
-        looked=looked,
         unread=tuple(part for part in found if isinstance(part, str)),
     )
 

@@ -1,20 +1,26 @@
 """Power: machines stopped, their disks kept, and started again with a new expiry.
 
+And what a poweroff from inside does: it ends a node, or stops it while results are not fetched yet.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
-from awsddp.aws.clusters import describe, tag, unlisted
-from awsddp.aws.poweroff import poweroff
+from awsddp.aws.clusters import by_id, describe, tag, tags_of, unlisted
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, patiently, poll
-from awsddp.cluster import ENDED, Node
+from awsddp.cluster import ENDED, MORE, Node
 from awsddp.errors import NodeError
+from awsddp.limits import TAG_VALUE
+from awsddp.parallel import all_of, each
 from awsddp.plan.records import utc
 from awsddp.report import Event, OnEvent, node_name
+
+TAG = "awsddp:unfetched"
+_GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
 
 
 def _on_its_way(refusal: Refused) -> bool:
@@ -34,7 +40,7 @@ def stop(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
     seen: dict[str, str] = {}
 
     def look() -> bool | None:
-        for item in describe(aws, [{"Name": "instance-id", "Values": keys}]):
+        for item in describe(aws, by_id(*keys)):
             state = item["State"]["Name"]
             if seen.get(item["InstanceId"]) != state:
                 seen[item["InstanceId"]] = state
@@ -60,3 +66,100 @@ def start(aws: Aws, nodes: Sequence[Node]) -> None:
 def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:
     """Write a new expiry to the nodes' tag; the watchdogs get it separately. Raises CloudError."""
     tag(aws, [node.instance_id for node in nodes], "awsddp:expires", utc(expires))
+
+
+def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
+    """Before a job: have a poweroff stop the on-demand nodes, and tag all with the job as not yet fetched.
+
+    A spot node cannot be stopped, so it is only tagged. Both are done at once: each is safe without the
+    other, as there are no results yet. Raises CloudError; the job must not start then.
+    """
+
+    def add() -> None:
+        unfetched = {node.instance_id: list(node.unfetched) for node in nodes} | unfetched_of(aws, nodes)
+        for key, jobs in unfetched.items():
+            unfetched[key] = [*jobs, job] if job not in jobs else jobs
+        _write(aws, unfetched)
+
+    works: list[Callable[[], None]] = [add]
+    for node in nodes:
+        if not node.spot:
+            act = partial(_on_poweroff, aws, node.instance_id, "stop")
+            works.append(partial(patiently, act, passes=unlisted))
+    all_of(works)
+
+
+def release(
+    aws: Aws,
+    nodes: Sequence[Node],
+    job: str,
+    *,
+    tagged: Mapping[str, Sequence[str]] | None = None,
+    older: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """After a job's results are home: untag the nodes; the last job lets a poweroff end them again.
+
+    `tagged` is what `unfetched_of` has returned just now, `older` what MORE stands for on a node, by its id;
+    without it MORE stays. Nodes that are gone need nothing. A poweroff ends them before the tag goes: a node
+    that is interrupted between the two is still known by it. Raises CloudError.
+    """
+    known = unfetched_of(aws, nodes) if tagged is None else tagged
+    named = {key: _resolved(jobs, (older or {}).get(key, (MORE,))) for key, jobs in known.items()}
+    unfetched = {key: [other for other in jobs if other != job] for key, jobs in named.items()}
+    spot = {node.instance_id for node in nodes if node.spot}
+    freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
+    poweroff(aws, freed, "terminate")
+    _write(aws, unfetched)
+
+
+def poweroff(aws: Aws, instance_ids: Iterable[str], behaviour: str) -> None:
+    """Have a poweroff from inside "stop" or "terminate" on-demand nodes. Those that are gone need nothing."""
+
+    def turn(instance_id: str) -> None:
+        try:
+            _on_poweroff(aws, instance_id, behaviour)
+        except Refused as refusal:
+            if refusal.code not in _GONE:
+                raise
+
+    each(turn, instance_ids)
+
+
+def unfetched_of(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """Return the jobs that each living node is tagged with now, which may be more than were read before.
+
+    MORE among them stands for older ones.
+    """
+    return {
+        item["InstanceId"]: tags_of(item).get(TAG, "").split()
+        for item in describe(aws, by_id(*(node.instance_id for node in nodes)))
+        if item["State"]["Name"] not in ("shutting-down", "terminated")
+    }
+
+
+def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
+    changed = {"Attribute": "instanceInitiatedShutdownBehavior", "Value": behaviour}
+    aws.call("ModifyInstanceAttribute", {"InstanceId": instance_id, **changed})
+
+
+def _write(aws: Aws, unfetched: dict[str, list[str]]) -> None:
+    """Write each list of jobs to the tag of its nodes, one call for those that share it."""
+    texts = {key: _text(jobs) for key, jobs in unfetched.items()}
+    for text in sorted(set(texts.values())):
+        tag(aws, [key for key in texts if texts[key] == text], TAG, text)
+
+
+def _text(jobs: Sequence[str]) -> str:
+    """Return jobs, the oldest first, as the tag holds them: MORE and the newest where not all fit."""
+    named, more = [job for job in jobs if job != MORE], MORE in jobs
+    while len(text := " ".join([MORE, *named] if more else named)) > TAG_VALUE:
+        named, more = named[1:], True
+    return text
+
+
+def _resolved(jobs: Sequence[str], older: Sequence[str]) -> list[str]:
+    """Return jobs with `older` in place of MORE."""
+    if MORE not in jobs:
+        return list(jobs)
+    named = [job for job in jobs if job != MORE]
+    return [*(job for job in older if job not in named), *named]

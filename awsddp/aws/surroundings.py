@@ -156,9 +156,7 @@ def check_disk_key(aws: Aws, asked: str | None) -> None:
     try:
         found = aws.call("DescribeKey", {"KeyId": asked}, service="kms")["KeyMetadata"]
         if found["KeyState"] != "Enabled":
-            why = (
-                f"it is {found['KeyState']}: aws kms enable-key --key-id {found['KeyId']}, if it may be used"
-            )
+            why = f"it is {found['KeyState']}; aws kms enable-key --key-id {found['KeyId']} enables it"
         elif found.get("KeySpec", "SYMMETRIC_DEFAULT") != "SYMMETRIC_DEFAULT":
             why = f"it is a key for {found['KeyUsage']}, disks take symmetric ones alone"
     except Refused as refusal:

@@ -167,9 +167,7 @@ class _Ending:
         except Refused as refusal:
             # NotFound this soon is no proof of an end: the next look decides.
             if not refusal.retryable and not unlisted(refusal):
-                lacks = (
-                    "; it has lost its tags awsddp:id and awsddp:owner" if keys[0] in self._untagged else ""
-                )
+                lacks = "; it has lost its tags awsddp:id and awsddp:owner" * (keys[0] in self._untagged)
                 self.refused.update(dict.fromkeys(keys, f"{refusal.why}{lacks}"))
 
     def proven(self) -> bool | None:
@@ -280,7 +278,5 @@ def _instance(item: dict[str, Any]) -> str:
 
 def _of(item: dict[str, Any], strangers: Collection[str]) -> str:
     instance = _instance(item)
-    lacks = (
-        ", which lacks the cluster's tags: terminate it, then awsddp down" if instance in strangers else ""
-    )
+    lacks = ", which lacks the cluster's tags: terminate it, then awsddp down" * (instance in strangers)
     return f"of {instance}{lacks}" if instance else ""

@@ -26,13 +26,12 @@ def command(options: Globals, *, iam_policy: bool, request_quota: bool, job: str
     Without a cluster: credentials, permissions, quota, offers and compatibility, before a launch. With --why
     it asks the nodes of a job where its ranks are; the job runs on. Changes nothing.
     """
-    from awsddp.cli.health_page import checks_page, health_page
+    from awsddp.cli.doctor_page import checks_page, health_page, why_page
     from awsddp.verbs import doctor as verb
     from awsddp.verbs import health
 
     with session.opened(options) as (ctx, show):
         if job is not None:
-            from awsddp.cli.why_page import why_page
             from awsddp.verbs.why import why
 
             show.result(why(ctx, job), why_page)

@@ -54,7 +54,7 @@ def _show(error: AwsddpError) -> None:
     from awsddp.cli.advice import named  # it reads the clusters' folders: not before the signals are ours
 
     if isinstance(error, CloudError) and error.needs_login and WATCH.context is not None:
-        from awsddp.verbs.interruption import what_runs_on
+        from awsddp.verbs.advice import what_runs_on
 
         what_runs_on(WATCH.context, error)
     error.next = named(error.next)

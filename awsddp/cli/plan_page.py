@@ -15,6 +15,10 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
     from awsddp.plan.document import document
 
     facts = document(plan)
+    unchanged = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
+    closed = "nowhere: no port is open"
+    if not plan.asks("CreateSecurityGroup"):
+        closed = "what your security group allows"
     rows = [
         ("cluster", f"{facts['cluster']} on {facts['target']}, {facts['region']}"),
         ("nodes", f"{facts['nodes']} x {facts['instance_type']}, {facts['market']} ({facts['why']})"),
@@ -25,12 +29,12 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         (
             "address",
             f"{plan.address}{f', through {plan.jump}' if plan.jump else ''}; "
-            f"SSH from {', '.join(facts['ssh_cidrs']) or _no_cidr(plan)}",
+            f"SSH from {', '.join(facts['ssh_cidrs']) or closed}",
         ),
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),
         ("quota", facts["quota"]),
-        *(("" if index else "steps", step) for index, step in enumerate(_steps(plan))),
+        *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps or unchanged)),
         ("creates", ", ".join(facts["makes"])),
         ("uses", ", ".join(f"{what} {name}" for what, name in facts["uses"].items())),
         ("price", _price_line(facts, plan.expires_s)),
@@ -43,18 +47,6 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         _choices(facts["choices"], plan.region, stderr=stderr)
     for warning in facts["warnings"]:
         line(f"warning: {warning}", stderr=stderr)
-
-
-def _steps(plan: "LaunchPlan") -> list[str]:
-    """Return what would change in a cluster that exists, step by step."""
-    nothing = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
-    return [str(step) for step in plan.steps] or nothing
-
-
-def _no_cidr(plan: "LaunchPlan") -> str:
-    return (
-        "nowhere: no port is open" if plan.asks("CreateSecurityGroup") else "what your security group allows"
-    )
 
 
 def _node_line(facts: dict[str, Any]) -> str:

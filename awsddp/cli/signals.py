@@ -50,7 +50,7 @@ class Watch:
             "awsddp status   # the cluster and its cost\nawsddp down     # terminate it",
         )
         if self.context is not None:
-            from awsddp.verbs.interruption import interruption
+            from awsddp.verbs.advice import interruption
 
             error = interruption(self.context)
         if isinstance(stop, LetGo):

@@ -18,7 +18,7 @@ from typing import Any
 from awsddp.errors import LocalCloudError, UsageError
 from awsddp.local import cgroups, ending, network, nspawn, requirements
 from awsddp.local.place import Place, run_into, take
-from awsddp.private import make_folder
+from awsddp.state import make_folder
 
 REGION = "us-east-1"
 START_S = 60.0

@@ -18,8 +18,8 @@ from typing import ClassVar
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.failures import find_program
 from awsddp.nodes.rendering import config_path
-from awsddp.private import make_folder
 from awsddp.spec import jump_host
+from awsddp.state import make_folder
 
 # Nothing is asked, as nobody may be there to answer, and no host key is ever added.
 _OPTIONS = (

@@ -16,8 +16,8 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.parallel import each
 from awsddp.plan.environment import CREDENTIALS, EnvironmentPlan, explain, image_constraints
 from awsddp.plan.requirements import IMAGE_PACKAGES, canonical
-from awsddp.private import make_folder
 from awsddp.report import Event, OnEvent
+from awsddp.state import make_folder
 
 _BUILDS = 20
 """How many packages without a wheel are built here before that is no longer tried."""

@@ -10,10 +10,16 @@ from dataclasses import replace
 
 from awsddp import limits
 from awsddp.compat.images import misfit, unlisted
-from awsddp.compat.types import ADDRESS_USD_PER_HOUR, PRICE_DATE, PRICE_REGION, GpuType, disk_usd_per_hour
+from awsddp.compat.types import (
+    ADDRESS_USD_PER_HOUR,
+    GPU_TYPES,
+    PRICE_DATE,
+    PRICE_REGION,
+    GpuType,
+    disk_usd_per_hour,
+)
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
-from awsddp.plan.budget import lasts_s, spot_rate
 from awsddp.plan.records import Budget, Facts, Image, LaunchPlan, Price, Rate, Zone
 from awsddp.plan.requests import requests
 from awsddp.plan.selection import Candidate, candidate, choices, tries, zones
@@ -22,6 +28,8 @@ from awsddp.spec import ClusterSpec, seconds
 
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
+_HIGHEST = "the highest spot price of the last 7 days"
+_UNKNOWN = "the on-demand price: the spot prices of the last 7 days are unknown"
 
 
 def make_plan(
@@ -40,7 +48,6 @@ def make_plan(
     Raises ConfigError for an invalid spec, CloudError where AWS does not offer or allow it.
     """
     limits.check_user_tags(spec.tags)
-    limits.check_name(spec.access.key, place="access.key_file", most=limits.KEY_NAME)
     if zone is not None:
         spec = replace(spec, capacity=replace(spec.capacity, zones=(zone,)))
     fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
@@ -179,15 +186,30 @@ def _within_budget(
         return plan, []
     rate = Rate(usd_per_hour=plan.price_usd_per_hour)
     if plan.market == "spot":
-        rate = spot_rate(plan.price, plan.nodes, plan.instance_type, plan.zones, facts)
+        fixed_usd = plan.price.disks + plan.price.addresses
+        rate = spot_rate(fixed_usd, plan.nodes, plan.instance_type, plan.zones, facts)
     budget = Budget(
         usd=spec.cluster.budget_usd, spent_usd=spent_usd, usd_per_hour=rate.usd_per_hour, source=rate.source
     )
-    plan, term_s = replace(plan, budget=budget), lasts_s(budget)
+    plan, term_s = replace(plan, budget=budget), budget.lasts_s
     if term_s >= plan.expires_s:
         return plan, []
     text = f"the budget of ${budget.usd:,.2f} lasts {duration(term_s)}: the nodes terminate then"
     return replace(plan, expires_s=int(term_s)), [text]
+
+
+def spot_rate(fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts) -> Rate:
+    """Return what spot nodes in any of the zones cost per hour at most: `fixed_usd` beside the machines.
+
+    A spot price may rise until the nodes end, so the highest of the last days is assumed.
+    """
+    highest, kind = facts.highest_spot_prices.get(instance_type, {}), GPU_TYPES.get(instance_type)
+    each = facts.prices.get(instance_type, kind.price_usd_per_hour if kind else None)
+    source, zones = _UNKNOWN, set(zones)
+    if zones and zones <= highest.keys():
+        each, source = max(highest[zone] for zone in zones), _HIGHEST
+    usd_per_hour = None if each is None else round(each * nodes + fixed_usd, 4)
+    return Rate(usd_per_hour=usd_per_hour, source=source)
 
 
 def _uses(spec: ClusterSpec, tried: tuple[Zone, ...]) -> dict[str, str]:

@@ -8,7 +8,6 @@ from typing import Literal
 
 from awsddp.cluster import Cluster, Node
 from awsddp.compat.types import GPU_TYPES
-from awsddp.plan.budget import lasts_s
 from awsddp.plan.network import check_profiles, check_session, ssh_cidrs, within
 from awsddp.plan.records import Budget, Rate, Step, utc
 from awsddp.plan.selection import wanted_gpus
@@ -200,8 +199,7 @@ def _within_budget(
         usd_per_hour=None if all_usd is None else all_usd / standing.nodes * nodes,
         source=standing.rate.source,
     )
-    term_s = lasts_s(budget)
-    spent = now + timedelta(seconds=int(min(term_s, 1e9)))
+    spent = now + timedelta(seconds=int(min(budget.lasts_s, 1e9)))
     if spent >= expires:
         return expires, ""
     near = abs((spent - standing.expires).total_seconds()) <= _SAME_S

@@ -77,11 +77,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
             network_gbit=kind.network,
             rehearsed=image.rehearses,
             image=ImageDocument(
-                id=image.id,
-                name=image.name,
-                created=image.created,
-                owner=image.owner,
-                deprecated=image.deprecated,
+                **{key: getattr(image, key) for key in ("id", "name", "created", "owner", "deprecated")},
                 torch=tells.torch or None,
                 cuda=tells.cuda or None,
                 driver=tells.driver,

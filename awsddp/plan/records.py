@@ -7,7 +7,11 @@ from typing import Any, Literal
 
 from awsddp.cluster import TargetName
 from awsddp.compat.types import GpuType, Market
-from awsddp.report import node_name
+from awsddp.errors import ConfigError
+from awsddp.report import duration, node_name
+
+LEAST_TERM_S = 300.0
+"""The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +209,24 @@ class Budget(Rate):
     def __str__(self) -> str:
         spent = f" (${self.spent_usd:,.2f} spent)" if self.spent_usd else ""
         return f"${self.usd:,.2f}{spent} at {super().__str__()}"
+
+    @property
+    def lasts_s(self) -> float:
+        """How long what is left of it lasts (s); for no time where no price is known.
+
+        Raises ConfigError where that is too short.
+        """
+        if self.usd_per_hour == 0:
+            return float("inf")
+        left_usd = max(0.0, self.usd - self.spent_usd)
+        term_s = left_usd / self.usd_per_hour * 3600 if self.usd_per_hour is not None else 0.0
+        if term_s < LEAST_TERM_S:
+            raise ConfigError(
+                f"cluster.budget_usd: ${self.usd:,.2f} is spent, or does not last {duration(LEAST_TERM_S)}",
+                f"the budget is {self}",
+                "a larger --budget, fewer --nodes, or another --instance-type",
+            )
+        return term_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -512,7 +512,7 @@ class ClusterHandle:
             return self._fetch(job, lost)
 
     def _fetch(self, job: Job, lost: Mapping[int, str]) -> "dict[int, Fetched]":
-        from awsddp.aws.poweroff import release, unfetched_of
+        from awsddp.aws.power import release, unfetched_of
         from awsddp.jobs.results import encode
         from awsddp.nodes.results import pull
         from awsddp.verbs.requests import holders
@@ -556,14 +556,14 @@ class ClusterHandle:
 
     def keep(self, nodes: Sequence[Node], job: str) -> None:
         """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
-        from awsddp.aws.poweroff import keep_on_poweroff
+        from awsddp.aws.power import keep_on_poweroff
 
         with self._tags():
             keep_on_poweroff(self.aws, nodes, job)
 
     def release(self, nodes: Sequence[Node], job: str) -> None:
         """Let the nodes forget that they owe the job's results. Raises CloudError."""
-        from awsddp.aws.poweroff import release
+        from awsddp.aws.power import release
 
         with self._tags():
             release(self.aws, nodes, job)
@@ -699,8 +699,10 @@ def _search(
         try:
             nearest = _search_in(ctx, record, target, searched, whole=whole or record is None)
         except (CloudError, ConfigError) as error:
-            nothing_here = nearest.gateway is not None or _ended_here(ctx)
-            if record is not None or not (_no_account(error) and nothing_here):
+            # There is no AWS to ask from here, and this machine has ended a cluster of this name: "absent".
+            no_account = isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
+            ended = any((ctx.home / "history").glob(f"{ctx.spec.name}-????????"))
+            if record is not None or not (no_account and (nearest.gateway is not None or ended)):
                 raise
             break
         if nearest.listed is not None:
@@ -762,13 +764,3 @@ def _search_regions(nearest: ClusterHandle) -> ClusterHandle:
     sessions = tuple(one for cluster in (nearest, *everywhere) for one in cluster.sessions)
     found = (cluster for cluster in everywhere if cluster.listed)
     return next(found, replace(nearest, searched=searched, sessions=sessions))
-
-
-def _no_account(error: AwsddpError) -> bool:
-    """Tell whether there is no AWS to ask from here: no region, or no credentials at all."""
-    return isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
-
-
-def _ended_here(ctx: Context) -> bool:
-    """Tell whether this machine has ended a cluster of this name, so that "absent" is the answer."""
-    return any((ctx.home / "history").glob(f"{ctx.spec.name}-????????"))

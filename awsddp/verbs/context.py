@@ -1,21 +1,23 @@
 """The context of a verb: the spec, the cluster's folder, and where progress goes."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from awsddp.cluster import Target
 from awsddp.errors import ConfigError
 from awsddp.report import Event, OnEvent
 from awsddp.spec import SSM, ClusterSpec, JobSpec, overlaid
-from awsddp.state import Folder, Record
+from awsddp.state import Folder, Record, make_folder, open_to_append
 from awsddp.verbs import local
-from awsddp.verbs.trail import Trail
 
 if TYPE_CHECKING:
-    from awsddp.aws.session import Aws
+    from awsddp.aws.session import Aws, Call
     from awsddp.nodes.jump import Jump
     from awsddp.plan.records import Facts
 
@@ -46,6 +48,31 @@ class Context:
     def say(self, text: str) -> None:
         """Report a step of the verb."""
         self.on_event(Event(text))
+
+
+class Trail:
+    """The audit trail: hears of calls and writes them down in a folder, a line each; secrets were redacted.
+
+    What is asked before a cluster has its folder is kept, and written once there is one; a call that may have
+    changed something makes it. Of a cluster that never comes to be nothing is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, call: "Call") -> None:
+        """Write one call down: when, how long, what, with which parameters, AWS's request id, its error."""
+        with self._lock, contextlib.suppress(OSError):  # a folder that cannot be written holds no call up
+            self._waiting.append(msgspec.json.encode(call, enc_hook=str) + b"\n")
+            if call.changes:
+                make_folder(self._folder)
+            elif not self._folder.is_dir():
+                return
+            with open_to_append(self._folder / "calls.jsonl") as stream:
+                stream.write(b"".join(self._waiting))
+            self._waiting.clear()
 
 
 def aws_of(ctx: Context, target: Target, *, trail: Path | None = None, login: "Aws | None" = None) -> "Aws":

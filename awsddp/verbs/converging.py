@@ -10,10 +10,9 @@ from typing import Any
 from awsddp.cluster import ACTIVE, Cluster, Node, unfetched_jobs
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan import make_plan
-from awsddp.plan.budget import spot_rate
+from awsddp.plan import make_plan, spot_rate
 from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, Convergence, Standing, converge, is_of_type
-from awsddp.plan.records import Facts, LaunchPlan, Price, Rate
+from awsddp.plan.records import Facts, LaunchPlan, Rate
 from awsddp.report import money, node_name
 from awsddp.spec import FILE, ClusterSpec, differences, option_words, remembered
 from awsddp.state import Record
@@ -89,14 +88,8 @@ def _rate(cluster: ClusterHandle, facts: Facts, own: Cluster) -> Rate:
     if not zones:
         return Rate(usd_per_hour=record.price_usd_per_hour)
     address = ADDRESS_USD_PER_HOUR if cluster.ctx.spec.network.address == "public" else 0.0
-    fixed = Price(
-        machines=None,
-        disks=record.disk_usd_per_hour * record.nodes,
-        addresses=address * record.nodes,
-        date="",
-        source="",
-    )
-    return spot_rate(fixed, record.nodes, record.instance_type, zones, facts)
+    fixed_usd = (record.disk_usd_per_hour + address) * record.nodes
+    return spot_rate(fixed_usd, record.nodes, record.instance_type, zones, facts)
 
 
 def own_or_empty(cluster: ClusterHandle) -> Cluster:

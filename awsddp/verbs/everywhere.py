@@ -26,7 +26,7 @@ def status_all(ctx: Context) -> list[dict[str, Any]]:
     With --local those of the local cloud, with --region those of that region. Raises CloudError if no region
     answers.
     """
-    with _searched(ctx) as (target, aws, found):
+    with _searched(ctx) as (target, aws, _, found):
         return [_document(ctx, target, aws, holding) for holding in found.holdings]
 
 
@@ -39,7 +39,7 @@ def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str]
     """
     from awsddp.aws.teardown import teardown
 
-    with _searched(ctx) as (target, login, found):
+    with _searched(ctx) as (target, login, looked, found):
         unused = [
             holding
             for holding in found.holdings
@@ -75,21 +75,21 @@ def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str]
             "clusters": [orphan.cluster.id for orphan in orphans],
             "terminated": terminated,
             "leftovers": [],
-            "looked": list(found.looked),
+            "looked": looked,
             "unread": list(found.unread),
         }
 
 
 @contextmanager
-def _searched(ctx: Context) -> "Iterator[tuple[Target, Aws, Everywhere]]":
-    """Yield what was found, at which target, and the gateway that logged in."""
+def _searched(ctx: Context) -> "Iterator[tuple[Target, Aws, list[str], Everywhere]]":
+    """Yield the target, the gateway that logged in, the searched regions, and what was found."""
     from awsddp.aws.everywhere import find_everywhere
     from awsddp.aws.facts import enabled_regions
 
     with target_for(ctx, of_all=True) as target:
         aws = aws_of(ctx, target)
         alone = ctx.spec.cluster.region is not None or target.name == "local"
-        regions = (aws.region,) if alone else enabled_regions(aws)
+        regions = [aws.region] if alone else list(enabled_regions(aws))
 
         def gateway(region: str) -> "Aws":
             return aws if region == aws.region else aws_of(ctx, replace(target, region=region), login=aws)
@@ -97,7 +97,7 @@ def _searched(ctx: Context) -> "Iterator[tuple[Target, Aws, Everywhere]]":
         found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
         for text in found.unread:
             ctx.say(f"not searched: {text}")
-        yield target, aws, found
+        yield target, aws, regions, found
 
 
 def _document(ctx: Context, target: Target, login: "Aws", holding: "Holding") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from awsddp import answers
-from awsddp.cluster import Check, Node
+from awsddp.cluster import Check
 from awsddp.compat.types import network_gbyte_s
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.jobs import health, protocol
@@ -107,7 +107,7 @@ def _probe(
     nodes = {node.node: node for node in cluster.nodes if node.node in numbers}
     requests = {
         number: protocol.probe_request(
-            _address(nodes[number]), ports=ports if number == numbers[0] else (), thorough=thorough
+            str(nodes[number].private_ip), ports=ports if number == numbers[0] else (), thorough=thorough
         )
         for number in numbers
     }
@@ -122,15 +122,10 @@ def _probe(
     )
 
 
-def _address(node: Node) -> str:
-    assert node.private_ip is not None, "a node that runs has one"
-    return node.private_ip
-
-
 def _dial(cluster: ClusterHandle, probes: health.Probes) -> list[Check]:
     """Return the checks of the connections between every two nodes, in both directions."""
     targets = {
-        node: [(node, _address(probes.nodes[node]), port) for port in answer["ports"]]
+        node: [(node, str(probes.nodes[node].private_ip), port) for port in answer["ports"]]
         for node, answer in probes.answers.items()
     }
     requests = {

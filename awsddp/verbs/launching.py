@@ -11,9 +11,8 @@ from awsddp.parallel import each
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan, names
 from awsddp.plan.requests import Values
-from awsddp.private import make_folder
 from awsddp.spec import idle_seconds, remembered
-from awsddp.state import Folder, Record, write_private
+from awsddp.state import Folder, Record, make_folder, write_private
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, aws_of, facts_of, own_key_file
 from awsddp.verbs.ledger import launched

@@ -12,9 +12,8 @@ from awsddp.cluster import Target
 from awsddp.errors import ConfigError, LocalCloudError, NotFoundError, UsageError
 from awsddp.local import cgroups, control, torchenv
 from awsddp.local.place import take
-from awsddp.private import make_folder, open_to_append
 from awsddp.report import Event, OnEvent, size_text
-from awsddp.state import Folder
+from awsddp.state import Folder, make_folder, open_to_append
 
 RANK_BYTES = 400_000_000
 """What a rank takes that has imported torch and trains a small model."""

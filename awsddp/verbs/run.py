@@ -19,10 +19,10 @@ from awsddp.errors import (
     UsageError,
 )
 from awsddp.plan.records import LaunchPlan
+from awsddp.verbs.advice import what_runs_on
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
 from awsddp.verbs.down import down
-from awsddp.verbs.interruption import what_runs_on
 from awsddp.verbs.results import whole_at_home
 from awsddp.verbs.stop import stop
 from awsddp.verbs.train import check, check_ranks, train

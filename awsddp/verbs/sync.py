@@ -28,8 +28,9 @@ def sync(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
     """
     listing = listed(ctx)
     with ClusterHandle.ready(ctx) as cluster, cluster.connect() as fleet:
-        for job in _running(cluster):
-            confirm(f"Job {job} runs on the nodes: its files change while it reads them.")
+        for job in cluster.jobs() if cluster.unfetched else ():  # the tags tell: no request without need
+            if job.state == "running":
+                confirm(f"Job {job.job} runs on the nodes: its files change while it reads them.")
         with ctx.folder.lock("sync", wait_s=60):
             return {**document(send(ctx, fleet, listing)), **_contents(listing)}
 
@@ -44,13 +45,6 @@ def _contents(listing: "Listing") -> dict[str, Any]:
         "largest": [{"path": path, "bytes": size} for path, size in listing.largest(5)],
         "kept": [{"by": by, "paths": paths} for by, paths in kept.items()],
     }
-
-
-def _running(cluster: ClusterHandle) -> list[str]:
-    """Return the running jobs; none, without a request, if no node has an unfetched job by its tags."""
-    if not cluster.unfetched:
-        return []
-    return [job.job for job in cluster.jobs() if job.state == "running"]
 
 
 def listed(ctx: Context) -> "Listing":

@@ -159,8 +159,7 @@ def _prepare(cluster: ClusterHandle, *, hosts: bool = True) -> None:
     nothing boots: a local cloud of records) there is nothing to prepare.
     """
     from awsddp.aws.instances import refuse_off, wait_running
-    from awsddp.aws.power import tag_expiry
-    from awsddp.aws.poweroff import poweroff
+    from awsddp.aws.power import poweroff, tag_expiry
     from awsddp.aws.waits import deadline_s
 
     ctx, aws, record = cluster.ctx, cluster.aws, cluster.record

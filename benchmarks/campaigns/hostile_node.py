@@ -33,10 +33,10 @@ from unittest import mock
 
 from awsddp import answers
 from awsddp.cli import failures
+from awsddp.cli.doctor_page import why_page
 from awsddp.cli.options import Globals
 from awsddp.cli.pages import cluster_page, job_page, jobs_page, report_page, sync_page
 from awsddp.cli.screen import Screen
-from awsddp.cli.why_page import why_page
 from awsddp.cluster import Cluster, Node, Target
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
@@ -556,8 +556,8 @@ def _faked(drawn: Drawn) -> Iterator[None]:
 
     with (
         mock.patch.object(rsync, "transfer", transfer),
-        mock.patch("awsddp.aws.poweroff.release"),
-        mock.patch("awsddp.aws.poweroff.unfetched_of"),
+        mock.patch("awsddp.aws.power.release"),
+        mock.patch("awsddp.aws.power.unfetched_of"),
         mock.patch("awsddp.aws.clusters.describe", return_value=[]),
         mock.patch("awsddp.verbs.watching.BEYOND_S", -5.0),
         mock.patch("awsddp.verbs.watching.time.sleep"),

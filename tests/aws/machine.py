@@ -4,9 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moto_cloud import Cloud
+from moto_cloud import Cloud, find_cluster
 
-from awsddp.aws.clusters import find_cluster
 from awsddp.aws.session import Aws
 from awsddp.cluster import Cluster
 from awsddp.plan.records import LaunchPlan

@@ -16,10 +16,11 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from moto.ssm.models import Parameter, ssm_backends
 
 from awsddp.aws.access import ensure_access
+from awsddp.aws.clusters import find_clusters
 from awsddp.aws.facts import gather
 from awsddp.aws.instances import launch
 from awsddp.aws.session import Aws
-from awsddp.cluster import Node, Target
+from awsddp.cluster import Cluster, Node, Target
 from awsddp.local import scope
 from awsddp.local.requests import Refusal, answered, dry_run, read
 from awsddp.plan import make_plan
@@ -36,6 +37,11 @@ SECRETS = {
     "public_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIzv1Tq0QkZ1mYJ8b3hRzj8n8l0Xo9o3c1kqk5m2m7aN awsddp",
 }
 IDS = names("demo", "0a1b2c3d")
+
+
+def find_cluster(aws: Aws, name: str, owner: str) -> Cluster | None:
+    """Return the cluster of this name and owner, or None."""
+    return next(iter(find_clusters(aws, name, owner)), None)
 
 
 @dataclass

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 from machine import On
-from moto_cloud import Cloud
+from moto_cloud import Cloud, find_cluster
 
-from awsddp.aws.clusters import describe, find_cluster, find_clusters, tagged, tags_of
+from awsddp.aws.clusters import describe, find_clusters, tagged, tags_of
 from awsddp.aws.session import Aws
 from awsddp.cluster import Cluster
 from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
 from awsddp.nodes.failures import NodeFailure
 from awsddp.plan.records import LaunchPlan
 from awsddp.report import Event, cluster_state
+from awsddp.verbs.advice import interruption
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.down import down
-from awsddp.verbs.interruption import interruption
 from awsddp.verbs.jobs import jobs_document
 from awsddp.verbs.plan import plan
 from awsddp.verbs.up import up

@@ -9,7 +9,7 @@ import pytest
 from machine import On
 from moto_cloud import IDS, NOW, USER_ID, Cloud, Launcher, plan_for
 
-from awsddp.aws import poweroff
+from awsddp.aws import power
 from awsddp.aws.clusters import describe, find_clusters
 from awsddp.aws.everywhere import Everywhere, Holding, find_everywhere, find_in
 from awsddp.aws.session import Aws
@@ -158,7 +158,7 @@ def test_orphan_with_results_is_kept_unless_they_are_discarded(
     launcher(past, ids=ids("aaaaaaaa"))
     launcher(past, ids=ids("bbbbbbbb"))
     owing = next(one for one in find_clusters(aws, "demo", USER_ID) if one.id == "aaaaaaaa")
-    poweroff.keep_on_poweroff(aws, owing.live, "train-1")
+    power.keep_on_poweroff(aws, owing.live, "train-1")
     asked: list[str] = []
     with pytest.raises(LeftoverError, match=r"demo \(aaaaaaaa\): results of train-1") as kept:
         verb.down_orphans(ctx, confirm=asked.append)

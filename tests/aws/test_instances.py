@@ -10,10 +10,10 @@ import boto3
 import pytest
 from botocore.handlers import base64_encode_user_data
 from botocore.serialize import create_serializer
-from moto_cloud import IDS, NOW, Cloud, Launcher, plan_for, values, without_zones
+from moto_cloud import IDS, NOW, Cloud, Launcher, find_cluster, plan_for, values, without_zones
 
 from awsddp.aws import instances
-from awsddp.aws.clusters import by_id, describe, end_of, find_cluster, find_clusters, tag, tags_of
+from awsddp.aws.clusters import by_id, describe, end_of, find_clusters, tag, tags_of
 from awsddp.aws.instances import appear, refuse_off, resume, wait_running
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import give_up

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto_cloud import REGION, Cloud
+from moto_cloud import REGION, Cloud, find_cluster
 
-from awsddp.aws.clusters import describe, find_cluster, tagged
+from awsddp.aws.clusters import describe, tagged
 from awsddp.aws.facts import gather
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock

@@ -1,11 +1,9 @@
 """While results are not home a poweroff stops a node; before and after, it ends it."""
 
 import pytest
-from moto_cloud import Cloud, Launcher, plan_for
+from moto_cloud import Cloud, Launcher, find_cluster, plan_for
 
-from awsddp.aws.clusters import find_cluster
-from awsddp.aws.power import stop
-from awsddp.aws.poweroff import keep_on_poweroff, release, unfetched_of
+from awsddp.aws.power import keep_on_poweroff, release, stop, unfetched_of
 from awsddp.aws.session import Aws
 from awsddp.cluster import MORE, Node
 from awsddp.errors import CloudError

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto_cloud import Cloud, plan_for, spec, values
+from moto_cloud import Cloud, find_cluster, plan_for, spec, values
 
-from awsddp.aws.clusters import find_cluster
 from awsddp.aws.facts import gather
 from awsddp.aws.permissions import dry_run
 from awsddp.aws.preflight import Check, before_launch

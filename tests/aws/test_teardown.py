@@ -4,9 +4,9 @@ import copy
 from typing import Any
 
 import pytest
-from moto_cloud import IDS, Cloud, Launcher, plan_for
+from moto_cloud import IDS, Cloud, Launcher, find_cluster, plan_for
 
-from awsddp.aws.clusters import describe, find_cluster, tagged
+from awsddp.aws.clusters import describe, tagged
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import Teardown, teardown
 from awsddp.aws.waits import Clock

@@ -12,7 +12,7 @@ from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
 from awsddp.state import Folder
-from awsddp.verbs.trail import Trail
+from awsddp.verbs.context import Trail
 
 
 def test_every_call_is_written_down_with_its_request_id_and_without_secrets(

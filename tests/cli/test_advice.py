@@ -23,8 +23,8 @@ from awsddp.errors import CloudError
 from awsddp.nodes.failures import NodeFailure
 from awsddp.spec import OPTIONS, load, option_words
 from awsddp.state import Folder, Record
+from awsddp.verbs.advice import interruption
 from awsddp.verbs.context import Context
-from awsddp.verbs.interruption import interruption
 from tests.cli.advice_lines import texts, type_in
 from tests.cli.conftest import Lab
 

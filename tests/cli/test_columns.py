@@ -15,7 +15,7 @@ import click
 import pytest
 from test_make_plan import plan
 
-from awsddp.cli import advice, failures, health_page, pages, plan_page, render, why_page
+from awsddp.cli import advice, doctor_page, failures, pages, plan_page, render
 from awsddp.cli.home import home_page
 from awsddp.cli.main import cli
 from awsddp.cli.options import Globals
@@ -33,8 +33,8 @@ PAGES: dict[str, Callable[[Any], None]] = {
     "train": pages.job_page,
     "jobs": pages.jobs_page,
     "jobs -v": functools.partial(pages.jobs_page, verbose=True),
-    "doctor": health_page.health_page,
-    "doctor --why": why_page.why_page,
+    "doctor": doctor_page.health_page,
+    "doctor --why": doctor_page.why_page,
     "report": pages.report_page,
     "down": pages.down_page,
     "local status": pages.local_page,
@@ -60,7 +60,7 @@ def helps(columns: int) -> Iterator[tuple[str, list[str]]]:
 
 def narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """Let the pages believe that they are on a terminal of so many columns."""
-    for module in (render, health_page):
+    for module in (render, doctor_page):
         monkeypatch.setattr(module, "width", lambda *, stderr=False: columns)
 
 

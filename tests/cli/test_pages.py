@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from test_make_plan import plan as planned
 
-from awsddp.cli.health_page import checks_page
+from awsddp.cli.doctor_page import checks_page
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.cli.plan_page import plan_page
 from awsddp.cluster import Job, JobState

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from awsddp.cli.doctor_page import why_page
 from awsddp.cli.pages import job_page, jobs_page
-from awsddp.cli.why_page import why_page
 from awsddp.cluster import Cause
 from awsddp.jobs.results import job_document, worded
 from awsddp.jobs.supervisor.hang import diagnose

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.answers import Platform
+from awsddp.compat.releases import RELEASES
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.packages import wheel_tags
 from awsddp.plan.environment import explain, image_constraints, make_environment_plan, refuse_unlike
@@ -297,8 +298,9 @@ def test_a_torch_that_is_unknown_is_refused_and_one_from_a_folder_of_wheels_has_
     file = tmp_path / "requirements.txt"
     env = EnvSection(kind="venv", file=str(file))
     file.write_text("torch ~= 9.9\n")
-    with pytest.raises(ConfigError, match=r"requirements.txt: unknown torch release '9\.9'"):
+    with pytest.raises(ConfigError, match=r"requirements.txt: unknown torch release '9\.9'") as refusal:
         make_environment_plan(env, internet=True, driver="580.1")
+    assert refusal.value.why == f"known are 1.7 to {RELEASES[0].torch}"
     file.write_text("torch==2.13.0 ; python_version > '3'\n--find-links /shared\n")
     plan = make_environment_plan(env, internet=True, driver="580.1")
     assert plan.torch == ("torch==2.13.0", "torchvision==0.28.*")

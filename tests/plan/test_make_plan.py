@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from awsddp import limits
-from awsddp.aws.poweroff import TAG
+from awsddp.aws.power import TAG
 from awsddp.compat.types import QUOTA_G, QUOTA_P, GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.plan import make_plan, refuse_untried

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from awsddp.aws import poweroff
+from awsddp.aws import power
 from awsddp.cluster import Target
 from awsddp.errors import CloudError, NodeError
 from awsddp.verbs import everywhere, run
@@ -14,14 +14,14 @@ from awsddp.verbs.doctor import doctor
 def trained(ctx: Context, **choices: object) -> dict[str, Any]:
     """Do in AWS what `train` does there; what it does beside needs machines."""
     with ClusterHandle.ready(ctx) as cluster:
-        poweroff.keep_on_poweroff(cluster.aws, cluster.nodes, "train-1")
+        power.keep_on_poweroff(cluster.aws, cluster.nodes, "train-1")
     return {}
 
 
 def fetched(ctx: Context) -> dict[str, Any]:
     """Do in AWS what `fetch` does there, once the results of the nodes that run are home."""
     with ClusterHandle.partly_ready(ctx) as cluster:
-        poweroff.release(cluster.aws, cluster.nodes, "train-1")
+        power.release(cluster.aws, cluster.nodes, "train-1")
         if any(node.unfetched for node in cluster.excluded):
             raise NodeError("a part of the results is missing")
     return {}

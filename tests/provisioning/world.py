@@ -36,7 +36,7 @@ from moto.core.utils import get_service_model
 from moto.moto_api._internal import mock_random
 from moto.sts.models import sts_backends
 
-from awsddp.aws import access, clusters, facts, instances, power, poweroff, teardown, waits
+from awsddp.aws import access, clusters, facts, instances, power, teardown, waits
 from awsddp.aws.session import Call
 from awsddp.cli.signals import WATCH
 from awsddp.errors import AwsddpError, LetGo
@@ -45,14 +45,13 @@ from awsddp.local.place import Place
 from awsddp.nodes import provision
 from awsddp.spec import load
 from awsddp.state import Folder
-from awsddp.verbs.context import Context
-from awsddp.verbs.trail import Trail
+from awsddp.verbs.context import Context, Trail
 from tests.provisioning import iam
 from tests.provisioning.clock import SLEEP, Clock
 
 REGION = "us-east-1"
 PATIENCE_S = 120
-PRELOADED = (access, facts, instances, lifecycle, power, poweroff, provision, teardown)  # for all children
+PRELOADED = (access, facts, instances, lifecycle, power, provision, teardown)  # for all children
 Phase = Literal["before it is sent", "before the reply", "before it is written down"]
 PHASES: tuple[Phase, ...] = ("before it is sent", "before the reply", "before it is written down")
 # What an account may hold that costs or blocks something: the operation, the key of its answer.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws import poweroff
+from awsddp.aws import power
 from awsddp.cluster import Cluster, Job, Node, Target
 from awsddp.errors import CloudError, NodeError
 from awsddp.jobs import protocol
@@ -204,7 +204,7 @@ class World:
     def tag(self, aws: object, instance_ids: list[str], name: str, value: str) -> None:
         if self.away:
             raise CloudError("AWS cannot be reached", "", "try again")
-        assert name == poweroff.TAG
+        assert name == power.TAG
         self.tags |= {key: value.split() for key in instance_ids}
 
 
@@ -223,10 +223,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     homes = Homes(tmp_path / "nodes", 2)
     made = World(tmp_path, homes)
     made.folder.key.touch()
-    monkeypatch.setattr(poweroff, "keep_on_poweroff", made.keep)
-    monkeypatch.setattr(poweroff, "tag", made.tag)
-    monkeypatch.setattr(poweroff, "_on_poweroff", lambda *_: None)
-    monkeypatch.setattr(poweroff, "unfetched_of", made.unfetched_of)
+    monkeypatch.setattr(power, "keep_on_poweroff", made.keep)
+    monkeypatch.setattr(power, "tag", made.tag)
+    monkeypatch.setattr(power, "_on_poweroff", lambda *_: None)
+    monkeypatch.setattr(power, "unfetched_of", made.unfetched_of)
 
     def send(ctx: Context, fleet: object, listing: object, *, folder: str, **_: object) -> None:
         made.said.append("sent")

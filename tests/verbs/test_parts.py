@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws import clusters, poweroff
+from awsddp.aws import clusters, power
 from awsddp.cluster import Job, Node
 from awsddp.errors import CloudError, NodeError
 from awsddp.nodes.failures import NodeFailure
@@ -68,8 +68,8 @@ def test_tags_are_read_with_the_results_and_again_if_another_client_had_them_sin
                 pass
         return owed.unfetched_of(aws, nodes)
 
-    monkeypatch.setattr(poweroff, "release", release)
-    monkeypatch.setattr(poweroff, "unfetched_of", unfetched_of)
+    monkeypatch.setattr(power, "release", release)
+    monkeypatch.setattr(power, "unfetched_of", unfetched_of)
     monkeypatch.setattr(cluster, "FRESH_S", 60.0)
     os.utime(owed.folder.root / "locks" / "default.tags", (0, 0))
     for _ in range(2):
