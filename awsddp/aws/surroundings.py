@@ -126,7 +126,7 @@ def check_profile(aws: Aws, asked: str | None) -> None:
 
     Raises ConfigError where there is none.
     """
-    if asked is None:
+    if not asked:
         return
     name = {"InstanceProfileName": asked.rpartition("/")[2]}
     try:

@@ -177,6 +177,6 @@ def _market(plan: LaunchPlan, facts: Facts) -> dict[str, Any]:
 
 
 def _profile(requested: str | None) -> dict[str, Any]:
-    if requested is None:
+    if not requested:
         return {}
     return {"IamInstanceProfile": {"Arn" if requested.startswith("arn:") else "Name": requested}}
