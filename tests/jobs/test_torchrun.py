@@ -1,5 +1,6 @@
 """Jobs under torch's elastic agent: real agents, real ranks, two nodes of this machine."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -177,7 +178,8 @@ def worker_pids(fleet: "Fleet", node: int) -> list[int]:
     script = str(fleet.workdirs[node]).encode()
     found = []
     for pid in fleet.processes():
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if line[1:2] == [b"job.py"] and os.fsencode(Path(f"/proc/{pid}/cwd").readlink()) == script:
-            found.append(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if line[1:2] == [b"job.py"] and os.fsencode(Path(f"/proc/{pid}/cwd").readlink()) == script:
+                found.append(pid)
     return found

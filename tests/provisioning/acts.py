@@ -42,7 +42,7 @@ def _run(ctx: Context, *, detach: bool, **choices: Any) -> dict[str, Any]:
         trained(ctx)
         return {"job": "train-1", "state": "succeeded"} | ({} if detach else fetched(ctx))
 
-    run.train, run.check = job, lambda ctx: None  # type: ignore[assignment]
+    run.train, run.check = job, lambda ctx, **_: None  # type: ignore[assignment]
     result = run.run(ctx, on_lines=lambda lines: None, detach=detach, **choices)
     if result.error is not None:
         raise result.error
