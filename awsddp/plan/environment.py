@@ -154,7 +154,7 @@ def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[st
     pinned = _release(asked)
     row = release(pinned)
     if row is None:
-        known = f"known are {RELEASES[-1].torch} to {RELEASES[0].torch}"
+        known = f"the known releases are {RELEASES[-1].torch} to {RELEASES[0].torch}"
         raise ConfigError(f"{env.file}: unknown torch release {pinned!r}", known)
     if env.python and ".".join(env.python.split(".")[:2]) not in row.pythons:
         raise ConfigError(

@@ -300,7 +300,7 @@ def test_a_torch_that_is_unknown_is_refused_and_one_from_a_folder_of_wheels_has_
     file.write_text("torch ~= 9.9\n")
     with pytest.raises(ConfigError, match=r"requirements.txt: unknown torch release '9\.9'") as refusal:
         make_environment_plan(env, internet=True, driver="580.1")
-    assert refusal.value.why == f"known are 1.7 to {RELEASES[0].torch}"
+    assert refusal.value.why == f"the known releases are 1.7 to {RELEASES[0].torch}"
     file.write_text("torch==2.13.0 ; python_version > '3'\n--find-links /shared\n")
     plan = make_environment_plan(env, internet=True, driver="580.1")
     assert plan.torch == ("torch==2.13.0", "torchvision==0.28.*")
