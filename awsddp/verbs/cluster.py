@@ -232,6 +232,22 @@ class ClusterHandle:
         poll(found, deadline_s=VISIBLE_S)
         self.look()
 
+    def wait_until_launches_show(self) -> None:
+        """Wait until AWS lists the instances that this machine launched, or those of an interrupted launch.
+
+        Raises CloudError.
+        """
+        from awsddp.aws.instances import appear, filled_by
+
+        record, own = self.known, self.own
+        if record is None:
+            return
+        if record.intent is None:
+            self.wait_until_listed()
+        elif not (own and own.live and filled_by(record.intent) <= {node.node for node in own.live}):
+            appear(self.aws, record.intent, on_event=self.ctx.on_event)
+            self.look()
+
     @contextlib.contextmanager
     def naming_ended(self) -> Iterator[None]:
         """Add to a failure of nodes which of them EC2 has stopped or terminated meanwhile."""

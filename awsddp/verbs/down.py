@@ -36,7 +36,7 @@ def down(
     with ctx.folder.lock("down"), ClusterHandle.find(ctx, newer=True, whole=True) as cluster:
         record = cluster.known
         if cluster.gateway is not None:
-            _wait_until_listed(cluster)
+            cluster.wait_until_launches_show()
         clusters = cluster.all_listed
         if not clusters:
             if record is not None:  # it ended by itself, at its expiry at the latest
@@ -91,20 +91,6 @@ def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]
             "awsddp down   # again; what is left may still cost money",
         )
     return tuple(terminated)
-
-
-def _wait_until_listed(cluster: ClusterHandle) -> None:
-    """Wait until AWS lists the instances that this machine launched, or those of an interrupted launch."""
-    from awsddp.aws.instances import appear, filled_by
-
-    record, own = cluster.known, cluster.own
-    if record is None:
-        return
-    if record.intent is None:
-        cluster.wait_until_listed()
-    elif not (own and own.live and filled_by(record.intent) <= {node.node for node in own.live}):
-        appear(cluster.aws, record.intent, on_event=cluster.ctx.on_event)
-        cluster.look()
 
 
 def _what_ends(cluster: ClusterHandle, listed: Cluster, *, discard: bool) -> str:

@@ -43,7 +43,7 @@ def down_orphans(ctx: Context, *, discard: bool = False, confirm: Callable[[str]
         unused = [
             holding
             for holding in found.holdings
-            if holding.orphan and not _lives(_recorded(ctx, target, login, holding.cluster))
+            if holding.orphan and not _lives(_recorded(ctx, target, login, holding.cluster, wait=True))
         ]
         orphans = [holding for holding in unused if discard or not holding.cluster.unfetched]
         kept = [holding.cluster for holding in unused if holding not in orphans]
@@ -131,8 +131,13 @@ def _lives(known: ClusterHandle | None) -> bool:
     return known.record.expires > datetime.now(UTC)
 
 
-def _recorded(ctx: Context, target: Target, login: "Aws", cluster: Cluster) -> ClusterHandle | None:
-    """Return a cluster as `status` finds it, by its record; None where this machine has none."""
+def _recorded(
+    ctx: Context, target: Target, login: "Aws", cluster: Cluster, *, wait: bool = False
+) -> ClusterHandle | None:
+    """Return a cluster as `status` finds it, by its record; None where this machine has none.
+
+    With `wait` what was launched from here and is not listed yet is waited for, as `down` does.
+    """
     here = replace(ctx, spec=replace(ctx.spec, name=cluster.name), folder=Folder(ctx.home, cluster.name))
     record = here.folder.read(newer=True)
     if record is None or record.id != cluster.id:
@@ -141,6 +146,8 @@ def _recorded(ctx: Context, target: Target, login: "Aws", cluster: Cluster) -> C
     aws = aws_of(here, target, login=login)
     known = ClusterHandle(ctx=here, target=target, gateway=aws, known=record)
     known.look()
+    if wait:
+        known.wait_until_launches_show()
     known.listed = known.own
     return known
 
