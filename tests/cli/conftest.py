@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.local import control
+from awsddp.local import control, torchenv
 from tests.cli import schema
 
 
@@ -101,6 +101,12 @@ def hearing() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_of_the_nodes() -> None:
+    """Install it where this machine has none yet: no command of a test then says that it does so."""
+    torchenv.ensure("nspawn" if os.geteuid() == 0 else "loopback")
 
 
 @pytest.fixture
