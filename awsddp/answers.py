@@ -3,10 +3,11 @@
 A node is not trusted: a rank runs the user's downloads, and may replace whatever answers for it.
 """
 
+import contextlib
 import json
 import os
 import posixpath
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,6 @@ from awsddp.errors import NodeError
 
 MOST_BYTES = 64 << 20
 """How long one answer may be, what the node says on stderr included."""
-_WRONG = (ValueError, RecursionError, OverflowError, msgspec.ValidationError)
 _MOST_TEXT = 1 << 20
 _MOST_ITEMS = 1_000_000
 
@@ -325,7 +325,7 @@ def check(said: bytes, *, request: Mapping[str, Any], node: int) -> dict[str, An
     Where a job is asked about it may be {"error": {"message", "why", "kind"}} instead. Raises NodeError,
     naming the node and what is wrong with the answer.
     """
-    try:
+    with _refused(node):
         answer = _loaded(said)
         kind = str(request["do"])
         if "error" in answer and kind not in _PREPARATION:
@@ -334,25 +334,21 @@ def check(said: bytes, *, request: Mapping[str, Any], node: int) -> dict[str, An
         _check_text(answer, paths=kind == "manifest")
         msgspec.convert(answer, _KINDS[kind])
         _check_against(answer, request, node)
-    except _WRONG as error:
-        raise malformed(node, str(error)) from error
-    return answer
+        return answer
 
 
 def check_document(
     said: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int] | None = None
 ) -> dict[str, Any]:
     """Return a job's document in a node's stream. `ranks` has the node of each rank. Raises NodeError."""
-    try:
+    with _refused(node):
         document = _loaded(said)
         _check_text(document)
         msgspec.convert(document, _Document)
         _check_job(document, node, job)
         if ranks is not None and {one["rank"]: one["node"] for one in document["ranks"]} != dict(ranks):
             raise ValueError("its ranks are not those of the job")
-    except _WRONG as error:
-        raise malformed(node, str(error)) from error
-    return document
+        return document
 
 
 def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) -> Manifest:
@@ -360,7 +356,7 @@ def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) ->
 
     `ranks` are the ranks that run on the node. Raises NodeError.
     """
-    try:
+    with _refused(node):
         found = msgspec.convert(dict(answer), Manifest)
         logs = {f"logs/rank{rank}.log" for rank in ranks}
         logs |= {f"logs/supervisor{node}.log", f"logs/launcher{node}.log"}
@@ -372,19 +368,15 @@ def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) ->
         for link in found.links:
             _check_home(link.home, node)
             _check_target(link, node)
-    except _WRONG as error:
-        raise malformed(node, str(error)) from error
-    return found
+        return found
 
 
 def environment(said: bytes, *, node: int) -> Environment:
     """Return the last line of templates/environment.py. Raises NodeError."""
-    try:
+    with _refused(node):
         answer = _loaded(said)
         _check_text(answer)
         return msgspec.convert(answer, Environment)
-    except _WRONG as error:
-        raise malformed(node, str(error)) from error
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -400,15 +392,13 @@ def rank_step(said: bytes, *, node: int, ranks: Collection[int]) -> RankStep | N
     """Return a line of train/probe.py, None for what others print there. Raises NodeError."""
     if not said.startswith(b"{"):
         return None
-    try:
+    with _refused(node):
         answer = _loaded(said)
         _check_text(answer)
         step = msgspec.convert(answer, RankStep)
         if step.rank not in ranks:
             raise ValueError("it speaks of another rank")
         return step
-    except _WRONG as error:
-        raise malformed(node, str(error)) from error
 
 
 def hashes(answer: Mapping[str, Any]) -> tuple[FileHash, ...]:
@@ -430,6 +420,15 @@ def malformed(node: int, why: str) -> NodeError:
         why[:2000],
         "if this happens again, do not trust the node: awsddp down --discard, awsddp up",
     )
+
+
+@contextlib.contextmanager
+def _refused(node: int) -> Iterator[None]:
+    """Raise NodeError, naming the node, for what is wrong with its answer."""
+    try:
+        yield
+    except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:
+        raise malformed(node, str(error)) from error
 
 
 def _loaded(said: bytes) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from awsddp import answers
-from awsddp.answers import MOST_BYTES, Environment, malformed
+from awsddp.answers import Environment, environment, take
 from awsddp.errors import NodeError
 from awsddp.nodes.command import Request, Result
 from awsddp.nodes.failures import NodeFailure, split
@@ -113,10 +112,8 @@ def _ask(
     last: dict[int, bytes] = {}
 
     def on_data(node: int, data: bytes) -> None:
-        *lines, rest = (bytes(said[node]) + data).split(b"\n")
-        said[node][:] = rest
-        if len(rest) > MOST_BYTES:
-            raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+        take(said[node], data, node=node)
+        *lines, said[node] = said[node].split(b"\n")
         for line in filter(None, map(_json, lines)):
             if "at" in line:
                 on_event(Event(str(line["at"])[:200], who=node_name(node)))
@@ -129,7 +126,7 @@ def _ask(
     return split({node: _outcome(plan, node, last.get(node), end) for node, end in ends.items()})
 
 
-def _json(line: bytes) -> dict[str, Any] | None:
+def _json(line: bytearray) -> dict[str, Any] | None:
     """Return a line of the program; None for what a login shell's own files print."""
     try:
         found = json.loads(line)
@@ -153,7 +150,7 @@ def _outcome(
     if last is None:
         return NodeFailure(node, "command", "its environment could not be created", end.tail())
     try:
-        found = answers.environment(last, node=node)
+        found = environment(last, node=node)
     except NodeError as error:
         return error
     if not found.failed:
