@@ -5,7 +5,6 @@ import logging
 import shlex
 import socket
 import stat
-import subprocess
 import threading
 import time
 from collections.abc import Collection
@@ -20,7 +19,7 @@ import paramiko
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import Layer, NodeFailure
-from awsddp.nodes.jump import Jump
+from awsddp.nodes.jump import Jump, Line
 from awsddp.nodes.parallel import ignore
 from awsddp.parallel import soon
 from awsddp.report import Event, OnEvent, node_name
@@ -53,14 +52,12 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """An open, verified, logged-in transport. `host_key` is the public key that verified it, `carrier` the
-    program that carries it over a jump host."""
+    """An open, verified, logged-in transport over `line`; `host_key` is the public key that verified it."""
 
     endpoint: Endpoint
+    line: Line
     transport: paramiko.Transport
-    socket: socket.socket
     host_key: str
-    carrier: "subprocess.Popen[bytes] | None" = None
     channels: "SimpleQueue[Future[paramiko.Channel]]" = field(default_factory=SimpleQueue, repr=False)
 
     def __post_init__(self) -> None:
@@ -81,15 +78,9 @@ class Connection:
     def drop(self) -> None:
         """Cut the connection without waiting for anything: whoever reads or writes it is woken."""
         with contextlib.suppress(OSError):  # it may be cut already
-            self.socket.shutdown(socket.SHUT_RDWR)
+            self.line.socket.shutdown(socket.SHUT_RDWR)
         self.transport.close()
-        _end(self.carrier)
-
-
-def _end(carrier: "subprocess.Popen[bytes] | None") -> None:
-    if carrier is not None:
-        carrier.kill()
-        carrier.wait()
+        self.line.close()
 
 
 def load_key(path: Path) -> paramiko.PKey:
@@ -215,58 +206,41 @@ def _attempt(
     accepted = hostkeys.read(known_hosts).get(endpoint.instance_id, ())
     if not accepted:
         raise _failure(endpoint, "host key", "unknown host key", f"nothing for it in {known_hosts}")
-    carrier: subprocess.Popen[bytes] | None = None
-    if jump is None:
-        line = _dial(endpoint, min(_DIAL_S, left_s))
-    else:
-        line, carrier = _dial_over(jump, endpoint, min(jump.dial_s, left_s))
-    try:
-        transport = paramiko.Transport(line, default_window_size=_WINDOW)
+    with contextlib.ExitStack() as on_failure:
+        line = _dial(endpoint, jump, left_s)
+        on_failure.callback(line.close)
+        transport = paramiko.Transport(line.socket, default_window_size=_WINDOW)
+        on_failure.callback(transport.close)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = min(
             _HANDSHAKE_S, left_s
         )
         _shake_hands(endpoint, transport, accepted)
         shown = _public(transport.get_remote_server_key())
         if shown not in accepted:
-            transport.close()
             raise _failure(endpoint, "host key", "host key mismatch", f"it showed: {shown}")
         _log_in(endpoint, transport, key)
-    except BaseException:
-        line.close()
-        _end(carrier)
-        raise
+        on_failure.pop_all()
     transport.set_keepalive(_KEEPALIVE_S)
-    return Connection(endpoint=endpoint, transport=transport, socket=line, host_key=shown, carrier=carrier)
+    return Connection(endpoint=endpoint, line=line, transport=transport, host_key=shown)
 
 
-def _dial(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
     try:
-        line = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
-    except ConnectionRefusedError as error:
-        raise _failure(endpoint, "refused", "no sshd is listening", "connection refused") from error
+        if jump is not None:
+            return jump.dial(endpoint.host, endpoint.port, min(jump.dial_s, left_s))
+        line = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        if jump is not None:
+            message = f"unreachable through {jump.name}"
+            raise _failure(endpoint, "no route", message, why, jump.advice) from error
+        if isinstance(error, ConnectionRefusedError):
+            raise _failure(endpoint, "refused", "no sshd is listening", "connection refused") from error
         raise _failure(endpoint, "no route", "unreachable", why) from error
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each command waits 40 ms for an ACK
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a peer that acknowledges nothing is gone
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
-    return line
-
-
-def _dial_over(
-    jump: Jump, endpoint: Endpoint, timeout_s: float
-) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-    try:
-        return jump.dial(endpoint.host, endpoint.port, timeout_s)
-    except OSError as error:
-        why = "no answer" if isinstance(error, TimeoutError) else str(error)
-        raise NodeFailure(
-            endpoint.node,
-            "no route",
-            f"unreachable through {jump.name} ({endpoint})",
-            why,
-            jump.advice,
-        ) from error
+    return Line(line)
 
 
 def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tuple[str, ...]) -> None:
@@ -279,7 +253,6 @@ def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tu
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise _failure(endpoint, "host key", "no host key of the expected type", str(error)) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
-        transport.close()
         why = str(error) or "connection closed"
         raise _failure(endpoint, "banner", "SSH handshake failed", why) from error
 
@@ -289,18 +262,15 @@ def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKe
         transport.auth_publickey(endpoint.user, key)
     except (paramiko.SSHException, OSError, EOFError) as error:
         said = (transport.get_banner() or b"").decode(errors="replace").strip()
-        hung_up = not transport.is_active()
-        transport.close()
-        if hung_up:  # as pam_nologin does while "System is booting up"
-            raise _failure(
-                endpoint, "banner", "connection closed during login", said or str(error)
-            ) from error
-        raise _failure(endpoint, "login", f"login refused for {endpoint.user}", said or str(error)) from error
+        why = said or str(error)
+        if not transport.is_active():  # as pam_nologin does while "System is booting up"
+            raise _failure(endpoint, "banner", "connection closed during login", why) from error
+        raise _failure(endpoint, "login", f"login refused for {endpoint.user}", why) from error
 
 
 def _public(key: paramiko.PKey) -> str:
     return f"{key.get_name()} {key.get_base64()}"
 
 
-def _failure(endpoint: Endpoint, layer: Layer, message: str, why: str) -> NodeFailure:
-    return NodeFailure(endpoint.node, layer, f"{message} ({endpoint})", why)
+def _failure(endpoint: Endpoint, layer: Layer, message: str, why: str, next: str = "") -> NodeFailure:
+    return NodeFailure(endpoint.node, layer, f"{message} ({endpoint})", why, next)

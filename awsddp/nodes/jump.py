@@ -13,7 +13,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.failures import find_program
@@ -39,9 +39,21 @@ _OPTIONS = (
 )
 _LONGEST = 86  # of a socket's path: 104 at the least, less what ssh adds to it while it is made
 _OPEN_S = 60.0
-Line = tuple[socket.socket, "subprocess.Popen[bytes]"]
-"""A line to a port of a node, and the program that carries it."""
 _AGAIN_S = 1.0
+
+
+class Line(NamedTuple):
+    """A connected socket to a port of a node, and the program that carries it over a jump host."""
+
+    socket: socket.socket
+    carrier: "subprocess.Popen[bytes] | None" = None
+
+    def close(self) -> None:
+        """Close the socket, and end the program."""
+        self.socket.close()
+        if self.carrier is not None:
+            self.carrier.kill()
+            self.carrier.wait()
 
 
 class JumpFailure(NodeError):
@@ -122,37 +134,34 @@ class Jump:
                 time.sleep(_AGAIN_S)
 
     def dial(self, host: str, port: int, timeout_s: float) -> Line:
-        """Return a line to a port that the jump host reaches, on which the other side has begun to speak, and
-        the program that carries it.
+        """Return a line to a port that the jump host reaches, on which the other side has begun to speak.
 
         Raises OSError, JumpFailure where the jump host forbids it, ConfigError.
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            process = _start(self, "-W", f"[{host}]:{port}", line=theirs)
-        if not first_word(ours, process, timeout_s):
+            line = Line(ours, _start(self, "-W", f"[{host}]:{port}", line=theirs))
+        if not first_word(line, timeout_s):
             said = [text for text in _said(self).splitlines() if "open failed: " in text]
             why = said[-1].partition("open failed: ")[2] if said else "the jump host opened no way to it"
             if "prohibited" in why:
                 raise _explained(self, why)
             raise ConnectionRefusedError(why)
-        return ours, process
+        return line
 
 
-def first_word(line: socket.socket, carrier: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
-    """Wait until the other side speaks; where it hangs up return False, and end what carries the line.
+def first_word(line: Line, timeout_s: float) -> bool:
+    """Wait until the other side speaks; where it hangs up close the line and return False.
 
-    Raises TimeoutError, the line closed and its carrier ended.
+    Raises TimeoutError, the line closed.
     """
     spoke = False
     try:
-        line.settimeout(timeout_s)
-        spoke = bool(line.recv(1, socket.MSG_PEEK))
+        line.socket.settimeout(timeout_s)
+        spoke = bool(line.socket.recv(1, socket.MSG_PEEK))
     finally:
         if not spoke:
             line.close()
-            carrier.kill()
-            carrier.wait()
     return spoke
 
 

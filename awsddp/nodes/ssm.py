@@ -69,7 +69,7 @@ class Ssm(Jump):
             find_program(program, 'network.jump = "ssm" needs it', line)
 
     def dial(self, host: str, port: int, timeout_s: float) -> Line:
-        """Return a line to a port of the node with the instance id `host`, and the program that carries it.
+        """Return a line to a port of the node with the instance id `host`.
 
         Raises OSError, JumpFailure where trying again would not help.
         """
@@ -83,14 +83,15 @@ class Ssm(Jump):
                     stderr=errors,
                     start_new_session=True,  # Ctrl-C is for awsddp, which still needs its lines
                 )
-            if not first_word(ours, process, timeout_s):
+            line = Line(ours, process)
+            if not first_word(line, timeout_s):
                 errors.seek(0)
                 said = errors.read().decode(errors="replace").strip() or "the session ended"
                 if any(word in said for word in _FINAL):
                     advice = "awsddp doctor --iam-policy   # prints the rights that it needs"
                     raise JumpFailure(f"network.jump: ssm: no session with {host}", said, advice, final=True)
                 raise ConnectionRefusedError(said)
-        return ours, process
+        return line
 
 
 class _Session(subprocess.Popen[bytes]):
