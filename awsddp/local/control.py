@@ -94,7 +94,8 @@ def stop(home: Path) -> bool:
     :raises LocalCloudError: something could not be ended.
     """
     place = Place(home)
-    remains = _remains(place)  # also where its files were removed
+    # Processes of its hosts, or a namespace: also where its files were removed.
+    remains = bool(cgroups.processes(place) or ending.marked(f"{place.tag}-") or network.namespaces(place))
     if not (remains or place.folder.exists()):
         return False
     with client_lock(place):
@@ -102,11 +103,6 @@ def stop(home: Path) -> bool:
         _end_daemon(place)
         sweep(place)
     return existed
-
-
-def _remains(place: Place) -> bool:
-    """Tell whether a process of its hosts lives, or a namespace is there."""
-    return bool(cgroups.processes(place) or ending.marked(f"{place.tag}-") or network.namespaces(place))
 
 
 def sweep(place: Place) -> None:
@@ -151,10 +147,7 @@ def fault_add(info: LocalInfo, operation: str, effect: str, **choices: Any) -> l
     :raises UsageError: no such operation, instance or effect.
     :raises LocalCloudError: its daemon does not answer.
     """
-    found: list[dict[str, Any]] = _ask(info, {"add": {"operation": operation, "effect": effect, **choices}})[
-        "faults"
-    ]
-    return found
+    return _ask(info, {"add": {"operation": operation, "effect": effect, **choices}})["faults"]
 
 
 def fault_clear(info: LocalInfo, number: int | None = None) -> list[dict[str, Any]]:
@@ -163,11 +156,10 @@ def fault_clear(info: LocalInfo, number: int | None = None) -> list[dict[str, An
     :raises UsageError: there is none of that number.
     :raises LocalCloudError: its daemon does not answer.
     """
-    found: list[dict[str, Any]] = _ask(info, {"clear": number})["faults"]
-    return found
+    return _ask(info, {"clear": number})["faults"]
 
 
-def _ask(info: LocalInfo, order: dict[str, Any] | None = None) -> dict[str, Any]:
+def _ask(info: LocalInfo, order: dict[str, Any] | None = None) -> dict[str, list[dict[str, Any]]]:
     """Return the daemon's instances, and its faults after this order."""
     from http.client import HTTPConnection, HTTPException
 

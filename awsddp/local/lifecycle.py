@@ -47,8 +47,7 @@ class Lifecycle:
         self._asked: dict[str, float] = {}
         self._rules: dict[str, str] = {}
         self._suffered: dict[str, frozenset[str]] = {}
-        self._begun = self._ended = 0
-        self._turn = threading.Condition()
+        self._turn = threading.Lock()
         self._names: dict[str, str] = {}
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lifecycle", daemon=True)
@@ -60,26 +59,19 @@ class Lifecycle:
         """Asks for a pass now."""
         self._wanted.set()
 
-    def settle(self, timeout_s: float = 5.0) -> None:
-        """Returns once a pass that begins now has ended: what was asked for is in force."""
-        wanted = self._begun + 1
-        self.wake()
+    def settle(self) -> bool:
+        """Takes a pass, after which what was asked for is in force; true if nothing is on its way."""
         with self._turn:
-            self._turn.wait_for(lambda: self._ended >= wanted, timeout_s)
+            try:
+                return self._pass()
+            except Exception:
+                traceback.print_exc()
+                return True
 
     def _run(self) -> None:
         while True:
-            self._begun += 1
             self._wanted.clear()
-            try:
-                settled = self._pass()
-            except Exception:
-                traceback.print_exc()
-                settled = True
-            with self._turn:
-                self._ended = self._begun
-                self._turn.notify_all()
-            self._wanted.wait(IDLE_POLL_S if settled else BUSY_POLL_S)
+            self._wanted.wait(IDLE_POLL_S if self.settle() else BUSY_POLL_S)
 
     def _pass(self) -> bool:
         """One step for every instance; true if nothing is on its way."""

@@ -1,12 +1,11 @@
 """Spot prices: what share of the on-demand price the market asks, another each day.
 
-The shares are assumptions of the usual size, not recorded prices: g and p types at 30 to 60 %.
+The share is an assumption of the usual size, not a recorded price: g and p types are at 30 to 60 %.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -19,31 +18,15 @@ KEPT = timedelta(days=90)
 # Relative prices of seven days, repeated: a budget that assumes the price of today is spent before its time.
 DAYS = (1.0, 1.04, 0.97, 1.1, 0.93, 1.02, 0.95)
 PRODUCT = "Linux/UNIX"
-SHARES = {
-    "g4dn": 0.40,
-    "g5": 0.45,
-    "g6": 0.42,
-    "g6e": 0.48,
-    "g7e": 0.55,
-    "p3dn": 0.35,
-    "p4d": 0.45,
-    "p4de": 0.50,
-    "p5": 0.40,
-    "p5e": 0.45,
-    "p5en": 0.45,
-    "p6-b200": 0.55,
-    "p6-b300": 0.60,
-}
-OTHER_SHARE = 0.38
+SHARE = 0.42
 # On-demand price of types without a listed one, from c5.large, m5.large and r5.large in us-east-1.
 USD_PER_VCPU, USD_PER_GIB = 0.0348, 0.0033
 
 
 def price_usd_per_hour(instance_type: str, zone: str, day: date) -> float:
     """Return the spot price of a type in a zone on a day in UTC. Zones differ by up to 10 % either way."""
-    family = instance_type.partition(".")[0]
     number = int(hashlib.sha256(f"{instance_type} {zone}".encode()).hexdigest()[:4], 16)
-    share = SHARES.get(family, OTHER_SHARE) * (0.9 + 0.2 * number / 0xFFFF)
+    share = SHARE * (0.9 + 0.2 * number / 0xFFFF)
     return _on_demand(instance_type) * share * DAYS[(day.toordinal() + number) % len(DAYS)]
 
 
@@ -58,23 +41,21 @@ def _on_demand(instance_type: str) -> float:
 
 
 def history(request: Request, backend: Any) -> dict[str, Any]:
-    """Answer DescribeSpotPriceHistory: the prices since a time, and those in force then."""
-    return {"SpotPriceHistory": list(_history(request))}
-
-
-def _history(request: Request) -> Iterator[dict[str, Any]]:
-    """Yield the entries that a request picks, the newest of each type and zone first."""
+    """Answer DescribeSpotPriceHistory: the prices since a time, and those in force then, the newest first."""
     now = datetime.now(UTC)
     first = max(min(request.asked.get("StartTime", now - KEPT), now), now - KEPT).date()
     days = [now.date() - timedelta(days=back) for back in range((now.date() - first).days + 1)]
     names = request.asked.get("InstanceTypes", INSTANCE_TYPES)
-    for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, []):
-        kind, zone = offer["InstanceType"], offer["Location"]
-        for day in days if kind in names and kind in INSTANCE_TYPES else ():
-            yield {
-                "InstanceType": kind,
-                "ProductDescription": PRODUCT,
-                "SpotPrice": f"{price_usd_per_hour(kind, zone, day):.6f}",
-                "Timestamp": datetime(day.year, day.month, day.day, tzinfo=UTC),
-                "AvailabilityZone": zone,
-            }
+    entries = [
+        {
+            "InstanceType": offer["InstanceType"],
+            "ProductDescription": PRODUCT,
+            "SpotPrice": f"{price_usd_per_hour(offer['InstanceType'], offer['Location'], day):.6f}",
+            "Timestamp": datetime(day.year, day.month, day.day, tzinfo=UTC),
+            "AvailabilityZone": offer["Location"],
+        }
+        for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, [])
+        if offer["InstanceType"] in names
+        for day in days
+    ]
+    return {"SpotPriceHistory": entries}

@@ -46,19 +46,12 @@ def check_unused(request: Request, backend: Any) -> None:
 
     :raises Refusal: DependencyViolation.
     """
-    if subnet_id := request.asked.get("SubnetId"):
-        name, users = (
-            f"subnet '{subnet_id}'",
-            [one for one in backend.enis.values() if one.subnet.id == subnet_id],
-        )
-    else:
-        vpc_id = request.asked.get("VpcId", "")
-        name, users = (
-            f"vpc '{vpc_id}'",
-            backend.describe_internet_gateways(filters={"attachment.vpc-id": [vpc_id]}),
-        )
-        users += [one for one in backend.groups.get(vpc_id, {}).values() if one.name != "default"]
+    subnet_id, vpc_id = request.asked.get("SubnetId"), request.asked.get("VpcId", "")
+    users = [one for one in backend.enis.values() if one.subnet.id == subnet_id]
+    users += backend.describe_internet_gateways(filters={"attachment.vpc-id": [vpc_id]})
+    users += [one for one in backend.groups.get(vpc_id, {}).values() if one.name != "default"]
     if users:
+        name = f"subnet '{subnet_id}'" if subnet_id else f"vpc '{vpc_id}'"
         raise Refusal("DependencyViolation", f"The {name} has dependencies and cannot be deleted.")
 
 

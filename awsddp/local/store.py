@@ -12,20 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import moto
+from moto.backends import get_backend
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
-from moto.iam.models import iam_backends
-from moto.kms.models import kms_backends
-from moto.sts.models import sts_backends
 
 from awsddp.errors import LocalCloudError
 
-BACKENDS: dict[str, Any] = {
-    "ec2": ec2_backends,
-    "iam": iam_backends,
-    "kms": kms_backends,
-    "sts": sts_backends,
-}
+BACKENDS: dict[str, Any] = {name: get_backend(name) for name in ("ec2", "iam", "kms", "sts")}
 KEPT = 1000  # so many states are remembered
 
 
