@@ -14,6 +14,8 @@ _NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
 _OURSELVES = "awsddp"
 _MOST_FILES = 200_000
 _MOST_BYTES = 100 * 10**9
+_Spec = tuple[str, GitIgnoreSpec]
+"""Patterns, and what holds them: the path of an ignore file, or sync.ignore."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,7 @@ class _Walk:
             kept=tuple(self._kept),
         )
 
-    def _folder(self, folder: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]) -> int:
+    def _folder(self, folder: str, specs: tuple[_Spec, ...]) -> int:
         """Add what a folder holds; return how many entries that gave. `folder` is "" or ends with "/"."""
         try:
             found = sorted(os.scandir(Path(self._root, folder)), key=lambda item: item.name)
@@ -126,7 +128,7 @@ class _Walk:
             self._kept.append((folder, _OURSELVES))  # it holds paths of this machine
             return 1
         if self._name in names:
-            specs = ((folder, self._ignore_file(folder + self._name)), *specs)
+            specs = (self._ignore_file(folder + self._name), *specs)
         before = len(self._entries)
         for item in found:
             path = folder + item.name
@@ -144,20 +146,18 @@ class _Walk:
                 self._file(path, item)
         return len(self._entries) - before
 
-    def _ignored_by(self, path: str, specs: tuple[tuple[str, GitIgnoreSpec], ...]) -> str:
+    def _ignored_by(self, path: str, specs: tuple[_Spec, ...]) -> str:
         """Return what keeps the path here, "" if it goes.
 
         As git decides: the innermost file that names it, and in it the last line that does.
         """
-        if (verdict := self._own.check_file(path).include) is not None:
-            return "sync.ignore" if verdict else ""
-        for folder, spec in specs:
-            verdict = spec.check_file(path[len(folder) :]).include
+        for place, spec in (self._own, *specs):
+            verdict = spec.check_file(path[place.rfind("/") + 1 :]).include  # relative to the file's folder
             if verdict is not None:
-                return folder + self._name if verdict else ""
+                return place if verdict else ""
         return ""
 
-    def _ignore_file(self, path: str) -> GitIgnoreSpec:
+    def _ignore_file(self, path: str) -> _Spec:
         try:
             text = Path(self._root, path).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
@@ -191,9 +191,9 @@ class _Walk:
             )
 
 
-def _spec(lines: Iterable[str], place: str) -> GitIgnoreSpec:
+def _spec(lines: Iterable[str], place: str) -> _Spec:
     try:
-        return GitIgnoreSpec.from_lines(lines)
+        return place, GitIgnoreSpec.from_lines(lines)
     except ValueError as error:
         raise ConfigError(f"{place}: not a gitignore pattern", str(error)) from error
 
