@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -47,51 +47,36 @@ def prepare(
     for node in nodes:
         on_event(Event("preparing", who=node_name(node.node)))
     failures: dict[int, NodeError] = {}
-    asked = {
-        "expires": moment(expires_at) if expires_at else None,
-        "idle": idle_s,
-        "patience_s": deadline_s,
-        "gpus": gpus,
-        "gpus_patience_s": gpus_deadline_s,
+    requests = {
+        node.node: {
+            "do": "inspect",
+            "user": fleet.endpoints[node.node].user,
+            "address": node.private_ip or node.address,
+            "rank0": nodes[0].private_ip or nodes[0].address,
+            "expires": moment(expires_at) if expires_at else None,
+            "idle": idle_s,
+            "patience_s": deadline_s,
+            "gpus": gpus,
+            "gpus_patience_s": gpus_deadline_s,
+        }
+        for node in nodes
     }
-    found = _inspect(fleet, nodes, asked, failures)
+    found = _ask(fleet, requests, deadline_s + gpus_deadline_s + 120, failures)
     _change_host_keys(fleet, nodes, found, known_hosts, failures)
     prepared: dict[int, Prepared] = {}
     for node in nodes:
         if node.node in failures:
             continue
         facts = found[node.node]
-        problem = _problem(node, facts, gpus)
-        if problem is not None:
+        if (problem := _problem(node, facts, gpus)) is not None:
             failures[node.node] = problem
             continue
-        prepared[node.node] = _record(node, facts)
+        record = {**facts, "node": node.node, "instance_id": node.instance_id}
+        prepared[node.node] = msgspec.convert(record, Prepared)
         on_event(Event(_summary(prepared[node.node], facts), who=node_name(node.node), fraction=1.0))
     if failures:
         raise NodesFailed(failures, prepared, len(nodes))
     return tuple(prepared.values())
-
-
-def _inspect(
-    fleet: Fleet,
-    nodes: Sequence[Node],
-    asked: dict[str, Any],
-    failures: dict[int, NodeError],
-) -> dict[int, dict[str, Any]]:
-    rank0 = nodes[0].private_ip or nodes[0].address
-    requests = {
-        node.node: _request(
-            fleet,
-            node.node,
-            do="inspect",
-            user=fleet.endpoints[node.node].user,
-            address=node.private_ip or node.address,
-            rank0=rank0,
-            **asked,
-        )
-        for node in nodes
-    }
-    return _answers(fleet, requests, asked["patience_s"] + asked["gpus_patience_s"] + 120, failures)
 
 
 def _change_host_keys(
@@ -110,8 +95,7 @@ def _change_host_keys(
     names = {node.node: node.instance_id for node in nodes}
     pending = [node for node, key in final.items() if fleet.host_key(node) != key]
     hostkeys.accept(known_hosts, {names[node]: final[node] for node in pending})
-    requests = {node: _request(fleet, node, do="rekey") for node in pending}
-    pending = list(_answers(fleet, requests, 60, failures))
+    pending = list(_ask(fleet, {node: {"do": "rekey"} for node in pending}, 60, failures))
     deadline = time.monotonic() + _REKEY_S
     while pending:  # sshd is told by a signal: a connection made in that very moment may still show the seed
         try:
@@ -127,17 +111,20 @@ def _change_host_keys(
     hostkeys.settle(known_hosts, {names[node]: final[node] for node in settled})
 
 
-def _request(fleet: Fleet, node: int, **asked: Any) -> Request:
-    sudo = [] if fleet.endpoints[node].user == "root" else ["sudo", "-n"]
-    return [*sudo, "python3", "-I", "-", json.dumps(asked)], template("prepare.py").encode()
-
-
-def _answers(
-    fleet: Fleet, requests: dict[int, Request], timeout_s: float, failures: dict[int, NodeError]
+def _ask(
+    fleet: Fleet,
+    requests: Mapping[int, dict[str, Any]],
+    timeout_s: float,
+    failures: dict[int, NodeError],
 ) -> dict[int, dict[str, Any]]:
     """Return the nodes' answers; who gives none is added to `failures`."""
+    commands: dict[int, Request] = {}
+    for node, request in requests.items():
+        sudo = [] if fleet.endpoints[node].user == "root" else ["sudo", "-n"]
+        argv = [*sudo, "python3", "-I", "-", json.dumps(request)]
+        commands[node] = argv, template("prepare.py").encode()
     try:
-        results: dict[int, Result] = fleet.run_each(requests, timeout_s=timeout_s)
+        results: dict[int, Result] = fleet.run_each(commands, timeout_s=timeout_s)
     except NodesFailed as error:
         failures.update(error.failures)
         results = error.results
@@ -148,8 +135,7 @@ def _answers(
             failures[node] = NodeFailure(node, "command", "preparation failed", why)
             continue
         try:  # what the login shell's own files print stands before the answer
-            asked = json.loads(requests[node][0][-1])
-            answers[node] = check(result.stdout.splitlines()[-1], request=asked, node=node)
+            answers[node] = check(result.stdout.splitlines()[-1], request=requests[node], node=node)
         except NodeError as error:
             failures[node] = error
     return answers
@@ -175,10 +161,6 @@ def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None
     return NodeFailure(
         node.node, "command", message, why, "use another image: awsddp down, awsddp up --image"
     )
-
-
-def _record(node: Node, facts: dict[str, Any]) -> Prepared:
-    return msgspec.convert({**facts, "node": node.node, "instance_id": node.instance_id}, Prepared)
 
 
 def _summary(prepared: Prepared, facts: dict[str, Any]) -> str:
