@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from awsddp.cluster import read_numbers
 from awsddp.errors import AwsddpError, LocalCloudError
 from awsddp.local import ending, network
 from awsddp.local.control import REGION, client_lock, read_report, sweep, write_json
@@ -91,8 +90,7 @@ def serve(place: Place) -> None:
         metadata.serve(partial(metadata.respond, emulator, store, secret), place.switch)
     faults = Faults(place.faults)
     lifecycle = Lifecycle(emulator, store, hosts, faults)
-    shown = partial(status, emulator)
-    front = Front(emulator, store, lifecycle, faults, secret=secret, status=shown, mode=mode)
+    front = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode)
     port = int(earlier.get("port", 0))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
@@ -151,34 +149,6 @@ def _is_needed(place: Place, front: Any) -> bool:
         return True
     with place.presence.open("a") as lock:
         return not take(lock)
-
-
-def status(emulator: Any) -> dict[str, Any]:
-    """What `local status` shows of the instances."""
-    with emulator.lock:
-        return {
-            "instances": [
-                {
-                    "instance_id": one.id,
-                    "state": one.state,
-                    "instance_type": one.instance_type,
-                    "region": one.region_name,
-                    "private_ip": one.private_ip if one.state != "terminated" else None,
-                    "name": (tags := {tag["key"]: tag["value"] for tag in one.get_tags()}).get("Name"),
-                    "cluster": tags.get("awsddp:cluster"),
-                    "node": _node(tags, one.ami_launch_index),
-                    "reason": one.state_reason.message,
-                }
-                for one in emulator.instances()
-            ]
-        }
-
-
-def _node(tags: dict[str, str], index: int) -> int | None:
-    """The number that an instance has in its cluster; None where it is in none."""
-    with suppress(KeyError, ValueError, IndexError):
-        return int(read_numbers(tags["awsddp:nodes"])[index])
-    return None
 
 
 def _image_tags(mode: str) -> dict[str, str]:

@@ -57,7 +57,6 @@ class Emulator:
 
     def __init__(self, block: ipaddress.IPv4Network, *, image_tags: dict[str, str]) -> None:
         self.lock = threading.RLock()
-        self.block = block
         _patch(block, image_tags)
 
     def backend(self, region: str) -> Any:

@@ -39,13 +39,10 @@ STATUS = {
     **dict.fromkeys(("RequestLimitExceeded", "ServiceUnavailable", "Unavailable"), _BUSY),
     "UnauthorizedOperation": "403 Forbidden",
 }
-MESSAGES = {
-    "InsufficientInstanceCapacity": "We currently do not have sufficient {type} capacity in the Availability "
-    "Zone you requested ({zone}). Our system will be working on provisioning additional capacity.",
-    "InternalError": "An internal error has occurred",
-    "RequestLimitExceeded": "Request limit exceeded.",
-    "UnauthorizedOperation": "You are not authorized to perform this operation.",
-}
+NO_CAPACITY = (
+    "We currently do not have sufficient {type} capacity in the Availability Zone you requested ({zone}). "
+    "Our system will be working on provisioning additional capacity."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +121,10 @@ class Faults:
 
 def refusal(fault: Fault, *, instance_type: str, zone: str) -> Refusal:
     """How a call is refused by a fault that names a code."""
-    text = MESSAGES.get(fault.effect, "Refused by a fault of the local cloud ({code}).")
-    return Refusal(
-        fault.effect,
-        text.format(type=instance_type, zone=zone, code=fault.effect),
-        status=STATUS.get(fault.effect, "400 Bad Request"),
-    )
+    text = f"Refused by a fault of the local cloud ({fault.effect})."
+    if fault.effect == "InsufficientInstanceCapacity":
+        text = NO_CAPACITY.format(type=instance_type, zone=zone)
+    return Refusal(fault.effect, text, status=STATUS.get(fault.effect, "400 Bad Request"))
 
 
 def mark(backend: Any) -> None:

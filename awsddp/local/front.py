@@ -11,24 +11,26 @@ import json
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from io import BytesIO
 from typing import Any
 
 from moto.core.exceptions import ServiceException
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.test import run_wsgi_app
+from werkzeug.wrappers import Response
 
+from awsddp.cluster import read_numbers
 from awsddp.errors import AwsddpError
 from awsddp.local import faults, launches, limits, node_faults, scope
 from awsddp.local.emulator import Emulator
 from awsddp.local.faults import Fault, Faults
 from awsddp.local.lifecycle import Lifecycle
 from awsddp.local.requests import (
+    JSON,
     Refusal,
-    Reply,
     Request,
     answered,
     check_signature,
@@ -52,7 +54,6 @@ class Front:
     lifecycle: Lifecycle
     faults: Faults
     secret: str = field(repr=False)
-    status: Callable[[], dict[str, Any]]
     mode: str
     asked_at: float = field(default_factory=time.monotonic)
     """When the API was last asked for something."""
@@ -63,21 +64,18 @@ class Front:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
-            if environ.get("PATH_INFO", "").startswith(ADMIN):
-                status, headers, body = self._admin(environ)
-            else:
-                status, headers, body = self._api(environ)
+            is_admin = environ.get("PATH_INFO", "").startswith(ADMIN)
+            reply = self._admin(environ) if is_admin else self._api(environ)
         except ConnectionError:
             with suppress(OSError):
                 environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise
-        start_response(status, [*headers, ("Content-Length", str(len(body)))])
-        return [body]
+        return reply(environ, start_response)
 
-    def _admin(self, environ: dict[str, Any]) -> Reply:
+    def _admin(self, environ: dict[str, Any]) -> Response:
         """What the `local` verb asks; only who can read the daemon's folder knows the secret."""
         if environ.get("HTTP_X_AWSDDP_SECRET") != self.secret:
-            return "403 Forbidden", [("Content-Type", "text/plain")], b"no\n"
+            return Response("no\n", 403)
         length = int(environ.get("CONTENT_LENGTH") or 0)
         asked = json.loads(environ["wsgi.input"].read(length) if length else b"{}")
         try:
@@ -87,15 +85,28 @@ class Front:
                 in_force = self.faults.act(asked)
                 self.store.remember(self.faults.hold("stale"))
         except AwsddpError as error:
-            return (
-                "400 Bad Request",
-                [("Content-Type", "application/json")],
-                json.dumps(error.document()).encode(),
-            )
+            return Response(json.dumps(error.document()), 400, content_type=JSON)
         if length:
             self.lifecycle.settle()
-        document = {**self.status(), "faults": in_force}
-        return "200 OK", [("Content-Type", "application/json")], json.dumps(document).encode()
+        return Response(json.dumps({"instances": self._instances(), "faults": in_force}), content_type=JSON)
+
+    def _instances(self) -> list[dict[str, Any]]:
+        """What `local status` shows of the instances."""
+        with self.emulator.lock:
+            return [
+                {
+                    "instance_id": one.id,
+                    "state": one.state,
+                    "instance_type": one.instance_type,
+                    "region": one.region_name,
+                    "private_ip": one.private_ip if one.state != "terminated" else None,
+                    "name": (tags := {tag["key"]: tag["value"] for tag in one.get_tags()}).get("Name"),
+                    "cluster": tags.get("awsddp:cluster"),
+                    "node": _node(tags, one.ami_launch_index),
+                    "reason": one.state_reason.message,
+                }
+                for one in self.emulator.instances()
+            ]
 
     def _orders(self, fault: dict[str, Any]) -> bool:
         """Checks a fault of a node; one that does not last is carried out, and true is returned.
@@ -105,9 +116,7 @@ class Front:
         if not node_faults.names_node(fault.get("operation", "")):
             return False
         instances = {one.id: one for one in self.emulator.instances()}
-        states = {id: one.state for id, one in instances.items()}
-        spot = [id for id, one in instances.items() if one.lifecycle == "spot"]
-        node_faults.check(fault, states=states, mode=self.mode, spot=spot)
+        node_faults.check(fault, instances, mode=self.mode)
         if fault["effect"] not in node_faults.ONCE:
             return False
         if fault["effect"] == "reclaim":
@@ -118,7 +127,7 @@ class Front:
             self.lifecycle.hosts.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
         return True
 
-    def _api(self, environ: dict[str, Any]) -> Reply:
+    def _api(self, environ: dict[str, Any]) -> Response:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ
         rest = environ.get("PATH_INFO", "/") != "/"  # of the services that are not here: those answer in JSON
         self.asked_at = time.monotonic()
@@ -164,7 +173,7 @@ class Front:
             fault, instance_type=request.parameters.get("InstanceType", "such"), zone=zone or "any zone"
         )
 
-    def _carry_out(self, request: Request, fault: Fault | None) -> Reply:
+    def _carry_out(self, request: Request, fault: Fault | None) -> Response:
         """What the request asks for; written down before the reply."""
         with self.emulator.lock:
             before = self.store.size()
@@ -206,7 +215,7 @@ class Front:
         except KeyError:
             raise Refusal("AuthFailure", f"Unknown region {request.region}") from None
 
-    def _answer(self, request: Request) -> Reply:
+    def _answer(self, request: Request) -> Response:
         row, backend = scope.find(request), self._backend(request)
         limits.check(request, backend)
         if row.check:
@@ -215,14 +224,19 @@ class Front:
             raise dry_run()
         if request.action == "GetConsoleOutput":
             return self._console(request, backend)
-        return answered(request, row.answer(request, backend)) if row.answer else self._forward(request)
+        if row.answer is not None:
+            return answered(request, row.answer(request, backend))
+        again = {**request.environ, "wsgi.input": BytesIO(request.body)}
+        return Response.from_app(self._moto, again, buffered=True)
 
-    def _console(self, request: Request, backend: Any) -> Reply:
+    def _console(self, request: Request, backend: Any) -> Response:
         instance_id = backend.get_instance(request.asked.get("InstanceId", "")).id
         text = base64.b64encode(self.lifecycle.hosts.console(instance_id)[-65536:]).decode()
         return answered(request, {"InstanceId": instance_id, "Timestamp": datetime.now(UTC), "Output": text})
 
-    def _forward(self, request: Request) -> Reply:
-        """Return moto's reply."""
-        body, status, headers = run_wsgi_app(self._moto, request.wsgi_environ(), buffered=True)
-        return status, [pair for pair in headers if pair[0].lower() != "content-length"], b"".join(body)
+
+def _node(tags: dict[str, str], index: int) -> int | None:
+    """The number that an instance has in its cluster; None where it is in none."""
+    with suppress(KeyError, ValueError, IndexError):
+        return int(read_numbers(tags["awsddp:nodes"])[index])
+    return None

@@ -16,7 +16,7 @@ from moto.iam.models import iam_backends
 
 from awsddp.limits import USER_DATA_BYTES
 from awsddp.local import market, quotas, refusals, reservations
-from awsddp.local.requests import Refusal, Request, lacking
+from awsddp.local.requests import Refusal, Request, invalid, lacking
 from awsddp.local.reservations import CapacityReservation
 
 # What of a cloud-config hosts carry out: https://docs.cloud-init.io/en/latest/reference/modules.html
@@ -34,7 +34,7 @@ def check(request: Request, backend: Any) -> None:
         return
     low, high = asked.get("MinCount", 1), asked.get("MaxCount", 1)
     if low < 1 or high < low:
-        raise _invalid(low, "minCount", f"It must be at least 1 and at most maxCount ({high}).")
+        raise invalid(low, "minCount", f"It must be at least 1 and at most maxCount ({high}).")
     try:
         data = base64.b64decode("".join(asked.get("UserData", "").split()), validate=True)
     except ValueError:
@@ -128,7 +128,7 @@ def _check_profile(asked: dict[str, str]) -> None:
     for key, text in asked.items():
         if text not in {one.name if key == "Name" else one.arn for one in known}:
             what = "ARN" if key == "Arn" else "name"
-            raise _invalid(text, f"iamInstanceProfile.{key.lower()}", f"Invalid IAM Instance Profile {what}")
+            raise invalid(text, f"iamInstanceProfile.{key.lower()}", f"Invalid IAM Instance Profile {what}")
 
 
 def _check_interfaces(asked: dict[str, Any], backend: Any) -> None:
@@ -184,7 +184,7 @@ def _check_price(request: Request, zone: str) -> None:
     try:
         low = float(text) < least
     except ValueError:
-        raise _invalid(text, "price", "It is no number.") from None
+        raise invalid(text, "price", "It is no number.") from None
     if low:
         raise Refusal(
             "SpotMaxPriceTooLow",
@@ -283,7 +283,3 @@ def _replay(earlier: str, launched: Any, digest: str) -> Any:
             "The instances launched with this client token have been terminated. Please use a new token.",
         )
     return launched
-
-
-def _invalid(value: object, name: str, why: str) -> Refusal:
-    return Refusal("InvalidParameterValue", f"Value ({value}) for parameter {name} is invalid. {why}")

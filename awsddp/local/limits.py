@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from awsddp import limits
-from awsddp.local.requests import Refusal, Request
+from awsddp.local.requests import Refusal, Request, invalid
 
 _LENGTHS = {
     ("ImportKeyPair", "KeyName"): limits.KEY_NAME,
@@ -41,16 +41,16 @@ def _check_texts(request: Request) -> None:
     for (action, name), most in _LENGTHS.items():
         text = request.parameters.get(name, "") if action == request.action else ""
         if len(text) > most:
-            raise _invalid(name, text, f"Length exceeds maximum of {most}.")
+            raise invalid(text, name, f"Length exceeds maximum of {most}.")
         if not text.isascii():
-            raise _invalid(name, text, "Character sets beyond ASCII are not supported.")
+            raise invalid(text, name, "Character sets beyond ASCII are not supported.")
         if action == "CreateSecurityGroup" and not limits.GROUP_TEXT.fullmatch(text):
-            raise _invalid(name, text, "Valid characters are a-zA-Z0-9 and ._-:/()#,@[]+=&;{}!$*")
+            raise invalid(text, name, "Valid characters are a-zA-Z0-9 and ._-:/()#,@[]+=&;{}!$*")
         if (action, name) == ("CreateSecurityGroup", "GroupName") and text.startswith("sg-"):
-            raise _invalid(name, text, "Group names may not be in the format sg-*.")
+            raise invalid(text, name, "Group names may not be in the format sg-*.")
     token = request.parameters.get("ClientToken", "")
     if len(token) > limits.CLIENT_TOKEN or not token.isascii():
-        raise _invalid("ClientToken", token, f"It must be at most {limits.CLIENT_TOKEN} ASCII characters.")
+        raise invalid(token, "clientToken", f"It must be at most {limits.CLIENT_TOKEN} ASCII characters.")
 
 
 def _check_tags(request: Request, backend: Any) -> None:
@@ -84,8 +84,3 @@ def _check_rules(request: Request, backend: Any) -> None:
                 "RulesPerSecurityGroupLimitExceeded",
                 "The maximum number of rules per security group has been reached.",
             )
-
-
-def _invalid(name: str, text: str, why: str) -> Refusal:
-    name = f"{name[0].lower()}{name[1:]}" if name == "ClientToken" else name
-    return Refusal("InvalidParameterValue", f"Value ({text[:300]}) for parameter {name} is invalid. {why}")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -52,28 +52,25 @@ def names_node(operation: str) -> bool:
     return operation.startswith("i-")
 
 
-def check(
-    asked: Mapping[str, Any], *, states: Mapping[str, str], mode: str, spot: Collection[str] = ()
-) -> None:
+def check(asked: Mapping[str, Any], instances: Mapping[str, Any], *, mode: str) -> None:
     """Looks at a fault of a node before it is taken up.
 
     :param asked: the fields of the fault.
-    :param states: the state of each instance by its id.
-    :param spot: the ids of spot instances.
+    :param instances: those of all regions by their ids, terminated ones too.
     :raises UsageError: no such instance or effect, choices that are for calls, a mode that cannot do it.
     """
     instance_id, effect = asked["operation"], asked["effect"]
     if effect not in EFFECTS:
         raise invalid(f"invalid fault of a node: {effect}", f"it is one of {', '.join(EFFECTS)}")
-    alive = [one for one, state in states.items() if state not in ("shutting-down", "terminated")]
+    alive = [id for id, one in instances.items() if one.state not in ("shutting-down", "terminated")]
     if instance_id not in alive:
         known = ", ".join(alive) or "none: run awsddp up --local"
         raise invalid(f"instance not found: {instance_id}", f"the instances are {known}")
     check_options(asked, OPTIONS.get(effect, {"for_s"}))
-    if effect in ONCE and states[instance_id] != "running":
-        raise invalid(f"{instance_id} is {states[instance_id]}", f"{effect} is for a node that runs")
+    if effect in ONCE and instances[instance_id].state != "running":
+        raise invalid(f"{instance_id} is {instances[instance_id].state}", f"{effect} is for a node that runs")
     if effect == "reclaim":
-        if instance_id not in spot:
+        if instances[instance_id].lifecycle != "spot":
             raise invalid(f"{instance_id} is not a spot instance", "create one: awsddp up --local --spot")
     elif mode != "nspawn":
         why = f"this local cloud runs in {mode} mode; as root: awsddp local stop, then awsddp local start"

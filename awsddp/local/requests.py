@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import io
 import json
 import math
 import re
@@ -29,9 +28,7 @@ from moto.core.utils import get_service_model
 from moto.ec2.responses._base_response import EC2BaseResponse
 from moto.ec2.utils import generic_filter
 from werkzeug.datastructures import EnvironHeaders
-
-Reply = tuple[str, list[tuple[str, str]], bytes]
-"""Status line, headers, body."""
+from werkzeug.wrappers import Response
 
 SCOPE = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/]+)/\d{8}/([^/]+)/([^/]+)/aws4_request,\s*"
@@ -41,6 +38,7 @@ SCOPE = re.compile(
 # Codes of ours are in no model of a service.
 warnings.filterwarnings("ignore", message="Exception.* does not match an error shape")
 
+JSON = "application/x-amz-json-1.1"
 SIGNED_FOR_S = 900  # a request is refused that was signed so long ago, or so long from now
 
 
@@ -74,10 +72,6 @@ class Request:
     def dry(self) -> bool:
         """Whether the caller only checks for permission."""
         return str(self.parameters.get("DryRun")).lower() == "true"
-
-    def wsgi_environ(self) -> dict[str, Any]:
-        """Return the WSGI environment of this call, its body to be read again."""
-        return {**self.environ, "wsgi.input": io.BytesIO(self.body)}
 
     @cached_property
     def asked(self) -> dict[str, Any]:
@@ -189,6 +183,12 @@ def lacking(what: str, *, service: str = "ec2") -> Refusal:
     return Refusal("UnsupportedOperation", f"The local cloud does not carry out {what}.")
 
 
+def invalid(value: object, name: str, why: str) -> Refusal:
+    """The refusal of a parameter's value."""
+    text = f"Value ({str(value)[:300]}) for parameter {name} is invalid. {why}"
+    return Refusal("InvalidParameterValue", text)
+
+
 def dry_run() -> Refusal:
     """What EC2 answers when it is only asked, and would do it."""
     text = "Request would have succeeded, but DryRun flag is set."
@@ -200,36 +200,35 @@ def internal_error(message: str) -> Refusal:
     return Refusal("InternalError", message, status="500 Internal Server Error")
 
 
-def answered(request: Request, result: object) -> Reply:
+def answered(request: Request, result: object) -> Response:
     """The reply with what boto3 is to show: JSON, or EC2's XML. Resources of moto stand for themselves."""
     if request.service != "ec2":
-        return "200 OK", [("Content-Type", "application/x-amz-json-1.1")], json.dumps(result).encode()
-    return "200 OK", *_as_xml("ec2", request.action, result)
+        return Response(json.dumps(result), content_type=JSON)
+    return _as_xml("ec2", request.action, result)
 
 
-def stamp(reply: Reply) -> Reply:
+def stamp(reply: Response) -> Response:
     """Return moto's XML as EC2 sends it: with the namespace's trailing slash, and a request id of its own."""
-    status, headers, body = reply
-    body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', body, count=1)
+    body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', reply.data, count=1)
     request_id = str(uuid.uuid4()).encode()
-    return status, headers, re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
+    reply.data = re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
+    return reply
 
 
-def refuse(refusal: ServiceException, *, service: str, target: bool) -> Reply:
+def refuse(refusal: ServiceException, *, service: str, target: bool) -> Response:
     """A refusal as the service would word it: JSON, or the XML of EC2 or of the query services."""
     status = getattr(refusal, "status", "400 Bad Request")
     if target:
         body = json.dumps({"__type": refusal.code, "message": refusal.message})
-        head = [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", refusal.code)]
-        return status, head, body.encode()
+        return Response(body, status, {"x-amzn-ErrorType": refusal.code}, content_type=JSON)
     form = ("ec2", "RunInstances") if service in ("ec2", "") else ("sts", "GetCallerIdentity")
-    return status, *_as_xml(*form, refusal)
+    return _as_xml(*form, refusal, status=status)
 
 
-def _as_xml(service: str, action: str, result: object) -> tuple[list[tuple[str, str]], bytes]:
-    """Headers and body of an answer, or of a refusal, in the form of an operation."""
+def _as_xml(service: str, action: str, result: object, *, status: str = "200 OK") -> Response:
+    """An answer, or a refusal, in the form of an operation."""
     operation: Any = get_service_model(service).operation_model(action)
     serializer = get_serializer_class(service, operation.service_model.protocol)
     picker = XFormedAttributePicker(response_transformers=EC2BaseResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER)
     made = serializer(operation_model=operation, value_picker=picker).serialize(result)
-    return list(made["headers"].items()), str(made["body"]).encode()
+    return Response(str(made["body"]), status, made["headers"])

@@ -13,7 +13,7 @@ from typing import Any
 from moto.core.utils import get_service_model
 
 from awsddp.local import dlami, launches, market, quotas, refusals, reservations
-from awsddp.local.requests import Refusal, Request, lacking
+from awsddp.local.requests import Refusal, Request, invalid, lacking
 
 COMMON = frozenset({"Action", "Version", "DryRun"})
 TAGS = ("tag-key", "tag:")
@@ -235,11 +235,7 @@ def find(request: Request) -> Operation:
         of_tags = re.fullmatch(r"TagSpecifications?\.ResourceType", plain)
         known = row.makes if of_tags else VALUES.get(plain, (value,))
         if value not in known:
-            raise Refusal(
-                "InvalidParameterValue",
-                f"Value ({value}) for parameter {plain} is invalid. The local cloud carries out "
-                f"{', '.join(known)}.",
-            )
+            raise invalid(value, plain, f"The local cloud carries out {', '.join(known)}.")
     for one in request.asked.get("Filters", ()) if row.filters else ():
         if re.sub("^tag:.*", "tag:", one["Name"]) not in row.filters:
             raise Refusal("InvalidParameterValue", f"The filter '{one['Name']}' is invalid")

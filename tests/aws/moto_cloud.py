@@ -187,11 +187,10 @@ class Server:
             if request.dry:
                 raise dry_run()
             assert row.answer is not None
-            status, headers, content = answered(request, row.answer(request, backend))
+            reply = answered(request, row.answer(request, backend))
         except Refusal as refusal:
             return _answer(Fault(refusal.code, refusal.message), start)
-        start(status, headers)
-        return [content]
+        return reply(environ, start)
 
 
 def _answer(fault: Fault, start: Callable[..., Any]) -> Iterable[bytes]:

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from awsddp.local import control, node_faults
 from awsddp.local.faults import Faults
 from tests.local.conftest import Cloud
 
-STATES = {"i-0a": "running", "i-0b": "stopped", "i-0c": "terminated"}
+INSTANCES = {
+    key: SimpleNamespace(state=state, lifecycle=None)
+    for key, state in {"i-0a": "running", "i-0b": "stopped", "i-0c": "terminated"}.items()
+}
 
 
 def fault(instance_id: str, effect: str, **choices: Any) -> dict[str, Any]:
@@ -23,10 +27,11 @@ def fault(instance_id: str, effect: str, **choices: Any) -> dict[str, Any]:
 def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
     if effect == "clock" and node_faults.faketime() is None:
         with pytest.raises(UsageError, match="cannot shift a node's clock") as caught:
-            node_faults.check(fault("i-0a", effect), states=STATES, mode="nspawn")
+            node_faults.check(fault("i-0a", effect), INSTANCES, mode="nspawn")
         assert "Debian's package faketime is missing" in caught.value.why
         return
-    node_faults.check(fault("i-0a", effect), states=STATES, mode="nspawn", spot=["i-0a"])
+    spot = SimpleNamespace(state="running", lifecycle="spot")
+    node_faults.check(fault("i-0a", effect), {"i-0a": spot}, mode="nspawn")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,7 @@ def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
 )
 def test_what_cannot_be_is_refused_with_the_choices(asked: dict[str, Any], message: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        node_faults.check(asked, states=STATES, mode="nspawn")
+        node_faults.check(asked, INSTANCES, mode="nspawn")
     assert caught.value.message == message
     assert why in caught.value.why
 
