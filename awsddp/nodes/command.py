@@ -11,11 +11,10 @@ import paramiko
 from awsddp.answers import MOST_BYTES
 from awsddp.errors import NodeError
 from awsddp.nodes.connection import Connection
-from awsddp.nodes.failures import Layer, NodeFailure
+from awsddp.nodes.failures import Layer, NodeFailure, tail
 
 _CHUNK = 256 * 1024
 _START_S = 1.0
-_TAIL = 10
 
 Request = tuple[Sequence[str], bytes]  # argv, stdin
 
@@ -30,8 +29,7 @@ class Result:
 
     def tail(self) -> str:
         """Return the last lines of stderr, of stdout if stderr is empty."""
-        said = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
-        return "\n".join(said.splitlines()[-_TAIL:])
+        return tail((self.stderr.strip() or self.stdout).decode(errors="replace"))
 
 
 def command_line(argv: Sequence[str]) -> str:
@@ -151,9 +149,9 @@ class RemoteCommand:
     def failure(self, layer: Layer, why: str) -> NodeFailure:
         """Return the error of this node."""
         endpoint = self.connection.endpoint
-        said = bytes(self._stderr).decode(errors="replace").splitlines()[-_TAIL:]
+        said = tail(self._stderr.decode(errors="replace"))
         message = "no answer" if layer == "silent" else "the connection was lost"
-        return NodeFailure(endpoint.node, layer, f"{message} ({endpoint})", "\n".join([why, *said]))
+        return NodeFailure(endpoint.node, layer, f"{message} ({endpoint})", f"{why}\n{said}".strip())
 
     def close(self) -> None:
         """Close the channel; the command sees the end of its stdin and a closed stdout."""

@@ -32,6 +32,11 @@ def find_program(name: str, why: str, install: str) -> str:
     return path
 
 
+def tail(output: str) -> str:
+    """Return the last lines of what a program printed: what an error quotes of it."""
+    return "\n".join(output.strip().splitlines()[-10:])
+
+
 class NodeFailure(NodeError):
     """A node is unreachable, or a request to it failed.
 

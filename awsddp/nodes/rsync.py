@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import IO
 
 from awsddp.errors import ConfigError
-from awsddp.nodes.failures import Layer, NodeFailure, find_program
+from awsddp.nodes.failures import Layer, NodeFailure, find_program, tail
 
 SPARSE = ("--sparse", "--compress")
 """Options for files with holes: they travel as few bytes, and are holes again."""
 _PROGRESS = re.compile(rb"^\s*(\d+)\s+\d+%")
-_TAIL = 10
 _PARTLY = 23
 _GONE_AT_SENDER = 24
 _NETWORK = {10, 12, 30, 35, 255}
@@ -102,10 +101,9 @@ def _follow(stdout: IO[bytes], on_bytes: Callable[[int], None]) -> None:
 
 
 def _failure(node: int, code: int, said: str) -> NodeFailure:
-    tail = "\n".join(said.strip().splitlines()[-_TAIL:])
     layer: Layer = "files"
     if "rsync: command not found" in said or "rsync: not found" in said or code == 127:
-        return NodeFailure(node, layer, "rsync is not installed", tail)
+        return NodeFailure(node, layer, "rsync is not installed", tail(said))
     if "No space left on device" in said:
         message = "a disk is full"
     elif code in _NETWORK:
@@ -114,7 +112,7 @@ def _failure(node: int, code: int, said: str) -> NodeFailure:
         message = "some files could not be transferred"
     else:
         message = "the transfer failed"
-    return NodeFailure(node, layer, f"{message} (rsync exit {code})", tail)
+    return NodeFailure(node, layer, f"{message} (rsync exit {code})", tail(said))
 
 
 def _quoted(word: str) -> str:
