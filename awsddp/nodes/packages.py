@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from awsddp.answers import Platform
 from awsddp.errors import ConfigError, NodeError
+from awsddp.nodes.failures import tail
 from awsddp.parallel import each
 from awsddp.plan.environment import CREDENTIALS, EnvironmentPlan, explain, image_constraints
 from awsddp.plan.requirements import IMAGE_PACKAGES, canonical
@@ -53,10 +54,9 @@ def collect(plan: EnvironmentPlan, platform: Platform, *, folder: Path, on_event
     on_event(Event(f"fetching packages for {plan.name}"))
     make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        work = _Work(plan, platform, Path(scratch))
-        work.fetch(on_event)
+        wheels = _Work(plan, platform, Path(scratch), on_event).fetch()
         shutil.rmtree(place, ignore_errors=True)
-        (work.scratch / "wheels").rename(place)
+        wheels.rename(place)
     by_age = sorted((one for one in folder.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime)
     for old in by_age[:-_KEPT]:
         shutil.rmtree(old, ignore_errors=True)
@@ -66,12 +66,17 @@ def collect(plan: EnvironmentPlan, platform: Platform, *, folder: Path, on_event
 class _Work:
     """One choice of packages in a scratch folder."""
 
-    def __init__(self, plan: EnvironmentPlan, platform: Platform, scratch: Path) -> None:
-        self.plan, self.platform, self.scratch = plan, platform, scratch
+    def __init__(self, plan: EnvironmentPlan, platform: Platform, scratch: Path, on_event: OnEvent) -> None:
+        self.plan, self.scratch, self.on_event = plan, scratch, on_event
+        self.wheels, self.built, self.image = (scratch / name for name in ("wheels", "built", "image"))
+        self.built.mkdir()
+        self.image.mkdir()
+        self.python = plan.python or platform.version
         self.tags = wheel_tags(platform)
         self.has = platform.packages if plan.kind == "image" else {}
+        python = "cp" + "".join(self.python.split(".")[:2])
         self.stubs = {
-            canonical(name): stub_wheel(scratch / "image", name, of, tag=self._tag())
+            canonical(name): stub_wheel(self.image, name, of, tag=f"{python}-{python}-{self.tags[0]}")
             for name, of in self.has.items()
         }
         self.lines, self.sent = list(plan.lines), list(plan.lines)
@@ -87,48 +92,45 @@ class _Work:
             (scratch / "ca.pem").write_text(plan.ca)
             self.env["PIP_CERT"] = str(scratch / "ca.pem")
 
-    def _tag(self) -> str:
-        python = "cp" + "".join(self._python().split(".")[:2])
-        return f"{python}-{python}-{self.tags[0]}"
+    def fetch(self) -> Path:
+        """Return the folder of wheels.
 
-    def _python(self) -> str:
-        return self.plan.python or self.platform.version
-
-    def fetch(self, on_event: OnEvent) -> None:
-        """Fill `wheels`. The image's packages stay as they are; if that cannot be, its torch alone does."""
+        The image's packages stay as they are; if that cannot be, its torch alone does.
+        """
         for number, line in enumerate(self.plan.lines):
             if direct := _DIRECT.fullmatch(line):
-                wheel = self._fetch_url(direct["url"], on_event)
+                wheel = self._fetch_url(direct["url"])
                 name, version = wheel.name.split("-")[:2]
                 extras, marker = direct["extras"] or "", direct["marker"] or ""
                 self.lines[number] = f"{name}{extras} @ {wheel.as_uri()} {marker}"
                 self.sent[number] = f"{name}{extras}=={version} {marker}"
-        said = self._choose(on_event)
+        said = self._choose()
         if "ResolutionImpossible" in said:
             self.every = False
-            said = self._choose(on_event)
+            said = self._choose()
         if said and "ResolutionImpossible" not in said:
             raise explain(said, name=self.plan.name)
         newest = self._newest()
         if said:
             for number, (_, line) in newest.items():
                 self.lines[number] = line
-            if self._choose(on_event):
+            if self._choose():
                 raise explain(said, name=self.plan.name)
         else:
-            self._take(newest, on_event)
+            self._take(newest)
         has = {(canonical(name), version) for name, version in self.has.items()}
-        for wheel in self._wheels():
+        for wheel in list(self.wheels.glob("*.whl")):
             if _release(wheel) in has:
                 wheel.unlink()
-        (self.scratch / "wheels" / LINES).write_text("".join(f"{one}\n" for one in self.sent))
+        (self.wheels / LINES).write_text("".join(f"{one}\n" for one in self.sent))
+        return self.wheels
 
-    def _choose(self, on_event: OnEvent) -> str:
+    def _choose(self) -> str:
         """Download everything, and build what has no wheel; return "", or what pip said of its failure."""
         for _ in range(_BUILDS):
             said = self._download()
             missing = None if _SILENT in said else _NO_WHEEL.search(said)
-            if missing is None or not self._build(missing[1], on_event):
+            if missing is None or not self._build(missing[1]):
                 break
         return said
 
@@ -141,95 +143,85 @@ class _Work:
         asked = {number: _ANY_VERSION.fullmatch(line) for number, line in enumerate(self.plan.lines)}
         found = {number: one for number, one in asked.items() if one and canonical(one[1]) not in self.stubs}
         words = [*self._target()[2:], *self.plan.options]
-        told = each(
-            lambda one: self._run_pip(["index", "versions", one[1], *words]), found.values(), at_most=4
-        )
-        versions = [_NEWEST.search(text) if done else None for done, text in told]
+        outputs = each(lambda one: self._pip("index", "versions", one[1], *words), found.values(), at_most=4)
+        versions = [None if failure else _NEWEST.search(output) for failure, output in outputs]
         return {
             number: ((canonical(one[1]), version[1]), f"{one[1]}{one[2] or ''}=={version[1]}{one[4] or ''}")
             for (number, one), version in zip(found.items(), versions, strict=True)
             if version
         }
 
-    def _take(self, newest: Mapping[int, tuple[Release, str]], on_event: OnEvent) -> None:
+    def _take(self, newest: Mapping[int, tuple[Release, str]]) -> None:
         """Download the newest releases in place of older ones that were chosen, where that is possible."""
-        chosen = set(map(_release, self._wheels()))
+        chosen = set(map(_release, self.wheels.glob("*.whl")))
         said = ""
         for number, (release, line) in newest.items():
             if release not in chosen:
                 before, self.lines[number] = self.lines[number], line
-                if said := self._choose(on_event):  # something else that is asked for wants the older one
+                if said := self._choose():  # something else that is asked for wants the older one
                     self.lines[number] = before
         if said:
-            self._choose(on_event)
+            self._choose()
 
     def _download(self) -> str:
         """Fill `wheels` anew; return "", or what pip said of its failure."""
-        shutil.rmtree(self.scratch / "wheels", ignore_errors=True)
+        shutil.rmtree(self.wheels, ignore_errors=True)
         lines = [*self.lines, *(one for one in self.plan.torch if "==" in one)]
         lines += ["uv"] if self.plan.kind == "venv" else []
         torch_index = [one for one in self.plan.torch if "==" not in one]
         pins = [*self.plan.constraints, *image_constraints(self.has, every=self.every)]
         (self.scratch / "requirements.txt").write_text("".join(f"{one}\n" for one in lines))
         (self.scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in pins))
-        places = [word for name in ("image", "built") for word in ("--find-links", str(self.scratch / name))]
-        (self.scratch / "built").mkdir(exist_ok=True)
-        (self.scratch / "image").mkdir(exist_ok=True)
-        words = ["download", "--dest", str(self.scratch / "wheels"), *self._target(), *places]
+        words = [*self._target(), "--find-links", str(self.image), "--find-links", str(self.built)]
         words += self.plan.options
         words += ["--extra-index-url", torch_index[1]] if torch_index else []
-        files = ["-r", str(self.scratch / "requirements.txt"), "-c", str(self.scratch / "constraints.txt")]
-        done, told = self._run_pip([*words, *files])
-        if self._replace_stubs(told):
-            return self._download()
-        return "" if done else told
+        words += ["-r", str(self.scratch / "requirements.txt"), "-c", str(self.scratch / "constraints.txt")]
+        failure, output = self._pip("download", "--dest", str(self.wheels), *words)
+        return self._download() if self._replace_stubs(output) else failure
 
-    def _replace_stubs(self, told: str) -> bool:
+    def _replace_stubs(self, output: str) -> bool:
         """Have pip take real wheels for packages of the image whose extras it missed; return whether it must.
 
         They alone say what an extra needs. What torch is made of stays as it is.
         """
-        wanted = {canonical(name) for name in _NO_EXTRA.findall(told)} & self.stubs.keys()
+        wanted = {canonical(name) for name in _NO_EXTRA.findall(output)} & self.stubs.keys()
         wanted = {name for name in wanted if not IMAGE_PACKAGES.fullmatch(name)}
         for name in wanted:
             self.stubs.pop(name).unlink()
         return bool(wanted)
 
     def _target(self) -> list[str]:
-        words = ["--only-binary", ":all:", "--implementation", "cp", "--python-version", self._python()]
+        words = ["--only-binary", ":all:", "--implementation", "cp", "--python-version", self.python]
         return words + [word for tag in self.tags for word in ("--platform", tag)]
 
-    def _fetch_url(self, url: str, on_event: OnEvent) -> Path:
+    def _fetch_url(self, url: str) -> Path:
         """Return the wheel at a URL, or one of pure Python that is built from what is there."""
         folder = Path(tempfile.mkdtemp(dir=self.scratch))
-        on_event(Event(f"fetching {CREDENTIALS.sub('//', url)}"))
+        self.on_event(Event(f"fetching {CREDENTIALS.sub('//', url)}"))
         if url.partition("#")[0].endswith(".whl"):
-            said = self._pip(["download", "--no-deps", "--dest", str(folder), *self._target(), url])
+            said, _ = self._pip("download", "--no-deps", "--dest", str(folder), *self._target(), url)
         else:
             said = self._build_into(folder, url)
         if said:
             raise explain(said, name=self.plan.name)
         return next(folder.glob("*.whl"))
 
-    def _build(self, requirement: str, on_event: OnEvent) -> bool:
+    def _build(self, requirement: str) -> bool:
         """Build a package that has no wheel; whether it is now there, as one of pure Python."""
-        on_event(Event(f"building {requirement}, which has no wheel"))
-        said = self._build_into(self.scratch / "built", requirement)
+        self.on_event(Event(f"building {requirement}, which has no wheel"))
+        said = self._build_into(self.built, requirement)
         if said and not _NO_WHEEL.search(said):
-            tail = "\n".join(said.strip().splitlines()[-10:])
-            advice = (
-                "choose a version with a wheel, or put one into a folder: --find-links FOLDER in the file"
+            raise NodeError(
+                f"{requirement} has no wheel, and could not be built here",
+                tail(said),
+                "choose a version with a wheel, or put one into a folder: --find-links FOLDER in the file",
             )
-            raise NodeError(f"{requirement} has no wheel, and could not be built here", tail, advice)
         return not said
-
-    def _wheels(self) -> list[Path]:
-        return list((self.scratch / "wheels").glob("*.whl"))
 
     def _build_into(self, folder: Path, requirement: str) -> str:
         """Build a wheel of pure Python; return "", or what pip said. Raises NodeError for another one."""
         before = set(folder.iterdir())
-        said = self._pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *self.plan.options, requirement])
+        said, _ = self._pip("wheel", "--no-deps", "--wheel-dir", str(folder), *self.plan.options, requirement)
         for wheel in set(folder.iterdir()) - before:
             if not wheel.name.endswith("-none-any.whl"):
                 named = CREDENTIALS.sub("//", requirement)
@@ -240,17 +232,14 @@ class _Work:
                 )
         return said
 
-    def _pip(self, words: Iterable[str]) -> str:
-        """Run pip; return "", or what it said of its failure. Raises NodeError where it does not end."""
-        done, told = self._run_pip(words)
-        return "" if done else told
+    def _pip(self, verb: str, *words: str) -> tuple[str, str]:
+        """Run pip; return its output if it failed, else "", and its output in any case.
 
-    def _run_pip(self, words: Iterable[str]) -> tuple[bool, str]:
-        """Run pip; return whether it did it, and what it said. Raises NodeError where it does not end."""
-        verb, *rest = words
+        Raises NodeError where it does not end.
+        """
         try:
             done = subprocess.run(
-                [*_pip_program(), verb, "--retries", "2", *rest],
+                [*_pip_program(), verb, "--retries", "2", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -258,13 +247,13 @@ class _Work:
                 timeout=_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired as error:
-            said = (error.output or b"").decode(errors="replace").strip().splitlines()[-10:]
             raise NodeError(
                 f"{self.plan.name}: pip {verb} did not end within {_TIMEOUT_S / 60:.0f} minutes",
-                "\n".join(said),
+                tail((error.output or b"").decode(errors="replace")),
                 "check env.index_url and env.proxy, and repeat the command",
             ) from error
-        return not done.returncode, done.stdout.decode(errors="replace") or "pip failed"
+        output = done.stdout.decode(errors="replace") or "pip failed"
+        return output if done.returncode else "", output
 
 
 def _pip_program() -> list[str]:
@@ -300,7 +289,6 @@ def stub_wheel(folder: Path, name: str, version: str, *, tag: str) -> Path:
 
     Its tag is the best there can be and its build number high, so that pip takes it before the real one.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     base = f"{re.sub(r'[-_.]+', '_', name)}-{version}"
     path = folder / f"{base}-9999-{tag}.whl"
     with zipfile.ZipFile(path, "w") as wheel:
