@@ -70,9 +70,7 @@ class RemoteCommand:
         self._channel: paramiko.Channel | None = None
         self._error: BaseException | None = None
         self._stderr = bytearray()
-        self._began = self._heard = time.monotonic()
-        self._sender = threading.Thread(target=self._begin, daemon=True)
-        self._sender.start()
+        self._in_background(self._start)
 
     def send(self, data: bytes) -> None:
         """Send more on stdin, after what is still being sent; deadlines count from now."""
@@ -81,11 +79,9 @@ class RemoteCommand:
         def send_next() -> None:
             before.join()
             if self._channel is not None and self._error is None:
-                self._guarded(lambda: self._send(data))
+                self._send(data)
 
-        self._began = self._heard = time.monotonic()
-        self._sender = threading.Thread(target=send_next, daemon=True)
-        self._sender.start()
+        self._in_background(send_next)
 
     @property
     def is_sending(self) -> bool:
@@ -158,8 +154,10 @@ class RemoteCommand:
         if self._channel is not None:
             self._channel.close()
 
-    def _begin(self) -> None:
-        self._guarded(self._start)
+    def _in_background(self, act: Callable[[], None]) -> None:
+        self._began = self._heard = time.monotonic()
+        self._sender = threading.Thread(target=self._guarded, args=(act,), daemon=True)
+        self._sender.start()
 
     def _start(self) -> None:
         channel = self.connection.open_channel()

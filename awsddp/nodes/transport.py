@@ -164,13 +164,7 @@ class Fleet:
             for node, (argv, stdin) in requests.items()
             if node in self._connections
         }
-
-        def pass_on(node: int, data: bytes) -> bool:
-            on_data(node, data)
-            return False
-
-        limits = timeout_s, silent_after_s
-        return self._read(requests, commands, wakeup, pass_on, on_stderr, limits)
+        return self._read(requests, commands, wakeup, on_data, on_stderr, (timeout_s, silent_after_s))
 
     def request(
         self,
@@ -197,15 +191,14 @@ class Fleet:
             if node in self._programs:
                 commands[node] = self._programs.pop(node)  # kept only if its answer is complete
                 commands[node].send(message)
-        limits = timeout_s, silent_after_s
-        return self._read(messages, commands, self._wakeup, on_data, None, limits)
+        return self._read(messages, commands, self._wakeup, on_data, None, (timeout_s, silent_after_s))
 
     def _read(
         self,
         nodes: Iterable[int],
         commands: Mapping[int, RemoteCommand],
         wakeup: Wakeup,
-        on_data: Callable[[int, bytes], bool],
+        on_data: Callable[[int, bytes], bool | None],
         on_stderr: Callable[[int, bytes], None] | None,
         limits: tuple[float | None, float | None],
     ) -> dict[int, Result | NodeError]:
@@ -224,7 +217,7 @@ class Fleet:
                 busy = False
                 for node, command in list(running.items()):
                     data = command.read()
-                    is_complete = bool(data) and on_data(node, data)
+                    is_complete = on_data(node, data) if data else False
                     said = command.read_stderr() if on_stderr is not None else b""
                     if on_stderr is not None and said:
                         on_stderr(node, said)
