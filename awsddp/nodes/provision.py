@@ -62,7 +62,7 @@ def prepare(
         for node in nodes
     }
     found = _ask(fleet, requests, deadline_s + gpus_deadline_s + 120, failures)
-    _change_host_keys(fleet, nodes, found, known_hosts, failures)
+    _change_host_keys(fleet, found, known_hosts, failures)
     prepared: dict[int, Prepared] = {}
     for node in nodes:
         if node.node in failures:
@@ -80,19 +80,15 @@ def prepare(
 
 
 def _change_host_keys(
-    fleet: Fleet,
-    nodes: Sequence[Node],
-    found: dict[int, dict[str, Any]],
-    known_hosts: Path,
-    failures: dict[int, NodeError],
+    fleet: Fleet, found: Mapping[int, dict[str, Any]], known_hosts: Path, failures: dict[int, NodeError]
 ) -> None:
     """Replace the seed by the final key. There is no moment at which the key shown is not accepted here.
 
     The final key's public half is written down before sshd uses it; the seed is dropped after the first
     connection that the final key verified.
     """
-    final = {node.node: found[node.node]["host_key"] for node in nodes if node.node in found}
-    names = {node.node: node.instance_id for node in nodes}
+    final = {node: facts["host_key"] for node, facts in found.items()}
+    names = {node: fleet.endpoints[node].instance_id for node in found}
     pending = [node for node, key in final.items() if fleet.host_key(node) != key]
     hostkeys.accept(known_hosts, {names[node]: final[node] for node in pending})
     pending = list(_ask(fleet, {node: {"do": "rekey"} for node in pending}, 60, failures))
@@ -112,10 +108,7 @@ def _change_host_keys(
 
 
 def _ask(
-    fleet: Fleet,
-    requests: Mapping[int, dict[str, Any]],
-    timeout_s: float,
-    failures: dict[int, NodeError],
+    fleet: Fleet, requests: Mapping[int, dict[str, Any]], timeout_s: float, failures: dict[int, NodeError]
 ) -> dict[int, dict[str, Any]]:
     """Return the nodes' answers; who gives none is added to `failures`."""
     commands: dict[int, Request] = {}
