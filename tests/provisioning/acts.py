@@ -1,5 +1,7 @@
 """What verbs do in AWS that need machines beside, and documents of those that return something else."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from awsddp.aws import power
@@ -15,16 +17,28 @@ def trained(ctx: Context, **choices: object) -> dict[str, Any]:
     """Do in AWS what `train` does there; what it does beside needs machines."""
     with ClusterHandle.ready(ctx) as cluster:
         power.keep_on_poweroff(cluster.aws, cluster.nodes, "train-1")
+        hold(ctx.home, {node.instance_id for node in cluster.nodes})
     return {}
 
 
 def fetched(ctx: Context) -> dict[str, Any]:
     """Do in AWS what `fetch` does there, once the results of the nodes that run are home."""
     with ClusterHandle.partly_ready(ctx) as cluster:
+        hold(ctx.home, held(ctx.home) - {node.instance_id for node in cluster.nodes})
         power.release(cluster.aws, cluster.nodes, "train-1")
         if any(node.unfetched for node in cluster.excluded):
             raise NodeError("a part of the results is missing")
     return {}
+
+
+def held(home: Path) -> set[str]:
+    """Return the instances that hold the only copy of results: of a job that started, and was not fetched."""
+    return set((home / "held").read_text().split()) if (home / "held").exists() else set()
+
+
+def hold(home: Path, instance_ids: Iterable[str]) -> None:
+    """Write down which instances do."""
+    (home / "held").write_text(" ".join(instance_ids))
 
 
 def detached(ctx: Context, **choices: Any) -> dict[str, Any]:

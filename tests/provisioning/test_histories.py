@@ -34,7 +34,7 @@ from awsddp.verbs.plan import plan
 from awsddp.verbs.status import status
 from awsddp.verbs.stop import stop
 from awsddp.verbs.up import up
-from tests.provisioning.acts import detached, fetched, ran, status_all, trained, whoami
+from tests.provisioning.acts import detached, fetched, held, hold, ran, status_all, trained, whoami
 from tests.provisioning.world import PHASES, Kill, Login, Outcome, World, tags, yes
 from tests.seed import FULL, SEED
 
@@ -109,7 +109,6 @@ class Histories(RuleBasedStateMachine):
         self.owner = ""
         self.most = 0
         self.there: list[str] = []
-        self.unfetched: set[str] = set()
         self.may_lose = False
 
     @initialize(login=st.sampled_from(OURS), nodes=st.sampled_from([0, 1, 2, 2, 3]), harm=HARM)
@@ -315,9 +314,11 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def no_result_is_lost(self) -> None:
         """What holds the only copy of a result lives until that is at home or discarded."""
-        owed, living = set(self.owed()), {one["InstanceId"] for one in self.cloud.living()}
-        assert self.may_lose or self.unfetched <= living
-        self.unfetched, self.may_lose = owed, False
+        only, living = held(self.world.home), {one["InstanceId"] for one in self.cloud.living()}
+        assert self.may_lose or only <= living
+        if self.may_lose:
+            hold(self.world.home, only & living)
+        self.may_lose = False
 
     @invariant()
     def no_instance_is_late(self) -> None:
