@@ -50,6 +50,7 @@ BROKEN = ("Server.InternalError", "Internal error on launch")
 _original_init = Instance.__init__
 _original_attachment = Attachment.__init__
 _original_terminate = Instance.terminate
+_original_disks: Any = vars(Ami)["block_device_mappings"].fget
 
 
 class Emulator:
@@ -131,6 +132,7 @@ def finish_terminate(instance: Any) -> None:
 def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
     changes: list[tuple[Any, str, Any]] = [
         (Instance, "__init__", _instance_init),
+        (Instance, "capacity_reservation_id", None),  # that it is in, or was in when it was stopped
         (Attachment, "__init__", _attachment),
         (Instance, "terminate", _terminate),
         (Instance, "stop", _stop),
@@ -283,11 +285,6 @@ def _load_images(self: Any, tags: dict[str, str]) -> None:
 
 
 def _image_disks(self: Any) -> list[dict[str, Any]]:
-    disk = {
-        "SnapshotId": self.ebs_snapshot.id,
-        "VolumeSize": self.ebs_snapshot.volume.size,
-        "DeleteOnTermination": True,
-        "VolumeType": "gp3",
-        "Encrypted": False,
-    }
-    return [{"DeviceName": self.root_device_name, "Ebs": disk}]
+    [disk] = _original_disks(self)
+    disk["Ebs"] |= {"VolumeSize": dlami.ROOT_GIB, "DeleteOnTermination": True, "VolumeType": "gp3"}
+    return [disk]

@@ -27,7 +27,7 @@ from typing import Any
 from awsddp.errors import UsageError
 from awsddp.local.control import write_json
 from awsddp.local.node_faults import check_options, invalid, names_node
-from awsddp.local.requests import Refusal
+from awsddp.local.requests import Refusal, kept
 from awsddp.local.scope import OPERATIONS
 
 EFFECTS = ("delay", "late", "cut", "lost", "stale")
@@ -156,7 +156,7 @@ def _collections(backend: Any) -> list[dict[str, Any]]:
     return [
         backend.reservations,
         backend.key_pairs,
-        backend.__dict__.setdefault("placement_groups", {}),
+        kept(backend, "placement_groups"),
         *backend.groups.values(),
     ]
 

@@ -97,5 +97,11 @@ class Hosts:
     def announce(self, names: dict[str, str]) -> None:
         """Tell every host the names of all: address to name."""
 
+    def _number(self, instance_id: str, name: str) -> int | None:
+        """Return the number in one of its files, None where there is none."""
+        with suppress(FileNotFoundError, ValueError):
+            return int((self.folder(instance_id) / name).read_text())
+        return None
+
     def _become(self, instance_id: str, condition: Condition) -> None:
         self._conditions[instance_id] = (condition, time.monotonic() + MOMENT_S)

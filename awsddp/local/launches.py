@@ -16,7 +16,7 @@ from moto.iam.models import iam_backends
 
 from awsddp.limits import USER_DATA_BYTES
 from awsddp.local import market, quotas, refusals, reservations
-from awsddp.local.requests import Refusal, Request, invalid, lacking
+from awsddp.local.requests import Refusal, Request, invalid, kept, lacking
 from awsddp.local.reservations import CapacityReservation
 
 # What of a cloud-config hosts carry out: https://docs.cloud-init.io/en/latest/reference/modules.html
@@ -30,7 +30,7 @@ def check(request: Request, backend: Any) -> None:
     :raises ServiceException: with EC2's code.
     """
     asked = request.asked
-    if asked.get("ClientToken") in _launches(backend):
+    if asked.get("ClientToken") in kept(backend, "launches"):
         return
     low, high = asked.get("MinCount", 1), asked.get("MaxCount", 1)
     if low < 1 or high < low:
@@ -63,8 +63,9 @@ def answer(request: Request, backend: Any) -> Any:
     :raises Refusal: IdempotentParameterMismatch, IdempotentInstanceTerminated.
     """
     asked, token, digest = request.asked, request.asked.get("ClientToken"), _digest(request)
-    if token in _launches(backend):
-        return _replay(*_launches(backend)[token], digest)
+    by_token = kept(backend, "launches")
+    if token in by_token:
+        return _replay(digest, *by_token[token])
     reservation, subnet = _reservation(request, backend), subnet_of(request, backend)
     nics = [
         {"SubnetId": subnet.id, **nic, "DeviceIndex": place}
@@ -94,7 +95,7 @@ def answer(request: Request, backend: Any) -> Any:
     for instance in launched.instances:
         _complete(instance, request, backend, reservation)
     if token:
-        _launches(backend)[token] = (digest, launched)
+        by_token[token] = (digest, launched)
     return launched
 
 
@@ -259,18 +260,12 @@ def _complete(instance: Any, request: Request, backend: Any, chosen: CapacityRes
             instance.capacity_reservation_specification = {"CapacityReservationTarget": target}
 
 
-def _launches(backend: Any) -> dict[str | None, tuple[str, Any]]:
-    """The launches of a region by their client tokens, what was asked and made; kept in its back end."""
-    found: dict[str | None, tuple[str, Any]] = backend.__dict__.setdefault("launches", {})
-    return found
-
-
 def _digest(request: Request) -> str:
     compared = sorted((k, v) for k, v in request.parameters.items() if k not in NOT_COMPARED)
     return hashlib.sha256(repr(compared).encode()).hexdigest()
 
 
-def _replay(earlier: str, launched: Any, digest: str) -> Any:
+def _replay(digest: str, earlier: str, launched: Any) -> Any:
     if earlier != digest:
         raise Refusal(
             "IdempotentParameterMismatch",

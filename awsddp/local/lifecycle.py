@@ -20,7 +20,7 @@ from awsddp.local import emulator as records
 from awsddp.local import node_faults
 from awsddp.local.emulator import Emulator
 from awsddp.local.faults import Faults
-from awsddp.local.groups import Rule, ruleset
+from awsddp.local.groups import ruleset
 from awsddp.local.hosts import Condition, Hosts, HostSpec
 from awsddp.local.store import Store
 
@@ -50,10 +50,9 @@ class Lifecycle:
         self._turn = threading.Lock()
         self._names: dict[str, str] = {}
         self._wanted = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lifecycle", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        threading.Thread(target=self._run, name="lifecycle", daemon=True).start()
 
     def wake(self) -> None:
         """Asks for a pass now."""
@@ -238,14 +237,4 @@ def _rules(instance: Any, living: list[Any]) -> str:
     for one in living:
         for group_id in _groups(one):
             members.setdefault(group_id, []).append(one.private_ip)
-    groups = _groups(instance).values()
-    return ruleset(
-        ingress=[_rule(rule, members) for group in groups for rule in group.ingress_rules],
-        egress=[_rule(rule, members) for group in groups for rule in group.egress_rules],
-    )
-
-
-def _rule(rule: Any, members: dict[str, list[str]]) -> Rule:
-    peers = [rule.ip_range["CidrIp"]] if rule.ip_range.get("CidrIp") else []
-    peers += members.get((rule.source_group or {}).get("GroupId", ""), [])
-    return Rule(rule.ip_protocol or "-1", rule.from_port, rule.to_port, tuple(peers))
+    return ruleset(_groups(instance).values(), members)

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -152,18 +151,13 @@ class LoopbackHosts(Hosts):
         shutil.rmtree(self.folder(instance_id), ignore_errors=True)
 
     def condition(self, instance_id: str) -> Condition:
-        end, pid = _end(self.folder(instance_id)), self._sshd(instance_id)
+        end, pid = _end(self.folder(instance_id)), self._number(instance_id, "sshd.pid")
         if end is None and pid is not None:
             return Condition.UP if ending.carries(pid, self._mark(instance_id)) else Condition.ABSENT
         alive = ending.marked(self._mark(instance_id))  # what shuts down or starts
         if end is not None:
             return Condition.UP if alive else end
         return Condition.STARTING if alive else Condition.ABSENT
-
-    def _sshd(self, instance_id: str) -> int | None:
-        with suppress(FileNotFoundError, ValueError):
-            return int((self.folder(instance_id) / "sshd.pid").read_text())
-        return None
 
     def _mark(self, instance_id: str) -> str:
         return f"{self._place.tag}-{instance_id}"

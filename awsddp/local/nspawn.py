@@ -203,10 +203,7 @@ class NspawnHosts(Hosts):
 
     def _pid(self, instance_id: str, name: str = "pid") -> int | None:
         """The pid of its nspawn, if it lives: a recorded number may be another process's by now."""
-        try:
-            pid = int((self.folder(instance_id) / name).read_text())
-        except (FileNotFoundError, ValueError):
-            return None
+        pid = self._number(instance_id, name)
         return pid if pid in cgroups.processes(self._place, instance_id) else None
 
 

@@ -12,7 +12,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from awsddp.compat import types
 from awsddp.local import reservations
-from awsddp.local.requests import Refusal, Request
+from awsddp.local.requests import Refusal, Request, kept
 
 VCPUS = 12288.0  # 64 of the largest machines: what the local cloud is asked to carry
 RUNNING = ("pending", "running")
@@ -32,7 +32,7 @@ def check(backend: Any, instance_type: str, count: int, *, spot: bool = False) -
     quota = _quota(instance_type, spot=spot)
     if quota is None:
         return
-    limit = _values(backend).get(quota, VCPUS)
+    limit = kept(backend, "service_quotas").get(quota, VCPUS)
     used = sum(
         _vcpus(one.instance_type)
         for one in backend.all_instances()
@@ -66,18 +66,12 @@ def _vcpus(instance_type: str) -> int:
     return int(INSTANCE_TYPES.get(instance_type, {}).get("VCpuInfo", {}).get("DefaultVCpus", 0))
 
 
-def _values(backend: Any) -> dict[str, float]:
-    """The quotas of a region that are not the default, by code; kept in its back end."""
-    found: dict[str, float] = backend.__dict__.setdefault("service_quotas", {})
-    return found
-
-
 def answer(request: Request, backend: Any) -> dict[str, Any]:
     """Answer GetServiceQuota and RequestServiceQuotaIncrease. An increase is granted at once.
 
     :raises Refusal: no such quota, or less was asked for than there is.
     """
-    code, values = request.asked.get("QuotaCode", ""), _values(backend)
+    code, values = request.asked.get("QuotaCode", ""), kept(backend, "service_quotas")
     if request.asked.get("ServiceCode") != "ec2" or code not in NAMES:
         raise Refusal(
             "NoSuchResourceException", "The request failed because the specified quota does not exist."

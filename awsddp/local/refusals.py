@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from moto.core.utils import get_service_model
@@ -24,11 +25,21 @@ def check_reservation(request: Request, backend: Any) -> None:
 def check_start(request: Request, backend: Any) -> None:
     """What StartInstances refuses: stopped machines need their reservation, or the quota, again.
 
+    Those that did not ask for their reservation by name run outside of it where it has no room.
+
     :raises Refusal: ReservationCapacityExceeded, VcpuLimitExceeded.
     """
-    reservations.check_start(request, backend)
-    for instance in backend.get_multi_instances_by_id(request.asked.get("InstanceIds", ())):
-        if instance.state == "stopped" and not reservations.entered(instance):
+    named = backend.get_multi_instances_by_id(request.asked.get("InstanceIds", ()))
+    stopped = [one for one in named if one.state == "stopped"]
+    for key, count in Counter(one.capacity_reservation_id for one in stopped).items():
+        if key is None or reservations.held(backend)[key].available_instance_count >= count:
+            continue
+        for instance in [one for one in stopped if one.capacity_reservation_id == key]:
+            if hasattr(instance, "capacity_reservation_specification"):
+                raise reservations.exceeded()
+            instance.capacity_reservation_id = None
+    for instance in stopped:
+        if instance.capacity_reservation_id is None:
             quotas.check(backend, instance.instance_type, 1)
 
 

@@ -100,6 +100,12 @@ class Request:
         return generic_filter(filters, resources)
 
 
+def kept(backend: Any, name: str) -> dict[str, Any]:
+    """What moto lacks of a region, by what it is called; kept and saved with its back end."""
+    found: dict[str, Any] = backend.__dict__.setdefault(name, {})
+    return found
+
+
 def read(environ: dict[str, Any]) -> Request:
     """Parse a request and consume its body.
 

@@ -9,13 +9,12 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreatePlacementGroup.
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
 from moto.ec2.models.core import TaggedEC2Resource
 
-from awsddp.local.requests import Refusal, Request
+from awsddp.local.requests import Refusal, Request, kept
 
 PLATFORM = "Linux/UNIX"  # of all images
 _OUT = ("stopped", "terminated")
@@ -52,7 +51,7 @@ class CapacityReservation(TaggedEC2Resource):
     @property
     def available_instance_count(self) -> int:
         """How many machines it has left: stopped and terminated instances have given theirs back."""
-        inside = [one for one in self.ec2_backend.all_instances() if entered(one) == self.id]
+        inside = [one for one in self.ec2_backend.all_instances() if one.capacity_reservation_id == self.id]
         used = sum(one.state not in _OUT for one in inside)
         return max(0, self.total_instance_count - used) if self.state == "active" else 0
 
@@ -82,16 +81,9 @@ def cancel(request: Request, backend: Any) -> dict[str, Any]:
     return {"Return": True}
 
 
-def entered(instance: Any) -> str | None:
-    """The id of the reservation that an instance is in, or was in when it was stopped."""
-    found: str | None = getattr(instance, "capacity_reservation_id", None)
-    return found
-
-
 def held(backend: Any) -> dict[str, CapacityReservation]:
     """The reservations of a region, by id."""
-    found: dict[str, CapacityReservation] = backend.__dict__.setdefault("capacity_reservations", {})
-    return found
+    return kept(backend, "capacity_reservations")
 
 
 def wanted(request: Request) -> str | None:
@@ -121,31 +113,12 @@ def choose(request: Request, backend: Any, *, zone: str) -> CapacityReservation 
         ):
             return one
     if named:
-        raise _exceeded()
+        raise exceeded()
     return None
 
 
-def check_start(request: Request, backend: Any) -> None:
-    """Takes stopped instances back into their reservation; without room there they run outside of it.
-
-    :raises Refusal: they asked for it by name.
-    """
-    stopped = [
-        one
-        for one in backend.get_multi_instances_by_id(request.asked.get("InstanceIds", ()))
-        if one.state == "stopped" and entered(one)
-    ]
-    for key, count in Counter(map(entered, stopped)).items():
-        if key is None or held(backend)[key].available_instance_count >= count:
-            continue
-        for instance in stopped:
-            if entered(instance) == key:
-                if hasattr(instance, "capacity_reservation_specification"):
-                    raise _exceeded()
-                instance.capacity_reservation_id = None
-
-
-def _exceeded() -> Refusal:
+def exceeded() -> Refusal:
+    """What EC2 answers where a reservation has no room, or does not fit."""
     return Refusal(
         "ReservationCapacityExceeded",
         "The requested reservation does not have sufficient compatible and available capacity for this "
@@ -177,7 +150,7 @@ def create_group(request: Request, backend: Any) -> dict[str, Any]:
 
     :raises Refusal: there is one of this name.
     """
-    groups, name = _groups(backend), request.asked.get("GroupName", "")
+    groups, name = kept(backend, "placement_groups"), request.asked.get("GroupName", "")
     if name in groups:
         raise Refusal("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
     groups[name] = PlacementGroup(backend, name, request.tags("placement-group"))
@@ -186,7 +159,7 @@ def create_group(request: Request, backend: Any) -> dict[str, Any]:
 
 def describe_groups(request: Request, backend: Any) -> dict[str, Any]:
     """Answer DescribePlacementGroups."""
-    groups = _groups(backend)
+    groups = kept(backend, "placement_groups")
     found = [groups[name] for name in request.asked.get("GroupNames", groups) if name in groups]
     return {"PlacementGroups": request.select(found)}
 
@@ -202,7 +175,7 @@ def delete_group(request: Request, backend: Any) -> dict[str, Any]:
         raise Refusal(
             "InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted."
         )
-    del _groups(backend)[name]
+    del kept(backend, "placement_groups")[name]
     return {}
 
 
@@ -211,10 +184,5 @@ def check_group(name: str, backend: Any) -> None:
 
     :raises Refusal: InvalidPlacementGroup.Unknown.
     """
-    if name not in _groups(backend):
+    if name not in kept(backend, "placement_groups"):
         raise Refusal("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-
-
-def _groups(backend: Any) -> dict[str, PlacementGroup]:
-    found: dict[str, PlacementGroup] = backend.__dict__.setdefault("placement_groups", {})
-    return found

@@ -87,14 +87,11 @@ class Store:
             self.living.unlink(missing_ok=True)
 
     def _pickled(self) -> bytes:
-        saved: dict[str, Any] = {
-            "moto": moto.__version__,
-            "backends": {
-                service: {(account, region): backend for account, region, backend in backends.iter_backends()}
-                for service, backends in BACKENDS.items()
-            },
+        regions = {
+            service: {(account, region): backend for account, region, backend in backends.iter_backends()}
+            for service, backends in BACKENDS.items()
         }
-        return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps({"moto": moto.__version__, "backends": regions}, pickle.HIGHEST_PROTOCOL)
 
     def size(self) -> int:
         """How many back ends of EC2 there are: a read makes that of a region, with its VPC, on first use."""

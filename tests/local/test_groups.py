@@ -1,12 +1,26 @@
 """Security groups as rules: pure."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from awsddp.local.groups import Rule, ruleset
+from awsddp.local.groups import ruleset
+
+MEMBERS = {"sg-1": ["10.77.0.5", "10.77.0.4"], "sg-2": []}
 
 
-def lines(rule: Rule) -> list[str]:
-    text = ruleset(ingress=[rule], egress=[])
+def rule(protocol: str | None, low: int | None, high: int | None, *, of: str) -> Any:
+    """A rule as moto keeps it, whose peers are a network or a group."""
+    network = {} if of in MEMBERS else {"CidrIp": of}
+    group = {"GroupId": of} if of in MEMBERS else None
+    return SimpleNamespace(
+        ip_protocol=protocol, from_port=low, to_port=high, ip_range=network, source_group=group
+    )
+
+
+def lines(rule: Any) -> list[str]:
+    text = ruleset([SimpleNamespace(ingress_rules=[rule], egress_rules=[])], MEMBERS)
     return [line.strip() for line in text.splitlines() if line.strip().endswith("accept")][3:-3]
 
 
@@ -14,27 +28,27 @@ def lines(rule: Rule) -> list[str]:
     ("rule", "expected"),
     [
         (
-            Rule("tcp", 22, 22, ("10.77.0.1/32",)),
+            rule("tcp", 22, 22, of="10.77.0.1/32"),
             ["ip saddr { 10.77.0.1/32 } meta nfproto ipv4 tcp dport 22 accept"],
         ),
-        (Rule("tcp", 0, 65535, ("0.0.0.0/0",)), ["meta nfproto ipv4 tcp dport 0-65535 accept"]),
+        (rule("tcp", 0, 65535, of="0.0.0.0/0"), ["meta nfproto ipv4 tcp dport 0-65535 accept"]),
         (
-            Rule("udp", 5000, 5009, ("10.0.0.0/8",)),
+            rule("udp", 5000, 5009, of="10.0.0.0/8"),
             ["ip saddr { 10.0.0.0/8 } meta nfproto ipv4 udp dport 5000-5009 accept"],
         ),
-        (Rule("-1", None, None, ("10.77.0.5", "10.77.0.4")), ["ip saddr { 10.77.0.4, 10.77.0.5 } accept"]),
-        (Rule("-1", None, None, ("0.0.0.0/0",)), ["meta nfproto ipv4 accept"]),
-        (Rule("icmp", -1, -1, ("10.0.0.0/8",)), ["ip saddr { 10.0.0.0/8 } ip protocol icmp accept"]),
-        (Rule("icmp", 8, -1, ("0.0.0.0/0",)), ["ip protocol icmp icmp type 8 accept"]),
-        (Rule("-1", None, None, ()), []),
+        (rule("-1", None, None, of="sg-1"), ["ip saddr { 10.77.0.4, 10.77.0.5 } accept"]),
+        (rule("-1", None, None, of="0.0.0.0/0"), ["meta nfproto ipv4 accept"]),
+        (rule("icmp", -1, -1, of="10.0.0.0/8"), ["ip saddr { 10.0.0.0/8 } ip protocol icmp accept"]),
+        (rule("icmp", 8, -1, of="0.0.0.0/0"), ["ip protocol icmp icmp type 8 accept"]),
+        (rule("-1", None, None, of="sg-2"), []),
     ],
 )
-def test_a_permission_becomes_the_rule_that_means_it(rule: Rule, expected: list[str]) -> None:
+def test_a_permission_becomes_the_rule_that_means_it(rule: Any, expected: list[str]) -> None:
     assert lines(rule) == expected
 
 
 def test_without_permissions_only_answers_loopback_and_metadata_pass() -> None:
-    assert ruleset(ingress=[], egress=[]) == (
+    assert ruleset([], {}) == (
         "table inet groups\ndelete table inet groups\ntable inet groups {\n"
         " chain input {\n  type filter hook input priority 0; policy drop;\n"
         "  ct state established,related accept\n  iif lo accept\n"
