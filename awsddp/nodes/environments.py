@@ -1,12 +1,12 @@
 """Makes the ranks' environment on all nodes at once, where it is not there already, and holds them alike."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from awsddp.answers import Environment, environment, take
+from awsddp.answers import Environment, Platform, environment, take
 from awsddp.errors import NodeError
 from awsddp.nodes.command import Request, Result
 from awsddp.nodes.failures import NodeFailure, split
@@ -48,9 +48,8 @@ def ensure(
     if missing:
         if plan.setup:
             send_files()
-        sent = _send_packages(
-            fleet, plan, {node: found[node] for node in missing}, cache, ssh_config, on_event
-        )
+        platforms = [found[node].platform for node in missing]
+        sent = _send_packages(fleet, plan, platforms, cache, ssh_config, on_event)
         found |= _ask(
             fleet,
             plan,
@@ -81,7 +80,7 @@ def _pins(plan: EnvironmentPlan, found: Environment) -> tuple[str, ...]:
 def _send_packages(
     fleet: Fleet,
     plan: EnvironmentPlan,
-    missing: Mapping[int, Environment],
+    platforms: Sequence[Platform | None],
     cache: Path,
     ssh_config: Path,
     on_event: OnEvent,
@@ -90,11 +89,10 @@ def _send_packages(
 
     Raises NodeError where nodes need different ones.
     """
-    platforms = {node: one.platform for node, one in missing.items()}
-    first = next(iter(platforms.values()))
+    first = platforms[0]
     if plan.packages_from == "node" or not plan.has_packages or first is None:
         return None
-    if any(one != first for one in platforms.values()):
+    if any(one != first for one in platforms):
         raise NodeError(
             "the nodes' images differ",
             "packages that are fetched here fit one Python and one set of installed packages",
