@@ -14,7 +14,7 @@ from awsddp.cluster import Node, Prepared
 from awsddp.errors import NodeError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.command import Request, Result
-from awsddp.nodes.failures import NodeFailure, NodesFailed
+from awsddp.nodes.failures import NodeFailure, NodesFailed, split
 from awsddp.nodes.parallel import ignore
 from awsddp.nodes.transport import Fleet
 from awsddp.nodes.user_data import moment
@@ -74,9 +74,7 @@ def prepare(
         record = {**facts, "node": node.node, "instance_id": node.instance_id}
         prepared[node.node] = msgspec.convert(record, Prepared)
         on_event(Event(_summary(prepared[node.node], facts), who=node_name(node.node), fraction=1.0))
-    if failures:
-        raise NodesFailed(failures, prepared, len(nodes))
-    return tuple(prepared.values())
+    return tuple(split({**prepared, **failures}).values())
 
 
 def _change_host_keys(
