@@ -63,9 +63,8 @@ def answer(request: Request, backend: Any) -> Any:
     :raises Refusal: IdempotentParameterMismatch, IdempotentInstanceTerminated.
     """
     asked, token, digest = request.asked, request.asked.get("ClientToken"), _digest(request)
-    by_token = kept(backend, "launches")
-    if token in by_token:
-        return _replay(digest, *by_token[token])
+    if token in kept(backend, "launches"):
+        return _replay(digest, *kept(backend, "launches")[token])
     reservation, subnet = _reservation(request, backend), subnet_of(request, backend)
     nics = [
         {"SubnetId": subnet.id, **nic, "DeviceIndex": place}
@@ -95,7 +94,7 @@ def answer(request: Request, backend: Any) -> Any:
     for instance in launched.instances:
         _complete(instance, request, backend, reservation)
     if token:
-        by_token[token] = (digest, launched)
+        kept(backend, "launches")[token] = (digest, launched)
     return launched
 
 
