@@ -31,16 +31,18 @@ def check_start(request: Request, backend: Any) -> None:
     """
     named = backend.get_multi_instances_by_id(request.asked.get("InstanceIds", ()))
     stopped = [one for one in named if one.state == "stopped"]
+    outside = [one for one in stopped if one.capacity_reservation_id is None]
     for key, count in Counter(one.capacity_reservation_id for one in stopped).items():
         if key is None or reservations.held(backend)[key].available_instance_count >= count:
             continue
-        for instance in [one for one in stopped if one.capacity_reservation_id == key]:
-            if hasattr(instance, "capacity_reservation_specification"):
-                raise reservations.exceeded()
-            instance.capacity_reservation_id = None
-    for instance in stopped:
-        if instance.capacity_reservation_id is None:
-            quotas.check(backend, instance.instance_type, 1)
+        inside = [one for one in stopped if one.capacity_reservation_id == key]
+        if any(hasattr(one, "capacity_reservation_specification") for one in inside):
+            raise reservations.exceeded()
+        outside += inside
+    for name, count in Counter(one.instance_type for one in outside).items():
+        quotas.check(backend, name, count)
+    for instance in () if request.dry else outside:
+        instance.capacity_reservation_id = None
 
 
 def check_tagged(request: Request, backend: Any) -> None:

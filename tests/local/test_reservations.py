@@ -115,6 +115,19 @@ def test_it_gets_back_what_is_stopped_or_terminated(records: Cloud) -> None:
         assert held.free == 0
 
 
+def test_a_dry_start_outside_of_a_full_one_changes_nothing(records: Cloud) -> None:
+    with reserved(records, InstanceCount=1, InstanceMatchCriteria="open") as held:
+        stopped = held.launch(named=False)["InstanceId"]
+        held.ec2.stop_instances(InstanceIds=[stopped])
+        records.wait("stopped", stopped)
+        held.launch()
+        assert refusal(held.ec2.start_instances, InstanceIds=[stopped], DryRun=True) == "DryRunOperation"
+        assert records.instances(stopped)[0]["CapacityReservationId"] == held.id
+        held.ec2.start_instances(InstanceIds=[stopped])
+        records.wait("running", stopped)
+        assert "CapacityReservationId" not in records.instances(stopped)[0]
+
+
 def test_an_open_one_is_taken_by_any_launch_that_fits_and_by_no_other(records: Cloud) -> None:
     with reserved(records, InstanceMatchCriteria="open") as held:
         assert "CapacityReservationId" not in held.launch("us-east-1a", named=False)
