@@ -140,7 +140,7 @@ def test_instances_take_their_states_in_order_and_leave_nothing(records: Cloud) 
 @pytest.mark.prove
 def test_sixty_four_instances_come_and_go(records: Cloud) -> None:
     ec2 = records.client("ec2")
-    made = ec2.run_instances(**records.request(InstanceType="g6.48xlarge", MinCount=64, MaxCount=64))[
+    made = ec2.run_instances(**records.request(InstanceType="g6.12xlarge", MinCount=64, MaxCount=64))[
         "Instances"
     ]
     ids = [one["InstanceId"] for one in made]

@@ -45,7 +45,7 @@ class Shell(Line):
 def form(world: World, monkeypatch: pytest.MonkeyPatch, **node1: Any) -> list[Check]:
     """Return the checks of a process group of two nodes of two ranks, the second one prepared as given."""
     if node1:  # else all ranks end long before
-        monkeypatch.setattr(health, "GROUP_S", 20.0)
+        monkeypatch.setattr(health, "GROUP_S", 30.0)
     hosts = world.homes.hosts
     seen = replace(
         probes(2),
