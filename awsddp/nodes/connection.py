@@ -230,12 +230,13 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
             return jump.dial(endpoint.host, endpoint.port, min(jump.dial_s, left_s))
         line = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
-        why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        late = isinstance(error, TimeoutError)
         if jump is not None:
-            message = f"unreachable through {jump.name}"
+            why, message = "no answer" if late else str(error), f"unreachable through {jump.name}"
             raise _failure(endpoint, "no route", message, why, jump.advice) from error
         if isinstance(error, ConnectionRefusedError):
             raise _failure(endpoint, "refused", "no sshd is listening", "connection refused") from error
+        why = "no answer" if late else error.strerror or str(error)
         raise _failure(endpoint, "no route", "unreachable", why) from error
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each command waits 40 ms for an ACK
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a peer that acknowledges nothing is gone
