@@ -66,6 +66,7 @@ def _patch(torch):
     tensors.keep_places()
     if torch.distributed.is_available():
         groups.answer_nccl(torch.distributed)
+        groups.end_after_peers(torch.distributed)
     _leave_out(torch)
 
 

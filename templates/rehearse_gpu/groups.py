@@ -3,6 +3,7 @@
 import functools
 import os
 import socket
+import time
 import zlib
 
 import torch
@@ -110,6 +111,19 @@ def answer_nccl(distributed):
     distributed.get_backend = lambda group=None: backends(group) or core.get_backend(group)
     _answer_ddp(torch.nn.parallel.DistributedDataParallel, meet)
     _answer_hooks(distributed.GradBucket)
+
+
+def end_after_peers(distributed):
+    """Destroy a group a moment later: else gloo may abort a peer in its last collective (seen with 2.13)."""
+    core = distributed.distributed_c10d
+    destroy = core.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group=None):
+        time.sleep(0.2)
+        destroy(group)
+
+    distributed.destroy_process_group = core.destroy_process_group = destroy_process_group
 
 
 def chosen(pattern):
