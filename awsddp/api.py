@@ -194,9 +194,10 @@ class Cluster:
         merged = {**self._keys, **(keys or {})}
         unknown = [key for key in merged if key not in _KEYS]
         if unknown:
-            raise UsageError(f"unknown keyword {unknown[0]!r}", "", "use a key of awsddp.toml")
+            raise UsageError(f"unknown keyword {unknown[0]!r}", "", spec.nearest(unknown[0], _KEYS))
         overrides = {_KEYS[key]: value for key, value in merged.items()}
-        cluster, job = spec.load(self.name, file=Path(spec.FILE), overrides=overrides)
+        labels = {_KEYS[key]: key for key in merged}
+        cluster, job = spec.load(self.name, file=Path(spec.FILE), overrides=overrides, labels=labels)
         return Context(
             spec=cluster,
             job=job,

@@ -2,9 +2,9 @@
 
 A cluster that exists keeps its own settings, which stand in the place of awsddp.toml's (`overlaid`).
 
-The sections below are the sections of awsddp.toml, their fields its keys, and their types its schema. A flag
-is an override of a key (`--nodes 4` is `cluster.nodes=4`), a variable is named after it
-(`AWSDDP_CLUSTER_NODES`), so that there is one place where a value is read, checked and explained.
+The sections below are the sections of awsddp.toml, their fields its keys, and their types its schema. All
+that is known of a key is at its field: the options, the variables (`AWSDDP_CLUSTER_NODES`), the starter file
+and the keywords of the Python API are made from it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import shlex
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -57,33 +57,143 @@ _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capa
 """Keys that hold for one command, also where awsddp.toml sets them: limits, consent and the login."""
 _EXCLUSIVE = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
 """Mutually exclusive keys."""
+_Value = TypeVar("_Value")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+def seconds(text: str) -> float:
+    """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/cost.md")
+    found = float(match[1]) * _SECONDS[match[2]]
+    if found > MAX_DURATION_S:
+        raise ConfigError(f"{text[:40]!r} is out of range", "", "a duration of 365d or less")
+    return found
+
+
+def size_of(text: str) -> float:
+    """Return the bytes of `job.results_limit`, such as "500MB" or "20GB". Raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/results.md")
+    return float(match[1]) * _BYTES[match[2].upper()]
+
+
+def nodes_range(text: str) -> tuple[int, int]:
+    """Return MIN and MAX of `job.nnodes`, "MIN:MAX" or a number. Raises ConfigError."""
+    match = _NODES.fullmatch(text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < low <= high:
+        raise ConfigError(f"invalid range {text!r}", "", "write it as MIN:MAX, such as 1:4")
+    return low, high
+
+
+def gpus_of(text: str) -> dict[int, tuple[int, ...]]:
+    """Return the nodes of `job.on`, each with its GPUs (none: all of them). Raises ConfigError."""
+    found: dict[int, tuple[int, ...]] = {}
+    for part in text.split(","):
+        match = _ON.fullmatch(part.strip())
+        nodes = _numbers(match[1], match[2]) if match else ()
+        gpus = _numbers(match[3], match[4]) if match and match[3] else ()
+        if not nodes or (match and match[3] and not gpus) or not found.keys().isdisjoint(nodes):
+            raise ConfigError(
+                f"invalid value {text!r}",
+                f"{part!r} is neither nodes nor GPUs of nodes, or names a node twice",
+                "write it as 0,2-3 (nodes) or 0:4-7,1:0-3 (GPUs of nodes)",
+            )
+        found |= dict.fromkeys(nodes, gpus)
+    return dict(sorted(found.items()))
+
+
+def _numbers(first: str, last: str | None) -> tuple[int, ...]:
+    return tuple(range(int(first), int(last or first) + 1))
+
+
+def idle_seconds(text: str) -> int:
+    """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
+    if text == "off":
+        return 0
+    found = int(seconds(text))
+    if found == 0:
+        raise ConfigError(f"{text!r} is too short", "", 'from 1s to 365d, or "off"')
+    return found
+
+
+def jump_host(text: str) -> tuple[str, int | None]:
+    """Return ssh's destination for `network.jump`, and its port if given. Raises ConfigError."""
+    match = _JUMP.fullmatch(text)
+    if match is None or not 0 < int(match[4] or 22) < 65536:
+        raise ConfigError(
+            f"invalid jump host {text!r}",
+            "only one host; configure more hops as ProxyJump in ~/.ssh/config",
+            "use user@host, user@host:2222, or a name of your ~/.ssh/config",
+        )
+    return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
+
+
+def _from(low: int, high: int) -> Callable[[int], None]:
+    """Return the check of a number."""
+
+    def check(value: int) -> None:
+        if not low <= value <= high:
+            raise ConfigError(f"{value} is out of range", "", f"a whole number from {low} to {high}")
+
+    return check
+
+
+def _heartbeat_timeout(text: str) -> None:
+    if seconds(text) < MIN_HEARTBEAT_TIMEOUT_S:
+        raise ConfigError(
+            f"{text} is too short",
+            "nodes send a heartbeat every 2 s",
+            f"a duration of {MIN_HEARTBEAT_TIMEOUT_S:g} s or more",
+        )
+
+
+def setting(
+    default: _Value, help: str, option: str = "", *, example: Any = None, comment: str = "", check: Any = None
+) -> _Value:
+    """Return the field of a key: its default, its help, and its option with the form of the value.
+
+    The starter file shows `example`, else the default, and `comment`, else the help. `check` is called with
+    the value, and raises ConfigError for an invalid one; `load` names the key.
+    """
+    example, comment = default if example is None else example, comment or help
+    return field(default_factory=lambda: default, metadata=locals())
+
+
+# fmt: off
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
-    """[cluster]: the instances. `expires` is a duration such as "24h", counted from the launch; nodes unused
-    for `idle` ("off": never) shut down earlier. `up` replaces the instances whose ids `replace` lists.
+    """[cluster]: the instances."""
 
-    `instance_type` may name several, "g6.48xlarge,g5.48xlarge": the first that AWS has. `gpus` are the GPUs
-    per node, such as "A100:8". `spot` "first" takes on-demand instances where there are no spot ones. A plan
-    that costs more than `max_price_usd` per hour is refused, the nodes end when they have cost `budget_usd`;
-    both are for all nodes together.
-    """
-
-    region: str | None = None
-    profile: str | None = None
-    nodes: int = 2
-    instance_type: str | None = None
-    gpus: str | None = None
-    image: str | None = None
-    disk_gb: int | None = None
-    spot: bool | Literal["first"] = False
-    expires: str = "24h"
-    idle: str = "60m"
-    max_price_usd: float | None = None
-    budget_usd: float | None = None
-    replace: tuple[str, ...] = ()
+    region: str | None = setting(None, "AWS region.  [default: the AWS configuration's]", example="us-east-1")
+    profile: str | None = setting(None, "AWS profile.", example="work")
+    nodes: int = setting(2, "How many nodes.", "--nodes N", check=_from(1, 1000))
+    instance_type: str | None = setting(
+        None, "EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]", "--instance-type TYPE",
+        example="g6.48xlarge", comment='Or "g6.48xlarge,g5.48xlarge".  [default: the cheapest that fits]')
+    gpus: str | None = setting(
+        None, "GPUs per node: A100:8, A100-80GB:8, L4.", "--gpus GPU:N", example="A100:8")
+    image: str | None = setting(
+        None, "Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]", "--image IMAGE",
+        example="ami-0a1b2c3d")
+    disk_gb: int | None = setting(
+        None, "Root disk.  [default: image + 100, at least 200]", "--disk GB", example=200,
+        check=_from(1, 65536))
+    spot: bool | Literal["first"] = setting(
+        False, "Spot instances: cheaper, but AWS may reclaim them.", "--spot",
+        comment='Cheaper, but AWS may reclaim them; "first": on-demand where there are none.')
+    max_price_usd: float | None = setting(
+        None, "Refuse a plan that costs more per hour, all nodes together.", example=60.0)
+    budget_usd: float | None = setting(
+        None, "Terminate the nodes when this is spent.", "--budget USD", example=500.0)
+    idle: str = setting(
+        "60m", "Shut down after this time without a job or a login; off.", "--idle TIME", check=idle_seconds)
+    expires: str = setting(
+        "24h", "Terminate the nodes after this: 90m, 24h, 7d.", "--expires TIME", check=seconds)
+    replace: tuple[str, ...] = setting((), "Ids of the instances that `up` replaces.")
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -98,34 +208,31 @@ class ClusterSection:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSection:
-    """[network]: the nodes' network and SSH access. Without `ssh_cidr` only the caller's address has access.
+    """[network]: the nodes' network and SSH access."""
 
-    It holds address blocks and ids of security groups. `subnet` and `security_group` are ids of ones
-    that exist; they are used and never changed. With `address` "private" the nodes get no public address. SSH
-    goes through the host `jump` ("user@host:port", or a name of ~/.ssh/config), or with "ssm" through AWS
-    Systems Manager, which needs no open port; "" is none.
-    """
-
-    subnet: str | None = None
-    security_group: str | None = None
-    ssh_cidr: tuple[str, ...] = ()
-    address: Literal["public", "private"] = "public"
-    jump: str | None = None
+    subnet: str | None = setting(None, "One that exists; it is not changed.", example="subnet-0a1b2c3d")
+    security_group: str | None = setting(
+        None, "One that exists; it is not changed.", example="sg-0a1b2c3d")
+    ssh_cidr: tuple[str, ...] = setting(
+        (), 'Who may log in, or "sg-...".  [default: only this machine]', example=["203.0.113.0/24"])
+    address: Literal["public", "private"] = setting("public", '"private": the nodes get no public address.')
+    jump: str | None = setting(
+        None, 'All SSH goes through this host, or a name of ~/.ssh/config; "ssm": AWS Systems Manager.',
+        example="ubuntu@203.0.113.9", check=lambda text: text and jump_host(text))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccessSection:
-    """[access]: the login, and the nodes' permissions. `user` is the login name, else the image's own.
+    """[access]: the login, and the nodes' permissions."""
 
-    `key_file` is the private half of a key pair that exists in EC2, and has its name ("~/.ssh/laptop.pem");
-    left out, each cluster has a key of its own. `instance_profile` is a name or an ARN, `kms_key` an id,
-    alias or ARN that encrypts the disks.
-    """
-
-    key_file: str | None = None
-    user: str | None = None
-    instance_profile: str | None = None
-    kms_key: str | None = None
+    user: str | None = setting(None, "The login name.  [default: the image's]", example="ubuntu")
+    key_file: str | None = setting(
+        None, 'The private half of the EC2 key pair "laptop".  [default: a new one]',
+        example="~/.ssh/laptop.pem")
+    instance_profile: str | None = setting(
+        None, "What the nodes may do in AWS: a name or an ARN.  [default: nothing]", example="training")
+    kms_key: str | None = setting(
+        None, "Encrypts the disks: an id, alias or ARN.  [default: the account's]", example="alias/training")
 
     @property
     def key(self) -> str | None:
@@ -135,109 +242,109 @@ class AccessSection:
 
 @dataclass(frozen=True, kw_only=True)
 class CapacitySection:
-    """[capacity]: where and how instances are found.
+    """[capacity]: where and how instances are found."""
 
-    `zones` are tried in their order, then the other types, then the other `regions`, then the other market;
-    with `retry_until_up` all of them again until there is capacity.
-    `reservation` is the id of a capacity reservation or block. `efa` asks for EFA interfaces. `experimental`
-    allows what was never launched on AWS.
-    """
-
-    zones: tuple[str, ...] = ()
-    regions: tuple[str, ...] = ()
-    reservation: str | None = None
-    efa: bool = False
-    retry_until_up: bool = False
-    experimental: bool = False
+    zones: tuple[str, ...] = setting(
+        (), "Tried in this order.  [default: all, the cheapest first]", example=["us-east-1a"])
+    regions: tuple[str, ...] = setting((), "Tried after the zones and types.", example=["us-west-2"])
+    reservation: str | None = setting(
+        None, "A capacity reservation or block.", example="cr-0a1b2c3d")
+    efa: bool = setting(False, "Use EFA interfaces.")
+    retry_until_up: bool = setting(False, "Try everything again until there is capacity.")
+    experimental: bool = setting(False, "Allow what was never launched on AWS.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSection:
-    """[local]: the local cloud; without effect on AWS. `gpus` "on" rehearses the GPUs of the instance type on
-    the CPU, with a rank for each; "off" leaves them out: jobs run gloo on the CPU.
-    """
+    """[local]: the local cloud; without effect on AWS."""
 
-    gpus: Literal["on", "off"] = "on"
+    gpus: Literal["on", "off"] = setting(
+        "on", '--local rehearses the GPUs on the CPU, a rank for each; "off": jobs run gloo on the CPU.')
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSection:
-    """[env]: the Python of the ranks. `variables` are set for every rank; `secrets` are names of variables
-    whose values come from the environment of this command, and are never written down.
+    """[env]: the Python of the ranks."""
 
-    `kind` "image" installs what `file` names over the image's Python and keeps its torch; "venv" and "conda"
-    (the default for an environment.yml) make one with `python`, and torch as `file` asks for it. `setup` are
-    commands that each node runs once, in the synced folder. With `packages_from` "client" packages come from
-    this machine (left out: where nodes have no internet). `index_url`, `ca_bundle` and `proxy` say where
-    packages are found.
-    """
-
-    kind: Literal["image", "venv", "conda"] | None = None
-    file: str | None = None
-    python: str | None = None
-    setup: tuple[str, ...] = ()
-    packages_from: Literal["node", "client"] | None = None
-    index_url: str | None = None
-    ca_bundle: str | None = None
-    proxy: str | None = None
-    variables: dict[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
+    kind: Literal["image", "venv", "conda"] | None = setting(
+        None, '"venv" (uv) and "conda" are new; "image" keeps its torch.  [default: as the file needs]',
+        example="venv")
+    file: str | None = setting(
+        None, "What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
+        "--env FILE", example="requirements.txt")
+    python: str | None = setting(None, "Of a venv or conda environment; torch is the file's.", example="3.12")
+    setup: tuple[str, ...] = setting(
+        (), "Run once on each node, in the synced folder.", example=["sudo apt-get install -y ffmpeg"])
+    packages_from: Literal["node", "client"] | None = setting(
+        None, '"client": fetched here and sent.  [default: where nodes have no internet]', example="client")
+    index_url: str | None = setting(None, "Where packages are found.", example="https://pypi.org/simple")
+    ca_bundle: str | None = setting(
+        None, "Certificates, where a proxy replaces them.", example="~/company.pem")
+    proxy: str | None = setting(None, "For packages.", example="http://proxy:3128")
+    variables: dict[str, str] = setting(  # noqa: RUF009
+        {}, "Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
+        "--env-var NAME[=VALUE]", example={"OMP_NUM_THREADS": "8"}, comment="Set for every rank.")
+    secrets: tuple[str, ...] = setting(
+        (), "Set for every rank, to the values here; never written down.", example=["WANDB_API_KEY"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncSection:
-    """[sync]: what is sent to the nodes. `ignore` holds further gitignore patterns."""
+    """[sync]: what is sent to the nodes."""
 
-    workdir: str = "."
-    ignore: tuple[str, ...] = ()
+    workdir: str = setting(".", "The folder that the nodes get.")
+    ignore: tuple[str, ...] = setting(
+        (), "As in .gitignore, which holds as well.", example=["data/", "*.ckpt"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSection:
-    """[job]: what runs. Durations as "90m"; `grace` is the time between TERM and KILL on cancel.
+    """[job]: what runs."""
 
-    The job fails when a node is silent for `heartbeat_timeout`, and when no rank writes to its log for
-    `hang_after`.
-
-    `outputs` are paths on the node, relative to the synced folder or absolute, fetched beside new and
-    changed files; `results` is the local folder for them. New and changed files that match `exclude`
-    (gitignore patterns) stay on the node; over `results_limit`, all nodes together, a question comes first.
-
-    `launcher` is "ssh" (a process per rank; one that fails ends the job) or "torchrun" (torch's elastic
-    agent). Only the agent restarts ranks, `max_restarts` times, and goes on with MIN of MAX nodes
-    (`nnodes` "MIN:MAX"): either implies it.
-
-    `resume` names the job whose newest checkpoint the ranks get ("last": the last one of the same script).
-
-    `after` names a job, or "all": this one starts when that one has ended, however it ended, and with it all
-    that run or wait on its nodes when it is launched.
-
-    `on` names nodes ("0,2-3"), or GPUs of nodes ("0:4-7,1:0-3"), that the job uses; jobs on other nodes or
-    GPUs run at the same time. `prefix` are words before each rank's command, such as those of numactl or
-    docker run.
-    """
-
-    script: str | None = None
-    args: tuple[str, ...] = ()
-    world_size: int | None = None
-    nproc_per_node: int | None = None
-    launcher: str = ""
-    nnodes: str | None = None
-    resume: str | None = None
-    after: str | None = None
-    on: str | None = None
-    max_restarts: int | None = None
-    module: bool = False
-    prefix: tuple[str, ...] = ()
-    name: str | None = None
-    outputs: tuple[str, ...] = ()
-    results: str = "runs"
-    exclude: tuple[str, ...] = ()
-    results_limit: str = "20GB"
-    timeout: str | None = None
-    hang_after: str | None = None
-    grace: str = "30s"
-    heartbeat_timeout: str = "5m"
+    script: str | None = setting(None, "What each rank runs.", example="train.py")
+    args: tuple[str, ...] = setting((), "Its arguments.", example=["--lr", "0.1"])
+    world_size: int | None = setting(
+        None, "Total ranks.  [default: one per GPU]", "--world-size N", example=16, check=_from(1, 100_000))
+    nproc_per_node: int | None = setting(
+        None, "Ranks per node; gpu: one per GPU, the default.", "--nproc-per-node N", example=8,
+        comment="Ranks per node.", check=_from(1, 1024))
+    launcher: str = setting(
+        "", '"torchrun": torch\'s elastic agent.  [default: "ssh", a process per rank]', example="torchrun")
+    nnodes: str | None = setting(
+        None, "Continue with MIN of MAX nodes; implies torchrun's agent.", "--nnodes MIN:MAX", example="1:4",
+        check=nodes_range)
+    resume: str | None = setting(
+        None, "Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
+        "--resume last|JOB")
+    after: str | None = setting(
+        None, "Start when this job, or all on the nodes, have ended; no client.", "--after JOB|all")
+    on: str | None = setting(
+        None, "Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
+        "--on NODES", check=gpus_of)
+    max_restarts: int | None = setting(
+        None, "Restart the ranks up to N times; implies torchrun's agent.", "--max-restarts N", example=3,
+        check=_from(0, 1000))
+    module: bool = setting(False, "SCRIPT is a module (python -m).", "-m --module")
+    prefix: tuple[str, ...] = setting(
+        (), "Words before each rank's command: nsys, docker run.",
+        example=["numactl", "--cpunodebind={local_rank}"])
+    name: str | None = setting(
+        None, "The job's name.  [default: script, time, 4 digits]", "--name NAME", example="baseline")
+    outputs: tuple[str, ...] = setting(
+        (), "Also fetch this path (repeatable).", "--output PATH", example=["checkpoints"],
+        comment="Also fetched, besides new and changed files.")
+    results: str = setting("runs", "The local folder for results.")
+    exclude: tuple[str, ...] = setting(
+        (), "New and changed files that stay on the nodes.", example=["data/", "*.tmp"])
+    results_limit: str = setting(
+        "20GB", "Of new and changed files, all nodes together; above it, it asks.", check=size_of)
+    timeout: str | None = setting(
+        None, "End the job after this: 90m, 24h.", "--timeout TIME", example="12h", check=seconds)
+    hang_after: str | None = setting(
+        None, "End the job when no rank writes a line for this long.", example="10m", check=seconds)
+    grace: str = setting("30s", "Between SIGTERM and SIGKILL, to save a checkpoint.", check=seconds)
+    heartbeat_timeout: str = setting(
+        "5m", "End the job when a node is silent for this long.", check=_heartbeat_timeout)
 
     @property
     def elastic(self) -> bool:
@@ -263,6 +370,7 @@ class JobSection:
     def min_nodes(self, nodes: int) -> int:
         """Return with how many of its `nodes` the job goes on."""
         return nodes if self.nnodes is None else min(nodes, nodes_range(self.nnodes)[0])
+# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,15 +378,20 @@ class _Spec:
     """Where the values of a spec come from.
 
     `sources` says it of each key that has one from anywhere ("cluster.nodes"): a file, a variable, "option",
-    or "cluster" where it holds since the launch.
+    or "cluster" where it holds since the launch. `labels` has the words for it in messages.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    labels: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def explicit(self) -> frozenset[str]:
         """The keys that have a value from anywhere; of a job those of [env] alone."""
         return frozenset(key for key in self.sources if not key.startswith(("sync.", "job.")))
+
+    def label(self, key: str) -> str:
+        """Return a key as it was given: --nodes, -o cluster.nodes, AWSDDP_CLUSTER_NODES, a line of a file."""
+        return key if self.sources.get(key, "cluster") == "cluster" else self.labels.get(key, key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,16 +431,20 @@ class JobSpec(_Spec):
 
 
 _Any = TypeVar("_Any", ClusterSpec, JobSpec)
-_OF_CLUSTER: dict[str, type] = {
-    "cluster": ClusterSection,
-    "network": NetworkSection,
-    "access": AccessSection,
-    "capacity": CapacitySection,
-    "local": LocalSection,
+_OF_CLUSTER, _OF_JOB = (
+    {one.name: type(one.default) for one in dataclasses.fields(kind) if dataclasses.is_dataclass(one.default)}
+    for kind in (ClusterSpec, JobSpec)
+)
+SECTIONS: dict[str, type] = _OF_CLUSTER | _OF_JOB
+SETTINGS = {
+    f"{name}.{one.name}": one.metadata for name in SECTIONS for one in dataclasses.fields(SECTIONS[name])
 }
-_OF_JOB: dict[str, type] = {"env": EnvSection, "sync": SyncSection, "job": JobSection}
-SECTIONS = _OF_CLUSTER | _OF_JOB
-KEYS = tuple(f"{name}.{one.name}" for name, kind in SECTIONS.items() for one in dataclasses.fields(kind))
+KEYS = tuple(SETTINGS)
+_LAST = ("env.file", "env.variables", "job.name", "job.timeout")
+OPTIONS = {
+    key: SETTINGS[key] for key in sorted(KEYS, key=lambda key: key in _LAST) if SETTINGS[key]["option"]
+}
+"""The keys that have an option, in the order of the help pages."""
 
 
 def load(
@@ -336,12 +453,13 @@ def load(
     file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, object] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> tuple[ClusterSpec, JobSpec]:
     """Read the settings of the cluster `name`.
 
     `file` is the awsddp.toml to read (absent: none), `overrides` maps "section.key" to a value as the user
-    typed it. Raises ConfigError, naming the key, for an unknown key, a value of the wrong type, a file
-    that is not TOML, or an invalid cluster name.
+    typed it, and `labels` to what was typed for the key ("--nodes"). Raises ConfigError, naming the key as it
+    was given, for an unknown key, an invalid value, a file that is not TOML, or an invalid cluster name.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
@@ -354,23 +472,25 @@ def load(
     sources: dict[str, str] = {}
     for section, table in document.items():
         if not isinstance(table, dict):
-            raise _unknown(f"{file}: {section}", section, list(values))
+            raise _unknown(f"{file}: {section}", section, values)
     given = [
         (f"{file}: [{section}] {key}", f"{section}.{key}", value, str(file))
         for section, table in document.items()
         for key, value in table.items()
     ]
-    typed = [(key, key, value, OPTION) for key, value in (overrides or {}).items()]
-    for place, key, value, source in (*given, *_variables(environ), *typed):
+    typed = [
+        ((labels or {}).get(key, ".".join(key.split(".")[:2])), key, value, OPTION)
+        for key, value in (overrides or {}).items()
+    ]
+    given_as = {}
+    for label, key, value, source in (*given, *_variables(environ), *typed):
         if key in OF_ONE_COMMAND and source != OPTION:
             words = shlex.join(["awsddp", "...", *option_words(key, value)])
-            raise ConfigError(f"{place} holds for one command", "", f"{words}   # on the command line")
-        sources[_put(values, key, value, place)] = source
+            raise ConfigError(f"{label} holds for one command", "", f"{words}   # on the command line")
+        sources[_put(values, key, value, label)], given_as[key] = source, label
     sections = {section: kind(**values[section]) for section, kind in SECTIONS.items()}
-    _check(sections["cluster"], sections["job"])
-    _check_secrets(sections["env"])
-    if sections["network"].jump:
-        jump_host(sections["network"].jump)
+    for key in filter(given_as.get, KEYS):
+        _check(key, sections[key.partition(".")[0]], given_as[key])
     return (
         ClusterSpec(
             name=name,
@@ -378,10 +498,14 @@ def load(
             gpus_needed=_gpus_needed(sections["cluster"].nodes, sections["job"]),
             tags=values["tags"],
             sources={key: source for key, source in sources.items() if not _is_of_job(key)},
+            labels=given_as,
         ),
-        JobSpec(
-            **{section: sections[section] for section in _OF_JOB},
-            sources={key: source for key, source in sources.items() if _is_of_job(key)},
+        _checked(
+            JobSpec(
+                **{section: sections[section] for section in _OF_JOB},
+                sources={key: source for key, source in sources.items() if _is_of_job(key)},
+                labels=given_as,
+            )
         ),
     )
 
@@ -464,8 +588,9 @@ def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobS
     """Return the job with the values of its secrets as variables. Raises ConfigError if one is not set."""
     missing = [name for name in spec.env.secrets if name not in environ]
     if missing:
+        label = spec.labels.get(f"env.secrets.{missing[0]}", spec.label("env.secrets"))
         raise ConfigError(
-            f"env.secrets: {', '.join(missing)} not set in this environment",
+            f"{label}: {', '.join(missing)} not set in this environment",
             "the value of a secret is read here when a job starts, and is not kept",
             "\n".join(
                 f"read -rs {name} && export {name}   # type the value, then the command again"
@@ -500,59 +625,11 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
 
 
-OPTIONS = {
-    "cluster.nodes": ("--nodes N", "How many nodes.  [default: 2]"),
-    "cluster.instance_type": (
-        "--instance-type TYPE",
-        "EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]",
-    ),
-    "cluster.gpus": ("--gpus GPU:N", "GPUs per node: A100:8, A100-80GB:8, L4."),
-    "cluster.image": (
-        "--image IMAGE",
-        "Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
-    ),
-    "cluster.disk_gb": ("--disk GB", "Root disk.  [default: image + 100, at least 200]"),
-    "cluster.spot": ("--spot", "Spot instances: cheaper, but AWS may reclaim them."),
-    "cluster.budget_usd": ("--budget USD", "Terminate the nodes when this is spent."),
-    "cluster.idle": (
-        "--idle TIME",
-        "Shut down after this time without a job or a login; off.  [default: 60m]",
-    ),
-    "cluster.expires": ("--expires TIME", "Terminate the nodes after this: 90m, 24h, 7d.  [default: 24h]"),
-    "job.world_size": ("--world-size N", "Total ranks.  [default: one per GPU]"),
-    "job.nproc_per_node": ("--nproc-per-node N", "Ranks per node; gpu: one per GPU, the default."),
-    "job.nnodes": ("--nnodes MIN:MAX", "Continue with MIN of MAX nodes; implies torchrun's agent."),
-    "job.resume": (
-        "--resume last|JOB",
-        "Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
-    ),
-    "job.after": ("--after JOB|all", "Start when this job, or all on the nodes, have ended; no client."),
-    "job.on": (
-        "--on NODES",
-        "Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
-    ),
-    "job.max_restarts": ("--max-restarts N", "Restart the ranks up to N times; implies torchrun's agent."),
-    "job.module": ("-m --module", "SCRIPT is a module (python -m)."),
-    "job.outputs": ("--output PATH", "Also fetch this path (repeatable)."),
-    "env.file": (
-        "--env FILE",
-        "What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
-    ),
-    "env.variables": (
-        "--env-var NAME[=VALUE]",
-        "Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
-    ),
-    "job.name": ("--name NAME", "The job's name.  [default: script, time, 4 digits]"),
-    "job.timeout": ("--timeout TIME", "End the job after this: 90m, 24h."),
-}
-"""The options of the command line that set a key, with what their value is and their help."""
-
-
 def option_words(key: str, value: object) -> list[str]:
     """Return the arguments of a command line that set a key of awsddp.toml."""
     if key not in OPTIONS or value is None or value is False or value in ([], ()):
         return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    flag = OPTIONS[key][0].split()[0]
+    flag = OPTIONS[key]["option"].split()[0]
     if isinstance(value, list | tuple):
         return [word for one in value for word in (flag, str(one))]
     return [flag] if value is True else [flag, str(value)]
@@ -571,81 +648,6 @@ def options_of(words: Sequence[str]) -> dict[str, object]:
                 with contextlib.suppress(ValueError):
                     found[key] = json.loads(text)
     return found
-
-
-def seconds(text: str, *, place: str = "duration") -> float:
-    """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(
-            f"{place}: invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/cost.md"
-        )
-    found = float(match[1]) * _SECONDS[match[2]]
-    if found > MAX_DURATION_S:
-        raise ConfigError(f"{place}: {text[:40]!r} is out of range", "", "a duration of 365d or less")
-    return found
-
-
-def size_of(text: str) -> float:
-    """Return the bytes of `job.results_limit`, such as "500MB" or "20GB". Raises ConfigError."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(
-            f"job.results_limit: invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/results.md"
-        )
-    return float(match[1]) * _BYTES[match[2].upper()]
-
-
-def nodes_range(text: str) -> tuple[int, int]:
-    """Return MIN and MAX of `job.nnodes`, "MIN:MAX" or a number. Raises ConfigError."""
-    match = _NODES.fullmatch(text)
-    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 0 < low <= high:
-        raise ConfigError(f"job.nnodes: invalid range {text!r}", "", "write it as MIN:MAX, such as 1:4")
-    return low, high
-
-
-def gpus_of(text: str) -> dict[int, tuple[int, ...]]:
-    """Return the nodes of `job.on`, each with its GPUs (none: all of them). Raises ConfigError."""
-    found: dict[int, tuple[int, ...]] = {}
-    for part in text.split(","):
-        match = _ON.fullmatch(part.strip())
-        nodes = _numbers(match[1], match[2]) if match else ()
-        gpus = _numbers(match[3], match[4]) if match and match[3] else ()
-        if not nodes or (match and match[3] and not gpus) or not found.keys().isdisjoint(nodes):
-            raise ConfigError(
-                f"job.on: invalid {text!r}",
-                f"{part!r} is neither nodes nor GPUs of nodes, or names a node twice",
-                "write it as 0,2-3 (nodes) or 0:4-7,1:0-3 (GPUs of nodes)",
-            )
-        found |= dict.fromkeys(nodes, gpus)
-    return dict(sorted(found.items()))
-
-
-def _numbers(first: str, last: str | None) -> tuple[int, ...]:
-    return tuple(range(int(first), int(last or first) + 1))
-
-
-def idle_seconds(text: str) -> int:
-    """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
-    if text == "off":
-        return 0
-    found = int(seconds(text, place="cluster.idle"))
-    if found == 0:
-        raise ConfigError(f"cluster.idle: {text!r} is too short", "", 'from 1s to 365d, or "off"')
-    return found
-
-
-def jump_host(text: str) -> tuple[str, int | None]:
-    """Return ssh's destination for `network.jump`, and its port if given. Raises ConfigError."""
-    match = _JUMP.fullmatch(text)
-    if match is None or not 0 < int(match[4] or 22) < 65536:
-        raise ConfigError(
-            f"network.jump: invalid jump host {text!r}",
-            "only one host; configure more hops as ProxyJump in ~/.ssh/config",
-            "use user@host, user@host:2222, or a name of your ~/.ssh/config",
-        )
-    return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -672,14 +674,14 @@ def _put(values: dict[str, Any], key: str, value: object, place: str) -> str:
         values["tags"][name] = str(value)
         return key
     if section not in SECTIONS:
-        raise _unknown(place, section, [*SECTIONS, "tags"])
+        raise _unknown(place, section, values)
     hints = typing.get_type_hints(SECTIONS[section])
     group, _, variable = name.partition(".")
     if section == "env" and variable and group in ("variables", "secrets"):
         _set_variable(values[section], variable, str(value) if group == "variables" else None)
         return f"env.{group}"
     if name not in hints:
-        raise _unknown(place, name, list(hints))
+        raise _unknown(place, name, hints)
     values[section][name] = _convert(value, hints[name], place)
     return key
 
@@ -732,62 +734,48 @@ def _form(hint: Any) -> str:
     return f"expected: {getattr(hint, '__name__', str(hint))}"
 
 
-def _unknown(place: str, word: str, known: list[str]) -> ConfigError:
+def _unknown(place: str, word: str, known: Collection[str]) -> ConfigError:
+    return ConfigError(f"{place}: unknown key {word!r}", "", nearest(word, known))
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """Return the hint for an unknown word: the one that is meant, else all."""
     import difflib
 
     near = difflib.get_close_matches(word, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return ConfigError(f"{place}: unknown key {word!r}", "", hint)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
-def _check(cluster: ClusterSection, job: JobSection) -> None:
-    """Refuse values that no cluster or job can have. Raises ConfigError."""
-    limits = (
-        ("cluster.nodes", cluster.nodes, 1, 1000),
-        ("cluster.disk_gb", cluster.disk_gb, 1, 65536),
-        ("job.world_size", job.world_size, 1, 100_000),
-        ("job.nproc_per_node", job.nproc_per_node, 1, 1024),
-        ("job.max_restarts", job.max_restarts, 0, 1000),
-    )
-    for place, value, low, high in limits:
-        if value is not None and not low <= value <= high:
-            raise ConfigError(f"{place}: {value} is out of range", "", f"a whole number from {low} to {high}")
-    seconds(cluster.expires, place="cluster.expires")
-    idle_seconds(cluster.idle)
-    seconds(job.grace, place="job.grace")
-    if seconds(job.heartbeat_timeout, place="job.heartbeat_timeout") < MIN_HEARTBEAT_TIMEOUT_S:
-        raise ConfigError(
-            f"job.heartbeat_timeout: {job.heartbeat_timeout} is too short",
-            "nodes send a heartbeat every 2 s",
-            f"a duration of {MIN_HEARTBEAT_TIMEOUT_S:g} s or more",
-        )
-    size_of(job.results_limit)
-    if job.nnodes is not None:
-        nodes_range(job.nnodes)
-    if job.on is not None:
-        gpus_of(job.on)
+def _check(key: str, section: object, label: str) -> None:
+    """Refuse a value that no cluster or job can have. Raises ConfigError."""
+    check, value = SETTINGS[key]["check"], getattr(section, key.partition(".")[2])
+    if check is not None and value is not None:
+        try:
+            check(value)
+        except ConfigError as error:
+            error.message = f"{label}: {error.message}"
+            raise
+
+
+def _checked(spec: JobSpec) -> JobSpec:
+    """Return the job unless its keys contradict each other. Raises ConfigError."""
+    job, env, secrets = spec.job, spec.env, spec.label("env.secrets")
     if job.elastic and job.launcher_name != "torchrun":
+        asking = [
+            spec.label(key) for key in ("job.max_restarts", "job.nnodes") if _value(spec, key) is not None
+        ]
         raise ConfigError(
-            f"job.launcher: {job.launcher} does not support job.max_restarts and job.nnodes",
+            f"{spec.label('job.launcher')}: {job.launcher} does not support {' and '.join(asking)}",
             "only torch's elastic agent does",
             "-o job.launcher=torchrun, or omit --max-restarts and --nnodes",
         )
-    if job.timeout is not None:
-        seconds(job.timeout, place="job.timeout")
-    if job.hang_after is not None:
-        seconds(job.hang_after, place="job.hang_after")
-
-
-def _check_secrets(env: EnvSection) -> None:
-    """Refuse an invalid variable name, and a name that has a value in the file. Raises ConfigError."""
     for name in env.secrets:
         if not VARIABLE.fullmatch(name):
             raise ConfigError(
-                "env.secrets: an entry is not the name of a variable",
+                f"{secrets}: an entry is not the name of a variable",
                 "it holds names; each value is read from the environment of the command",
                 'write it as secrets = ["WANDB_API_KEY"]',
             )
         if name in env.variables:
-            raise ConfigError(
-                f"env.secrets: {name} is in env.variables, too", "", "remove it from one of them"
-            )
+            raise ConfigError(f"{secrets}: {name} is in env.variables, too", "", "remove it from one of them")
+    return spec

@@ -15,7 +15,7 @@ from awsddp.cli.options import Globals
 from awsddp.cli.screen import Screen
 from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
-from awsddp.spec import FILE, OPTIONS, SECTIONS, VARIABLE, JobSpec, load
+from awsddp.spec import FILE, OPTIONS, SECTIONS, VARIABLE, JobSpec, load, option_words
 from awsddp.state import Folder, home
 from awsddp.verbs.context import Context
 
@@ -44,10 +44,11 @@ def options_of(*sections: str) -> Callable[[Any], Any]:
 
 def _option(key: str) -> Callable[[Any], Any]:
     """Return the option of a key; its type is that of the key, and what has several values is repeatable."""
-    (text, help), (section, _, name) = OPTIONS[key], key.partition(".")
+    setting, (section, _, name) = OPTIONS[key], key.partition(".")
     hint = typing.get_type_hints(SECTIONS[section])[name]
     kinds = {hint, typing.get_origin(hint), *typing.get_args(hint)}
-    first, *rest = text.split()
+    first, *rest = setting["option"].split()
+    help = setting["help"] + (f"  [default: {setting['default']}]" if setting["default"] else "")
     if bool in kinds:
         return click.option(first, *rest, name, is_flag=True, default=None, help=help)
     return click.option(
@@ -128,11 +129,11 @@ def _script_of(job: JobSpec) -> JobSpec:
 def opened(options: Globals, explicit: dict[str, object] | None = None) -> Iterator[tuple[Context, Screen]]:
     """Yield a verb's context and its screen."""
     values: dict[str, object] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
-    if options.region:
-        values["cluster.region"] = options.region
-    if options.profile:
-        values["cluster.profile"] = options.profile
-    spec, job = load(options.name, file=Path(FILE), overrides=values | (explicit or {}))
+    labels = {key: f"-o {key}" for key in values}
+    places = {"cluster.region": options.region, "cluster.profile": options.profile}
+    typed = {key: value for key, value in places.items() if value} | (explicit or {})
+    labels |= {key: _label(key) for key in typed}
+    spec, job = load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
     with contextlib.closing(Screen(options)) as screen:
         ctx = Context(
             spec=spec,
@@ -148,6 +149,14 @@ def opened(options: Globals, explicit: dict[str, object] | None = None) -> Itera
         if unread := _unread():
             ctx.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
         yield ctx, screen
+
+
+def _label(key: str) -> str:
+    """Return what was typed for a key that an option or an argument gave: --nodes, --region, SCRIPT."""
+    section, _, name = key.partition(".")
+    if key in OPTIONS:
+        return option_words(key, "")[0]
+    return {"job": name.upper(), "env": "--env-var"}.get(section, f"--{name}")
 
 
 def _unread() -> Path | None:

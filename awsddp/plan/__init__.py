@@ -124,7 +124,7 @@ def _plan(
         warnings=(),
         exists=False,
         steps=(),
-        expires_s=int(seconds(spec.cluster.expires, place="cluster.expires")),
+        expires_s=int(seconds(spec.cluster.expires)),
         untried=(
             *(("capacity blocks",) if market == "capacity-block" else ()),
             *(("EFA on several network cards",) if interfaces.count > 1 else ()),

@@ -173,7 +173,7 @@ def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, anew: bool)
     A duration that is said now counts from now, as it does when machines begin anew; one that the
     configuration holds counts from the launch and only ever moves the expiry later.
     """
-    term = timedelta(seconds=seconds(spec.cluster.expires, place="cluster.expires"))
+    term = timedelta(seconds=seconds(spec.cluster.expires))
     wanted = standing.expires
     if anew or "cluster.expires" in spec.from_cli:
         wanted = now + term

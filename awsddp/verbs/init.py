@@ -1,13 +1,20 @@
 """init: a starter awsddp.toml: every key, its meaning, and the values that were chosen."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from awsddp.errors import ConfigError
-from awsddp.resources import template
-from awsddp.spec import FILE
+from awsddp.spec import FILE, OF_ONE_COMMAND, SETTINGS
+
+_HEAD = """\
+# Settings of awsddp for this folder. Every key is shown with its default or an example, commented out:
+# remove the "#" to set it. Options override variables (AWSDDP_CLUSTER_NODES=4), which override this file.
+# What ends when: docs/cost.md. What is sent and fetched: docs/files.md."""
+_TAGS = """
+[tags]
+# team = "vision"                  # Your own tags, on every resource.
+"""
 
 
 def init(folder: Path, chosen: Mapping[str, str | int | float] | None = None) -> Path:
@@ -33,10 +40,14 @@ def refuse_existing(path: Path) -> None:
 
 def starter(chosen: Mapping[str, str | int | float]) -> str:
     """Return the starter file with these keys set and every other one commented out."""
-    section, lines = "", []
-    for line in template(FILE).splitlines():
-        heading, key = re.match(r"\[(\w+)\]", line), re.match(r"# (\w+) = ", line)
-        section = heading[1] if heading else section
-        name = f"{section}.{key[1]}" if key else ""
-        lines.append(f"{name.partition('.')[2]} = {json.dumps(chosen[name])}" if name in chosen else line)
-    return "\n".join(lines) + "\n"
+    lines = [_HEAD]
+    for key in (key for key in SETTINGS if key not in OF_ONE_COMMAND):
+        setting, (section, _, name) = SETTINGS[key], key.partition(".")
+        heading = f"\n[{section}]"
+        lines += [heading] if heading not in lines else []
+        value = json.dumps(chosen.get(key, setting["example"]))
+        value = value.replace('": ', '" = ') if key == "env.variables" else value  # a table of TOML
+        lines.append(
+            f"{'' if key in chosen else '# '}{name} = {value}".ljust(34) + f"  # {setting['comment']}"
+        )
+    return "\n".join([*lines, _TAGS])

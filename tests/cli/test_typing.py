@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.api import Cluster
 from awsddp.cli import failures
 from awsddp.cli.main import cli
+from awsddp.errors import AwsddpError
 from awsddp.jobs.ranks import interpreter
 from awsddp.spec import JobSection, JobSpec, SyncSection
 
@@ -119,3 +121,60 @@ def test_a_script_runs_as_what_it_is(
     spec = JobSpec(job=JobSection(script=name), sync=SyncSection(workdir=str(tmp_path)))
     before, begin = interpreter(spec, name, python="/env/bin/python")
     assert (*before, begin + name) == words
+
+
+_WRONG = {
+    "cluster.nodes": ("--nodes", 0),
+    "cluster.disk_gb": ("--disk", 0),
+    "cluster.idle": ("--idle", "5x"),
+    "cluster.expires": ("--expires", "366d"),
+    "job.world_size": ("--world-size", 0),
+    "job.nproc_per_node": ("--nproc-per-node", 2000),
+    "job.max_restarts": ("--max-restarts", -1),
+    "job.nnodes": ("--nnodes", "4:1"),
+    "job.on": ("--on", "first"),
+    "job.timeout": ("--timeout", "soon"),
+    "job.hang_after": ("", "5x"),
+    "job.grace": ("", "x"),
+    "job.heartbeat_timeout": ("", "1s"),
+    "job.results_limit": ("", "many"),
+    "network.jump": ("", "a b"),
+    "network.address": ("", "hidden"),
+    "capacity.efa": ("", "perhaps"),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "way"),
+    [
+        (key, way)
+        for way in ("option", "-o", "variable", "file", "keyword")
+        for key, (option, _) in _WRONG.items()
+        if option or way != "option"
+    ],
+)
+def test_an_error_names_what_was_typed(  # type: ignore[no-untyped-def]
+    typed, monkeypatch: pytest.MonkeyPatch, key: str, way: str
+) -> None:
+    (option, value), (section, _, name) = _WRONG[key], key.partition(".")
+    words = {"option": [option, str(value)], "-o": ["-o", f"{key}={value}"]}.get(way, [])
+    variable = f"AWSDDP_{section}_{name}".upper()
+    if way == "variable":
+        monkeypatch.setenv(variable, str(value))
+    if way == "file":
+        Path("awsddp.toml").write_text(f"[{section}]\n{name} = {value!r}\n")
+    if way == "keyword":
+        with pytest.raises(AwsddpError) as refused:
+            Cluster("typed", **{name: value})
+        said, code = f"error: {refused.value}", refused.value.exit_code
+    else:
+        _, said, code = typed("run", *words)
+    named = {"-o": f"-o {key}", "variable": variable, "file": f"awsddp.toml: [{section}] {name}"}
+    label = named.get(way, option if way == "option" else name)
+    assert code == 3
+    assert said.startswith((f"error: {label}: ", f"error: {label} holds for one command")), said
+
+
+def test_keys_that_contradict_each_other_are_named_as_they_were_typed(typed) -> None:  # type: ignore[no-untyped-def]
+    words = ["train", "tiny.py", "--max-restarts", "1", "-o", "job.launcher=ssh"]
+    assert typed(*words)[1].startswith("error: -o job.launcher: ssh does not support --max-restarts\n")
