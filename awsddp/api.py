@@ -24,13 +24,13 @@ from awsddp.report import Event, OnEvent, money
 from awsddp.state import Folder, home
 from awsddp.verbs.advice import global_words_of, named
 from awsddp.verbs.cancel import cancel
-from awsddp.verbs.cluster import ClusterHandle, choose_job
+from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, target_of
 from awsddp.verbs.down import down
-from awsddp.verbs.jobs import known_jobs
+from awsddp.verbs.jobs import job_now, known_jobs
 from awsddp.verbs.logs import logs
 from awsddp.verbs.plan import plan
-from awsddp.verbs.results import ended_at_home, job_at_home, metrics, results_dir
+from awsddp.verbs.results import metrics, results_dir
 from awsddp.verbs.run import down_or_stop, with_gpus, with_idle
 from awsddp.verbs.status import status
 from awsddp.verbs.stop import stop
@@ -153,14 +153,13 @@ class Cluster:
 
     def jobs(self) -> "list[Job]":
         """Return the jobs that the nodes know, oldest first. Raises NotFoundError, NodeError, CloudError."""
-        with _advising(self._context()) as context:
-            return [Job(context, one.job) for one in known_jobs(context)]
+        with _advising(self._context()) as context, ClusterHandle.partly_ready(context) as cluster:
+            return [Job(context, one.job) for one in known_jobs(cluster)]
 
     def job(self, name: str) -> "Job":
         """Return a job of this cluster by its name. Raises NotFoundError, also in its methods."""
         with _advising(self._context()) as context:
-            if job_at_home(context, name) is None:
-                choose_job(known_jobs(context), name)
+            job_now(context, name)
         return Job(context, name)
 
     def stop(self) -> dict[str, Any]:
@@ -235,7 +234,7 @@ class Job:
     def record(self) -> Record:
         """Return what is known of the job now. Raises NotFoundError, NodeError, CloudError."""
         with _advising(self._context) as context:
-            return ended_at_home(context, self.name) or choose_job(known_jobs(context), self.name)
+            return job_now(context, self.name)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the fetched rows of `$AWSDDP_RUN_DIR/metrics.jsonl` of the first node."""

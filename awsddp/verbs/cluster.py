@@ -102,27 +102,30 @@ class ClusterHandle:
 
         Raises NotFoundError, NodeError, CloudError.
         """
-        with _preconnected(ctx) as cluster:
+        with cls.partly_ready(ctx) as cluster:
             cluster.nodes = cluster.ready_nodes(node)
             yield cluster
 
     @classmethod
     @contextlib.contextmanager
     def partly_ready(cls, ctx: Context) -> "Iterator[ClusterHandle]":
-        """Find the cluster with those nodes that are prepared and running.
+        """Find the cluster; `connect_reachable` works with those nodes that are prepared and running.
 
-        Raises NotFoundError, CloudError, NoNodes where there are none.
+        Begins to connect to its last known addresses, unless that is over a jump host. What AWS says decides
+        what is used. Raises CloudError.
         """
-        with _preconnected(ctx) as cluster:
-            living = cluster.login_nodes()
-            cluster.use([node for node in reachable(living) if cluster.is_prepared(node)], of=living)
-            if not cluster.nodes:
-                why = ", ".join(map(cluster.state_of, living))
-                next = "awsddp up   # start or finish it"
-                error = NoNodes(f"no node of cluster {ctx.spec.name} can be reached", why, next)
-                if all(node.state in OFF for node in living):
-                    error.stopped = tuple(unfetched_jobs(living))
-                raise error
+        from awsddp.nodes.connection import Preconnect
+
+        preconnect = None
+        with naming_holder(ctx), contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError, ConfigError):
+                record = ctx.folder.read()
+                if record is not None and jump_of(ctx, record) is None:
+                    endpoints = _endpoints(record, record.prepared, record.addresses)
+                    preconnect = Preconnect(endpoints, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
+                    stack.callback(preconnect.close)
+            cluster = stack.enter_context(cls.find(ctx))
+            cluster.preconnect = preconnect
             yield cluster
 
     @property
@@ -155,9 +158,9 @@ class ClusterHandle:
         return (self.listed, *self.others) if self.listed is not None else ()
 
     @property
-    def unfetched(self) -> set[str]:
-        """The jobs whose results are not fetched, by the tags of the nodes."""
-        return {job for node in (*self.nodes, *self.excluded) for job in node.unfetched}
+    def unfetched(self) -> list[str]:
+        """The jobs whose results are not fetched, by the tags of the nodes that live."""
+        return self.listed.unfetched if self.listed is not None else []
 
     def is_prepared(self, node: Node) -> bool:
         """Return whether `up` has made this instance ready, so that its host key is known."""
@@ -181,6 +184,21 @@ class ClusterHandle:
         """Work with these nodes of a cluster."""
         self.nodes = tuple(nodes)
         self.excluded = tuple(node for node in of if node not in nodes)
+
+    def use_reachable(self) -> None:
+        """Work with those nodes that are prepared and running.
+
+        Raises NotFoundError, CloudError, NoNodes where there are none.
+        """
+        living = self.login_nodes()
+        self.use([node for node in reachable(living) if self.is_prepared(node)], of=living)
+        if not self.nodes:
+            why = ", ".join(map(self.state_of, living))
+            next = "awsddp up   # start or finish it"
+            error = NoNodes(f"no node of cluster {self.ctx.spec.name} can be reached", why, next)
+            if all(node.state in OFF for node in living):
+                error.stopped = tuple(unfetched_jobs(living))
+            raise error
 
     def remember(self, **changes: Any) -> None:
         """Change fields of the record, here and in the folder. Raises ConfigError where the disk refuses."""
@@ -357,7 +375,8 @@ class ClusterHandle:
 
     @contextlib.contextmanager
     def connect_reachable(self) -> "Iterator[Fleet]":
-        """Connect to the nodes that can be reached. Raises NoNodes where none can."""
+        """Connect to the nodes that can be reached, of those that are ready. Raises as `use_reachable`."""
+        self.use_reachable()
         with self.connect(deadline_s=REACH_S, partial=True) as fleet:
             if not fleet.nodes:
                 error = NodesFailed(fleet.failures, {}, len(self.nodes))
@@ -507,10 +526,9 @@ class ClusterHandle:
 
     def still_missing(self, job: Job) -> dict[int, str]:
         """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
-        from awsddp.verbs.results import whole_at_home
+        from awsddp.verbs.results import is_fetched, results_dir
 
-        kept = whole_at_home(self.ctx, job.job)
-        return {} if kept is not None and kept.nodes == job.nodes else self.missing(job)
+        return {} if is_fetched(results_dir(self.ctx, job.job), job) else self.missing(job)
 
     # Results.
 
@@ -677,27 +695,6 @@ def _endpoints(
         for one in nodes
         if one.instance_id in addresses
     )
-
-
-@contextlib.contextmanager
-def _preconnected(ctx: Context) -> Iterator[ClusterHandle]:
-    """Find the cluster, and begin to connect to its last known addresses, unless that is over a jump host.
-
-    What AWS says decides what is used.
-    """
-    from awsddp.nodes.connection import Preconnect
-
-    preconnect = None
-    with naming_holder(ctx), contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, ConfigError):
-            record = ctx.folder.read()
-            if record is not None and jump_of(ctx, record) is None:
-                endpoints = _endpoints(record, record.prepared, record.addresses)
-                preconnect = Preconnect(endpoints, key=ctx.folder.key, known_hosts=ctx.folder.known_hosts)
-                stack.callback(preconnect.close)
-        cluster = stack.enter_context(ClusterHandle.find(ctx))
-        cluster.preconnect = preconnect
-        yield cluster
 
 
 # The search.

@@ -13,7 +13,8 @@ from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.fetch import fetch_all
-from awsddp.verbs.ledger import bill_of
+from awsddp.verbs.jobs import jobs_of
+from awsddp.verbs.ledger import bill_of, living
 from awsddp.verbs.results import is_owed
 
 
@@ -95,7 +96,7 @@ def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]
 
 def _what_ends(cluster: ClusterHandle, listed: Cluster, *, discard: bool) -> str:
     question = [f"Cluster {listed.name}: {cluster.machines(listed)}{_made(listed)} will be terminated."]
-    for job in cluster.known.jobs if cluster.known else ():
+    for job in (one.job for one in jobs_of(cluster.ctx, living(cluster.ctx.folder))):
         if job.state in ACTIVE and is_owed(cluster.ctx, listed.unfetched, job):
             waits = job.state == "waiting"
             grace = "" if discard or waits else f" and has {cluster.ctx.job.job.grace} to save"

@@ -103,45 +103,41 @@ def _searched(ctx: Context) -> "Iterator[tuple[Target, Aws, list[str], Everywher
 def _document(ctx: Context, target: Target, login: "Aws", holding: "Holding") -> dict[str, Any]:
     """Return a cluster's document. Of one that this machine has a record of, it says what `status` says."""
     cluster = holding.cluster
-    known = _recorded(ctx, target, login, cluster)
-    seen = cluster_document(known or ClusterHandle(ctx=ctx, target=target, listed=cluster))
+    found = _recorded(ctx, target, login, cluster)
+    seen = cluster_document(found)
+    keys = ("state", "target", "instance_type", "nodes", "price_usd_per_hour", "cost_usd", "expires")
+    price = {} if found.known else {"price_usd_per_hour": holding.price_usd_per_hour}
     return {
+        **{key: seen[key] for key in keys},
+        **price,
         "cluster": cluster.name,
         "id": cluster.id,
-        "state": seen["state"],
-        "target": target.name,
         "region": cluster.region,
         "owner": cluster.owner,
         "mine": holding.mine,
-        "orphan": holding.orphan and not _lives(known),
-        "instance_type": seen["instance_type"],
-        "nodes": seen["nodes"],
-        "jobs": cluster.unfetched,
+        "orphan": holding.orphan and not _lives(found),
+        "jobs": found.unfetched,
         "leftovers": list(cluster.leftovers),
-        "price_usd_per_hour": seen["price_usd_per_hour"] if known else holding.price_usd_per_hour,
-        "cost_usd": seen["cost_usd"],
-        "expires": seen["expires"],
     }
 
 
-def _lives(known: ClusterHandle | None) -> bool:
+def _lives(found: ClusterHandle) -> bool:
     """Tell whether nodes of a cluster live by its record, whatever their tags are, before its expiry."""
-    if known is None or known.listed is None or not known.listed.live:
-        return False
-    return known.record.expires > datetime.now(UTC)
+    lives = found.listed is not None and found.listed.live
+    return bool(found.known and lives) and found.record.expires > datetime.now(UTC)
 
 
 def _recorded(
     ctx: Context, target: Target, login: "Aws", cluster: Cluster, *, wait: bool = False
-) -> ClusterHandle | None:
-    """Return a cluster as `status` finds it, by its record; None where this machine has none.
+) -> ClusterHandle:
+    """Return a cluster as `status` finds it, by its record, or as it is listed where this machine has none.
 
     With `wait` what was launched from here and is not listed yet is waited for, as `down` does.
     """
     here = replace(ctx, spec=replace(ctx.spec, name=cluster.name), folder=Folder(ctx.home, cluster.name))
     record = here.folder.read(newer=True)
     if record is None or record.id != cluster.id:
-        return None
+        return ClusterHandle(ctx=ctx, target=target, listed=cluster)
     target = replace(target, region=cluster.region)
     aws = aws_of(here, target, login=login)
     known = ClusterHandle(ctx=here, target=target, gateway=aws, known=record)

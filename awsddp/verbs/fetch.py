@@ -5,10 +5,11 @@ from typing import Any
 from awsddp.cluster import ACTIVE, MORE, Cluster, Job, Node, unfetched_jobs
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.report import money, node_name
-from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, NoNodes, reachable
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm
+from awsddp.verbs.jobs import jobs_of
+from awsddp.verbs.ledger import bill_of, living
 from awsddp.verbs.results import is_owed, results_dir, whole_at_home
 from awsddp.verbs.sync import document
 from awsddp.verbs.up import up
@@ -40,12 +41,11 @@ def fetch(
 
 
 def _fetch(ctx: Context, job: str | None, anew: bool) -> dict[str, Any]:
-    record = ctx.folder.read()
-    last = job or (record.jobs[-1].job if record is not None and record.jobs else None)
-    kept = whole_at_home(ctx, last) if last is not None else None
+    last = job or next((one.job.job for one in reversed(jobs_of(ctx, living(ctx.folder)))), None)
+    kept = whole_at_home(ctx, last) if last is not None and not anew else None
     try:
         with ClusterHandle.partly_ready(ctx) as cluster:
-            if not anew and kept is not None and job not in (None, *cluster.unfetched):
+            if kept is not None and job not in (None, *cluster.unfetched):
                 return _kept(ctx, kept)
             with cluster.connect_reachable():
                 chosen = cluster.job(job)
@@ -53,8 +53,7 @@ def _fetch(ctx: Context, job: str | None, anew: bool) -> dict[str, Any]:
                 ctx.folder.remember(chosen)
                 lost = cluster.still_missing(chosen)
     except (NotFoundError, NoNodes) as none:
-        owed = isinstance(none, NoNodes) and job is None and none.stopped
-        if kept is None or anew or owed:
+        if kept is None or (isinstance(none, NoNodes) and job is None and none.stopped):
             raise
         return _kept(ctx, kept)
     result = document(fetched, job=chosen.job, home=str(results_dir(ctx, chosen.job)))
@@ -82,16 +81,16 @@ def fetch_all(cluster: ClusterHandle, listed: Cluster) -> None:
         return
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
     if record is None or not cluster.ctx.folder.key.exists():
-        raise _not_home(listed, owing, record, "this machine has no key for the nodes that hold them")
+        raise _not_home(cluster, listed, owing, "this machine has no key for the nodes that hold them")
     cluster.use(reachable(listed.live), of=listed.live)
     left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in cluster.nodes}
     try:
         if cluster.nodes:
             left |= _fetch_owed(cluster)
     except AwsddpError as error:
-        raise _not_home(listed, owing, record, str(error)) from error
+        raise _not_home(cluster, listed, owing, str(error)) from error
     if left:
-        raise _not_home(listed, list(left), record, ", ".join(left.values()))
+        raise _not_home(cluster, listed, list(left), ", ".join(left.values()))
 
 
 def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
@@ -113,18 +112,19 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
         return {node: fleet.failures[node.node].summary for node in owing if node.node in fleet.failures}
 
 
-def _not_home(cluster: Cluster, owing: list[Node], record: Record | None, why: str) -> NodeError:
+def _not_home(cluster: ClusterHandle, listed: Cluster, owing: list[Node], why: str) -> NodeError:
     """Return the error that names the unfetched jobs, what the nodes cost meanwhile, and the next steps."""
     stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
     ways = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []
     ways.append("awsddp down --discard   # terminate the nodes and lose what they hold")
-    bill, rests = "the nodes cost money", all(node.state == "stopped" for node in cluster.live)
+    cost, rests = "the nodes cost money", all(node.state == "stopped" for node in listed.live)
+    bill = bill_of(cluster.ctx, cluster.known, cluster.own, cluster.gateway)
     if rests:
-        bill = "only the disks cost"
-    elif record is not None and record.price_usd_per_hour is not None:
-        would = "would cost" if record.target.name == "local" else "cost"
-        bill = f"the nodes {would} {money(record.price_usd_per_hour)} per hour"
-    if not rests and not any(node.spot for node in cluster.live):
+        cost = "only the disks cost"
+    elif bill is not None and bill.id == listed.id and bill.price_usd_per_hour is not None:
+        would = "would cost" if bill.target == "local" else "cost"
+        cost = f"the nodes {would} {money(bill.price_usd_per_hour)} per hour"
+    if not rests and not any(node.spot for node in listed.live):
         ways.append("awsddp stop   # or stop them and keep their disks")
     jobs = ", ".join(unfetched_jobs(owing))
-    return NodeError(f"the results of {jobs} are not fetched", f"{why}\nuntil then {bill}", "\n".join(ways))
+    return NodeError(f"the results of {jobs} are not fetched", f"{why}\nuntil then {cost}", "\n".join(ways))

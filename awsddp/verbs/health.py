@@ -67,9 +67,9 @@ def doctor(ctx: Context) -> dict[str, Any] | None:
     with contextlib.ExitStack() as stack:
         try:
             cluster = stack.enter_context(ClusterHandle.partly_ready(ctx))
+            stack.enter_context(cluster.connect_reachable())
         except NotFoundError:
             return None
-        stack.enter_context(cluster.connect_reachable())
         return {"checks": [asdict(check) for check in _checkup(cluster)]}
 
 

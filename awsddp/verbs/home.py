@@ -4,9 +4,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from awsddp import report
-from awsddp.state import Folder
 from awsddp.verbs import local
 from awsddp.verbs.context import Context
+from awsddp.verbs.jobs import jobs_of
+from awsddp.verbs.ledger import pasts
 
 
 def home(ctx: Context) -> dict[str, Any]:
@@ -14,21 +15,19 @@ def home(ctx: Context) -> dict[str, Any]:
 
     No requests are sent: a cluster may have ended since, which `status` shows.
     """
-    clusters = []
-    for path in sorted((ctx.home / "clusters").glob("*")):
-        record = Folder(ctx.home, path.name).read(newer=True)
-        if record is not None:
-            clusters.append(
-                {
-                    "cluster": path.name,
-                    "target": record.target.name,
-                    "region": record.target.region,
-                    "nodes": record.nodes,
-                    "instance_type": record.instance_type,
-                    "price_usd_per_hour": record.price_usd_per_hour,
-                    "expires": report.iso(record.expires),
-                    "expired": record.expires < datetime.now(UTC),
-                    "jobs": [{"job": job.job, "state": job.state} for job in record.jobs],
-                }
-            )
+    clusters = [
+        {
+            "cluster": past.name,
+            "target": record.target.name,
+            "region": record.target.region,
+            "nodes": record.nodes,
+            "instance_type": record.instance_type,
+            "price_usd_per_hour": (bill := past.bill) and bill.price_usd_per_hour,
+            "expires": report.iso(record.expires),
+            "expired": record.expires < datetime.now(UTC),
+            "jobs": [{"job": one.job.job, "state": one.job.state} for one in jobs_of(ctx, past)],
+        }
+        for past in pasts(ctx.home)
+        if (record := past.record) is not None
+    ]
     return {"clusters": clusters, "local_cloud": local.runs(ctx.home)}

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from awsddp import billing, report
+from awsddp import report
+from awsddp.billing import Bill
 from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import AwsddpError, NotFoundError
-from awsddp.state import Folder
-from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.cluster import ClusterHandle, choose_job
 from awsddp.verbs.context import Context
-from awsddp.verbs.ledger import Past, pasts
+from awsddp.verbs.ledger import Past, bill_of, pasts
 from awsddp.verbs.results import results_dir, saved_job
 
 
@@ -22,40 +22,57 @@ def jobs(ctx: Context) -> dict[str, Any]:
     Unreachable nodes are named, as is a cluster that has ended. Raises what keeps the nodes from an answer,
     with the document as its `result`; NotFoundError only where no cluster of this name was ever made here.
     """
+    bill = None
     try:
-        return jobs_document(ctx, known_jobs(ctx))
+        with ClusterHandle.partly_ready(ctx) as cluster:
+            bill = bill_of(ctx, cluster.known, cluster.listed, cluster.gateway)
+            return jobs_document(ctx, known_jobs(cluster), bill)
     except AwsddpError as error:
-        document = jobs_document(ctx, ())
-        names = {one["cluster"] for one in document["clusters"]}
-        if isinstance(error, NotFoundError) and ctx.spec.name in names:
-            ctx.say(error.summary)
-            return document
-        error.result = document
-        raise
+        error.result = document = jobs_document(ctx, (), bill)
+        is_known = any(one["cluster"] == ctx.spec.name for one in document["clusters"])
+        if not (isinstance(error, NotFoundError) and is_known):
+            raise
+        ctx.say(error.summary)
+        return document
 
 
-def known_jobs(ctx: Context) -> tuple[Job, ...]:
+def known_jobs(cluster: ClusterHandle) -> tuple[Job, ...]:
     """Return every job that the nodes know, oldest first.
 
     Unreachable nodes are named. Raises NotFoundError, and NoNodes if no node is reachable.
     """
-    with ClusterHandle.partly_ready(ctx) as cluster, cluster.connect_reachable():
+    with cluster.connect_reachable():
         known = cluster.jobs(partial=True)
         cluster.say_missing()
-        ctx.folder.remember(*known)
+        cluster.ctx.folder.remember(*known)
         return known
 
 
-def jobs_document(ctx: Context, reported: Collection[Job]) -> dict[str, Any]:
-    """Return the `jobs` document; `reported` are the jobs as the cluster's nodes have just told them."""
+def job_now(ctx: Context, name: str) -> Job:
+    """Return a job as it is now: by what this machine knows if it has ended, else by its nodes.
+
+    Raises NotFoundError, NodeError, CloudError.
+    """
+    found = find_job(ctx, name)
+    if found is not None and found.job.state not in ACTIVE:
+        return found.job
+    with ClusterHandle.partly_ready(ctx) as cluster:
+        return choose_job(known_jobs(cluster), name)
+
+
+def jobs_document(ctx: Context, reported: Collection[Job], bill: Bill | None = None) -> dict[str, Any]:
+    """Return the `jobs` document; `reported` are the jobs as the cluster's nodes have just told them.
+
+    `bill` is the cluster's account, where AWS has just been asked for it.
+    """
     known = all_jobs(ctx, reported)
-    now = datetime.now(UTC)
     clusters = []
     for past in pasts(ctx.home):
-        if (bill := billing.account(past.rows, now)) is not None:
+        account = bill if bill is not None and past.folder == ctx.folder.path else past.bill
+        if account is not None:
             used = sum(one.usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
-            idle = None if bill.cost_usd is None else round(max(0.0, bill.cost_usd - used), 2)
-            clusters.append({"cluster": past.name, **bill.document(), "idle_usd": idle})
+            idle = None if account.cost_usd is None else round(max(0.0, account.cost_usd - used), 2)
+            clusters.append({"cluster": past.name, **account.document(), "idle_usd": idle})
     return {
         "jobs": [one.document() for one in known],
         "clusters": sorted(clusters, key=lambda one: str(one["began"])),
@@ -111,39 +128,58 @@ def all_jobs(ctx: Context, reported: Collection[Job] = ()) -> list[FoundJob]:
 
     The oldest comes first. `reported` are as for `jobs_document`.
     """
-    found: dict[Path, FoundJob] = {}
     made = list(pasts(ctx.home))
-    if reported and all(past.folder != ctx.folder.path for past in made):  # its ledger was lost
-        made.append(Past(name=ctx.spec.name, folder=ctx.folder.path, rows=[]))
-    for past in made:
-        latest = {}
-        if past.folder.parent.name == "clusters" and (record := Folder(ctx.home, past.name).read(newer=True)):
-            latest = {job.job: job for job in record.jobs}
-        live = {job.job: job for job in reported} if past.folder == ctx.folder.path else {}
-        rows = {row["job"]: row for row in past.rows if row["event"] == "train" and "home" in row}
-        for name in dict.fromkeys((*rows, *latest, *live)):
-            row = rows.get(name, {})
-            folder = Path(row.get("home", results_dir(ctx, name).absolute()))
-            job = live.get(name) or saved_job(folder) or latest.get(name)
-            if job is not None:
-                launched, is_live = row.get("time") or job.started or "", name in live
-                job = job if is_live else _interrupted(job, past)
-                found[folder] = FoundJob(
-                    job=job, folder=folder, past=past, launched=launched, reported=is_live
-                )
+    found = [one for past in made for one in jobs_of(ctx, past, reported)]
+    known = {(one.folder, one.job.nodes) for one in found}
     for path in results_dir(ctx, "x").parent.absolute().glob("*/job.json"):
-        if path.parent not in found and (job := saved_job(path.parent)) is not None:
-            ids = {one.instance_id for one in job.nodes}
-            own = next((past for past in made if not ids.isdisjoint(past.instances)), None)
-            launched = job.started or ""
-            found[path.parent] = FoundJob(job=job, folder=path.parent, past=own, launched=launched)
-    return sorted(found.values(), key=lambda one: one.launched)
+        job = saved_job(path.parent)
+        if job is not None and (path.parent, job.nodes) not in known:
+            own = next((past for past in made if _has_run(past, job)), None)
+            found.append(FoundJob(job=job, folder=path.parent, past=own, launched=job.started or ""))
+    return sorted(found, key=lambda one: one.launched)
 
 
-def _interrupted(job: Job, past: Past) -> Job:
-    """Return a job; one that was last seen active on a cluster that has ended ended with it."""
-    last = next((row for row in reversed(past.rows) if row["event"] in ("launched", "ended")), None)
-    if job.state not in ACTIVE or last is None or last["event"] == "launched":
-        return job
-    ended = datetime.fromisoformat(str(last.get("at") or last["time"]))
-    return replace(job, state="interrupted", ended=report.iso(ended))
+def jobs_of(ctx: Context, past: Past, reported: Collection[Job] = ()) -> list[FoundJob]:
+    """Return the jobs of one cluster, the oldest first: as its nodes `reported` them, else as last seen.
+
+    The results say how a job ended, also where they were moved into the project's folder. A job that was last
+    seen active on a cluster that has ended was interrupted.
+    """
+    found = []
+    live = {job.job: job for job in reported if past.folder == ctx.folder.path}
+    seen = {job.job: job for job in past.record.jobs} if past.record else {}
+    rows = {row["job"]: row for row in past.rows if row["event"] == "train" and "home" in row}
+    ended = bill.ended if (bill := past.bill) else None
+    for name in dict.fromkeys((*rows, *seen, *live)):
+        row, last, here = rows.get(name, {}), seen.get(name), results_dir(ctx, name).absolute()
+        home = Path(row.get("home", here))
+        saved = ((folder, saved_job(folder)) for folder in (home, here))
+        own = ((at, job) for at, job in saved if job and _has_run(past, job, seen=last))
+        folder, kept = next(own, (home, None))
+        job = live.get(name) or (kept if kept and kept.state not in ACTIVE else last or kept)
+        if job is None:
+            continue
+        launched = row.get("time") or job.started or ""
+        if ended is not None and job.state in ACTIVE and name not in live:
+            job = replace(job, state="interrupted", ended=report.iso(ended))
+        found.append(FoundJob(job=job, folder=folder, past=past, launched=launched, reported=name in live))
+    return sorted(found, key=lambda one: one.launched)
+
+
+def _has_run(past: Past, job: Job, *, seen: Job | None = None) -> bool:
+    """Tell whether a job ran on machines of this cluster; on those of the job `seen`, where it is known."""
+    return job.nodes == seen.nodes if seen else any(one.instance_id in past.instances for one in job.nodes)
+
+
+def find_job(ctx: Context, name: str | None) -> FoundJob | None:
+    """Return the job of this name that this machine knows: one in the project's folder before others.
+
+    Without a name the one that was launched last, on a cluster of this name if there is one.
+    """
+    found = [one for one in all_jobs(ctx) if name in (None, one.job.job)]
+
+    def rank(one: FoundJob) -> tuple[bool, bool]:
+        is_own = one.past is not None and one.past.name == ctx.spec.name
+        return name is not None and one.folder == results_dir(ctx, name).absolute(), is_own
+
+    return max(reversed(found), key=rank, default=None)

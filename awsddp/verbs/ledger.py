@@ -11,7 +11,7 @@ from awsddp import billing
 from awsddp.cluster import Cluster
 from awsddp.errors import ConfigError
 from awsddp.report import json_lines
-from awsddp.state import Record
+from awsddp.state import Folder, Record
 from awsddp.verbs.context import Context
 
 if TYPE_CHECKING:
@@ -86,11 +86,20 @@ def read_rows(ledger: Path) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """A cluster that this machine made, living or ended: its name, its folder, the rows of its ledger."""
+    """A cluster that this machine knows, living or ended: its name, its folder, the rows of its ledger.
+
+    `record` is what the folder remembers, None once it has ended.
+    """
 
     name: str
     folder: Path
     rows: list[Mapping[str, Any]]
+    record: Record | None = None
+
+    @property
+    def bill(self) -> billing.Bill | None:
+        """The account by the ledger alone, now; None where nothing was launched."""
+        return billing.account(self.rows, datetime.now(UTC))
 
     @property
     def launched(self) -> Mapping[str, Any]:
@@ -110,8 +119,14 @@ def was_local(ctx: Context) -> bool:
 
 
 def pasts(home: Path) -> Iterator[Past]:
-    """Yield every cluster of this machine that has a ledger; `home` is $AWSDDP_HOME."""
-    for folder in (*sorted(home.glob("history/*")), *sorted(home.glob("clusters/*"))):
-        name = folder.name[:-9] if folder.parent.name == "history" else folder.name
-        if rows := read_rows(folder / "ledger.jsonl"):
-            yield Past(name=name, folder=folder, rows=rows)
+    """Yield every cluster that this machine knows, those that have ended first; `home` is $AWSDDP_HOME."""
+    for folder in sorted(home.glob("history/*")):
+        yield Past(name=folder.name[:-9], folder=folder, rows=read_rows(folder / "ledger.jsonl"))
+    for folder in sorted(home.glob("clusters/*")):
+        yield living(Folder(home, folder.name))
+
+
+def living(folder: Folder) -> Past:
+    """Return the cluster of a folder that `down` has not retired."""
+    record = folder.read(newer=True)
+    return Past(name=folder.name, folder=folder.path, rows=read_rows(folder.ledger), record=record)

@@ -9,7 +9,8 @@ from awsddp.jobs.logs import Merger, last_lines
 from awsddp.report import node_name
 from awsddp.verbs.cluster import ClusterHandle, NoNodes
 from awsddp.verbs.context import Context
-from awsddp.verbs.results import job_at_home, job_result, results_dir, whole_at_home
+from awsddp.verbs.jobs import find_job
+from awsddp.verbs.results import job_result, results_dir, saved_job, whole_at_home
 from awsddp.verbs.watching import Watch
 
 
@@ -49,11 +50,11 @@ def logs(
             ctx.folder.remember(chosen)
             return job_result(ctx, chosen)
     except (NotFoundError, NoNodes) as error:
-        kept = job_at_home(ctx, job)
-        if kept is None:
+        found = find_job(ctx, job)
+        if found is None or saved_job(folder := results_dir(ctx, found.job.job)) is None:
             raise
-        ctx.say(f"{error.message}; job {kept.job} is shown from {results_dir(ctx, kept.job)}")
-        return _replay(ctx, kept, ranks, last, on_lines)
+        ctx.say(f"{error.message}; job {found.job.job} is shown from {folder}")
+        return _replay(ctx, found.job, ranks, last, on_lines)
 
 
 def _known(job: Job, ranks: Collection[int]) -> Collection[int] | None:

@@ -17,7 +17,7 @@ from awsddp.spec import NOT_SHOWN, option_words
 from awsddp.state import write_private
 from awsddp.verbs.advice import job_words
 from awsddp.verbs.context import Context
-from awsddp.verbs.jobs import FoundJob, all_jobs
+from awsddp.verbs.jobs import FoundJob, find_job
 from awsddp.verbs.ledger import Past
 from awsddp.verbs.results import job_result, loss_rows, results_dir
 
@@ -31,13 +31,11 @@ def report(ctx: Context, *, job: str | None = None) -> dict[str, Any]:
     No node gets a request: it shows what was fetched, and the ledger of its cluster. Raises NotFoundError for
     a job that this machine does not know, ConfigError where the page cannot be written.
     """
-    found = [one for one in all_jobs(ctx) if job in (None, one.job.job)]
-    if not found:
+    chosen = find_job(ctx, job)
+    if chosen is None:
         what = f"no job {job}" if job else "no jobs have run from this machine"
         where = f"searched {results_dir(ctx, 'x').parent}/ and the clusters of {ctx.home}"
         raise NotFoundError(what, where, "awsddp jobs   # all jobs")
-    own = results_dir(ctx, job or found[-1].job.job).absolute()
-    chosen = next((one for one in found if job and one.folder == own), found[-1])
     target = (chosen.folder / PAGE).absolute()
     rows = list(_rows(chosen))
     document = _document(ctx, chosen, rows) | {"page": str(target)}
@@ -56,7 +54,7 @@ def _document(ctx: Context, found: FoundJob, rows: Sequence[Mapping[str, Any]]) 
     slowest = results.slowest_rank(progress)
     job = replace(job, progress=progress, slowest_rank=slowest, usage=_usage(found) or job.usage)
     return (
-        job_result(ctx, job, target=found.folder)
+        job_result(ctx, job, folder=found.folder)
         | replace(found, job=job).document()
         | {
             "measures": page.measures(rows),

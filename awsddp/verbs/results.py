@@ -88,40 +88,27 @@ def _data(rows: list[dict[str, Any]]) -> str | None:
     return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
 
 
-def job_result(ctx: Context, job: Job, *, target: Path | None = None) -> dict[str, Any]:
+def job_result(ctx: Context, job: Job, *, folder: Path | None = None) -> dict[str, Any]:
     """Return a job as the document of `train`, with the accuracy that its program wrote down.
 
-    `fetched`: all its results were fetched after it had ended; else `missing` names the nodes whose results
-    are missing. `checkpoint` is that of a job that did not succeed.
+    `folder` holds its results (None: the one that receives them). `missing` names the nodes whose results are
+    missing. `checkpoint` is that of a job that did not succeed.
     """
-    kept = ended_at_home(ctx, job.job)
-    rows = metrics(target if target is not None else results_dir(ctx, job.job))
-    found = {
+    folder = folder or results_dir(ctx, job.job)
+    kept, rows = ended_job(folder), metrics(folder)
+    return asdict(job) | {
         "accuracy": report.last_value(rows, "accuracy"),
         "data": _data(rows),
-        "fetched": kept is not None and not kept.missing,
-        "checkpoint": _checkpoint(ctx, job),
+        "fetched": is_fetched(folder, job),
+        "checkpoint": _checkpoint(folder, job),
         "missing": list(kept.missing if kept is not None else job.missing),
     }
-    return asdict(job) | found
 
 
-def _checkpoint(ctx: Context, job: Job) -> str | None:
+def _checkpoint(folder: Path, job: Job) -> str | None:
     if job.state not in ("failed", "cancelled"):
         return None
-    home = results_dir(ctx, job.job).resolve()
-    return next((f"{job.home}/{path.relative_to(home)}" for path in newest(home)), None)
-
-
-def job_at_home(ctx: Context, name: str | None) -> Job | None:
-    """Return a job whose results are on this machine: of this name, or the newest."""
-    named = [path for path in records_at_home(ctx) if name in (None, path.parent.name)]
-    return results.decode(named[-1].read_bytes()) if named else None
-
-
-def records_at_home(ctx: Context) -> list[Path]:
-    """Return the job.json of each job whose results are on this machine, the oldest first."""
-    return sorted(results_dir(ctx, "x").parent.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
+    return next((f"{job.home}/{path.relative_to(folder.resolve())}" for path in newest(folder)), None)
 
 
 def saved_job(folder: Path) -> Job | None:
@@ -131,10 +118,19 @@ def saved_job(folder: Path) -> Job | None:
     return None
 
 
-def ended_at_home(ctx: Context, name: str) -> Job | None:
-    """Return the job of this name if its results were fetched after it had ended."""
-    job = saved_job(results_dir(ctx, name))
+def ended_job(folder: Path) -> Job | None:
+    """Return the job whose results are in a folder if they were fetched after it had ended."""
+    job = saved_job(folder)
     return job if job is not None and job.state not in ACTIVE else None
+
+
+def is_fetched(folder: Path, job: Job) -> bool:
+    """Tell whether a folder holds all results of a job, fetched after it had ended.
+
+    The results of another job of its name, on other machines, do not count.
+    """
+    kept = ended_job(folder)
+    return kept is not None and not kept.missing and kept.nodes == job.nodes
 
 
 def is_owed(ctx: Context, unfetched: Collection[str], job: Job) -> bool:
@@ -144,8 +140,7 @@ def is_owed(ctx: Context, unfetched: Collection[str], job: Job) -> bool:
     """
     if job.job in unfetched or MORE not in unfetched:
         return job.job in unfetched
-    kept = whole_at_home(ctx, job.job)
-    return kept is None or kept.nodes != job.nodes
+    return not is_fetched(results_dir(ctx, job.job), job)
 
 
 def older_jobs(ctx: Context, fleet: "Fleet", tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -174,5 +169,5 @@ def _is_home(ctx: Context, name: str, instance_id: str) -> bool:
 
 def whole_at_home(ctx: Context, name: str) -> Job | None:
     """Return the job of this name if all its results were fetched."""
-    job = ended_at_home(ctx, name)
-    return job if job is not None and not job.missing else None
+    job = ended_job(folder := results_dir(ctx, name))
+    return job if job is not None and is_fetched(folder, job) else None

@@ -13,7 +13,8 @@ from awsddp.errors import ConfigError
 from awsddp.jobs.checkpoints import newest
 from awsddp.resources import is_bundled
 from awsddp.verbs.context import Context
-from awsddp.verbs.results import records_at_home, results_dir, saved_job
+from awsddp.verbs.jobs import all_jobs
+from awsddp.verbs.results import results_dir, saved_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +64,16 @@ def checkpoint_of(ctx: Context) -> Checkpoint | None:
 
 
 def _last(ctx: Context) -> str:
-    """Return the job of the same script that started last, of those whose results are here.
+    """Return the job of the same script that was launched last, of those whose results are here.
 
     Raises ConfigError.
     """
-    script, started = ctx.job.job.script, {}
-    for path in records_at_home(ctx):
-        if (job := saved_job(path.parent)) is not None:
-            ran = job.script or ""
-            if is_bundled(ran) if script is None else normpath(ran) == normpath(script):
-                started[path.parent.name] = (job.started or "", path.stat().st_mtime)
-    if started:
-        return max(started, key=started.__getitem__)
+    script, here = ctx.job.job.script, results_dir(ctx, "x").parent.absolute()
+    for one in reversed(all_jobs(ctx)):
+        ran = one.job.script or ""
+        is_same = is_bundled(ran) if script is None else normpath(ran) == normpath(script)
+        if is_same and one.folder.parent == here and saved_job(one.folder) is not None:
+            return one.job.job
     raise ConfigError(
         f"no job of {script or 'the bundled program'} has results here", "", "name a job: --resume JOB"
     )

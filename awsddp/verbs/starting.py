@@ -188,7 +188,7 @@ def _free_name(cluster: ClusterHandle, answers: Mapping[int, Mapping[str, Any]])
     ctx = cluster.ctx
     known = {job for answer in answers.values() for job in answer["jobs"]}
     for name in _names(ctx.job):
-        if name not in known | cluster.unfetched and not results_dir(ctx, name).exists():
+        if name not in known.union(cluster.unfetched) and not results_dir(ctx, name).exists():
             return name
     raise UsageError(
         f"job {ctx.job.job.name} already exists", "its nodes hold a job of that name", "choose another --name"

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ from awsddp.errors import AwsddpError
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import Context
-from awsddp.verbs.ledger import bill_of
+from awsddp.verbs.ledger import bill_of, living
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet
@@ -22,6 +23,7 @@ REACH_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
 
 
+_OF_NODE = ("node", "instance_id", "state", "public_ip", "private_ip", "zone")
 # This login is not a use of the node: the watchdog ignores its port.
 _READ_IDLE = (
     'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
@@ -83,33 +85,27 @@ def cluster_document(handle: ClusterHandle) -> dict[str, Any]:
     nodes = cluster.live if cluster else ()
     prepared = {found.instance_id: found for found in record.prepared} if record else {}
     bill = bill_of(ctx, record, cluster, handle.gateway)
-    state = report.cluster_state(
-        cluster,
-        prepared=frozenset(prepared) if record else None,
-        launching=handle.gateway is not None and _launching(record, cluster),
-        size=record.nodes if record else None,
-    )
     expires = (cluster.expires if cluster else None) or (record.expires if record and nodes else None)
     return {
         "cluster": ctx.spec.name,
-        "state": state,
+        "state": report.cluster_state(
+            cluster,
+            prepared=frozenset(prepared) if record else None,
+            launching=handle.gateway is not None and _launching(record, cluster),
+            size=record.nodes if record else None,
+        ),
         "target": handle.target.name,
         "region": cluster.region if cluster else handle.target.region,
         "instance_type": nodes[0].instance_type if nodes else (record.instance_type if record else None),
         "nodes": [
-            {
-                "node": node.node,
-                "instance_id": node.instance_id,
-                "state": node.state,
-                "public_ip": node.public_ip,
-                "private_ip": node.private_ip,
+            {key: getattr(node, key) for key in _OF_NODE}
+            | {
                 "nic": prepared[node.instance_id].nic if node.instance_id in prepared else None,
                 "gpus": record.gpus_per_node if record else 0,
-                "zone": node.zone,
             }
             for node in nodes
         ],
-        "jobs": _jobs(ctx, record, cluster) if record else [],
+        "jobs": _jobs(ctx, record.seen) if record else [],
         "price_usd_per_hour": bill.price_usd_per_hour if bill else None,
         "cost_usd": bill.cost_usd if bill else None,
         "budget_usd": record.asked.get("cluster.budget_usd") if record else None,
@@ -119,17 +115,14 @@ def cluster_document(handle: ClusterHandle) -> dict[str, Any]:
     }
 
 
-def _jobs(ctx: Context, record: Record, cluster: Cluster | None) -> list[dict[str, Any]]:
-    """Return the jobs as their nodes last reported them."""
-    if not record.jobs:
-        return []
-    from awsddp.verbs.results import is_owed
+def _jobs(ctx: Context, seen: Mapping[str, datetime]) -> list[dict[str, Any]]:
+    from awsddp.verbs.jobs import jobs_of
+    from awsddp.verbs.results import is_fetched
 
-    owed = cluster.unfetched if cluster else []
     return [
-        asdict(job)
-        | {"last_seen": report.iso(record.seen.get(job.job)), "fetched": not is_owed(ctx, owed, job)}
-        for job in record.jobs
+        asdict(one.job)
+        | {"last_seen": report.iso(seen.get(one.job.job)), "fetched": is_fetched(one.folder, one.job)}
+        for one in jobs_of(ctx, living(ctx.folder))
     ]
 
 

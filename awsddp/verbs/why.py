@@ -11,7 +11,7 @@ from awsddp.jobs.supervisor.stacks import DUMP
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.requests import answers_of, holders
-from awsddp.verbs.results import ended_at_home, results_dir
+from awsddp.verbs.results import ended_job, results_dir
 
 __all__ = ["ranges", "why"]
 
@@ -24,7 +24,7 @@ def why(ctx: Context, job: str) -> dict[str, Any]:
 
     Of a job that has ended: what was written before its end, if anything. Raises NotFoundError.
     """
-    ended = ended_at_home(ctx, job)
+    ended = ended_job(results_dir(ctx, job))
     if ended is not None:
         return _written(ctx, ended)
     with ClusterHandle.partly_ready(ctx) as cluster, cluster.connect_reachable() as fleet:

@@ -1,0 +1,305 @@
+"""One truth a question: whatever answers it, answers alike for the same facts."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.api import Job as ApiJob
+from awsddp.cluster import Cluster, Job, JobNode, JobState, Node, Prepared, RankResult, Target
+from awsddp.errors import AwsddpError, NotFoundError
+from awsddp.jobs import results
+from awsddp.report import iso
+from awsddp.spec import load
+from awsddp.state import Folder, Record
+from awsddp.verbs.cluster import ClusterHandle
+from awsddp.verbs.context import Context
+from awsddp.verbs.fetch import fetch, fetch_all
+from awsddp.verbs.home import home
+from awsddp.verbs.jobs import jobs, jobs_document
+from awsddp.verbs.ledger import launched
+from awsddp.verbs.logs import logs
+from awsddp.verbs.report import report
+from awsddp.verbs.results import job_result, results_dir
+from awsddp.verbs.resuming import checkpoint_of
+from awsddp.verbs.status import cluster_document
+
+ID = "0a1b2c3d"
+BEGAN = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
+
+
+class Desk:
+    """A machine that knows the cluster `default` of two nodes, and a project with results of its jobs."""
+
+    def __init__(self, top: Path) -> None:
+        self.project = top / "project"
+        self.project.mkdir()
+        self.folder = Folder(top / "home", "default")
+        self.listed = tuple(
+            Node(
+                node=number,
+                instance_id=f"i-{number}",
+                state="running",
+                instance_type="g6.xlarge",
+                zone="us-east-1a",
+                image_id="ami-0",
+                private_ip=f"10.0.0.{number}",
+                launched=BEGAN,
+            )
+            for number in (0, 1)
+        )
+        record = Record(
+            id=ID,
+            owner="me",
+            target=Target(region="us-east-1"),
+            created=BEGAN,
+            expires=BEGAN + timedelta(hours=12),
+            instance_type="g6.xlarge",
+            nodes=2,
+            gpus_per_node=1,
+            pretended=False,
+            ssh_user="ubuntu",
+            price_usd_per_hour=2.2,
+            disk_usd_per_hour=0.1,
+            prepared=tuple(
+                Prepared(node=number, instance_id=f"i-{number}", home="/", python="python3", nic="eth0")
+                for number in (0, 1)
+            ),
+        )
+        self.folder.write(record)
+        self.folder.key.touch()
+        self.note("launched", BEGAN, instances=["i-0", "i-1"], **launched(record))
+
+    def note(self, event: str, at: datetime, **facts: Any) -> None:
+        self.folder.note(event, id=ID, at=at, **facts)
+
+    def ctx(self, project: Path | None = None, **keys: object) -> Context:
+        overrides = {"sync.workdir": str(project or self.project), **keys}
+        spec, job = load("default", overrides=overrides, environ={})
+        return Context(spec=spec, job=job, folder=self.folder, on_event=lambda event: None)
+
+    def train(self, name: str, state: JobState, *, minutes: float = 60, saved: JobState | None = None) -> Job:
+        """Start a job, last seen in a state; `saved` is the state at which its results were fetched."""
+        job = Job(
+            job=name,
+            state=state,
+            cause=None,
+            ranks=tuple(
+                RankResult(rank=rank, local_rank=0, node=rank, exit_code=0, seconds=9.0) for rank in (0, 1)
+            ),
+            home=f"runs/{name}",
+            nodes=(JobNode(node=0, instance_id="i-0"), JobNode(node=1, instance_id="i-1")),
+            script="train.py",
+            started=iso(BEGAN + timedelta(minutes=minutes)),
+            price_usd_per_hour=2.2,
+        )
+        self.folder.note("train", job=name, home=str(results_dir(self.ctx(), name)))
+        self.folder.remember(job)
+        if saved is not None:
+            self.save(replace(job, state=saved))
+        return job
+
+    def save(self, job: Job, project: Path | None = None) -> None:
+        folder = results_dir(self.ctx(project), job.job)
+        (folder / "node0" / "run").mkdir(parents=True)
+        (folder / "node0" / "run" / "a.pt").touch()
+        (folder / "job.json").write_bytes(results.encode(job))
+
+    def handle(self, ctx: Context | None = None) -> ClusterHandle:
+        """The cluster as a search finds it."""
+        known = self.folder.read()
+        listed = Cluster(name="default", id=ID, owner="me", region="us-east-1", nodes=self.listed)
+        return ClusterHandle(
+            ctx=ctx or self.ctx(), target=Target(region="us-east-1"), known=known, listed=listed, searched=()
+        )
+
+    def status(self, project: Path | None = None) -> dict[str, Any]:
+        return cluster_document(self.handle(self.ctx(project)))
+
+    def end(self) -> None:
+        """Terminate the cluster, as `down` does."""
+        self.note("ended", BEGAN + timedelta(minutes=90))
+        self.folder.retire(ID)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A machine whose cluster is found as its `listed` says; no node of it can be connected to."""
+    made = Desk(tmp_path)
+
+    @contextlib.contextmanager
+    def find(ctx: Context, **_: object) -> Iterator[ClusterHandle]:
+        if made.folder.read() is None:
+            raise NotFoundError("no cluster default")
+        yield made.handle(ctx)
+
+    monkeypatch.setattr(ClusterHandle, "find", find)
+    return made
+
+
+def one(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    [row] = [row for row in rows if row["job"] == name]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("seen", "saved", "state"),
+    [
+        ("running", None, "running"),
+        ("waiting", None, "waiting"),
+        ("succeeded", "running", "succeeded"),  # its results were fetched as it ran, and it was seen since
+        ("running", "failed", "failed"),  # another home of this project has fetched them
+        ("cancelled", "cancelled", "cancelled"),
+    ],
+)
+def test_a_job_has_one_state(desk: Desk, seen: JobState, saved: JobState | None, state: JobState) -> None:
+    desk.train("j", seen, saved=saved)
+    ctx = desk.ctx()
+    [known] = home(ctx)["clusters"]
+    surfaces = {
+        "status": one(desk.status()["jobs"], "j")["state"],
+        "jobs": one(jobs_document(ctx, ())["jobs"], "j")["state"],
+        "bare awsddp": one(known["jobs"], "j")["state"],
+        "report": report(ctx, job="j")["state"],
+    }
+    if state not in ("running", "waiting"):  # else the Python API asks the nodes
+        surfaces["Python API"] = ApiJob(ctx, "j").state
+    assert surfaces == dict.fromkeys(surfaces, state)
+
+
+@pytest.mark.parametrize("saved", [None, "running", "waiting"])
+def test_a_job_that_its_cluster_took_along_was_interrupted(desk: Desk, saved: JobState | None) -> None:
+    job = desk.train("j", "running", saved=saved)
+    desk.note("ended", BEGAN + timedelta(minutes=90))  # and something else of it could not be terminated
+    desk.listed = tuple(replace(node, state="terminated") for node in desk.listed)
+    [known] = home(desk.ctx())["clusters"]
+    assert [one(found, "j")["state"] for found in (desk.status()["jobs"], known["jobs"])] == [
+        "interrupted"
+    ] * 2
+    desk.folder.retire(ID)
+    if saved is None:
+        desk.save(job)
+    ctx = desk.ctx()
+    [told] = jobs(ctx)["jobs"]
+    assert (told["state"], told["ended"]) == ("interrupted", iso(BEGAN + timedelta(minutes=90)))
+    assert report(ctx, job="j")["state"] == "interrupted"
+    assert logs(ctx, job="j", follow=False, on_lines=lambda data: None)["state"] == "interrupted"
+    assert ApiJob(ctx, "j").state == "interrupted"
+
+
+def test_the_end_of_another_cluster_of_its_name_interrupts_no_job(desk: Desk) -> None:
+    desk.train("j", "running")
+    desk.folder.note("ended", id="ffffffff")
+    assert one(jobs_document(desk.ctx(), ())["jobs"], "j")["state"] == "running"
+    assert desk.status()["jobs"][0]["state"] == "running"
+
+
+def missing(job: Job) -> Job:
+    return replace(job, missing=(1,))
+
+
+def elsewhere(job: Job) -> Job:
+    return replace(job, nodes=(JobNode(node=0, instance_id="i-other"),))
+
+
+@pytest.mark.parametrize(
+    ("change", "fetched"),
+    [
+        (None, False),
+        (lambda job: job, True),
+        (missing, False),
+        (elsewhere, False),
+        (lambda job: replace(job, state="running"), False),
+    ],
+    ids=["nothing", "all", "a part", "another job of its name", "as it ran"],
+)
+@pytest.mark.parametrize("owed", [True, False], ids=["tagged", "released"])
+def test_results_are_fetched_for_all_or_for_none(
+    desk: Desk, change: Callable[[Job], Job] | None, fetched: bool, owed: bool
+) -> None:
+    job = desk.train("j", "succeeded")
+    if change is not None:
+        desk.save(change(job))
+    desk.listed = tuple(replace(node, unfetched=("j",) if owed else ()) for node in desk.listed)
+    ctx, away = desk.ctx(), desk.ctx(desk.project.parent)
+    surfaces = {
+        "status": one(desk.status()["jobs"], "j")["fetched"],
+        "status, from another folder": one(desk.status(desk.project.parent)["jobs"], "j")["fetched"],
+        "train, logs, cancel": job_result(ctx, job)["fetched"],
+        "report": report(ctx, job="j")["fetched"],
+        "report, from another folder": report(away, job="j")["fetched"],
+    }
+    assert surfaces == dict.fromkeys(surfaces, fetched)
+
+
+def test_results_that_were_moved_or_fetched_elsewhere_are_of_the_same_job(desk: Desk, tmp_path: Path) -> None:
+    job = desk.train("j", "succeeded")
+    other = tmp_path / "moved"
+    desk.save(job, other)
+    [row] = jobs_document(desk.ctx(other), ())["jobs"]
+    assert (row["job"], row["cluster"]) == ("j", "default")
+    assert report(desk.ctx(other), job="j")["fetched"]
+    assert desk.status(other)["jobs"][0]["fetched"]
+
+
+def test_the_last_job_is_the_one_that_was_launched_last(desk: Desk) -> None:
+    desk.train("first", "succeeded", minutes=10, saved="succeeded")
+    second = desk.train("second", "succeeded", minutes=20, saved="succeeded")
+    desk.folder.remember(replace(second, job="first", started=iso(BEGAN + timedelta(minutes=10))))
+    (results_dir(desk.ctx(), "first") / "job.json").touch()  # it was seen and fetched last
+    desk.listed = tuple(replace(node, state="stopped") for node in desk.listed)
+    ctx = desk.ctx(**{"job.script": "train.py", "job.resume": "last"})
+    checkpoint = checkpoint_of(ctx)
+    assert checkpoint is not None
+    surfaces = {
+        "jobs": jobs_document(ctx, ())["jobs"][-1]["job"],
+        "status": desk.status()["jobs"][-1]["job"],
+        "report": report(ctx)["job"],
+        "logs": logs(ctx, job=None, follow=False, on_lines=lambda data: None)["job"],
+        "fetch": fetch(ctx, confirm=print)["job"],
+        "train --resume last": checkpoint.job,
+    }
+    assert surfaces == dict.fromkeys(surfaces, "second")
+
+
+def costs(desk: Desk) -> tuple[float, float]:
+    """Return the price and the cost of the cluster, on which `jobs`, that looks first, and `status` agree."""
+    with pytest.raises(AwsddpError) as away:
+        jobs(desk.ctx())
+    [cluster] = away.value.document()["clusters"]  # type: ignore[misc, str-bytes-safe]
+    told = desk.status()
+    assert cluster["price_usd_per_hour"] == told["price_usd_per_hour"]
+    assert cluster["cost_usd"] == pytest.approx(told["cost_usd"], abs=0.02)
+    return told["price_usd_per_hour"], told["cost_usd"]
+
+
+def test_a_cluster_that_stopped_by_itself_has_one_price_and_one_cost(desk: Desk) -> None:
+    stopped = BEGAN + timedelta(hours=1)
+    desk.listed = tuple(
+        replace(node, state="stopped", changed=stopped, unfetched=("j",)) for node in desk.listed
+    )
+    assert costs(desk) == (0.2, pytest.approx(2.4, abs=0.2))
+    assert home(desk.ctx())["clusters"][0]["price_usd_per_hour"] == 0.2
+
+
+def test_a_cluster_that_outlives_the_expiry_that_is_known_here_has_one_cost(desk: Desk) -> None:
+    desk.note("extended", BEGAN, expires=(BEGAN + timedelta(hours=1)).isoformat())
+    desk.listed = tuple(replace(node, private_ip=None) for node in desk.listed)
+    assert costs(desk) == (2.2, pytest.approx(4.4, abs=0.2))
+
+
+def test_the_error_of_down_names_the_price_of_what_runs(desk: Desk) -> None:
+    first, second = desk.listed
+    stopped = replace(second, state="stopped", changed=BEGAN, unfetched=("j",))
+    desk.listed = (first, stopped)
+    handle = desk.handle()
+    desk.folder.key.unlink()
+    with pytest.raises(AwsddpError, match="the results of j are not fetched") as refused:
+        fetch_all(handle, handle.require_live())
+    price = desk.status()["price_usd_per_hour"]
+    assert price == 1.2
+    assert refused.value.why.endswith(f"until then the nodes cost ${price:.2f} per hour")
