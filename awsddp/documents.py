@@ -31,7 +31,7 @@ class NodeState(Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class SeenJob(Job):
-    """A job as last seen."""
+    """A job as last seen. `fetched`: all its results are on this machine, since its end."""
 
     last_seen: str | None
     fetched: bool

@@ -91,9 +91,14 @@ def _seen(job: dict[str, Any]) -> str:
 def _place(job: dict[str, Any]) -> str:
     """Return where a job's results are; a folder that has the job's name is not repeated."""
     if not job["fetched"]:
-        return "on the nodes"
+        return _incomplete(job) or "on the nodes"
     folder, _, name = str(job["home"]).rpartition("/")
     return f"in {folder}/" if folder and name == job["job"] else str(job["home"])
+
+
+def _incomplete(job: dict[str, Any]) -> str:
+    nodes = ", ".join(map(node_name, job["missing"]))
+    return f"incomplete, missing {nodes}" if nodes else ""
 
 
 def _warning(budget: float | None, cost: float | None) -> str:
@@ -192,10 +197,8 @@ def _results(result: dict[str, Any]) -> str:
     fetch = named(f"awsddp fetch {result['job']}")
     if result["fetched"]:
         return f"{result['home']}/"
-    if result["missing"]:
-        return (
-            f"{result['home']}/, incomplete, missing {', '.join(map(node_name, result['missing']))}: {fetch}"
-        )
+    if part := _incomplete(result):
+        return f"{result['home']}/, {part}: {fetch}"
     return f"on the nodes; fetch them: {fetch}"
 
 

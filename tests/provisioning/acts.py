@@ -24,6 +24,7 @@ def trained(ctx: Context, **choices: object) -> dict[str, Any]:
 def fetched(ctx: Context) -> dict[str, Any]:
     """Do in AWS what `fetch` does there, once the results of the nodes that run are home."""
     with ClusterHandle.partly_ready(ctx) as cluster:
+        cluster.use_reachable()
         hold(ctx.home, held(ctx.home) - {node.instance_id for node in cluster.nodes})
         power.release(cluster.aws, cluster.nodes, "train-1")
         if any(node.unfetched for node in cluster.excluded):
