@@ -86,3 +86,32 @@ def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days(records: 
     finally:
         records.run("local", "fault", "clear")
         assert records.run("down", "-c", "cheap", "-y").returncode == 0
+
+
+def test_what_stopped_by_itself_costs_the_same_wherever_it_is_asked(records: Lab) -> None:
+    size = ("--nodes", "2", "--instance-type", "g6.xlarge")
+    records.json("up", "-c", "slept", "--local", *size, "-y")
+    ledger = records.home / "clusters" / "slept" / "ledger.jsonl"
+    try:
+        running = records.json("status", "-c", "slept")["price_usd_per_hour"]
+        assert records.run("stop", "-c", "slept", "-y").returncode == 0
+        rows = ledger.read_text().splitlines(keepends=True)
+        ledger.write_text("".join(row for row in rows if '"stopped"' not in row))  # nobody here saw it
+        [told] = [
+            one
+            for one in records.json("jobs", "-c", "slept", code=6)["clusters"]
+            if one["cluster"] == "slept"
+        ]
+        seen, everywhere = records.json("status", "-c", "slept"), of_all(records, "slept")
+        shown = records.run("--json")
+        [home] = [one for one in json.loads(shown.stdout)["clusters"] if one["cluster"] == "slept"]
+        prices = [one["price_usd_per_hour"] for one in (told, seen, everywhere, home)]
+        assert prices == [seen["price_usd_per_hour"]] * 4
+        assert prices[0] < running
+        assert {seen["state"], everywhere["state"]} == {"stopped"}
+        assert {told["cost_usd"], seen["cost_usd"]} == {everywhere["cost_usd"]}
+    finally:
+        down = records.json("down", "-c", "slept", "-y")
+    shown = records.run("jobs", "--json", "-c", "slept")
+    [ended] = [one for one in json.loads(shown.stdout)["clusters"] if one["cluster"] == "slept"]
+    assert (ended["cost_usd"], ended["price_usd_per_hour"]) == (down["cost_usd"], 0.0)
