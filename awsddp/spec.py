@@ -8,7 +8,6 @@ and the keywords of the Python API are made from it.
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -18,7 +17,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -33,7 +32,6 @@ SSM = "ssm"
 """The `network.jump` that is no host: AWS Systems Manager."""
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-MIN_HEARTBEAT_TIMEOUT_S = 5.0
 MAX_DURATION_S = 365 * 86400.0
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
 _NODES = re.compile(r"(\d{1,4})(?::(\d{1,4}))?", re.ASCII)
@@ -45,13 +43,9 @@ OF_ONE_COMMAND = frozenset(
     {"cluster.replace", "capacity.retry_until_up", "job.resume", "job.after", "job.on"}
 )
 """Keys that a command line alone sets: in awsddp.toml each later command would repeat them."""
-_MOMENTARY = OF_ONE_COMMAND | {
-    "cluster.nodes",
-    "cluster.profile",
-    "cluster.region",
-    "env.variables",
-    "env.secrets",
-}
+_MOMENTARY = OF_ONE_COMMAND.union(
+    ("cluster.nodes", "cluster.profile", "cluster.region", "env.variables", "env.secrets")
+)
 """Keys that hold for one command or one job, or that the cluster's record holds elsewhere."""
 _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capacity.experimental"}
 """Keys that hold for one command, also where awsddp.toml sets them: limits, consent and the login."""
@@ -142,13 +136,9 @@ def _from(low: int, high: int) -> Callable[[int], None]:
     return check
 
 
-def _heartbeat_timeout(text: str) -> None:
-    if seconds(text) < MIN_HEARTBEAT_TIMEOUT_S:
-        raise ConfigError(
-            f"{text} is too short",
-            "nodes send a heartbeat every 2 s",
-            f"a duration of {MIN_HEARTBEAT_TIMEOUT_S:g} s or more",
-        )
+def _heartbeat(text: str) -> None:
+    if seconds(text) < 5:
+        raise ConfigError(f"{text} is too short", "nodes send a heartbeat every 2 s", "use 5 s or more")
 
 
 def setting(
@@ -176,17 +166,13 @@ class ClusterSection:
         example="g6.48xlarge", comment='Or "g6.48xlarge,g5.48xlarge".  [default: the cheapest that fits]')
     gpus: str | None = setting(
         None, "GPUs per node: A100:8, A100-80GB:8, L4.", "--gpus GPU:N", example="A100:8")
-    image: str | None = setting(
-        None, "Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]", "--image IMAGE",
-        example="ami-0a1b2c3d")
-    disk_gb: int | None = setting(
-        None, "Root disk.  [default: image + 100, at least 200]", "--disk GB", example=200,
-        check=_from(1, 65536))
-    spot: bool | Literal["first"] = setting(
-        False, "Spot instances: cheaper, but AWS may reclaim them.", "--spot",
-        comment='Cheaper, but AWS may reclaim them; "first": on-demand where there are none.')
-    max_price_usd: float | None = setting(
-        None, "Refuse a plan that costs more per hour, all nodes together.", example=60.0)
+    image: str | None = setting(None, "Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
+        "--image IMAGE", example="ami-0a1b2c3d")
+    disk_gb: int | None = setting(None, "Root disk.  [default: image + 100, at least 200]", "--disk GB",
+        example=200, check=_from(1, 65536))
+    spot: bool | Literal["first"] = setting(False, "Spot instances: cheaper, but AWS may reclaim them.",
+        "--spot", comment='Cheaper, but AWS may reclaim them; "first": on-demand where there are none.')
+    max_price_usd: float | None = setting(None, "Highest price per hour of all nodes.", example=60.0)
     budget_usd: float | None = setting(
         None, "Terminate the nodes when this is spent.", "--budget USD", example=500.0)
     idle: str = setting(
@@ -211,8 +197,7 @@ class NetworkSection:
     """[network]: the nodes' network and SSH access."""
 
     subnet: str | None = setting(None, "One that exists; it is not changed.", example="subnet-0a1b2c3d")
-    security_group: str | None = setting(
-        None, "One that exists; it is not changed.", example="sg-0a1b2c3d")
+    security_group: str | None = setting(None, "One that exists; it is not changed.", example="sg-0a1b2c3d")
     ssh_cidr: tuple[str, ...] = setting(
         (), 'Who may log in, or "sg-...".  [default: only this machine]', example=["203.0.113.0/24"])
     address: Literal["public", "private"] = setting("public", '"private": the nodes get no public address.')
@@ -226,9 +211,8 @@ class AccessSection:
     """[access]: the login, and the nodes' permissions."""
 
     user: str | None = setting(None, "The login name.  [default: the image's]", example="ubuntu")
-    key_file: str | None = setting(
-        None, 'The private half of the EC2 key pair "laptop".  [default: a new one]',
-        example="~/.ssh/laptop.pem")
+    key_file: str | None = setting(None,
+        'The private half of the EC2 key pair "laptop".  [default: a new one]', example="~/.ssh/laptop.pem")
     instance_profile: str | None = setting(
         None, "What the nodes may do in AWS: a name or an ARN.  [default: nothing]", example="training")
     kms_key: str | None = setting(
@@ -244,11 +228,9 @@ class AccessSection:
 class CapacitySection:
     """[capacity]: where and how instances are found."""
 
-    zones: tuple[str, ...] = setting(
-        (), "Tried in this order.  [default: all, the cheapest first]", example=["us-east-1a"])
+    zones: tuple[str, ...] = setting((), "Tried in order.  [default: cheapest first]", example=["us-east-1a"])
     regions: tuple[str, ...] = setting((), "Tried after the zones and types.", example=["us-west-2"])
-    reservation: str | None = setting(
-        None, "A capacity reservation or block.", example="cr-0a1b2c3d")
+    reservation: str | None = setting(None, "A capacity reservation or block.", example="cr-0a1b2c3d")
     efa: bool = setting(False, "Use EFA interfaces.")
     retry_until_up: bool = setting(False, "Try everything again until there is capacity.")
     experimental: bool = setting(False, "Allow what was never launched on AWS.")
@@ -266,9 +248,8 @@ class LocalSection:
 class EnvSection:
     """[env]: the Python of the ranks."""
 
-    kind: Literal["image", "venv", "conda"] | None = setting(
-        None, '"venv" (uv) and "conda" are new; "image" keeps its torch.  [default: as the file needs]',
-        example="venv")
+    kind: Literal["image", "venv", "conda"] | None = setting(None,
+        '"venv" (uv) and "conda" are new; "image" keeps its torch.  [default: by its file]', example="venv")
     file: str | None = setting(
         None, "What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
         "--env FILE", example="requirements.txt")
@@ -278,8 +259,7 @@ class EnvSection:
     packages_from: Literal["node", "client"] | None = setting(
         None, '"client": fetched here and sent.  [default: where nodes have no internet]', example="client")
     index_url: str | None = setting(None, "Where packages are found.", example="https://pypi.org/simple")
-    ca_bundle: str | None = setting(
-        None, "Certificates, where a proxy replaces them.", example="~/company.pem")
+    ca_bundle: str | None = setting(None, "Certificates, if a proxy replaces them.", example="~/company.pem")
     proxy: str | None = setting(None, "For packages.", example="http://proxy:3128")
     variables: dict[str, str] = setting(  # noqa: RUF009
         {}, "Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
@@ -293,8 +273,7 @@ class SyncSection:
     """[sync]: what is sent to the nodes."""
 
     workdir: str = setting(".", "The folder that the nodes get.")
-    ignore: tuple[str, ...] = setting(
-        (), "As in .gitignore, which holds as well.", example=["data/", "*.ckpt"])
+    ignore: tuple[str, ...] = setting((), "As in .gitignore, which holds, too.", example=["data/", "*.ckpt"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,46 +284,37 @@ class JobSection:
     args: tuple[str, ...] = setting((), "Its arguments.", example=["--lr", "0.1"])
     world_size: int | None = setting(
         None, "Total ranks.  [default: one per GPU]", "--world-size N", example=16, check=_from(1, 100_000))
-    nproc_per_node: int | None = setting(
-        None, "Ranks per node; gpu: one per GPU, the default.", "--nproc-per-node N", example=8,
-        comment="Ranks per node.", check=_from(1, 1024))
+    nproc_per_node: int | None = setting(None, "Ranks per node; gpu: one per GPU, the default.",
+        "--nproc-per-node N", example=8, comment="Ranks per node.", check=_from(1, 1024))
     launcher: str = setting(
         "", '"torchrun": torch\'s elastic agent.  [default: "ssh", a process per rank]', example="torchrun")
-    nnodes: str | None = setting(
-        None, "Continue with MIN of MAX nodes; implies torchrun's agent.", "--nnodes MIN:MAX", example="1:4",
-        check=nodes_range)
-    resume: str | None = setting(
-        None, "Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
-        "--resume last|JOB")
+    nnodes: str | None = setting(None, "Continue with MIN of MAX nodes; implies torchrun's agent.",
+        "--nnodes MIN:MAX", example="1:4", check=nodes_range)
+    resume: str | None = setting(None,
+        "Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.", "--resume last|JOB")
     after: str | None = setting(
         None, "Start when this job, or all on the nodes, have ended; no client.", "--after JOB|all")
     on: str | None = setting(
         None, "Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
         "--on NODES", check=gpus_of)
-    max_restarts: int | None = setting(
-        None, "Restart the ranks up to N times; implies torchrun's agent.", "--max-restarts N", example=3,
-        check=_from(0, 1000))
+    max_restarts: int | None = setting(None, "Restart the ranks up to N times; implies torchrun's agent.",
+        "--max-restarts N", example=3, check=_from(0, 1000))
     module: bool = setting(False, "SCRIPT is a module (python -m).", "-m --module")
-    prefix: tuple[str, ...] = setting(
-        (), "Words before each rank's command: nsys, docker run.",
+    prefix: tuple[str, ...] = setting((), "Words before each rank's command: nsys, docker run.",
         example=["numactl", "--cpunodebind={local_rank}"])
     name: str | None = setting(
         None, "The job's name.  [default: script, time, 4 digits]", "--name NAME", example="baseline")
-    outputs: tuple[str, ...] = setting(
-        (), "Also fetch this path (repeatable).", "--output PATH", example=["checkpoints"],
-        comment="Also fetched, besides new and changed files.")
+    outputs: tuple[str, ...] = setting((), "Also fetch this path (repeatable).", "--output PATH",
+        example=["checkpoints"], comment="Also fetched, besides new and changed files.")
     results: str = setting("runs", "The local folder for results.")
-    exclude: tuple[str, ...] = setting(
-        (), "New and changed files that stay on the nodes.", example=["data/", "*.tmp"])
-    results_limit: str = setting(
-        "20GB", "Of new and changed files, all nodes together; above it, it asks.", check=size_of)
+    exclude: tuple[str, ...] = setting((), "Files that stay on the nodes.", example=["data/", "*.tmp"])
+    results_limit: str = setting("20GB", "Of all fetched files; above it, it asks.", check=size_of)
     timeout: str | None = setting(
         None, "End the job after this: 90m, 24h.", "--timeout TIME", example="12h", check=seconds)
     hang_after: str | None = setting(
         None, "End the job when no rank writes a line for this long.", example="10m", check=seconds)
     grace: str = setting("30s", "Between SIGTERM and SIGKILL, to save a checkpoint.", check=seconds)
-    heartbeat_timeout: str = setting(
-        "5m", "End the job when a node is silent for this long.", check=_heartbeat_timeout)
+    heartbeat_timeout: str = setting("5m", "End the job when a node is silent this long.", check=_heartbeat)
 
     @property
     def elastic(self) -> bool:
@@ -431,19 +401,15 @@ class JobSpec(_Spec):
 
 
 _Any = TypeVar("_Any", ClusterSpec, JobSpec)
-_OF_CLUSTER, _OF_JOB = (
-    {one.name: type(one.default) for one in dataclasses.fields(kind) if dataclasses.is_dataclass(one.default)}
-    for kind in (ClusterSpec, JobSpec)
-)
-SECTIONS: dict[str, type] = _OF_CLUSTER | _OF_JOB
-SETTINGS = {
-    f"{name}.{one.name}": one.metadata for name in SECTIONS for one in dataclasses.fields(SECTIONS[name])
+SECTIONS: dict[str, type] = {
+    one.name: type(one.default)
+    for one in (*fields(ClusterSpec), *fields(JobSpec))
+    if is_dataclass(one.default)
 }
+SETTINGS = {f"{name}.{one.name}": one.metadata for name, kind in SECTIONS.items() for one in fields(kind)}
 KEYS = tuple(SETTINGS)
 _LAST = ("env.file", "env.variables", "job.name", "job.timeout")
-OPTIONS = {
-    key: SETTINGS[key] for key in sorted(KEYS, key=lambda key: key in _LAST) if SETTINGS[key]["option"]
-}
+OPTIONS = {key: SETTINGS[key] for key in sorted(KEYS, key=_LAST.__contains__) if SETTINGS[key]["option"]}
 """The keys that have an option, in the order of the help pages."""
 
 
@@ -452,8 +418,8 @@ def load(
     *,
     file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
-    overrides: Mapping[str, object] | None = None,
-    labels: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] = {},
+    labels: Mapping[str, str] = {},
 ) -> tuple[ClusterSpec, JobSpec]:
     """Read the settings of the cluster `name`.
 
@@ -478,10 +444,7 @@ def load(
         for section, table in document.items()
         for key, value in table.items()
     ]
-    typed = [
-        ((labels or {}).get(key, ".".join(key.split(".")[:2])), key, value, OPTION)
-        for key, value in (overrides or {}).items()
-    ]
+    typed = [(labels.get(key, key), key, value, OPTION) for key, value in overrides.items()]
     given_as = {}
     for label, key, value, source in (*given, *_variables(environ), *typed):
         if key in OF_ONE_COMMAND and source != OPTION:
@@ -491,37 +454,34 @@ def load(
     sections = {section: kind(**values[section]) for section, kind in SECTIONS.items()}
     for key in filter(given_as.get, KEYS):
         _check(key, sections[key.partition(".")[0]], given_as[key])
-    return (
-        ClusterSpec(
-            name=name,
-            **{section: sections[section] for section in _OF_CLUSTER},
-            gpus_needed=_gpus_needed(sections["cluster"].nodes, sections["job"]),
-            tags=values["tags"],
-            sources={key: source for key, source in sources.items() if not _is_of_job(key)},
-            labels=given_as,
-        ),
-        _checked(
-            JobSpec(
-                **{section: sections[section] for section in _OF_JOB},
-                sources={key: source for key, source in sources.items() if _is_of_job(key)},
-                labels=given_as,
-            )
-        ),
-    )
+
+    def made(kind: type[_Any], **more: Any) -> _Any:
+        names = {one.name for one in fields(kind)}
+        own = {key: source for key, source in sources.items() if key.partition(".")[0] in names}
+        more |= {name: section for name, section in sections.items() if name in names}
+        return kind(**more, sources=own, labels=given_as)
+
+    needed = _gpus_needed(sections["cluster"].nodes, sections["job"])
+    cluster = made(ClusterSpec, name=name, tags=values["tags"], gpus_needed=needed)
+    return cluster, _checked(made(JobSpec))
+
+
+def as_given(message: str, *specs: ClusterSpec | JobSpec) -> str:
+    """Return a message that begins with a key ("cluster.gpus: ...") with what was typed for it."""
+    key, colon, rest = message.partition(": ")
+    for spec in specs:
+        key = spec.label(key)
+    return key + colon + rest
 
 
 def _is_of_job(key: str) -> bool:
-    return key.partition(".")[0] in _OF_JOB
+    return hasattr(JobSpec, key.partition(".")[0])
 
 
 def _gpus_needed(nodes: int, job: JobSection) -> int | None:
     """Return how many GPUs the ranks of one node drive; None where their number is not requested."""
     used = len(gpus_of(job.on)) if job.on is not None else min(nodes, job.max_nodes or nodes)
-    if job.nproc_per_node is not None:
-        return job.nproc_per_node
-    if job.world_size is not None:
-        return math.ceil(job.world_size / used)
-    return None
+    return job.nproc_per_node or (job.world_size and math.ceil(job.world_size / used))
 
 
 def remembered(spec: ClusterSpec | JobSpec) -> dict[str, Any]:
@@ -540,22 +500,18 @@ def overlaid(spec: _Any, asked: Mapping[str, Any]) -> _Any:
     dropped = spec.from_file - _OF_COMMAND if isinstance(spec, ClusterSpec) else frozenset()
     typed = spec.explicit - dropped
     decided = typed | (_EXCLUSIVE if typed & _EXCLUSIVE else frozenset())
-    sections = (*_OF_CLUSTER, "tags") if isinstance(spec, ClusterSpec) else ("env",)
+    sections = SECTIONS.keys() - vars(JobSpec) | {"tags"} if isinstance(spec, ClusterSpec) else {"env"}
     kept = {key for key in asked if key.partition(".")[0] in sections and key not in decided}
     values: dict[str, Any] = {section: {} for section in sections}
-    for section, _, name in (key.partition(".") for key in dropped):
-        if section != "tags":
-            values[section][name] = getattr(SECTIONS[section](), name)
-    for key in kept:
-        _put(values, key, asked[key], key)
+    defaults = {key: SETTINGS[key]["default"] for key in dropped & SETTINGS.keys()}
+    for key, value in (defaults | {key: asked[key] for key in kept}).items():
+        _put(values, key, value, key)
     tags = values.pop("tags", {})
-    changed = {
-        name: dataclasses.replace(getattr(spec, name), **keys) for name, keys in values.items() if keys
-    }
+    changed = {name: replace(getattr(spec, name), **keys) for name, keys in values.items() if keys}
     if isinstance(spec, ClusterSpec):
         changed["tags"] = tags | {name: text for name, text in spec.tags.items() if f"tags.{name}" in typed}
     sources = {key: source for key, source in spec.sources.items() if key not in dropped}
-    return dataclasses.replace(spec, **changed, sources=sources | dict.fromkeys(kept, "cluster"))
+    return replace(spec, **changed, sources=sources | dict.fromkeys(kept, "cluster"))
 
 
 def differences(spec: ClusterSpec, standing: ClusterSpec) -> dict[str, tuple[Any, Any]]:
@@ -598,14 +554,12 @@ def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobS
             ),
         )
     values = {name: environ[name] for name in spec.env.secrets}
-    return dataclasses.replace(spec, env=dataclasses.replace(spec.env, variables=spec.env.variables | values))
+    return replace(spec, env=replace(spec.env, variables=spec.env.variables | values))
 
 
 NOT_SHOWN = frozenset(
-    (
-        *("job.script", "job.args", "job.name", "job.resume"),
-        *("env.variables", "env.setup", "env.index_url", "env.proxy"),
-    )
+    [f"job.{name}" for name in ("script", "args", "name", "resume")]
+    + [f"env.{name}" for name in ("variables", "setup", "index_url", "proxy")]
 )
 """Keys that the record of a job does not have: it has others for them, or they may hold a secret."""
 
@@ -619,7 +573,7 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
     words: list[str] = []
     for key in filter(_is_of_job, KEYS):
         value = _value(spec, key)
-        if value != _value(JobSpec(), key) and key not in NOT_SHOWN:
+        if value != SETTINGS[key]["default"] and key not in NOT_SHOWN:
             words += ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     typed = spec.sources.get("env.variables", OPTION) == OPTION  # else awsddp.toml sets them again
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
@@ -688,13 +642,10 @@ def _put(values: dict[str, Any], key: str, value: object, place: str) -> str:
 
 def _set_variable(env: dict[str, Any], name: str, value: str | None) -> None:
     """Set a variable, or make it a secret (None); it is one of the two, as the last setting says."""
-    variables, secrets = dict(env.get("variables", {})), dict.fromkeys(env.get("secrets", ()))
-    variables.pop(name, None)
-    secrets.pop(name, None)
-    if value is None:
-        secrets[name] = None
-    else:
-        variables[name] = value
+    variables = {key: text for key, text in env.get("variables", {}).items() if key != name}
+    secrets = [key for key in env.get("secrets", ()) if key != name]
+    variables |= {} if value is None else {name: value}
+    secrets += [name] if value is None else []
     env.update(variables=variables, secrets=tuple(secrets))
 
 
@@ -719,19 +670,17 @@ def _convert(value: object, hint: Any, place: str) -> Any:
 
 
 def _takes_text(hint: Any) -> bool:
-    if typing.get_origin(hint) is Literal:
-        return True
-    return hint is str or (isinstance(hint, types.UnionType) and str in hint.__args__)
+    origin = typing.get_origin(hint)
+    return origin is Literal or (origin in (None, types.UnionType) and str in (hint, *typing.get_args(hint)))
 
 
 def _form(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return f"one of: {', '.join(typing.get_args(hint))}"
-    if typing.get_origin(hint) is tuple:
-        return 'a list of strings, such as ["a", "b"]'
-    if typing.get_origin(hint) is dict:
-        return 'names and strings, such as { A = "1" }'
-    return f"expected: {getattr(hint, '__name__', str(hint))}"
+    forms = {
+        Literal: f"one of: {', '.join(map(str, typing.get_args(hint)))}",
+        tuple: 'a list of strings, such as ["a", "b"]',
+        dict: 'names and strings, such as { A = "1" }',
+    }
+    return forms.get(typing.get_origin(hint), f"expected: {getattr(hint, '__name__', str(hint))}")
 
 
 def _unknown(place: str, word: str, known: Collection[str]) -> ConfigError:

@@ -53,10 +53,13 @@ def _show(error: AwsddpError) -> None:
     from awsddp.cli import render
     from awsddp.cli.advice import named  # it reads the clusters' folders: not before the signals are ours
 
-    if isinstance(error, CloudError) and error.needs_login and WATCH.context is not None:
+    if (context := WATCH.context) is not None:
+        from awsddp.spec import as_given
         from awsddp.verbs.advice import what_runs_on
 
-        what_runs_on(WATCH.context, error)
+        error.message = as_given(error.message, context.spec, context.job)
+        if isinstance(error, CloudError) and error.needs_login:
+            what_runs_on(context, error)
     error.next = named(error.next)
     if WATCH.debug:
         import traceback

@@ -129,10 +129,9 @@ def _script_of(job: JobSpec) -> JobSpec:
 def opened(options: Globals, explicit: dict[str, object] | None = None) -> Iterator[tuple[Context, Screen]]:
     """Yield a verb's context and its screen."""
     values: dict[str, object] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
-    labels = {key: f"-o {key}" for key in values}
     places = {"cluster.region": options.region, "cluster.profile": options.profile}
     typed = {key: value for key, value in places.items() if value} | (explicit or {})
-    labels |= {key: _label(key) for key in typed}
+    labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}
     spec, job = load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
     with contextlib.closing(Screen(options)) as screen:
         ctx = Context(

@@ -11,10 +11,7 @@ _HEAD = """\
 # Settings of awsddp for this folder. Every key is shown with its default or an example, commented out:
 # remove the "#" to set it. Options override variables (AWSDDP_CLUSTER_NODES=4), which override this file.
 # What ends when: docs/cost.md. What is sent and fetched: docs/files.md."""
-_TAGS = """
-[tags]
-# team = "vision"                  # Your own tags, on every resource.
-"""
+_TAGS = "\n[tags]\n" + '# team = "vision"'.ljust(34) + "  # Your own tags, on every resource.\n"
 
 
 def init(folder: Path, chosen: Mapping[str, str | int | float] | None = None) -> Path:

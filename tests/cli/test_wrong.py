@@ -114,10 +114,18 @@ def test_an_endpoint_that_is_down_is_named(lab: Lab) -> None:
 def test_a_region_that_nobody_knows_is_named_with_the_nearest(lab: Lab) -> None:
     lab.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
     said = refused(lab, "--region", "useast1", "plan", code=3)
-    assert "cluster.region: unknown AWS region 'useast1'" in said
+    assert "--region: unknown AWS region 'useast1'" in said
     assert "us-east-1" in said
     said = refused(lab, "--local", "--region", "eu-west-1", "plan", code=3)
     assert "the local cloud is us-east-1" in said
+
+
+def test_an_error_of_the_plan_names_what_was_typed(records: Lab) -> None:
+    said = refused(records, "plan", "--local", "--gpus", "H9000:8", code=3)
+    assert "error: --gpus: 'H9000:8' is not a GPU that AWS offers" in said
+    (records.project / "awsddp.toml").write_text("[cluster]\nimage = 'ami-1'\n")
+    said = refused(records, "plan", "--local", code=3)
+    assert "error: awsddp.toml: [cluster] image: " in said
 
 
 def test_p2_is_refused_with_the_day_it_went_and_what_takes_its_place(lab: Lab) -> None:

@@ -46,8 +46,9 @@ def test_secret_is_in_the_ranks_and_in_no_file(fleet: "Fleet", token: str, launc
 
 
 def test_secret_that_is_not_set_is_refused_with_what_to_type() -> None:
-    spec = load(environ={}, overrides={"env.secrets.ABSENT": None})[1]
-    with pytest.raises(ConfigError, match=r"env\.secrets: ABSENT not set") as refused:
+    key = "env.secrets.ABSENT"
+    spec = load(environ={}, overrides={key: None}, labels={key: "--env-var"})[1]
+    with pytest.raises(ConfigError, match="--env-var: ABSENT not set") as refused:
         with_secrets(spec, {})
     assert refused.value.next.startswith("read -rs ABSENT && export ABSENT")
     assert with_secrets(spec, {"ABSENT": "x"}).env.variables == {"ABSENT": "x"}
