@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from awsddp import spec
 from awsddp.cluster import Cause, JobState
 from awsddp.cluster import Job as Record
 from awsddp.errors import AwsddpError, ConfigError, JobError, UsageError
 from awsddp.jobs.logs import LogLine, split_lines
+from awsddp.keywords import JobKeys, Keys
 from awsddp.parallel import soon
 from awsddp.plan.records import LaunchPlan
 from awsddp.report import Event, OnEvent, money
@@ -99,7 +100,7 @@ class Cluster:
         *,
         local: bool = False,
         on_event: OnEvent = lambda event: None,
-        **keys: object,
+        **keys: Unpack[Keys],
     ) -> None:
         self.name = name
         self._local = local
@@ -118,7 +119,7 @@ class Cluster:
         """Close the connections of `fabric()`. Ends nothing."""
         self._open.close()
 
-    def plan(self, **keys: object) -> Plan:
+    def plan(self, **keys: Unpack[Keys]) -> Plan:
         """Return what `up` with these keys would do, such as `nodes=2, instance_type="g5.xlarge"`.
 
         Changes nothing. Raises ConfigError, CloudError.
@@ -126,7 +127,7 @@ class Cluster:
         with _advising(self._context(keys)) as context:
             return Plan(plan(context), context)
 
-    def up(self, agreed: Plan | None = None, **keys: object) -> dict[str, Any]:
+    def up(self, agreed: Plan | None = None, **keys: Unpack[Keys]) -> dict[str, Any]:
         """Launch and prepare the nodes, or change what exists; return the `up` document.
 
         Idempotent: finishes, repairs, resizes. On AWS this needs consent: a plan, or `max_price_usd` (per
@@ -140,14 +141,14 @@ class Cluster:
         with _advising(self._context()) as context:
             return status(context)
 
-    def train(self, script: str | None = None, *, args: Sequence[object] = (), **keys: object) -> "Job":
+    def train(self, script: str | None = None, *, args: Sequence[Any] = (), **keys: Unpack[JobKeys]) -> "Job":
         """Send the files and start a job; return once its ranks run. Without a script the bundled program.
 
         `keys` are those of [job], [env] and [sync], such as `world_size=4`. Raises what `awsddp train` does.
         """
         given = {"script": script, "args": [str(one) for one in args] or None, **keys}
-        keys = {key: value for key, value in given.items() if value is not None}
-        with _advising(self._context(keys)) as context:
+        known = {key: value for key, value in given.items() if value is not None}
+        with _advising(self._context(known)) as context:
             document = train(context, on_lines=lambda data: None, detach=True)
         return Job(context, document["job"])
 
@@ -191,8 +192,7 @@ class Cluster:
     def _context(self, keys: Mapping[str, object] | None = None) -> Context:
         """Return the context of one verb. Raises UsageError for a key that awsddp.toml does not have."""
         merged = {**self._keys, **(keys or {})}
-        unknown = [key for key in merged if key not in _KEYS]
-        if unknown:
+        if unknown := [key for key in merged if key not in _KEYS]:
             raise UsageError(f"unknown keyword {unknown[0]!r}", "", spec.nearest(unknown[0], _KEYS))
         overrides = {_KEYS[key]: value for key, value in merged.items()}
         labels = {_KEYS[key]: key for key in merged}
@@ -303,7 +303,7 @@ def run(
     agreed: Plan | None = None,
     local: bool = False,
     on_event: OnEvent = lambda event: None,
-    **keys: object,
+    **keys: Unpack[Keys],
 ) -> Iterator[Cluster]:
     """Bring a cluster up, yield it, and terminate it on every way out, as `awsddp run`.
 
@@ -348,6 +348,7 @@ def _advising(context: Context) -> Iterator[Context]:
     try:
         yield context
     except AwsddpError as error:
+        error.message = spec.as_given(error.message, context.spec, context.job)
         error.next = named(error.next, global_words_of(context))
         raise
 

@@ -29,6 +29,7 @@ LADDER = {
     "page": _PURE,
     "billing": _PURE,
     "documents": _PURE,
+    "keywords": _BASE,
     "parallel": _BASE,
     "state": _PURE,
     "aws": _MIDDLE | {"aws"},
@@ -37,7 +38,7 @@ LADDER = {
     "local": _MIDDLE | {"local"},
     "verbs": _MIDDLE | {"aws", "nodes", "jobs", "verbs"},
     "cli": _MIDDLE | {"verbs", "cli"},
-    "api": _MIDDLE | {"verbs", "jobs", "nodes"},
+    "api": _MIDDLE | {"verbs", "jobs", "nodes", "keywords"},
 }
 OWNERS = {
     "boto3": {"aws"},

@@ -85,8 +85,9 @@ def test_run_ends_on_leaving_and_keeps_the_error_of_its_block(here: Lab) -> None
 
 
 def test_unknown_keyword_and_invalid_name_are_errors_of_the_command_line(here: Lab) -> None:
-    with pytest.raises(awsddp.UsageError, match="unknown keyword 'node'"):
-        awsddp.Cluster("demo", local=True).plan(node=2)
+    with pytest.raises(awsddp.UsageError, match="unknown keyword 'node'") as refused:
+        awsddp.Cluster("demo", local=True).plan(node=2)  # type: ignore[call-arg]
+    assert refused.value.next == "did you mean 'nodes'?"
     with pytest.raises(awsddp.ConfigError):
         awsddp.Cluster("no name")
 

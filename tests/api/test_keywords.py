@@ -1,0 +1,99 @@
+"""awsddp/keywords.py has the keys of spec.py: rewritten by `python -m tests.api.test_keywords`."""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+import pytest
+
+from awsddp import api
+from awsddp.spec import SECTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = ROOT / "awsddp" / "keywords.py"
+_ROWS = re.compile(r'(?<=TypedDict\("_Shared", \{\n).*?(?=\}, total=False\))', re.DOTALL)
+_ELSEWHERE = ("name", "script", "args")
+"""Keys that have the name of an argument of some methods."""
+SNIPPET = """
+import awsddp
+
+cluster = awsddp.Cluster("demo", local=True, workdir=".", script="train.py")
+cluster.up(nodes=2, spot="first", max_price_usd=30)
+cluster.train("train.py", args=["--lr", 0.1], world_size=4, name="first", local_gpus="off")
+cluster.train(world_sise=4)
+cluster.plan(nodes="two")
+cluster.up(name="first")
+with awsddp.run("short", node=2):
+    pass
+"""
+
+
+def module() -> str:
+    """Return the module with the rows of its keys made anew."""
+    rows = [f'"{name}": {_type(_hint(key))}' for name, key in api._KEYS.items() if name not in _ELSEWHERE]
+    lines = textwrap.wrap(" ".join(f"{row},".replace(" ", "\0") for row in rows), 106)
+    text = "".join(f"    {line}\n" for line in lines).replace("\0", " ")
+    return _ROWS.sub(lambda _: text, MODULE.read_text())
+
+
+def _hint(key: str) -> Any:
+    section, _, name = key.partition(".")
+    return typing.get_type_hints(SECTIONS[section])[name]
+
+
+def _type(hint: Any) -> str:
+    """Return a type as it is written; where spec.py has a tuple, any sequence may be given."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(_type, args))
+    if origin is Literal:
+        return f"Literal[{', '.join(json.dumps(one) for one in args)}]"
+    known = {tuple: "Sequence[str]", dict: "dict[str, str]"}
+    return "None" if hint is type(None) else known.get(origin, getattr(hint, "__name__", ""))
+
+
+def test_the_keywords_are_the_keys_of_spec_py() -> None:
+    assert MODULE.read_text() == module(), "run: python -m tests.api.test_keywords"
+
+
+@pytest.mark.parametrize(
+    ("function", "keys"),
+    [
+        (api.Cluster.__init__, api.Keys),
+        (api.Cluster.plan, api.Keys),
+        (api.Cluster.up, api.Keys),
+        (api.Cluster.train, api.JobKeys),
+        (api.run, api.Keys),
+    ],
+)
+def test_a_method_takes_every_key_as_a_keyword(function: Any, keys: Any) -> None:
+    hints = typing.get_type_hints(function)
+    assert hints["keys"] == Unpack[keys]
+    assert api._KEYS.keys() - {*_ELSEWHERE} == keys.__annotations__.keys() - {*_ELSEWHERE}
+    assert not keys.__annotations__.keys() & (hints.keys() - {"keys"})
+
+
+@pytest.mark.prove
+def test_mypy_sees_a_keyword_that_does_not_exist_and_a_wrong_type(tmp_path: Path) -> None:
+    file = tmp_path / "snippet.py"
+    file.write_text(SNIPPET)
+    words = [sys.executable, "-m", "mypy", "--strict", str(file)]
+    shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout
+    found = [
+        line.split(": ", 1)[1] for line in shown.splitlines() if "snippet.py:" in line and "error" in line
+    ]
+    assert len(found) == 4, shown
+    assert 'Unexpected keyword argument "world_sise" for "train"' in found[0]
+    assert 'Argument "nodes" to "plan"' in found[1]
+    assert 'Unexpected keyword argument "name" for "up"' in found[2]
+    assert 'Unexpected keyword argument "node" for "run"' in found[3]
+
+
+if __name__ == "__main__":
+    MODULE.write_text(module())
