@@ -106,10 +106,8 @@ def _numbers(first: str, last: str | None) -> tuple[int, ...]:
 
 def idle_seconds(text: str) -> int:
     """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
-    if text == "off":
-        return 0
-    found = int(seconds(text))
-    if found == 0:
+    found = 0 if text == "off" else int(seconds(text))
+    if found == 0 and text != "off":
         raise ConfigError(f"{text!r} is too short", "", 'from 1s to 365d, or "off"')
     return found
 
@@ -153,6 +151,7 @@ def setting(
     return field(default_factory=lambda: default, metadata=locals())
 
 
+# One or two rows per key; ruff would give each argument a row of its own.
 # fmt: off
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
@@ -163,7 +162,7 @@ class ClusterSection:
     nodes: int = setting(2, "How many nodes.", "--nodes N", check=_from(1, 1000))
     instance_type: str | None = setting(
         None, "EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]", "--instance-type TYPE",
-        example="g6.48xlarge", comment='Or "g6.48xlarge,g5.48xlarge".  [default: the cheapest that fits]')
+        example="g6.48xlarge", comment='Or several: "g6.48xlarge,g5.48xlarge".  [default: cheapest]')
     gpus: str | None = setting(
         None, "GPUs per node: A100:8, A100-80GB:8, L4.", "--gpus GPU:N", example="A100:8")
     image: str | None = setting(None, "Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
@@ -172,7 +171,7 @@ class ClusterSection:
         example=200, check=_from(1, 65536))
     spot: bool | Literal["first"] = setting(False, "Spot instances: cheaper, but AWS may reclaim them.",
         "--spot", comment='Cheaper, but AWS may reclaim them; "first": on-demand where there are none.')
-    max_price_usd: float | None = setting(None, "Highest price per hour of all nodes.", example=60.0)
+    max_price_usd: float | None = setting(None, "Refuse plans over this per hour, in all.", example=60.0)
     budget_usd: float | None = setting(
         None, "Terminate the nodes when this is spent.", "--budget USD", example=500.0)
     idle: str = setting(
@@ -202,7 +201,7 @@ class NetworkSection:
         (), 'Who may log in, or "sg-...".  [default: only this machine]', example=["203.0.113.0/24"])
     address: Literal["public", "private"] = setting("public", '"private": the nodes get no public address.')
     jump: str | None = setting(
-        None, 'All SSH goes through this host, or a name of ~/.ssh/config; "ssm": AWS Systems Manager.',
+        None, 'SSH goes through this host, or a name of ~/.ssh/config; "ssm": AWS Systems Manager.',
         example="ubuntu@203.0.113.9", check=lambda text: text and jump_host(text))
 
 
@@ -240,8 +239,7 @@ class CapacitySection:
 class LocalSection:
     """[local]: the local cloud; without effect on AWS."""
 
-    gpus: Literal["on", "off"] = setting(
-        "on", '--local rehearses the GPUs on the CPU, a rank for each; "off": jobs run gloo on the CPU.')
+    gpus: Literal["on", "off"] = setting("on", '--local rehearses GPUs on the CPU; "off": gloo on the CPU.')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +247,7 @@ class EnvSection:
     """[env]: the Python of the ranks."""
 
     kind: Literal["image", "venv", "conda"] | None = setting(None,
-        '"venv" (uv) and "conda" are new; "image" keeps its torch.  [default: by its file]', example="venv")
+        '"venv" by uv; "image" keeps its torch.  [default: image; environment.yml: conda]', example="venv")
     file: str | None = setting(
         None, "What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
         "--env FILE", example="requirements.txt")
@@ -273,14 +271,14 @@ class SyncSection:
     """[sync]: what is sent to the nodes."""
 
     workdir: str = setting(".", "The folder that the nodes get.")
-    ignore: tuple[str, ...] = setting((), "As in .gitignore, which holds, too.", example=["data/", "*.ckpt"])
+    ignore: tuple[str, ...] = setting((), "Not sent, as what .gitignore lists.", example=["data/", "*.ckpt"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSection:
     """[job]: what runs."""
 
-    script: str | None = setting(None, "What each rank runs.", example="train.py")
+    script: str | None = setting(None, "What ranks run.  [default: the bundled program]", example="train.py")
     args: tuple[str, ...] = setting((), "Its arguments.", example=["--lr", "0.1"])
     world_size: int | None = setting(
         None, "Total ranks.  [default: one per GPU]", "--world-size N", example=16, check=_from(1, 100_000))
@@ -307,8 +305,8 @@ class JobSection:
     outputs: tuple[str, ...] = setting((), "Also fetch this path (repeatable).", "--output PATH",
         example=["checkpoints"], comment="Also fetched, besides new and changed files.")
     results: str = setting("runs", "The local folder for results.")
-    exclude: tuple[str, ...] = setting((), "Files that stay on the nodes.", example=["data/", "*.tmp"])
-    results_limit: str = setting("20GB", "Of all fetched files; above it, it asks.", check=size_of)
+    exclude: tuple[str, ...] = setting((), "Not fetched, as in .gitignore.", example=["data/", "*.tmp"])
+    results_limit: str = setting("20GB", "Of new and changed files; above it, it asks.", check=size_of)
     timeout: str | None = setting(
         None, "End the job after this: 90m, 24h.", "--timeout TIME", example="12h", check=seconds)
     hang_after: str | None = setting(
