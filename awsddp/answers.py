@@ -418,7 +418,7 @@ def malformed(node: int, why: str) -> NodeError:
     return NodeError(
         f"node{node} gave a malformed answer",
         why[:2000],
-        "if this happens again, do not trust the node: awsddp down --discard, awsddp up",
+        "awsddp down --discard && awsddp up   # if this happens again: do not trust the node",
     )
 
 

@@ -23,7 +23,7 @@ from awsddp.parallel import soon
 from awsddp.plan.records import LaunchPlan
 from awsddp.report import Event, OnEvent, money
 from awsddp.state import Folder, home
-from awsddp.verbs.advice import global_words_of, named
+from awsddp.verbs.advice import advised
 from awsddp.verbs.cancel import cancel
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, target_of
@@ -48,7 +48,7 @@ class JobFailed(JobError):
         super().__init__(
             f"job {job.name} {state}",
             cause.explanation if cause is not None else "",
-            named(f"awsddp logs {job.name}", global_words_of(job._context, is_kept=False)),
+            advised(job._context, f"awsddp logs {job.name}"),
         )
         self.job = job
         self.cause = cause
@@ -349,7 +349,7 @@ def _advising(context: Context) -> Iterator[Context]:
         yield context
     except AwsddpError as error:
         error.message = spec.as_given(error.message, context.spec, context.job)
-        error.next = named(error.next, global_words_of(context))
+        error.next = advised(context, error.next)
         raise
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.errors import AwsddpError
 from tests.seed import SEED
 
 _DANGEROUS = ("AWS_", "AWSDDP_", "SSH_", "MASTER_", "NCCL_", "GLOO_")
+_TYPED: set[str] = set()
 _KEPT = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_SEED", "AWSDDP_TORCH_INDEX")
 
 
@@ -50,3 +52,22 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(home / "no-credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     yield home
+
+
+@pytest.fixture(autouse=True)
+def advice_is_typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Type the commands of every `next` that an error of the test has into the parser."""
+    from tests.cli.advice_lines import type_in
+
+    said: set[str] = set()
+    make = AwsddpError.__init__
+
+    def made(self: AwsddpError, *args: str, **words: str) -> None:
+        make(self, *args, **words)
+        said.add(self.next)
+
+    monkeypatch.setattr(AwsddpError, "__init__", made)
+    yield
+    for text in said - _TYPED:
+        type_in(text)
+    _TYPED.update(said)

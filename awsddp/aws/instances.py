@@ -174,7 +174,7 @@ def wait_running(
         raise NodeError(
             f"not all {count} nodes run after {deadline_s:.0f} s",
             f"still waiting for: {slow}" if slow else "AWS does not show them",
-            "try: awsddp up again, or awsddp down",
+            "awsddp up   # again\nawsddp down   # or end it",
         )
     return running
 
@@ -208,7 +208,7 @@ def _refuse_off(described: Mapping[str, Any], begun: Collection[str]) -> None:
     if not ended:
         what += f" is {node.state}, while it was started"
         raise NodeError(what, text, "awsddp up   # starts it again")
-    message, again = f"{what} ended while it was started", "try: awsddp up again, or awsddp down"
+    message, again = f"{what} ended while it was started", "awsddp up   # again\nawsddp down   # or end it"
     if "InsufficientInstanceCapacity" in code:
         raise CapacityError(message, text, again)
     if "Limit" in code or "Volume" in code or "Client.InternalError" in code:

@@ -1,14 +1,16 @@
-"""The commands that a message recommends, with the global options that they need to mean this cluster."""
+"""The commands that a message recommends, as this user has to type them."""
 
 from awsddp.cli.signals import WATCH
+from awsddp.cluster import Job
 from awsddp.state import Folder, home
 from awsddp.verbs import advice
 
 
-def named(text: str) -> str:
-    """Return `text` with `awsddp VERB` as `awsddp -c NAME --region ... VERB`, where that is needed."""
-    options = WATCH.options
-    if options is None:
+def named(text: str, *, job: Job | None = None) -> str:
+    """Return `text` with its commands as `verbs.advice.advised` does; before a verb begins, its cluster's."""
+    if WATCH.context is not None:
+        return advice.advised(WATCH.context, text, job=job)
+    if (options := WATCH.options) is None:
         return text
     folder = Folder(home(), options.name)
     words = advice.global_words(folder, local=options.local, region=options.region, profile=options.profile)

@@ -16,7 +16,8 @@ READER_GONE = 141
 
 def run(command: click.Command) -> int:
     """Run the command line and return its exit code; every error ends as a message."""
-    WATCH.json, WATCH.debug, WATCH.options = "--json" in sys.argv, False, None  # until the options are read
+    WATCH.json, WATCH.debug = "--json" in sys.argv, False  # until the options are read
+    WATCH.options = WATCH.context = None
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
         print(end="", flush=True)  # here, where it can still be told that nobody got it

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
-from awsddp.cluster import ACTIVE
+from awsddp.cluster import ACTIVE, Job
 from awsddp.report import duration, money, node_name, rank_columns, size_text
 
 if TYPE_CHECKING:
@@ -188,7 +190,8 @@ def job_lines(result: dict[str, Any]) -> list[str]:
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")
     lines.append(f"  results: {_results(result)}")
     if result.get("checkpoint"):
-        again = named(f"awsddp train ... --resume {result['job']}")
+        job = msgspec.convert(result, Job)
+        again = named(f"awsddp train --resume {job.job}", job=job)
         lines.append(f"  checkpoint: {result['checkpoint']}; continue from it: {again}")
     return lines
 

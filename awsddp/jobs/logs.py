@@ -77,7 +77,7 @@ class Stream:
         text = said.decode("utf-8", "replace").strip()
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             text = str(json.loads(text)["error"]["message"])
-        return NodeError(f"the logs of {self._who} cannot be followed", text, "try: awsddp logs -f")
+        return NodeError(f"the logs of {self._who} cannot be followed", text, "awsddp logs -f")
 
 
 @dataclass(frozen=True)

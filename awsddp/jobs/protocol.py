@@ -133,7 +133,7 @@ def answer(stdout: bytes, *, request: Mapping[str, Any], node: int, stderr: byte
     _, mark, said = stdout.partition(MAGIC)
     if not mark or not said.strip():
         why = (stderr or stdout)[-2000:].decode("utf-8", "replace").strip()
-        raise NodeError(f"node{node} gave no answer", why, "try: awsddp doctor")
+        raise NodeError(f"node{node} gave no answer", why, "awsddp doctor")
     document = check(said, request=request, node=node)
     if "error" in document:
         said_error = document["error"]
@@ -162,7 +162,7 @@ def launch_requests(
     from awsddp.jobs.ranks import Rendezvous, defaults
 
     if not spec.job.script:
-        raise UsageError("no script to run", "", "try: awsddp train SCRIPT")
+        raise UsageError("no script to run", "", "awsddp train SCRIPT")
     script, spec = _shown(spec.job.script), with_secrets(spec)
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[node] for node in sorted({rank.node for rank in ranks})]

@@ -25,7 +25,7 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
     others saw counts. A rank is as its own node says. Raises NotFoundError where there is no document.
     """
     if not documents:
-        raise NotFoundError("job not found on any node", "", "try: awsddp jobs")
+        raise NotFoundError("job not found on any node", "", "awsddp jobs")
     believed = min(documents.values(), key=_weight)
     ended = {
         (node, rank["rank"]): rank
@@ -111,7 +111,7 @@ def decode(data: bytes) -> Job:
     try:
         return msgspec.json.decode(data, type=Job)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("job.json cannot be read", str(error), "try: awsddp fetch") from error
+        raise ConfigError("job.json cannot be read", str(error), "awsddp fetch") from error
 
 
 def _weight(document: Mapping[str, Any]) -> tuple[bool, bool, int]:

@@ -27,6 +27,8 @@ from awsddp.local.store import Store
 BUSY_POLL_S = 0.05
 IDLE_POLL_S = 0.5
 SHUT_DOWN_S = 60.0
+BOOT_S = 60.0
+"""A host that has not answered so long after its start hangs, and is started again."""
 ENDED = ("stopped", "terminated")
 _OFF = {"stopped": {"cut"}}
 """A machine that is off answers nothing, not even that nothing listens there."""
@@ -42,7 +44,7 @@ class Lifecycle:
         self.hosts = hosts
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="host")
         self._busy: set[str] = set()
-        self._booted: set[str] = set()
+        self._booted: dict[str, float] = {}
         self._broken: dict[str, str] = {}
         self._asked: dict[str, float] = {}
         self._rules: dict[str, str] = {}
@@ -126,13 +128,14 @@ class Lifecycle:
     def _pending(self, instance: Any, condition: Condition) -> None:
         if condition is Condition.UP:
             records.set_state(instance, "running")
-            self._booted.discard(instance.id)
+            self._booted.pop(instance.id, None)
         elif instance.id in self._broken or (condition is Condition.BROKEN and instance.id in self._booted):
             detail = self._broken.pop(instance.id, "") or self.hosts.complaint(instance.id)
             records.set_state(instance, "shutting-down")
             records.set_reason(instance, records.BROKEN, f"Internal error on launch: {detail}")
         elif condition is Condition.STARTING:
-            return
+            if time.monotonic() - self._booted.setdefault(instance.id, time.monotonic()) > BOOT_S:
+                self._boot(instance)  # this ends it first
         elif condition is Condition.OFF and instance.id in self._booted:
             self._powered_off(instance)
         else:
@@ -154,7 +157,7 @@ class Lifecycle:
     def _stopping(self, instance: Any, condition: Condition) -> None:
         if condition not in (Condition.UP, Condition.STARTING):
             self._asked.pop(instance.id, None)
-            self._booted.discard(instance.id)
+            self._booted.pop(instance.id, None)
             records.finish_stop(instance)
         elif instance.id not in self._asked:
             self._asked[instance.id] = time.monotonic()
@@ -176,7 +179,7 @@ class Lifecycle:
         end = instance.instance_initiated_shutdown_behavior == "terminate"
         records.set_state(instance, "shutting-down" if end else "stopping")
         records.set_reason(instance, records.INSTANCE_SHUTDOWN)
-        self._booted.discard(instance.id)
+        self._booted.pop(instance.id, None)
 
     def _boot(self, instance: Any) -> None:
         spec = _spec(instance)
@@ -188,7 +191,7 @@ class Lifecycle:
                 self._suffered.pop(spec.instance_id, None)
                 self.hosts.apply_rules(spec.instance_id, rules)
                 self.hosts.boot(spec)
-                self._booted.add(spec.instance_id)
+                self._booted[spec.instance_id] = time.monotonic()
             except Exception as error:
                 traceback.print_exc()
                 self._broken[spec.instance_id] = "; ".join(str(error).splitlines()[:2]) or repr(error)

@@ -31,13 +31,15 @@ VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
 VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
 VAR_LIB_EMPTY = ("apt", "cloud", "dbus", "misc", "private", "sudo", "systemd")
 
-# A path unit takes an inotify instance, of which all nodes share fs.inotify.max_user_instances.
+# A path unit takes an inotify instance, a user's own systemd three: all nodes share
+# fs.inotify.max_user_instances.
 MASKED_UNITS = (
     "getty.target",
     "systemd-ask-password-console.path",
     "systemd-ask-password-wall.path",
     "systemd-firstboot.service",
     "systemd-random-seed.service",
+    "user@.service",
 )
 
 # Of the image that the node stands for, whose distribution it names.

@@ -96,7 +96,7 @@ def _send_packages(
         raise NodeError(
             "the nodes' images differ",
             "packages that are fetched here fit one Python and one set of installed packages",
-            "use one image: awsddp down, awsddp up",
+            "awsddp down && awsddp up   # with one image",
         )
     wheels = collect(plan, first, folder=cache, on_event=on_event)
     push(files_to_send(wheels), fleet, ssh_config=ssh_config, folder=WHEELS, on_event=on_event)

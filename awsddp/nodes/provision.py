@@ -136,7 +136,7 @@ def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None
     """Return why a node is not ready, None where it is."""
     if facts["python"] and facts["gpus"] < gpus:
         message = f"torch sees {facts['gpus']} of {gpus} GPUs"
-        advice = "retry: awsddp up   # if that does not help: awsddp down, awsddp up"
+        advice = "awsddp up   # again\nawsddp down && awsddp up   # if that does not help"
         return NodeFailure(node.node, "command", message, facts["gpus_said"], advice)
     boot = facts["complaint"]
     if not facts["watched"]:
@@ -150,7 +150,7 @@ def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None
     else:
         return None
     return NodeFailure(
-        node.node, "command", message, why, "use another image: awsddp down, awsddp up --image"
+        node.node, "command", message, why, "awsddp down && awsddp up --image IMAGE   # another image"
     )
 
 

@@ -168,7 +168,7 @@ def _check_room(target: Path, size: int) -> None:
         raise ConfigError(
             f"the results need {size_text(size)}, {folder} has {size_text(free)} free",
             "nothing was fetched",
-            "free disk space, or choose another folder: awsddp fetch -o job.results=DIR",
+            "awsddp fetch -o job.results=DIR   # another folder; or free disk space",
         )
 
 

@@ -226,7 +226,7 @@ _SAID = (
     (
         re.compile("No space left on device"),
         "a disk is full",
-        "awsddp exec -- df -h shows it; cluster.disk_gb makes it larger",
+        "awsddp exec -- df -h   # shows it; cluster.disk_gb makes it larger",
     ),
     (
         _UNREACHED,
@@ -293,5 +293,5 @@ def refuse_unlike(facts: Mapping[int, Mapping[str, Any]]) -> None:
         raise NodeError(
             "the nodes differ; a job needs identical ones",
             "\n".join(unlike),
-            "use one image and one instance type: awsddp down, awsddp up",
+            "awsddp down && awsddp up   # with one image and one instance type",
         )

@@ -131,7 +131,7 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
     raise ConfigError(
         f"cluster.instance_type: no instance type {name!r} in {facts.region}",
         refusal,
-        f"did you mean {near[0]!r}?" if near else "try: awsddp plan --offers, to list what is offered",
+        f"did you mean {near[0]!r}?" if near else "awsddp plan --offers   # lists what is offered",
     )
 
 

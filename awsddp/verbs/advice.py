@@ -1,30 +1,60 @@
-"""The commands that messages recommend. They repeat or continue what was requested, where it was.
+"""The commands that messages recommend: as this user has to type them, for what they asked, where it is.
 
-And what an interrupted command leaves behind: what may still cost money, and the commands that end it.
+A message names a command ("awsddp up   # continue"), and `advised` adds what selects the cluster and what was
+asked. And what an interrupted command leaves behind: what may still cost money, and the commands that end it.
 """
 
+import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import AwsddpError, Interrupted
 from awsddp.jobs.ranks import SECRET
 from awsddp.report import iso, money
 from awsddp.resources import is_bundled
+from awsddp.spec import _EXCLUSIVE as EXCLUSIVE
 from awsddp.spec import NOT_SHOWN, OPTION, option_words, options_of, settings
 from awsddp.state import Folder, Record
 from awsddp.verbs.context import Context
 
-OF_CLUSTER = (
-    *("plan", "up", "status", "sync", "train", "jobs", "logs", "cancel", "fetch", "exec", "ssh", "doctor"),
-    *("report", "stop", "down", "run"),
-)
-"""The verbs that work on one cluster, and take -c in advice."""
-_COMMAND = re.compile(rf"\bawsddp (?=(?:{'|'.join(OF_CLUSTER)})\b)")
-_ELSEWHERE = ("cluster.region", "cluster.profile", "sync.workdir")
-"""Keys that are global options, or those of a job."""
+_NODES = ("cluster.", "network.", "access.", "capacity.", "local.", "tags.", "env.")
+_REACH = ("network.jump",)
+_HOME = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
+TAKES = {
+    "plan": _NODES,
+    "up": (*_NODES, *_HOME),
+    "status": _REACH,
+    "sync": (*_REACH, "sync."),
+    "train": (*_REACH, "env.", "sync.", "job."),
+    "jobs": _HOME,
+    "logs": _HOME,
+    "cancel": _REACH,
+    "fetch": _HOME,
+    "exec": _REACH,
+    "ssh": _REACH,
+    "doctor": _NODES,
+    "report": _HOME,
+    "stop": _HOME,
+    "down": _HOME,
+    "run": ("",),
+}
+"""The verbs that work on one cluster and take -c, and which keys of awsddp.toml each heeds, by prefix."""
+HAS_OPTION = {
+    "plan": ("cluster.", "env.file"),
+    "up": ("cluster.", "env.file"),
+    "train": ("job.", "env."),
+    "fetch": ("job.outputs",),
+    "run": ("",),
+}
+"""The keys, by prefix, that have an option of their own on a verb; the other keys are set with -o there."""
+_STARTS = ("train", "run")
+_COMMAND = re.compile(rf"\bawsddp (?=({'|'.join(TAKES)})\b)")
+_ALONE = re.compile(rf"awsddp ({'|'.join(TAKES)})((?: .*)?)")
+_HIDDEN = (NOT_SHOWN - {"job.resume"}) | {"cluster.region", "cluster.profile"}
+"""Keys that no advice repeats: they may hold a secret, are said otherwise, or are global options."""
 
 
 def global_words(
@@ -32,33 +62,36 @@ def global_words(
 ) -> list[str]:
     """Return the global options that a command needs to mean this cluster; `region` and `profile` as given.
 
-    What the cluster's record holds is left out, unless the command may be typed once it is gone (not
-    `is_kept`).
+    What the cluster's record holds is left out, unless the command is typed once it is gone (not `is_kept`).
     """
     default = os.environ.get("AWSDDP_CLUSTER") or "default"
     words = ["-c", folder.name] if folder.name != default else []
-    record = folder.read(newer=True) if is_kept else None
-    if record is not None:  # no option moves a cluster
+    record = folder.read(newer=True)
+    if record is not None and is_kept:  # no option moves a cluster
         other = record.target.name == "aws" and profile not in (None, record.target.profile)
         return [*words, "--profile", str(profile)] if other else words
+    if record is not None:
+        local = record.target.name == "local"
+        profile, region = profile or record.target.profile, region or record.target.region
+    if local:
+        return [*words, "--local"]
     for name, value in (("--profile", profile), ("--region", region)):
         words += [name, value] if value else []
-    return [*words, "--local"] if local else words
+    return words
 
 
-def global_words_of(ctx: Context, *, is_kept: bool = True) -> list[str]:
-    """Return `global_words` for the cluster of a context."""
-    record, typed = ctx.folder.read(newer=True), ctx.spec.from_cli
-    return global_words(
-        ctx.folder,
-        local=ctx.local or (record is not None and record.target.name == "local"),
-        region=ctx.spec.cluster.region if "cluster.region" in typed else None,
-        profile=ctx.spec.cluster.profile if "cluster.profile" in typed else None,
-        is_kept=is_kept,
-    )
+def advised(ctx: Context, text: str, *, job: Job | None = None) -> str:
+    """Return a message with its commands as this user has to type them.
+
+    Each gets the global options that select the cluster. One at the start of a line also gets what was asked:
+    the options of this command line that its verb heeds, but for those that the text names itself; `train`
+    those of `job`, its script and arguments, and where `run` ended the cluster with the job it is that `run`.
+    What follows a `down` in the same line gets what the cluster was asked for.
+    """
+    return "\n".join(_named(ctx, _line(ctx, line, job)) for line in text.split("\n"))
 
 
-def named(text: str, words: list[str]) -> str:
+def named(text: str, words: Sequence[str]) -> str:
     """Return `text` with these global options in each of its commands that has none yet."""
 
     def filled(match: re.Match[str]) -> str:
@@ -69,55 +102,114 @@ def named(text: str, words: list[str]) -> str:
     return _COMMAND.sub(filled, text)
 
 
-def up_again(ctx: Context) -> str:
-    """Return the `up` that continues this command: with the options that were typed."""
-    return shlex.join(
-        ["awsddp", "up", *_typed(ctx, "cluster", "network", "access", "capacity", "tags", "env")]
-    )
+def _named(ctx: Context, line: str) -> str:
+    """Return a line with the global options of each command; after a `down` there is no cluster any more."""
+    kept, down, gone = line.partition("awsddp down")
+    words, typed = [], ctx.spec.from_cli
+    for is_kept in (ctx.verb != "run", False):
+        words.append(
+            global_words(
+                ctx.folder,
+                local=ctx.local,
+                region=ctx.spec.cluster.region if "cluster.region" in typed else None,
+                profile=ctx.spec.cluster.profile if "cluster.profile" in typed else None,
+                is_kept=is_kept,
+            )
+        )
+    return named(kept + down, words[0]) + named(gone, words[1])
 
 
-def train_again(ctx: Context, job: Job, changes: Mapping[str, object]) -> str:
-    """Return the command that runs the job again with `changes`, by key of awsddp.toml.
-
-    `run` ends its cluster: then it is a `run` with the cluster's options that were typed.
-    """
-    words = [*global_words_of(ctx, is_kept=ctx.verb != "run"), ctx.verb]
-    if ctx.verb == "run":
-        words += _typed(ctx, "cluster", "network", "access", "capacity", "tags")
-    plain = {name: value for name, value in ctx.job.env.variables.items() if not SECRET.search(name)}
-    return shlex.join(["awsddp", *words, *job_words(job, changes, variables=plain)])
-
-
-def job_words(
-    job: Job, changes: Mapping[str, object] | None = None, *, variables: Mapping[str, str] | None = None
-) -> list[str]:
-    """Return the arguments of `train` for a job as it was requested, with `changes` by key of awsddp.toml.
-
-    A variable gets its value from `variables`; without one, it is read where the command is typed.
-    """
-    known = variables or {}
-    options = options_of(job.options) | dict(changes or {})
-    words = []
-    for key, value in options.items():
-        name = key.removeprefix("env.variables.")
-        if name == key:
-            words += option_words(key, value)
-        else:
-            given = known.get(name) if value is None else value
-            words += ["--env-var", name if given is None else f"{name}={given}"]
-    words += ["--resume", job.resumed] if job.resumed else []
-    words += [] if job.script is None or is_bundled(job.script) else [job.script]
-    return [*words, *(["--", *job.args] if job.args else [])]
+def _line(ctx: Context, line: str, job: Job | None) -> str:
+    """Return a line with what was asked in its commands, if it begins with one."""
+    if not _ALONE.match(line):
+        return line
+    commands, note, rest = line.partition("   #")
+    if ctx.verb == "run":  # it brings its own cluster up
+        commands = re.sub(r"\bup\b(.*?) && awsddp train", r"train\1", commands)
+    found, is_gone = [], False
+    for part in re.split(r"( && |; )", commands):
+        found.append(_command(ctx, part, job, is_gone=is_gone))
+        is_gone = is_gone or part.startswith("awsddp down")
+    return "".join(found) + note + rest
 
 
-def _typed(ctx: Context, *sections: str) -> list[str]:
-    """Return the options of these sections of awsddp.toml that this command line set."""
-    return [
-        word
-        for key, value, source in settings(ctx.spec, ctx.job)
-        if source == OPTION and key.partition(".")[0] in sections and key not in (*NOT_SHOWN, *_ELSEWHERE)
-        for word in option_words(key, value)
-    ]
+def _command(ctx: Context, text: str, job: Job | None, *, is_gone: bool) -> str:
+    match = _ALONE.fullmatch(text)
+    try:
+        given = shlex.split(match[2]) if match else []
+    except ValueError:  # a quote that ends in another part
+        match = None
+    if match is None:
+        return text
+    verb = ctx.verb if match[1] == "train" and job is not None else match[1]
+    asked = _asked(ctx, verb, job, is_gone=is_gone)
+    added = command_words(verb, {key: value for key, value in asked.items() if not _names(given, key)})
+    last = _script(ctx, job) if verb in _STARTS else []
+    last = [] if {"SCRIPT", "--", *last[:1]} & {*given} else last
+    return " ".join(filter(None, ["awsddp", verb, shlex.join(added), match[2].strip(), shlex.join(last)]))
+
+
+def _script(ctx: Context, job: Job | None) -> list[str]:
+    """Return the script and its arguments of the job, else of this command line, as its last words."""
+    if job is not None:
+        return script_words(job.script, job.args)
+    asked = {key: value for key, value, source in settings(ctx.spec, ctx.job) if source == OPTION}
+    return script_words(asked.get("job.script"), asked.get("job.args", ()))
+
+
+def _names(given: Sequence[str], key: str) -> bool:
+    """Return whether the words of a command set a key, or one that excludes it."""
+    name = key.removeprefix("env.variables.")
+    if name != key:
+        return any(word.partition("=")[0] == name for word in given)
+    same = EXCLUSIVE if key in EXCLUSIVE else {key}
+    signs = {option_words(one, "")[0] for one in same} - {"-o"}
+    return not signs.isdisjoint(given) or any(word.partition("=")[0] in same for word in given)
+
+
+def _asked(ctx: Context, verb: str, job: Job | None, *, is_gone: bool) -> dict[str, object]:
+    """Return what this verb is to be told, by key: what this command line set, or what the job was asked."""
+    now = settings(ctx.spec, ctx.job)
+    found = {key: value for key, value, source in now if source == OPTION}
+    plain = {f"env.variables.{name}": text for name, text in ctx.job.env.variables.items()}
+    plain = {key: text for key, text in plain.items() if not SECRET.search(key.rpartition(".")[2])}
+    if "env.variables" in found:
+        found |= dict.fromkeys(f"env.variables.{name}" for name in ctx.job.env.variables) | plain
+    record = ctx.folder.read(newer=True) if is_gone else None
+    if record is not None:
+        standing = {key: value for key, value, _ in now}
+        asked = {"cluster.nodes": record.nodes} | record.asked
+        found = {key: value for key, value in asked.items() if standing.get(key) != value} | found
+    if job is not None and verb in _STARTS:
+        found = {key: value for key, value in found.items() if key.startswith(_NODES[:-1])}
+        found |= job_options(job)
+        found |= {key: plain[key] for key in found.keys() & plain.keys()}
+    heeded = (key for key in found if key.startswith(TAKES[verb]) and key not in _HIDDEN)
+    return {key: found[key] for key in heeded if verb in _STARTS or not key.startswith("env.variables.")}
+
+
+def job_options(job: Job) -> dict[str, object]:
+    """Return what a job was asked, by key of awsddp.toml; the values of its variables are not known."""
+    return options_of(job.options) | ({"job.resume": job.resumed} if job.resumed else {})
+
+
+def command_words(verb: str, options: Mapping[str, object]) -> list[str]:
+    """Return the arguments of a verb that set these keys of awsddp.toml."""
+    return [word for key, value in options.items() for word in _words(verb, key, value)]
+
+
+def _words(verb: str, key: str, value: object) -> list[str]:
+    name = key.removeprefix("env.variables.")
+    if name != key:  # without a value it is read where the command is typed
+        return ["--env-var", name if value is None else f"{name}={value}"]
+    if key.startswith(HAS_OPTION.get(verb, ())):
+        return option_words(key, value)
+    return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+
+
+def script_words(script: str | None, args: Sequence[str]) -> list[str]:
+    """Return a script, none for the bundled one, and its arguments as the last words of `train`."""
+    return [*([] if script is None or is_bundled(script) else [script]), *(["--", *args] if args else [])]
 
 
 def interruption(ctx: Context) -> Interrupted:
@@ -134,7 +226,7 @@ def interruption(ctx: Context) -> Interrupted:
         why.append(f"job {running[-1]} keeps running without this machine, unless it has ended")
     ways = [f"awsddp logs -f {job}   # follow it and fetch its results" for job in running[-1:]]
     if not record.prepared:
-        ways.append(f"{up_again(ctx)}   # continue")
+        ways.append("awsddp up   # continue")
     ways.append("awsddp down   # terminate them")
     return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), "\n".join(ways))
 

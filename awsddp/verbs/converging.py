@@ -14,9 +14,9 @@ from awsddp.plan import make_plan, spot_rate
 from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, Convergence, Standing, converge, is_of_type
 from awsddp.plan.records import Facts, LaunchPlan, Rate
 from awsddp.report import money, node_name
-from awsddp.spec import FILE, ClusterSpec, differences, option_words, remembered
+from awsddp.spec import FILE, ClusterSpec, differences, remembered
 from awsddp.state import Record
-from awsddp.verbs.advice import global_words_of
+from awsddp.verbs.advice import advised, command_words
 from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import JUMP, Context, facts_of, reach_jump
 from awsddp.verbs.launching import launch
@@ -47,10 +47,10 @@ def say_differences(ctx: Context, standing: ClusterSpec) -> None:
         name = f"{key.removeprefix('cluster.')} = {_shown(wanted)}"
         if key in _CHANGEABLE:
             parts.append(f"{name}, the cluster has {_shown(launched.get(key) if has is None else has)}")
-            words += option_words(key, wanted)
+            words += command_words("up", {key: wanted})
         else:
             parts.append(f"{name}, which only a new cluster gets")
-    command = shlex.join(["awsddp", *global_words_of(ctx), "up", *words])
+    command = advised(ctx, shlex.join(["awsddp", "up", *words]))
     ctx.say(f"{FILE} says {'; '.join(parts)}{f': {command}' if words else ''}")
 
 

@@ -3,7 +3,8 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from awsddp.cluster import Cause, Job
 from awsddp.errors import AwsddpError
 from awsddp.plan.requirements import source_folders
 from awsddp.spec import overlaid
-from awsddp.verbs.advice import train_again
+from awsddp.verbs.advice import advised, command_words
 from awsddp.verbs.context import Context
 from awsddp.verbs.sync import found_here
 
@@ -19,7 +20,6 @@ _FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
 _MODULE = re.compile(r"\w[\w.]*")
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
 _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
-_OPTION = re.compile(r"awsddp train (--env|--env-var) ([\w.]+)(?:=(\w+))?   # (.*)")
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
@@ -32,10 +32,7 @@ def explained(ctx: Context, job: Job) -> Job:
     with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
         if explain is not None:
             cause = explain(ctx, job, cause)
-    if found := _OPTION.fullmatch(cause.next):  # as causes.py words it: the command for this job
-        change = {"env.file": found[2]} if found[1] == "--env" else {f"env.variables.{found[2]}": found[3]}
-        cause = replace(cause, next=f"{train_again(ctx, job, change)}   # {found[4]}")
-    return replace(job, cause=cause)
+    return replace(job, cause=replace(cause, next=advised(ctx, cause.next, job=job)))
 
 
 def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
@@ -51,7 +48,7 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
         folder = Path(path).parent.as_posix()
         if folder in (*source_folders(project), Path(job.script or "").parent.as_posix()):
             return cause  # the script's own folder is where its imports come from
-        advice = train_again(ctx, job, {"env.variables.PYTHONPATH": folder})
+        advice = _again(ctx, job, {"env.variables.PYTHONPATH": folder})
         return _told(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
     if module != top:  # Python names the whole path only where the package itself was found
         why = f"What imports it was written for another version of {top}"
@@ -60,7 +57,7 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
     asked = overlaid(ctx.job, record.asked if record else {}).env.file
     there = next((file for file in _FILES if (project / file).is_file()), None)
     file = asked or ((project / there).as_posix() if there else "requirements.txt")
-    again = train_again(ctx, job, {"env.file": file})
+    again = _again(ctx, job, {"env.file": file})
     if there and not asked:
         return _told(cause, f"{there} exists, but --env does not name it", again)
     why = f"{asked} did not install it" if asked else "no requirements file is there"
@@ -87,7 +84,7 @@ def _of_variable(ctx: Context, job: Job, cause: Cause) -> Cause:
     found = _VARIABLE.search("\n".join(cause.tail))
     if found is None or found[1] not in os.environ:
         return cause
-    advice = train_again(ctx, job, {f"env.variables.{found[1]}": None})
+    advice = _again(ctx, job, {f"env.variables.{found[1]}": None})
     return _told(cause, f"{found[1]} is set here, and not on the nodes", advice)
 
 
@@ -100,8 +97,13 @@ def _kept(ctx: Context, job: Job, cause: Cause, kept: tuple[str, str]) -> Cause:
     advice = {
         "sync.ignore": "remove it from sync.ignore",
         "awsddp": f"move it out of {path}, which is never sent",
-    }.get(by, f"{train_again(ctx, job, {'sync.ignore': patterns})}   # or in awsddp.toml")
+    }.get(by, f"{_again(ctx, job, {'sync.ignore': patterns})}   # or in awsddp.toml")
     return _told(cause, f"{path} is here, and {by} keeps it from the nodes", advice)
+
+
+def _again(ctx: Context, job: Job, changes: Mapping[str, object]) -> str:
+    """Return the command that runs the job again with `changes`, by key of awsddp.toml."""
+    return advised(ctx, shlex.join(["awsddp", "train", *command_words("train", changes)]), job=job)
 
 
 def _told(cause: Cause, why: str, advice: str) -> Cause:

@@ -13,9 +13,9 @@ from awsddp.cluster import Job, RankProgress, RankUsage
 from awsddp.errors import NotFoundError
 from awsddp.jobs import results
 from awsddp.jobs.supervisor import metrics
-from awsddp.spec import NOT_SHOWN, option_words
+from awsddp.spec import NOT_SHOWN
 from awsddp.state import write_private
-from awsddp.verbs.advice import job_words
+from awsddp.verbs.advice import command_words, job_options, script_words
 from awsddp.verbs.context import Context
 from awsddp.verbs.jobs import FoundJob, find_job
 from awsddp.verbs.ledger import Past
@@ -92,12 +92,15 @@ def _usage(found: FoundJob) -> tuple[RankUsage, ...]:
 def _again(job: Job, past: Past | None) -> list[str]:
     """Return the commands that run the job again: its code, a cluster like its own, the job, the end."""
     launched = past.launched if past else {}
-    cluster = [] if past is None or past.name == "default" else ["-c", past.name]
-    up = ["up", "--nodes", str(len(job.nodes))]
-    up += ["--instance-type", job.instance_type] if job.instance_type else []
-    up += ["--local"] if launched.get("target") == "local" else []
-    for key, value in launched.get("asked", {}).items():
-        up += option_words(key, value) if key not in (*_SIZE, *NOT_SHOWN) else []
-    verbs = (up, ["train", *job_words(job)], ["down"])
+    up = {"cluster.nodes": len(job.nodes), "cluster.instance_type": job.instance_type or None}
+    up |= {key: value for key, value in launched.get("asked", {}).items() if key not in (*_SIZE, *NOT_SHOWN)}
+    words = [] if past is None or past.name == "default" else ["-c", past.name]
+    region = launched.get("region")
+    place = ["--local"] if launched.get("target") == "local" else ["--region", region] if region else []
+    verbs = (
+        [*place, "up", *command_words("up", {key: value for key, value in up.items() if value is not None})],
+        ["train", *command_words("train", job_options(job)), *script_words(job.script, job.args)],
+        ["down"],
+    )
     code = [["git", "checkout", job.commit]] if job.commit else []
-    return [shlex.join(words) for words in (*code, *(["awsddp", *cluster, *verb] for verb in verbs))]
+    return [shlex.join(words) for words in (*code, *(["awsddp", *words, *verb] for verb in verbs))]

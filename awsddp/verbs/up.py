@@ -1,6 +1,5 @@
 """up: plan, confirm, launch. An existing cluster is finished, repaired or resized, or stays unchanged."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.report import node_name
 from awsddp.spec import idle_seconds, overlaid
 from awsddp.state import Record
-from awsddp.verbs.advice import global_words_of, train_again
+from awsddp.verbs.advice import advised
 from awsddp.verbs.cluster import REACH_S, ClusterHandle
 from awsddp.verbs.context import Context, aws_of, check_account, facts_of, owner_of, reach_jump, target_for
 from awsddp.verbs.converging import Confirm, own_or_empty, reconcile, say_differences
@@ -241,17 +240,17 @@ def _name_left_out(cluster: ClusterHandle) -> None:
     with cluster.connect(deadline_s=REACH_S):
         known = {job.job: job for job in cluster.jobs() if job.job in left}
     ctx.folder.remember(*known.values())
-    here = shlex.join(["awsddp", *global_words_of(ctx)])
     for name, job in (left | known).items():
         lost = ", ".join(node_name(one.node) for one in job.nodes if one.instance_id not in living)
-        ends = f"{here} cancel {name} && " if name in known and job.state in ACTIVE else ""
+        ends = [f"awsddp cancel {name}"] if name in known and job.state in ACTIVE else []
         if ends and job.state == "running":
-            ends = f"{ends}{here} fetch {name}; "
-            again = train_again(ctx, replace(job, resumed=name), {})
-            ctx.say(f"job {name} runs without {lost}, which was replaced; with it: {ends}{again}")
+            ways = " && ".join([*ends, f"awsddp fetch {name}; awsddp train --resume {name}"])
+            ctx.say(
+                f"job {name} runs without {lost}, which was replaced; with it: {advised(ctx, ways, job=job)}"
+            )
         elif job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
-            again = train_again(ctx, job, {} if name in known else {"job.after": "all"})
-            ctx.say(f"job {name} waited for {lost}, which was replaced: {ends}{again}")
+            ways = " && ".join([*ends, "awsddp train" if name in known else "awsddp train --after all"])
+            ctx.say(f"job {name} waited for {lost}, which was replaced: {advised(ctx, ways, job=job)}")
 
 
 def accept_host_keys(ctx: Context, record: Record, nodes: Sequence[Node]) -> None:

@@ -15,7 +15,7 @@ from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
 from awsddp.nodes.failures import NodeFailure
 from awsddp.plan.records import LaunchPlan
 from awsddp.report import Event, cluster_state
-from awsddp.verbs.advice import interruption
+from awsddp.verbs.advice import advised, interruption
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.down import down
 from awsddp.verbs.jobs import jobs_document
@@ -339,8 +339,10 @@ def test_an_interrupted_up_goes_on_with_its_own_size_whatever_the_file_says(on: 
         up(ctx, confirm=lambda what: None)
     record = laptop.folder.read()
     assert record is not None and record.intent is not None
-    [again, *_] = interruption(ctx).next.split("   # continue")
-    assert again == "awsddp up --nodes 1 --instance-type g6.xlarge -o 'network.ssh_cidr=[\"10.0.0.7\"]'"
+    [again, *_] = advised(ctx, interruption(ctx).next).split("   # continue")
+    assert (
+        again == "awsddp -c demo up --nodes 1 --instance-type g6.xlarge -o 'network.ssh_cidr=[\"10.0.0.7\"]'"
+    )
     for keys in (typed, {}):
         result = laptop.up(**keys)
         assert [node["node"] for node in result["nodes"]] == [0]

@@ -17,7 +17,7 @@ def commands(text: str) -> Iterator[str]:
     """Yield the commands of a message: of each line that begins with one, without its comment."""
     for line in text.split("\n"):
         if _COMMAND.match(line):
-            yield from line.partition("   #")[0].removeprefix("sudo ").split(" && ")
+            yield from re.split(" && |; ", line.partition("   #")[0].removeprefix("sudo "))
 
 
 def type_in(text: str) -> list[str]:

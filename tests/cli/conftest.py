@@ -13,6 +13,18 @@ import pytest
 
 from awsddp.local import control, torchenv
 from tests.cli import schema
+from tests.cli.advice_lines import type_in
+
+
+def next_steps(document: Any) -> Iterator[str]:
+    """Yield every `next` of a document."""
+    if isinstance(document, dict) and isinstance(document.get("next"), str):
+        yield document["next"]
+    inner = (
+        document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
+    )
+    for one in inner:
+        yield from next_steps(one)
 
 
 class Lab:
@@ -54,11 +66,15 @@ class Lab:
                 timeout=timeout,
             )
             if "--json" in words and shown.stdout.startswith(("{", "[")):
-                schema.check(json.loads(shown.stdout), *words)
+                document = json.loads(shown.stdout)
+                schema.check(document, *words)
+                for text in next_steps(document):
+                    type_in(text)
             return shown
         except subprocess.TimeoutExpired as late:
-            log = self.home / "local" / "daemon.log"
-            said = [late.stdout or b"", late.stderr or b"", log.read_bytes()[-4000:] if log.exists() else b""]
+            cloud = self.home / "local"
+            logs = [*cloud.glob("daemon.log"), *cloud.glob("nodes/*/console.log")]
+            said = [late.stdout or b"", late.stderr or b"", *(log.read_bytes()[-4000:] for log in logs)]
             pytest.fail("\n".join([str(late), *(text.decode(errors="replace") for text in said)]))
 
     def json(self, *words: str, code: int = 0, cwd: Path | None = None) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 import json
 import shlex
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import click
 import pytest
@@ -18,12 +21,13 @@ from awsddp.cli.advice import named
 from awsddp.cli.main import cli
 from awsddp.cli.options import Globals
 from awsddp.cli.signals import WATCH
+from awsddp.cluster import Job as JobRecord
 from awsddp.cluster import Prepared, Target, TargetName
 from awsddp.errors import CloudError
 from awsddp.nodes.failures import NodeFailure
 from awsddp.spec import OPTIONS, load, option_words
 from awsddp.state import Folder, Record
-from awsddp.verbs.advice import interruption
+from awsddp.verbs.advice import HAS_OPTION, advised, interruption
 from awsddp.verbs.context import Context
 from tests.cli.advice_lines import texts, type_in
 from tests.cli.conftest import Lab
@@ -59,6 +63,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     yield made
 
 
+def asked(
+    folder: Folder, local: bool = False, verb: Literal["train", "run"] = "train", **keys: object
+) -> Context:
+    """The context of a command line that sets these keys."""
+    spec, job = load(folder.name, environ={}, overrides=keys)
+    return Context(spec=spec, job=job, folder=folder, on_event=lambda _: None, local=local, verb=verb)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -75,6 +87,7 @@ def test_a_command_carries_the_options_that_it_needs(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, options: Globals, said: str
 ) -> None:
     monkeypatch.setattr(WATCH, "options", options)
+    monkeypatch.setattr(WATCH, "context", None)  # nothing of the verb is known yet
     assert named("awsddp up   # continue") == said
     assert named("awsddp -c other-name up") == "awsddp -c other-name up"
 
@@ -82,9 +95,8 @@ def test_a_command_carries_the_options_that_it_needs(
 def test_what_a_cluster_remembers_is_not_said_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.write(RECORD)
     for profile, said in (("work", ""), ("other", " --profile other")):
-        options = Globals(cluster="second", region="eu-west-1", profile=profile)
-        monkeypatch.setattr(WATCH, "options", options)
-        assert named("awsddp down") == f"awsddp -c second{said} down"
+        keys = {"cluster.region": "eu-west-1", "cluster.profile": profile}
+        assert advised(asked(folder, **keys), "awsddp down") == f"awsddp -c second{said} down"
 
 
 @pytest.mark.parametrize("json", [False, True])
@@ -140,14 +152,6 @@ def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:
     assert {place.partition(":")[0] for place in wrong} <= BUILT, wrong
 
 
-def test_each_short_option_of_advice_is_one_of_the_command_line() -> None:
-    run = cli.get_command(click.Context(cli), "run")
-    assert run is not None
-    known = {name for param in run.params for name in param.opts}
-    for key in OPTIONS:
-        assert option_words(key, "x")[0] in known, key
-
-
 def test_a_rehearsal_that_ended_is_created_again_in_the_local_cloud(records: Lab) -> None:
     records.json("up", "--local", "--nodes", "1", "-y")
     records.json("down", "-y")
@@ -158,13 +162,116 @@ def test_a_rehearsal_that_ended_is_created_again_in_the_local_cloud(records: Lab
     records.json("down", "-y")
 
 
-def test_an_up_that_goes_on_has_the_options_that_were_typed(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, "default")
+def test_the_line_after_an_interrupted_up_launches_no_second_node(records: Lab) -> None:
+    file = records.project / "awsddp.toml"
+    file.write_text("[cluster]\nnodes = 2\n")
+    try:
+        slow = records.run("local", "fault", "add", "DescribeInstances", "delay", "--seconds", "2")
+        assert slow.returncode == 0
+        client = records.start(
+            "up", "--local", *["--nodes", "1", "--instance-type", "g6.xlarge"], "-y", "--json"
+        )
+        assert client.stderr is not None
+        while b"asking for 1 x" not in (said := client.stderr.readline()):
+            assert said
+        time.sleep(0.5)  # until the machine is launched; where it is not yet, the line has to launch it
+        client.send_signal(signal.SIGINT)
+        error = json.loads(client.communicate(timeout=60)[0])["error"]
+        assert records.run("local", "fault", "clear").returncode == 0
+        [again, down] = type_in(error["next"])
+        assert again == "awsddp up --nodes 1 --instance-type g6.xlarge"
+        assert len(records.json(*shlex.split(again)[1:], "-y")["nodes"]) == 1
+        assert len(records.json(*shlex.split(down)[1:], "-y")["terminated"]) == 1
+    finally:
+        file.unlink()
+
+
+def test_an_up_that_goes_on_has_the_options_that_were_typed(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWSDDP_CLUSTER", "second")
     folder.write(replace(RECORD, prepared=()))
-    keys = {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge", "cluster.region": "eu-west-1"}
-    spec, job = load(environ={"AWSDDP_CLUSTER_IDLE": "30m"}, overrides=keys)
-    ctx = Context(spec=spec, job=job, folder=folder, on_event=lambda _: None)
-    assert type_in(interruption(ctx).next)[0] == "awsddp up --nodes 1 --instance-type g6.xlarge"
+    keys: dict[str, object] = {
+        "cluster.nodes": 1,
+        "cluster.instance_type": "g6.xlarge",
+        "cluster.region": "eu-west-1",
+        "local.gpus": "off",
+        "env.variables.LR": "2",
+        "job.results": "out",
+    }
+    ctx = asked(folder, **keys)
+    up, down = type_in(advised(ctx, interruption(ctx).next))
+    assert up == "awsddp up --nodes 1 --instance-type g6.xlarge -o local.gpus=off -o job.results=out"
+    assert down == "awsddp down -o job.results=out"
+
+
+JOB = JobRecord(
+    job="first",
+    state="failed",
+    cause=None,
+    ranks=(),
+    home="out/first",
+    script="t.py",
+    args=("--lr", "a b"),
+    options=("-o", "job.world_size=4", "--env-var", "LR", "--env-var", "MY_TOKEN", "-o", "env.kind=venv"),
+)
+AGAIN = "--world-size 4 --env-var LR=2 --env-var MY_TOKEN -o env.kind=venv"
+TYPED: dict[str, object] = {"job.results": "out", "env.variables.LR": "2", "env.variables.MY_TOKEN": "hidden"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("awsddp fetch first   # again", "awsddp fetch -o job.results=out first   # again"),
+        (
+            "awsddp fetch first -o job.results=DIR   # or there",
+            "awsddp fetch first -o job.results=DIR   # or there",
+        ),
+        ("awsddp status   # then: awsddp up", "awsddp status   # then: awsddp up"),
+        (
+            "awsddp down && awsddp up   # anew",
+            "awsddp down -o job.results=out && "
+            "awsddp --profile work --region eu-west-1 up --nodes 3 --idle off -o job.results=out   # anew",
+        ),
+        (
+            "awsddp train --env-var A=1   # why",
+            f"awsddp train {AGAIN} --env-var A=1 t.py -- --lr 'a b'   # why",
+        ),
+        (
+            "awsddp train --env-var LR=3 --resume first",
+            f"awsddp train {AGAIN} --env-var LR=3 --resume first t.py -- --lr 'a b'".replace(
+                " --env-var LR=2", ""
+            ),
+        ),
+        ("awsddp train SCRIPT   # yours", f"awsddp train {AGAIN} SCRIPT   # yours"),
+    ],
+)
+def test_advice_repeats_what_was_asked_and_is_said_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.setenv("AWSDDP_CLUSTER", "second")
+    folder.write(replace(RECORD, nodes=3, asked={"cluster.idle": "off"}))
+    ctx = asked(folder, **TYPED)
+    assert advised(ctx, text, job=JOB) == said
+    assert advised(ctx, said, job=JOB) == said
+    type_in(said)
+
+
+def test_what_follows_a_run_is_a_run(folder: Folder) -> None:
+    folder.write(RECORD)
+    ctx = asked(folder, verb="run", **TYPED, **{"cluster.nodes": 1, "cluster.spot": True})
+    [line] = type_in(advised(ctx, "awsddp train --env requirements.txt", job=JOB))
+    place = "-c second --profile work --region eu-west-1"
+    assert line == (f"awsddp {place} run --nodes 1 --spot {AGAIN} --env requirements.txt t.py -- --lr 'a b'")
+
+
+def test_each_verb_has_the_options_that_advice_gives_it() -> None:
+    for verb, sections in HAS_OPTION.items():
+        command = cli.get_command(click.Context(cli), verb)
+        assert command is not None
+        known = {name for param in command.params for name in param.opts}
+        with_option = {key for key in OPTIONS if option_words(key, "x")[0] in known}
+        assert with_option == {key for key in OPTIONS if key.startswith(sections)}, verb
 
 
 @pytest.mark.parametrize(("target", "said"), [("local", "free of charge"), ("aws", "cost money")])

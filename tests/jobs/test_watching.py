@@ -12,8 +12,10 @@ from awsddp.cluster import Job, JobNode, RankResult
 from awsddp.errors import NodeError
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
-from awsddp.spec import JobSection, JobSpec
+from awsddp.spec import ClusterSpec, JobSection, JobSpec
+from awsddp.state import Folder
 from awsddp.verbs import watching
+from awsddp.verbs.context import Context
 from awsddp.verbs.watching import Watch
 
 LINES = b"".join(b"line %d\n" % number for number in range(20))
@@ -120,8 +122,11 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     ranks = tuple(
         RankResult(rank=rank, local_rank=0, node=rank, exit_code=None, seconds=0.0) for rank in (0, 1)
     )
-    ctx = SimpleNamespace(
-        job=JobSpec(job=JobSection(heartbeat_timeout="1m")), on_event=lambda event: events.append(event.text)
+    ctx = Context(
+        spec=ClusterSpec(),
+        job=JobSpec(job=JobSection(heartbeat_timeout="1m")),
+        folder=Folder(folder, "default"),
+        on_event=lambda event: events.append(event.text),
     )
     cluster = SimpleNamespace(
         ctx=ctx,

@@ -65,11 +65,11 @@ class Cloud:
         self.info = control.start(self.home)
 
 
-def until(condition: Callable[[], bool], *, deadline_s: float = 60) -> None:
+def until(condition: Callable[[], bool], *, deadline_s: float = 60, every_s: float = 0.05) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 def refusal(call: Callable[..., Any], **parameters: Any) -> str:

@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -579,6 +580,29 @@ def test_poweroff_inside_does_what_the_instance_was_launched_for(
     ec2.terminate_instances(InstanceIds=[made])
     pair.cloud.wait("terminated", made)
     assert not (pair.cloud.home / "local/nodes" / made).exists()
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(240)
+def test_a_host_that_hangs_while_it_boots_is_started_again(cloud: Cloud) -> None:
+    ec2 = cloud.client("ec2")
+    made = ec2.run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+    begun = cloud.home / "local/nodes" / made / "pid"
+    systemd: list[str] = []
+
+    def begins() -> bool:
+        with suppress(OSError, ValueError):
+            pid = int(begun.read_text())
+            systemd[:] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return bool(systemd)
+
+    until(begins, every_s=0.002)
+    first = begun.read_text()
+    os.kill(int(systemd[0]), signal.SIGSTOP)
+    until(lambda: begun.exists() and begun.read_text() not in ("", first), deadline_s=120)
+    cloud.wait("running", made)
+    ec2.terminate_instances(InstanceIds=[made])
+    cloud.wait("terminated", made)
 
 
 @pytest.mark.parametrize("files", ["there", pytest.param("removed", marks=pytest.mark.prove)])

@@ -159,7 +159,7 @@ def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
     home.job("one", 100, args=["a b", "--x"], resumed="before", options=["-o", "job.timeout=1h"])
     assert report(home.ctx(), job="one")["again"] == [
         "git checkout 0123456789abcdef",
-        "awsddp up --nodes 2 --instance-type g5.xlarge",
+        "awsddp --region eu-west-1 up --nodes 2 --instance-type g5.xlarge",
         "awsddp train --timeout 1h --resume before train.py -- 'a b' --x",
         "awsddp down",
     ]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.cli.pages import job_page
+from awsddp.cli.signals import WATCH
 from awsddp.cluster import Job, JobState
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
@@ -60,15 +61,21 @@ def test_job_without_a_script_of_its_own_is_not_the_bundled_one(tmp_path: Path) 
 
 @pytest.mark.parametrize(("state", "found"), [("failed", True), ("cancelled", True), ("succeeded", False)])
 def test_job_that_did_not_succeed_names_its_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: JobState, found: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: JobState,
+    found: bool,
 ) -> None:
+    ctx = context(tmp_path, "train.py")
+    monkeypatch.setattr(WATCH, "context", ctx)
     run = tmp_path / "runs/unlucky/node1/run"
     run.mkdir(parents=True)
     (run / "step3.pt").touch()
     job = Job(job="unlucky", state=state, cause=None, ranks=(), home="runs/unlucky", script="train.py")
-    result = job_result(context(tmp_path, "train.py"), job)
+    result = job_result(ctx, job)
     checkpoint = "runs/unlucky/node1/run/step3.pt" if found else None
     assert result["checkpoint"] == checkpoint
     job_page(result)
-    text = f"  checkpoint: {checkpoint}; continue from it: awsddp train ... --resume unlucky\n"
+    text = f"  checkpoint: {checkpoint}; continue from it: awsddp train --resume unlucky train.py\n"
     assert (text in capsys.readouterr().err) == found

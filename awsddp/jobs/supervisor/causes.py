@@ -399,7 +399,7 @@ TABLE = (
         "checkpoint_corrupt",
         _not_whole,
         "The file is not a checkpoint, or not a whole one.",
-        "write it under another name, then os.replace(); go on from an older one: awsddp train --resume JOB",
+        "awsddp train --resume JOB   # from an older one; write it under another name, then os.replace()",
     ),
     Row(
         "checkpoint_refused",

@@ -25,7 +25,7 @@ class Row(NamedTuple):
     retryable: bool = False
 
 
-_REPLACE = "awsddp up   # replaces the node if it is gone; then: awsddp train"
+_REPLACE = "awsddp up && awsddp train   # replaces the node if it is gone"
 JOB_TABLE = (
     Row(
         "left_early",
@@ -59,14 +59,14 @@ JOB_TABLE = (
         "interrupted",
         "",
         "{why}.",
-        "awsddp up   # starts what is stopped; then: awsddp train",
+        "awsddp up && awsddp train   # starts what is stopped",
         retryable=True,
     ),
     Row(
         "expired",
         "",
         "{why}.",
-        "awsddp up --expires TIME   # starts the nodes with more time; then: awsddp train",
+        "awsddp up --expires TIME && awsddp train   # starts the nodes with more time",
         retryable=True,
     ),
 )
