@@ -2,10 +2,12 @@
 
     python tools/call_path.py train [FOLDER]    # to the launch request of the first rank
     python tools/call_path.py up [FOLDER]       # to the first call to AWS
+    python tools/call_path.py down [FOLDER]     # to the call that terminates the instances
 
-A real run in a local cloud of its own (SSH hosts without root for `train`, records for `up`), observed by
-sys.setprofile in all threads, from the verb's first line on. A jump is a function of another file that is
-called from awsddp/verbs, once for each calling file; what other rooms call among themselves is not followed.
+A real run in a local cloud of its own (SSH hosts without root for `train`, records for the others), observed
+by sys.setprofile in all threads, from the verb's first line on. A jump is a function of another file that is
+called from a file of the story, once for each calling file. The story is in every file but those of ROOMS:
+what these call among themselves is not followed.
 Files: the verb's own and those that are jumped to. Returns: the jumps to a file that was visited before,
 coming back from a call not counted. FOLDER is a checkout; it must use the same Python environment.
 """
@@ -20,11 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-CLOUD = {"train": "--loopback", "up": "--no-hosts"}
-WORDS = {
-    "train": ["train", "--world-size", "2"],
-    "up": ["--local", "up", "--nodes", "2", "-y"],
-}
+CLOUD = {"train": "--loopback", "up": "--no-hosts", "down": "--no-hosts"}
+UP = ["--local", "up", "--nodes", "2", "-y"]
+WORDS = {"train": ["train", "--world-size", "2"], "up": UP, "down": ["down", "-y"]}
+ROOMS = ("aws", "cli", "compat", "jobs", "local", "nodes", "plan")
+"""Folders with a subject of their own: each function of one that the story enters is a jump."""
 
 
 class Observer:
@@ -47,12 +49,13 @@ class Observer:
         function, caller = frame.f_code.co_qualname, self._caller(frame)
         if not self.jumps and (file, function) != (f"verbs/{self._verb}.py", self._verb):
             return
-        if not self.jumps or (caller.startswith("verbs/") and caller != file):
+        is_followed = caller.partition("/")[0] not in ROOMS and caller not in (file, "a thread")
+        if not self.jumps or is_followed:
             self.jumps[caller, f"{file}:{function}"] = None
 
     def _over(self, frame: FrameType) -> bool:
-        if self._verb == "up":
-            return frame.f_code.co_qualname == "Aws.call"
+        if frame.f_code.co_qualname == "Aws.call":
+            return self._verb == "up" or frame.f_locals["operation"] == "TerminateInstances"
         messages = frame.f_locals.get("messages") if frame.f_code.co_name == "request" else None
         return bool(messages) and any(b'"do": "launch"' in data for data in messages.values())
 
@@ -66,7 +69,7 @@ class Observer:
 
     def _caller(self, frame: FrameType) -> str:
         back = frame.f_back
-        while back is not None and self._file(back) is None:
+        while back is not None and self._file(back) in (None, "parallel.py"):  # whoever let it run there
             back = back.f_back
         return (back is not None and self._file(back)) or "a thread"
 
@@ -107,8 +110,8 @@ def main() -> None:
 
         run("-m", "awsddp", "-q", "local", "start", CLOUD[verb])
         try:
-            if verb == "train":
-                run("-m", "awsddp", "-q", "--local", "up", "--nodes", "2", "-y")
+            if verb != "up":
+                run("-m", "awsddp", "-q", *UP)
             run(str(Path(__file__).resolve()), "--observe", verb, out=None)
         finally:
             run("-m", "awsddp", "-q", "local", "stop")
