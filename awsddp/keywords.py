@@ -2,31 +2,71 @@
 
 Generated from spec.py by `python -m tests.api.test_keywords`.
 """
-# ruff: noqa: UP013
 
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-# fmt: off
-_Shared = TypedDict("_Shared", {
-    "region": str | None, "profile": str | None, "nodes": int, "instance_type": str | None,
-    "gpus": str | None, "image": str | None, "disk_gb": int | None, "spot": bool | Literal["first"],
-    "max_price_usd": float | None, "budget_usd": float | None, "idle": str, "expires": str,
-    "replace": Sequence[str], "subnet": str | None, "security_group": str | None, "ssh_cidr": Sequence[str],
-    "address": Literal["public", "private"], "jump": str | None, "user": str | None, "key_file": str | None,
-    "instance_profile": str | None, "kms_key": str | None, "zones": Sequence[str], "regions": Sequence[str],
-    "reservation": str | None, "efa": bool, "retry_until_up": bool, "experimental": bool,
-    "local_gpus": Literal["on", "off"], "kind": Literal["image", "venv", "conda"] | None, "file": str | None,
-    "python": str | None, "setup": Sequence[str], "packages_from": Literal["node", "client"] | None,
-    "index_url": str | None, "ca_bundle": str | None, "proxy": str | None, "variables": dict[str, str],
-    "secrets": Sequence[str], "workdir": str, "ignore": Sequence[str], "world_size": int | None,
-    "nproc_per_node": int | None, "launcher": str, "nnodes": str | None, "resume": str | None,
-    "after": str | None, "on": str | None, "max_restarts": int | None, "module": bool,
-    "prefix": Sequence[str], "outputs": Sequence[str], "results": str, "exclude": Sequence[str],
-    "results_limit": str, "timeout": str | None, "hang_after": str | None, "grace": str,
-    "heartbeat_timeout": str,
-}, total=False)
-# fmt: on
+
+class _Shared(TypedDict, total=False):
+    region: str | None
+    profile: str | None
+    nodes: int
+    instance_type: str | None
+    gpus: str | None
+    image: str | None
+    disk_gb: int | None
+    spot: bool | Literal["first"]
+    max_price_usd: float | None
+    budget_usd: float | None
+    idle: str
+    expires: str
+    replace: Sequence[str]
+    subnet: str | None
+    security_group: str | None
+    ssh_cidr: Sequence[str]
+    address: Literal["public", "private"]
+    jump: str | None
+    user: str | None
+    key_file: str | None
+    instance_profile: str | None
+    kms_key: str | None
+    zones: Sequence[str]
+    regions: Sequence[str]
+    reservation: str | None
+    efa: bool
+    retry_until_up: bool
+    experimental: bool
+    local_gpus: Literal["on", "off"]
+    kind: Literal["image", "venv", "conda"] | None
+    file: str | None
+    python: str | None
+    setup: Sequence[str]
+    packages_from: Literal["node", "client"] | None
+    index_url: str | None
+    ca_bundle: str | None
+    proxy: str | None
+    variables: dict[str, str]
+    secrets: Sequence[str]
+    workdir: str
+    ignore: Sequence[str]
+    world_size: int | None
+    nproc_per_node: int | None
+    launcher: str
+    nnodes: str | None
+    resume: str | None
+    after: str | None
+    on: str | None
+    max_restarts: int | None
+    module: bool
+    prefix: Sequence[str]
+    outputs: Sequence[str]
+    results: str
+    exclude: Sequence[str]
+    results_limit: str
+    timeout: str | None
+    hang_after: str | None
+    grace: str
+    heartbeat_timeout: str
 
 
 class Keys(_Shared, total=False):

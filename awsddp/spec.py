@@ -49,7 +49,7 @@ _MOMENTARY = OF_ONE_COMMAND.union(
 """Keys that hold for one command or one job, or that the cluster's record holds elsewhere."""
 _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capacity.experimental"}
 """Keys that hold for one command, also where awsddp.toml sets them: limits, consent and the login."""
-_EXCLUSIVE = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
+EXCLUSIVE = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
 """Mutually exclusive keys."""
 _Value = TypeVar("_Value")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -151,8 +151,6 @@ def setting(
     return field(default_factory=lambda: default, metadata=locals())
 
 
-# One or two rows per key; ruff would give each argument a row of its own.
-# fmt: off
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection:
     """[cluster]: the instances."""
@@ -161,23 +159,44 @@ class ClusterSection:
     profile: str | None = setting(None, "AWS profile.", example="work")
     nodes: int = setting(2, "How many nodes.", "--nodes N", check=_from(1, 1000))
     instance_type: str | None = setting(
-        None, "EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]", "--instance-type TYPE",
-        example="g6.48xlarge", comment='Or several: "g6.48xlarge,g5.48xlarge".  [default: cheapest]')
+        None,
+        "EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]",
+        "--instance-type TYPE",
+        example="g6.48xlarge",
+        comment='Or several: "g6.48xlarge,g5.48xlarge".  [default: cheapest]',
+    )
     gpus: str | None = setting(
-        None, "GPUs per node: A100:8, A100-80GB:8, L4.", "--gpus GPU:N", example="A100:8")
-    image: str | None = setting(None, "Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
-        "--image IMAGE", example="ami-0a1b2c3d")
-    disk_gb: int | None = setting(None, "Root disk.  [default: image + 100, at least 200]", "--disk GB",
-        example=200, check=_from(1, 65536))
-    spot: bool | Literal["first"] = setting(False, "Spot instances: cheaper, but AWS may reclaim them.",
-        "--spot", comment='Cheaper, but AWS may reclaim them; "first": on-demand where there are none.')
+        None, "GPUs per node: A100:8, A100-80GB:8, L4.", "--gpus GPU:N", example="A100:8"
+    )
+    image: str | None = setting(
+        None,
+        "Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
+        "--image IMAGE",
+        example="ami-0a1b2c3d",
+    )
+    disk_gb: int | None = setting(
+        None,
+        "Root disk.  [default: image + 100, at least 200]",
+        "--disk GB",
+        example=200,
+        check=_from(1, 65536),
+    )
+    spot: bool | Literal["first"] = setting(
+        False,
+        "Spot instances: cheaper, but AWS may reclaim them.",
+        "--spot",
+        comment='Cheaper, but AWS may reclaim them; "first": on-demand where there are none.',
+    )
     max_price_usd: float | None = setting(None, "Refuse plans over this per hour, in all.", example=60.0)
     budget_usd: float | None = setting(
-        None, "Terminate the nodes when this is spent.", "--budget USD", example=500.0)
+        None, "Terminate the nodes when this is spent.", "--budget USD", example=500.0
+    )
     idle: str = setting(
-        "60m", "Shut down after this time without a job or a login; off.", "--idle TIME", check=idle_seconds)
+        "60m", "Shut down after this time without a job or a login; off.", "--idle TIME", check=idle_seconds
+    )
     expires: str = setting(
-        "24h", "Terminate the nodes after this: 90m, 24h, 7d.", "--expires TIME", check=seconds)
+        "24h", "Terminate the nodes after this: 90m, 24h, 7d.", "--expires TIME", check=seconds
+    )
     replace: tuple[str, ...] = setting((), "Ids of the instances that `up` replaces.")
 
     @property
@@ -198,11 +217,15 @@ class NetworkSection:
     subnet: str | None = setting(None, "One that exists; it is not changed.", example="subnet-0a1b2c3d")
     security_group: str | None = setting(None, "One that exists; it is not changed.", example="sg-0a1b2c3d")
     ssh_cidr: tuple[str, ...] = setting(
-        (), 'Who may log in, or "sg-...".  [default: only this machine]', example=["203.0.113.0/24"])
+        (), 'Who may log in, or "sg-...".  [default: only this machine]', example=["203.0.113.0/24"]
+    )
     address: Literal["public", "private"] = setting("public", '"private": the nodes get no public address.')
     jump: str | None = setting(
-        None, 'SSH goes through this host, or a name of ~/.ssh/config; "ssm": AWS Systems Manager.',
-        example="ubuntu@203.0.113.9", check=lambda text: text and jump_host(text))
+        None,
+        'SSH goes through this host, or a name of ~/.ssh/config; "ssm": AWS Systems Manager.',
+        example="ubuntu@203.0.113.9",
+        check=lambda text: text and jump_host(text),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,12 +233,17 @@ class AccessSection:
     """[access]: the login, and the nodes' permissions."""
 
     user: str | None = setting(None, "The login name.  [default: the image's]", example="ubuntu")
-    key_file: str | None = setting(None,
-        'The private half of the EC2 key pair "laptop".  [default: a new one]', example="~/.ssh/laptop.pem")
+    key_file: str | None = setting(
+        None,
+        'The private half of the EC2 key pair "laptop".  [default: a new one]',
+        example="~/.ssh/laptop.pem",
+    )
     instance_profile: str | None = setting(
-        None, "What the nodes may do in AWS: a name or an ARN.  [default: nothing]", example="training")
+        None, "What the nodes may do in AWS: a name or an ARN.  [default: nothing]", example="training"
+    )
     kms_key: str | None = setting(
-        None, "Encrypts the disks: an id, alias or ARN.  [default: the account's]", example="alias/training")
+        None, "Encrypts the disks: an id, alias or ARN.  [default: the account's]", example="alias/training"
+    )
 
     @property
     def key(self) -> str | None:
@@ -246,24 +274,37 @@ class LocalSection:
 class EnvSection:
     """[env]: the Python of the ranks."""
 
-    kind: Literal["image", "venv", "conda"] | None = setting(None,
-        '"venv" by uv; "image" keeps its torch.  [default: image; environment.yml: conda]', example="venv")
+    kind: Literal["image", "venv", "conda"] | None = setting(
+        None,
+        '"venv" by uv; "image" keeps its torch.  [default: image; environment.yml: conda]',
+        example="venv",
+    )
     file: str | None = setting(
-        None, "What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
-        "--env FILE", example="requirements.txt")
+        None,
+        "What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
+        "--env FILE",
+        example="requirements.txt",
+    )
     python: str | None = setting(None, "Of a venv or conda environment; torch is the file's.", example="3.12")
     setup: tuple[str, ...] = setting(
-        (), "Run once on each node, in the synced folder.", example=["sudo apt-get install -y ffmpeg"])
+        (), "Run once on each node, in the synced folder.", example=["sudo apt-get install -y ffmpeg"]
+    )
     packages_from: Literal["node", "client"] | None = setting(
-        None, '"client": fetched here and sent.  [default: where nodes have no internet]', example="client")
+        None, '"client": fetched here and sent.  [default: where nodes have no internet]', example="client"
+    )
     index_url: str | None = setting(None, "Where packages are found.", example="https://pypi.org/simple")
     ca_bundle: str | None = setting(None, "Certificates, if a proxy replaces them.", example="~/company.pem")
     proxy: str | None = setting(None, "For packages.", example="http://proxy:3128")
     variables: dict[str, str] = setting(  # noqa: RUF009
-        {}, "Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
-        "--env-var NAME[=VALUE]", example={"OMP_NUM_THREADS": "8"}, comment="Set for every rank.")
+        {},
+        "Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
+        "--env-var NAME[=VALUE]",
+        example={"OMP_NUM_THREADS": "8"},
+        comment="Set for every rank.",
+    )
     secrets: tuple[str, ...] = setting(
-        (), "Set for every rank, to the values here; never written down.", example=["WANDB_API_KEY"])
+        (), "Set for every rank, to the values here; never written down.", example=["WANDB_API_KEY"]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,36 +322,72 @@ class JobSection:
     script: str | None = setting(None, "What ranks run.  [default: the bundled program]", example="train.py")
     args: tuple[str, ...] = setting((), "Its arguments.", example=["--lr", "0.1"])
     world_size: int | None = setting(
-        None, "Total ranks.  [default: one per GPU]", "--world-size N", example=16, check=_from(1, 100_000))
-    nproc_per_node: int | None = setting(None, "Ranks per node; gpu: one per GPU, the default.",
-        "--nproc-per-node N", example=8, comment="Ranks per node.", check=_from(1, 1024))
+        None, "Total ranks.  [default: one per GPU]", "--world-size N", example=16, check=_from(1, 100_000)
+    )
+    nproc_per_node: int | None = setting(
+        None,
+        "Ranks per node; gpu: one per GPU, the default.",
+        "--nproc-per-node N",
+        example=8,
+        comment="Ranks per node.",
+        check=_from(1, 1024),
+    )
     launcher: str = setting(
-        "", '"torchrun": torch\'s elastic agent.  [default: "ssh", a process per rank]', example="torchrun")
-    nnodes: str | None = setting(None, "Continue with MIN of MAX nodes; implies torchrun's agent.",
-        "--nnodes MIN:MAX", example="1:4", check=nodes_range)
-    resume: str | None = setting(None,
-        "Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.", "--resume last|JOB")
+        "", '"torchrun": torch\'s elastic agent.  [default: "ssh", a process per rank]', example="torchrun"
+    )
+    nnodes: str | None = setting(
+        None,
+        "Continue with MIN of MAX nodes; implies torchrun's agent.",
+        "--nnodes MIN:MAX",
+        example="1:4",
+        check=nodes_range,
+    )
+    resume: str | None = setting(
+        None,
+        "Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
+        "--resume last|JOB",
+    )
     after: str | None = setting(
-        None, "Start when this job, or all on the nodes, have ended; no client.", "--after JOB|all")
+        None, "Start when this job, or all on the nodes, have ended; no client.", "--after JOB|all"
+    )
     on: str | None = setting(
-        None, "Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
-        "--on NODES", check=gpus_of)
-    max_restarts: int | None = setting(None, "Restart the ranks up to N times; implies torchrun's agent.",
-        "--max-restarts N", example=3, check=_from(0, 1000))
+        None,
+        "Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
+        "--on NODES",
+        check=gpus_of,
+    )
+    max_restarts: int | None = setting(
+        None,
+        "Restart the ranks up to N times; implies torchrun's agent.",
+        "--max-restarts N",
+        example=3,
+        check=_from(0, 1000),
+    )
     module: bool = setting(False, "SCRIPT is a module (python -m).", "-m --module")
-    prefix: tuple[str, ...] = setting((), "Words before each rank's command: nsys, docker run.",
-        example=["numactl", "--cpunodebind={local_rank}"])
+    prefix: tuple[str, ...] = setting(
+        (),
+        "Words before each rank's command: nsys, docker run.",
+        example=["numactl", "--cpunodebind={local_rank}"],
+    )
     name: str | None = setting(
-        None, "The job's name.  [default: script, time, 4 digits]", "--name NAME", example="baseline")
-    outputs: tuple[str, ...] = setting((), "Also fetch this path (repeatable).", "--output PATH",
-        example=["checkpoints"], comment="Also fetched, besides new and changed files.")
+        None, "The job's name.  [default: script, time, 4 digits]", "--name NAME", example="baseline"
+    )
+    outputs: tuple[str, ...] = setting(
+        (),
+        "Also fetch this path (repeatable).",
+        "--output PATH",
+        example=["checkpoints"],
+        comment="Also fetched, besides new and changed files.",
+    )
     results: str = setting("runs", "The local folder for results.")
     exclude: tuple[str, ...] = setting((), "Not fetched, as in .gitignore.", example=["data/", "*.tmp"])
     results_limit: str = setting("20GB", "Of new and changed files; above it, it asks.", check=size_of)
     timeout: str | None = setting(
-        None, "End the job after this: 90m, 24h.", "--timeout TIME", example="12h", check=seconds)
+        None, "End the job after this: 90m, 24h.", "--timeout TIME", example="12h", check=seconds
+    )
     hang_after: str | None = setting(
-        None, "End the job when no rank writes a line for this long.", example="10m", check=seconds)
+        None, "End the job when no rank writes a line for this long.", example="10m", check=seconds
+    )
     grace: str = setting("30s", "Between SIGTERM and SIGKILL, to save a checkpoint.", check=seconds)
     heartbeat_timeout: str = setting("5m", "End the job when a node is silent this long.", check=_heartbeat)
 
@@ -338,7 +415,6 @@ class JobSection:
     def min_nodes(self, nodes: int) -> int:
         """Return with how many of its `nodes` the job goes on."""
         return nodes if self.nnodes is None else min(nodes, nodes_range(self.nnodes)[0])
-# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,7 +573,7 @@ def overlaid(spec: _Any, asked: Mapping[str, Any]) -> _Any:
         return spec
     dropped = spec.from_file - _OF_COMMAND if isinstance(spec, ClusterSpec) else frozenset()
     typed = spec.explicit - dropped
-    decided = typed | (_EXCLUSIVE if typed & _EXCLUSIVE else frozenset())
+    decided = typed | (EXCLUSIVE if typed & EXCLUSIVE else frozenset())
     sections = SECTIONS.keys() - vars(JobSpec) | {"tags"} if isinstance(spec, ClusterSpec) else {"env"}
     kept = {key for key in asked if key.partition(".")[0] in sections and key not in decided}
     values: dict[str, Any] = {section: {} for section in sections}
@@ -518,7 +594,7 @@ def differences(spec: ClusterSpec, standing: ClusterSpec) -> dict[str, tuple[Any
     `standing` is `overlaid` of `spec`. A key that an option or a variable excludes is left out.
     """
     typed = spec.explicit - spec.from_file
-    keys = spec.from_file - (_EXCLUSIVE if typed & _EXCLUSIVE else frozenset())
+    keys = spec.from_file - (EXCLUSIVE if typed & EXCLUSIVE else frozenset())
     found = {key: (_value(spec, key), _value(standing, key)) for key in sorted(keys)}
     return {key: values for key, values in found.items() if values[0] != values[1]}
 
@@ -572,15 +648,20 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
     for key in filter(_is_of_job, KEYS):
         value = _value(spec, key)
         if value != SETTINGS[key]["default"] and key not in NOT_SHOWN:
-            words += ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+            words += key_words(key, value)
     typed = spec.sources.get("env.variables", OPTION) == OPTION  # else awsddp.toml sets them again
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
 
 
+def key_words(key: str, value: object) -> list[str]:
+    """Return the arguments that set a key of awsddp.toml on any verb's command line."""
+    return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+
+
 def option_words(key: str, value: object) -> list[str]:
-    """Return the arguments of a command line that set a key of awsddp.toml."""
+    """Return the arguments that set a key where its option is there, if it has one."""
     if key not in OPTIONS or value is None or value is False or value in ([], ()):
-        return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+        return key_words(key, value)
     flag = OPTIONS[key]["option"].split()[0]
     if isinstance(value, list | tuple):
         return [word for one in value for word in (flag, str(one))]

@@ -10,7 +10,7 @@ from awsddp.cli.plan_page import offers_page, plan_page, settings_page
 
 
 @click.command("plan", cls=Verb)
-@session.options_of("cluster")
+@session.options_of("plan")
 @click.option("--offers", is_flag=True, help="List every GPU type offered in the region, with prices.")
 def command(options: Globals, *, offers: bool, **given: Any) -> None:
     """Show what `up` would do and cost; with -v where each setting comes from. Changes nothing."""

@@ -30,7 +30,7 @@ class Run(Launch):
 
 @click.command("run", cls=Run)
 @click.argument("script", required=False, shell_complete=files)
-@session.options_of("cluster", "job", "env")
+@session.options_of("run")
 @click.option(
     "--detach", is_flag=True, help="Return once the ranks run; the nodes end themselves afterwards."
 )
@@ -44,7 +44,7 @@ def command(ctx: click.Context, /, options: Globals, *, detach: bool, **given: A
     """
     from awsddp.verbs.run import RunResult, run
 
-    with session.opened(options, job_overrides(given)) as (context, show):
+    with session.opened(options, job_overrides(given), verb="run") as (context, show):
         confirm = launch_question(show, context.spec)
         result = run(context, confirm=confirm, on_lines=show.lines, detach=detach)
         if not options.json or result.error is None:

@@ -6,7 +6,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -17,6 +17,7 @@ from awsddp.cli.signals import WATCH
 from awsddp.errors import UsageError
 from awsddp.spec import FILE, OPTIONS, SECTIONS, VARIABLE, JobSpec, load, option_words
 from awsddp.state import Folder, home
+from awsddp.verbs.advice import HAS_OPTION
 from awsddp.verbs.context import Context
 
 _ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
@@ -30,12 +31,12 @@ def _per_node(value: Any) -> Any:
 _COMPLETIONS = {"cluster.instance_type": instance_types, "env.file": files, "job.resume": jobs}
 
 
-def options_of(*sections: str) -> Callable[[Any], Any]:
-    """Return a decorator that adds the options of these sections of awsddp.toml, and --env."""
+def options_of(verb: str) -> Callable[[Any], Any]:
+    """Return a decorator that adds the options that set keys of awsddp.toml on a verb."""
 
     def decorate(function: Any) -> Any:
         for key in reversed(OPTIONS):
-            if key.partition(".")[0] in sections or key == "env.file":
+            if key.startswith(HAS_OPTION[verb]):
                 function = _option(key)(function)
         return function
 
@@ -126,8 +127,10 @@ def _script_of(job: JobSpec) -> JobSpec:
 
 
 @contextlib.contextmanager
-def opened(options: Globals, explicit: dict[str, object] | None = None) -> Iterator[tuple[Context, Screen]]:
-    """Yield a verb's context and its screen."""
+def opened(
+    options: Globals, explicit: dict[str, object] | None = None, *, verb: Literal["train", "run"] = "train"
+) -> Iterator[tuple[Context, Screen]]:
+    """Yield a verb's context and its screen; `verb` is the one that starts a job."""
     values: dict[str, object] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
     places = {"cluster.region": options.region, "cluster.profile": options.profile}
     typed = {key: value for key, value in places.items() if value} | (explicit or {})
@@ -140,6 +143,7 @@ def opened(options: Globals, explicit: dict[str, object] | None = None) -> Itera
             folder=Folder(home(), options.name),
             on_event=screen.event,
             local=options.local,
+            verb=verb,
             agree=screen.agree,
         )
         WATCH.context = ctx

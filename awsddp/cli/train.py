@@ -60,7 +60,7 @@ def job_overrides(given: dict[str, Any]) -> dict[str, object]:
 
 @click.command("train", cls=Launch)
 @click.argument("script", required=False, shell_complete=files)
-@session.options_of("job", "env")
+@session.options_of("train")
 @click.option("--detach", is_flag=True, help="Return once the ranks run; `awsddp logs -f` follows them.")
 @click.pass_context
 def command(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) -> None:

@@ -11,7 +11,7 @@ from awsddp.cli.questions import launch_question
 
 
 @click.command("up", cls=Verb)
-@session.options_of("cluster")
+@session.options_of("up")
 def command(options: Globals, **given: Any) -> None:
     """Launch the nodes and prepare them. Idempotent: finishes, repairs, resizes.
 

@@ -4,7 +4,6 @@ A message names a command ("awsddp up   # continue"), and `advised` adds what se
 asked. And what an interrupted command leaves behind: what may still cost money, and the commands that end it.
 """
 
-import json
 import os
 import re
 import shlex
@@ -15,8 +14,7 @@ from awsddp.errors import AwsddpError, Interrupted
 from awsddp.jobs.ranks import SECRET
 from awsddp.report import iso, money
 from awsddp.resources import is_bundled
-from awsddp.spec import _EXCLUSIVE as EXCLUSIVE
-from awsddp.spec import NOT_SHOWN, OPTION, option_words, options_of, settings
+from awsddp.spec import EXCLUSIVE, NOT_SHOWN, OPTION, key_words, option_words, options_of, settings
 from awsddp.state import Folder, Record
 from awsddp.verbs.context import Context
 
@@ -202,9 +200,7 @@ def _words(verb: str, key: str, value: object) -> list[str]:
     name = key.removeprefix("env.variables.")
     if name != key:  # without a value it is read where the command is typed
         return ["--env-var", name if value is None else f"{name}={value}"]
-    if key.startswith(HAS_OPTION.get(verb, ())):
-        return option_words(key, value)
-    return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return option_words(key, value) if key.startswith(HAS_OPTION.get(verb, ())) else key_words(key, value)
 
 
 def script_words(script: str | None, args: Sequence[str]) -> list[str]:

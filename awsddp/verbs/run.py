@@ -64,7 +64,7 @@ def run(
     another job runs stays as it is. A later failure is the result's `error`.
     """
     check(ctx, detach=detach)
-    ctx = replace(with_gpus(with_idle(ctx)), verb="run")
+    ctx = with_gpus(with_idle(ctx))
     result = RunResult()
     try:
         _work(ctx, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)

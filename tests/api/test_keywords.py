@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import textwrap
 import types
 import typing
 from pathlib import Path
@@ -17,7 +16,7 @@ from awsddp.spec import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "awsddp" / "keywords.py"
-_ROWS = re.compile(r'(?<=TypedDict\("_Shared", \{\n).*?(?=\}, total=False\))', re.DOTALL)
+_ROWS = re.compile(r"(?<=class _Shared\(TypedDict, total=False\):\n).*?(?=\n\nclass Keys)", re.DOTALL)
 _ELSEWHERE = ("name", "script", "args")
 """Keys that have the name of an argument of some methods."""
 SNIPPET = """
@@ -36,9 +35,9 @@ with awsddp.run("short", node=2):
 
 def module() -> str:
     """Return the module with the rows of its keys made anew."""
-    rows = [f'"{name}": {_type(_hint(key))}' for name, key in api._KEYS.items() if name not in _ELSEWHERE]
-    lines = textwrap.wrap(" ".join(f"{row},".replace(" ", "\0") for row in rows), 106)
-    text = "".join(f"    {line}\n" for line in lines).replace("\0", " ")
+    text = "".join(
+        f"    {name}: {_type(_hint(key))}\n" for name, key in api._KEYS.items() if name not in _ELSEWHERE
+    )
     return _ROWS.sub(lambda _: text, MODULE.read_text())
 
 
