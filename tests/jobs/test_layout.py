@@ -6,7 +6,7 @@ import pytest
 
 from awsddp.errors import ConfigError, UsageError
 from awsddp.jobs.ranks import layout, ordered
-from awsddp.spec import JobSection, gpus_of
+from awsddp.spec import JobSection, gpus_of, load
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_on_names_nodes_or_gpus_of_nodes(text: str, expected: dict[int, tuple[in
 )
 def test_invalid_on_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"job\.on: invalid"):
-        gpus_of(text)
+        load(environ={}, overrides={"job.on": text})
 
 
 def test_jobs_on_gpus_have_a_work_folder_each() -> None:
