@@ -4,7 +4,6 @@ import itertools
 from typing import Any
 
 from awsddp import harmless
-from awsddp.cli.advice import named
 from awsddp.cli.render import line, table, table_lines, width, wrapped
 from awsddp.cluster import write_numbers
 from awsddp.report import duration, node_name
@@ -29,7 +28,7 @@ def health_page(report: dict[str, Any]) -> None:
     for text in table_lines(("check", "nodes", "", "found"), rows, columns=_columns()):
         line(text)
     for hint in dict.fromkeys(check["hint"] for check in report["checks"] if check["hint"]):
-        line(named(hint))
+        line(hint)
 
 
 def _outcome(check: dict[str, Any]) -> tuple[str, str, int]:
@@ -58,7 +57,7 @@ def checks_page(report: dict[str, Any]) -> None:
         text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {harmless.line(value)}"
         shown = wrapped(text, columns, label=f"{_OUTCOMES[ok]:{_MARK}}", whole=False)
         label = f"{' ' * _MARK}next: "
-        for remedy in named(harmless.lines(hint)).splitlines():
+        for remedy in harmless.lines(hint).splitlines():
             shown += wrapped(remedy, columns, label=label)
             label = " " * len(label)
         print("\n".join(shown))

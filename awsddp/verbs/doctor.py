@@ -2,7 +2,7 @@
 
 import secrets as random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from awsddp.nodes import rsync
 from awsddp.plan.records import names
 from awsddp.plan.requests import Values
 from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, target_for
+from awsddp.verbs.health import checks_document
 
 
 def doctor(ctx: Context) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def _document(ctx: Context, checks: Sequence[Check]) -> dict[str, Any]:
     found = [_tried("rsync and ssh", rsync.program), *checks]
     if (jump := jump_of(ctx)) is not None:
         found.append(_tried("jump host", jump.reach, jump.name))
-    return {"checks": [asdict(one) for one in found]}
+    return checks_document(ctx, found)
 
 
 def _tried(name: str, attempt: Callable[[], object], value: str = "") -> Check:

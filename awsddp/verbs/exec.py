@@ -13,6 +13,7 @@ from awsddp.jobs.protocol import FIRST_PORT
 from awsddp.jobs.ranks import Rendezvous, fill, layout
 from awsddp.nodes.failures import split
 from awsddp.verbs import sync
+from awsddp.verbs.advice import advised
 from awsddp.verbs.cluster import ClusterHandle, choose_nodes
 from awsddp.verbs.context import Context
 
@@ -99,7 +100,8 @@ def _say_missing(ctx: Context, fleet: "Fleet", nodes: Collection[int], words: Se
     for name in named:
         if listing is not None and name in missing:
             found = listing.keeper(name)
-            why = f"{found[1]} keeps {found[0]} here" if found else "awsddp sync   # sends it"
+            send = advised(ctx, "awsddp sync   # sends it")
+            why = f"{found[1]} keeps {found[0]} here" if found else send
             ctx.say(f"{name} is here, and not on the nodes: {why}")
 
 

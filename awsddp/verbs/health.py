@@ -16,6 +16,7 @@ from awsddp.jobs.ranks import Host, layout
 from awsddp.report import node_name
 from awsddp.resources import template, train_folder
 from awsddp.spec import JobSection
+from awsddp.verbs.advice import advised
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.requests import ANSWER_S, answering, answers_of, ask
@@ -70,7 +71,12 @@ def doctor(ctx: Context) -> dict[str, Any] | None:
             stack.enter_context(cluster.connect_reachable())
         except NotFoundError:
             return None
-        return {"checks": [asdict(check) for check in _checkup(cluster)]}
+        return checks_document(ctx, _checkup(cluster))
+
+
+def checks_document(ctx: Context, checks: Sequence[Check]) -> dict[str, Any]:
+    """Return the `doctor` document of these checks."""
+    return {"checks": [asdict(replace(check, hint=advised(ctx, check.hint))) for check in checks]}
 
 
 def _checkup(cluster: ClusterHandle) -> list[Check]:

@@ -14,6 +14,7 @@ from awsddp.jobs import protocol, results
 from awsddp.jobs.logs import Merger
 from awsddp.report import Event, duration, node_name
 from awsddp.spec import seconds
+from awsddp.verbs.advice import advised
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.events import Events
 from awsddp.verbs.explaining import explained
@@ -180,8 +181,8 @@ class Watch:
         if self.to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
-            command = f"awsddp doctor --why {self.job.job}   # where its ranks are"
-            self._ctx.on_event(Event(f"no output for {after}: {command}"))
+            command = advised(self._ctx, f"awsddp doctor --why {self.job.job}   # where its ranks are")
+            self._ctx.say(f"no output for {after}: {command}")
 
     def _lost(self, nodes: Collection[int]) -> set[int]:
         connected = set(self._fleet.nodes)
