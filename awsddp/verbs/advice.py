@@ -89,12 +89,16 @@ def advised(ctx: Context, text: str, *, job: Job | None = None) -> str:
     return "\n".join(_named(ctx, _line(ctx, line, job)) for line in text.split("\n"))
 
 
-def named(text: str, words: Sequence[str]) -> str:
-    """Return `text` with these global options in each of its commands that has none yet."""
+def named(text: str, words: Sequence[str], *, anew: Sequence[str] = ()) -> str:
+    """Return `text` with these global options in each of its commands that has none yet.
+
+    `run` gets those of `anew`, where given: its cluster is not there yet.
+    """
 
     def filled(match: re.Match[str]) -> str:
         given = match.string[match.end() :].partition("\n")[0].split()
-        needed = [shlex.quote(word) for word in words if word != "--local" or word not in given]
+        chosen = anew if match[1] == "run" and anew else words
+        needed = [shlex.quote(word) for word in chosen if word != "--local" or word not in given]
         return "".join(f"{word} " for word in ["awsddp", *needed])
 
     return _COMMAND.sub(filled, text)
@@ -102,19 +106,19 @@ def named(text: str, words: Sequence[str]) -> str:
 
 def _named(ctx: Context, line: str) -> str:
     """Return a line with the global options of each command; after a `down` there is no cluster any more."""
-    kept, down, gone = line.partition("awsddp down")
-    words, typed = [], ctx.spec.from_cli
-    for is_kept in (ctx.verb != "run", False):
-        words.append(
-            global_words(
-                ctx.folder,
-                local=ctx.local,
-                region=ctx.spec.cluster.region if "cluster.region" in typed else None,
-                profile=ctx.spec.cluster.profile if "cluster.profile" in typed else None,
-                is_kept=is_kept,
-            )
+    typed = ctx.spec.from_cli
+    kept, anew = (
+        global_words(
+            ctx.folder,
+            local=ctx.local,
+            region=ctx.spec.cluster.region if "cluster.region" in typed else None,
+            profile=ctx.spec.cluster.profile if "cluster.profile" in typed else None,
+            is_kept=is_kept,
         )
-    return named(kept + down, words[0]) + named(gone, words[1])
+        for is_kept in (True, False)
+    )
+    before, down, after = line.partition("awsddp down")
+    return named(before + down, kept, anew=anew) + named(after, anew)
 
 
 def _line(ctx: Context, line: str, job: Job | None) -> str:

@@ -68,7 +68,7 @@ def test_a_cluster_goes_into_its_reservation_and_gives_it_back(records: Lab, cri
             ("--instance-type", "g6.48xlarge"),
             ("capacity.reservation", "is of g5.12xlarge, not of g6.48xlarge", "--instance-type"),
         ),
-        ({}, ("--gpus", "L4:8"), ("cluster.gpus", "is not what g5.12xlarge has", "A10G:4")),
+        ({}, ("--gpus", "L4:8"), ("--gpus", "is not what g5.12xlarge has", "A10G:4")),
         (
             {},
             ("--nodes", "3"),
