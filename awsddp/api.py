@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Self, Unpack
 
 from awsddp import spec
 from awsddp.cluster import Cause, JobState
@@ -106,7 +106,6 @@ class Cluster:
         self._local = local
         self._on_event = on_event
         self._keys = keys
-        self._verb: Literal["train", "run"] = "train"
         self._open = contextlib.ExitStack()
         self._context()
 
@@ -204,7 +203,6 @@ class Cluster:
             folder=Folder(home(), self.name),
             on_event=self._on_event,
             local=self._local,
-            verb=self._verb,
         )
 
     def __repr__(self) -> str:
@@ -318,7 +316,6 @@ def run(
         raise ConfigError(
             f"cluster {name} already exists", f"it is {state}", "use another name, or Cluster()"
         )
-    cluster._verb = "run"
     context = with_idle(with_gpus(cluster._context()) if agreed is None else agreed.context)
     try:
         _up(context, agreed)

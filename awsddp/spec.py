@@ -234,9 +234,7 @@ class AccessSection:
 
     user: str | None = setting(None, "The login name.  [default: the image's]", example="ubuntu")
     key_file: str | None = setting(
-        None,
-        'The private half of the EC2 key pair "laptop".  [default: a new one]',
-        example="~/.ssh/laptop.pem",
+        None, 'The private half of the EC2 key "laptop".  [default: a new one]', example="~/.ssh/laptop.pem"
     )
     instance_profile: str | None = setting(
         None, "What the nodes may do in AWS: a name or an ARN.  [default: nothing]", example="training"
@@ -275,9 +273,7 @@ class EnvSection:
     """[env]: the Python of the ranks."""
 
     kind: Literal["image", "venv", "conda"] | None = setting(
-        None,
-        '"venv" by uv; "image" keeps its torch.  [default: image; environment.yml: conda]',
-        example="venv",
+        None, '"venv" by uv; "image" keeps its torch.  [default: image, or conda]', example="venv"
     )
     file: str | None = setting(
         None,
@@ -365,9 +361,7 @@ class JobSection:
     )
     module: bool = setting(False, "SCRIPT is a module (python -m).", "-m --module")
     prefix: tuple[str, ...] = setting(
-        (),
-        "Words before each rank's command: nsys, docker run.",
-        example=["numactl", "--cpunodebind={local_rank}"],
+        (), "Words before each command: nsys, docker run.", example=["numactl", "--cpunodebind={local_rank}"]
     )
     name: str | None = setting(
         None, "The job's name.  [default: script, time, 4 digits]", "--name NAME", example="baseline"

@@ -255,7 +255,7 @@ class Folder:
     def holder(self) -> str | None:
         """Return which command of this machine holds the cluster, in words; None where none does."""
         with contextlib.suppress(OSError), (self.root / "locks" / self.name).open("rb") as stream:
-            if not _grab(stream, fcntl.LOCK_SH):
+            if not take(stream, fcntl.LOCK_SH):
                 return _holder(stream)
         return None
 
@@ -274,7 +274,7 @@ class Folder:
             # Not buffered: what a full disk refuses is not written again at the end.
             stream = open_to_append(path, buffering=0)
         with stream:
-            while not _grab(stream, fcntl.LOCK_EX):
+            while not take(stream, fcntl.LOCK_EX):
                 late_s = time.monotonic() - deadline
                 holder = _holder(stream)
                 if late_s > _UNNAMED_S or (late_s > 0 and holder):
@@ -319,7 +319,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _grab(stream: IO[bytes], kind: int) -> bool:
+def take(stream: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
     """Take a lock of this kind on a file, and tell whether nobody else holds it."""
     try:
         fcntl.flock(stream, kind | fcntl.LOCK_NB)

@@ -17,8 +17,8 @@ from typing import Any
 
 from awsddp.errors import LocalCloudError, UsageError
 from awsddp.local import cgroups, ending, network, nspawn, requirements
-from awsddp.local.place import Place, run_into, take
-from awsddp.state import make_folder
+from awsddp.local.place import Place, run_into
+from awsddp.state import make_folder, take
 
 REGION = "us-east-1"
 START_S = 60.0

@@ -28,7 +28,8 @@ from awsddp.local.control import REGION, client_lock, read_report, sweep, write_
 from awsddp.local.hosts import Hosts
 from awsddp.local.loopback import LoopbackHosts
 from awsddp.local.nspawn import NspawnHosts
-from awsddp.local.place import Place, take
+from awsddp.local.place import Place
+from awsddp.state import take
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 LOOK_S = 1.0  # between two looks whether it is needed

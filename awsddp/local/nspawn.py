@@ -18,7 +18,8 @@ from pathlib import Path
 
 from awsddp.local import cgroups, network, node_faults, rootfs, torchenv
 from awsddp.local.hosts import Condition, Hosts, HostSpec
-from awsddp.local.place import Place, run_into, take
+from awsddp.local.place import Place, run_into
+from awsddp.state import take
 
 REBOOT_STATUS = 133
 SEED = "var/lib/cloud/seed/nocloud"

@@ -6,7 +6,6 @@ the home, so that daemons live side by side and `sweep` finds all of one by name
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import subprocess
 from pathlib import Path
@@ -49,15 +48,6 @@ class Place:
     def machine(self, instance_id: str) -> str:
         """Return the name of a node's machine and of its network namespace."""
         return f"{self.switch}-{instance_id}"
-
-
-def take(lock: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file unless somebody else has it, and tell whether that worked."""
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def run_into(log: IO[bytes], *argv: str, **settings: Any) -> int:

@@ -8,6 +8,8 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import AwsddpError, Interrupted
@@ -18,25 +20,19 @@ from awsddp.spec import EXCLUSIVE, NOT_SHOWN, OPTION, key_words, option_words, o
 from awsddp.state import Folder, Record
 from awsddp.verbs.context import Context
 
-_NODES = ("cluster.", "network.", "access.", "capacity.", "local.", "tags.", "env.")
+_NODES = (
+    *("cluster.", "network.", "access.", "capacity.", "local.", "tags."),
+    *("env.file", "env.kind", "env.python", "env.packages_from", "env.ca_bundle"),
+)
 _REACH = ("network.jump",)
 _HOME = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
 TAKES = {
-    "plan": _NODES,
+    **dict.fromkeys(("plan", "doctor"), _NODES),
+    **dict.fromkeys(("status", "cancel", "exec", "ssh"), _REACH),
+    **dict.fromkeys(("jobs", "logs", "fetch", "report", "stop", "down"), _HOME),
     "up": (*_NODES, *_HOME),
-    "status": _REACH,
     "sync": (*_REACH, "sync."),
     "train": (*_REACH, "env.", "sync.", "job."),
-    "jobs": _HOME,
-    "logs": _HOME,
-    "cancel": _REACH,
-    "fetch": _HOME,
-    "exec": _REACH,
-    "ssh": _REACH,
-    "doctor": _NODES,
-    "report": _HOME,
-    "stop": _HOME,
-    "down": _HOME,
     "run": ("",),
 }
 """The verbs that work on one cluster and take -c, and which keys of awsddp.toml each heeds, by prefix."""
@@ -48,10 +44,10 @@ HAS_OPTION = {
     "run": ("",),
 }
 """The keys, by prefix, that have an option of their own on a verb; the other keys are set with -o there."""
-_STARTS = ("train", "run")
 _COMMAND = re.compile(rf"\bawsddp (?=({'|'.join(TAKES)})\b)")
 _ALONE = re.compile(rf"awsddp ({'|'.join(TAKES)})((?: .*)?)")
-_HIDDEN = (NOT_SHOWN - {"job.resume"}) | {"cluster.region", "cluster.profile"}
+_SCRIPT = ("job.script", "job.args")
+_HIDDEN = (NOT_SHOWN - {"job.resume", *_SCRIPT}) | {"cluster.region", "cluster.profile"}
 """Keys that no advice repeats: they may hold a secret, are said otherwise, or are global options."""
 
 
@@ -73,9 +69,8 @@ def global_words(
         profile, region = profile or record.target.profile, region or record.target.region
     if local:
         return [*words, "--local"]
-    for name, value in (("--profile", profile), ("--region", region)):
-        words += [name, value] if value else []
-    return words
+    words += ["--profile", profile] if profile else []
+    return words + (["--region", region] if region else [])
 
 
 def advised(ctx: Context, text: str, *, job: Job | None = None) -> str:
@@ -106,17 +101,11 @@ def named(text: str, words: Sequence[str], *, anew: Sequence[str] = ()) -> str:
 
 def _named(ctx: Context, line: str) -> str:
     """Return a line with the global options of each command; after a `down` there is no cluster any more."""
-    typed = ctx.spec.from_cli
-    kept, anew = (
-        global_words(
-            ctx.folder,
-            local=ctx.local,
-            region=ctx.spec.cluster.region if "cluster.region" in typed else None,
-            profile=ctx.spec.cluster.profile if "cluster.profile" in typed else None,
-            is_kept=is_kept,
-        )
-        for is_kept in (True, False)
-    )
+    asked = ctx.spec.cluster
+    region = asked.region if "cluster.region" in ctx.spec.from_cli else None
+    profile = asked.profile if "cluster.profile" in ctx.spec.from_cli else None
+    words = partial(global_words, ctx.folder, local=ctx.local, region=region, profile=profile)
+    kept, anew = words(), words(is_kept=False)
     before, down, after = line.partition("awsddp down")
     return named(before + down, kept, anew=anew) + named(after, anew)
 
@@ -128,11 +117,9 @@ def _line(ctx: Context, line: str, job: Job | None) -> str:
     commands, note, rest = line.partition("   #")
     if ctx.verb == "run":  # it brings its own cluster up
         commands = re.sub(r"\bup\b(.*?) && awsddp train", r"train\1", commands)
-    found, is_gone = [], False
-    for part in re.split(r"( && |; )", commands):
-        found.append(_command(ctx, part, job, is_gone=is_gone))
-        is_gone = is_gone or part.startswith("awsddp down")
-    return "".join(found) + note + rest
+    parts = re.split(r"( && |; )", commands)
+    ends = next((at for at, part in enumerate(parts) if part.startswith("awsddp down")), len(parts))
+    return "".join(_command(ctx, part, job, is_gone=at > ends) for at, part in enumerate(parts)) + note + rest
 
 
 def _command(ctx: Context, text: str, job: Job | None, *, is_gone: bool) -> str:
@@ -146,25 +133,14 @@ def _command(ctx: Context, text: str, job: Job | None, *, is_gone: bool) -> str:
     verb = ctx.verb if match[1] == "train" and job is not None else match[1]
     asked = _asked(ctx, verb, job, is_gone=is_gone)
     added = command_words(verb, {key: value for key, value in asked.items() if not _names(given, key)})
-    last = _script(ctx, job) if verb in _STARTS else []
+    last = script_words(asked)
     last = [] if {"SCRIPT", "--", *last[:1]} & {*given} else last
     return " ".join(filter(None, ["awsddp", verb, shlex.join(added), match[2].strip(), shlex.join(last)]))
 
 
-def _script(ctx: Context, job: Job | None) -> list[str]:
-    """Return the script and its arguments of the job, else of this command line, as its last words."""
-    if job is not None:
-        return script_words(job.script, job.args)
-    asked = {key: value for key, value, source in settings(ctx.spec, ctx.job) if source == OPTION}
-    return script_words(asked.get("job.script"), asked.get("job.args", ()))
-
-
 def _names(given: Sequence[str], key: str) -> bool:
     """Return whether the words of a command set a key, or one that excludes it."""
-    name = key.removeprefix("env.variables.")
-    if name != key:
-        return any(word.partition("=")[0] == name for word in given)
-    same = EXCLUSIVE if key in EXCLUSIVE else {key}
+    same = EXCLUSIVE if key in EXCLUSIVE else {key, key.removeprefix("env.variables.")}
     signs = {option_words(one, "")[0] for one in same} - {"-o"}
     return not signs.isdisjoint(given) or any(word.partition("=")[0] in same for word in given)
 
@@ -173,43 +149,47 @@ def _asked(ctx: Context, verb: str, job: Job | None, *, is_gone: bool) -> dict[s
     """Return what this verb is to be told, by key: what this command line set, or what the job was asked."""
     now = settings(ctx.spec, ctx.job)
     found = {key: value for key, value, source in now if source == OPTION}
-    plain = {f"env.variables.{name}": text for name, text in ctx.job.env.variables.items()}
-    plain = {key: text for key, text in plain.items() if not SECRET.search(key.rpartition(".")[2])}
-    if "env.variables" in found:
-        found |= dict.fromkeys(f"env.variables.{name}" for name in ctx.job.env.variables) | plain
+    variables = {
+        f"env.variables.{name}": None if SECRET.search(name) else text
+        for name, text in ctx.job.env.variables.items()
+    }
+    found |= variables if "env.variables" in found else {}
     record = ctx.folder.read(newer=True) if is_gone else None
     if record is not None:
         standing = {key: value for key, value, _ in now}
         asked = {"cluster.nodes": record.nodes} | record.asked
         found = {key: value for key, value in asked.items() if standing.get(key) != value} | found
-    if job is not None and verb in _STARTS:
-        found = {key: value for key, value in found.items() if key.startswith(_NODES[:-1])}
+    if job is not None and verb in ("train", "run"):
+        found = {key: value for key, value in found.items() if not key.startswith(("env.", "sync.", "job."))}
         found |= job_options(job)
-        found |= {key: plain[key] for key in found.keys() & plain.keys()}
-    heeded = (key for key in found if key.startswith(TAKES[verb]) and key not in _HIDDEN)
-    return {key: found[key] for key in heeded if verb in _STARTS or not key.startswith("env.variables.")}
+        found |= {key: variables[key] for key in found.keys() & variables.keys()}
+    return {key: value for key, value in found.items() if key.startswith(TAKES[verb]) and key not in _HIDDEN}
 
 
 def job_options(job: Job) -> dict[str, object]:
     """Return what a job was asked, by key of awsddp.toml; the values of its variables are not known."""
-    return options_of(job.options) | ({"job.resume": job.resumed} if job.resumed else {})
+    told = {"job.resume": job.resumed} if job.resumed else {}
+    return options_of(job.options) | told | {"job.script": job.script, "job.args": job.args}
 
 
 def command_words(verb: str, options: Mapping[str, object]) -> list[str]:
-    """Return the arguments of a verb that set these keys of awsddp.toml."""
-    return [word for key, value in options.items() for word in _words(verb, key, value)]
+    """Return the options of a verb that set these keys of awsddp.toml; `script_words` come last."""
+    words: list[str] = []
+    for key, value in options.items():
+        name = key.removeprefix("env.variables.")
+        if name != key:  # without a value it is read where the command is typed
+            words += ["--env-var", name if value is None else f"{name}={value}"]
+        elif key.startswith(HAS_OPTION.get(verb, ())) and key not in _SCRIPT:
+            words += option_words(key, value)
+        elif key not in _SCRIPT:
+            words += key_words(key, value)
+    return words
 
 
-def _words(verb: str, key: str, value: object) -> list[str]:
-    name = key.removeprefix("env.variables.")
-    if name != key:  # without a value it is read where the command is typed
-        return ["--env-var", name if value is None else f"{name}={value}"]
-    return option_words(key, value) if key.startswith(HAS_OPTION.get(verb, ())) else key_words(key, value)
-
-
-def script_words(script: str | None, args: Sequence[str]) -> list[str]:
-    """Return a script, none for the bundled one, and its arguments as the last words of `train`."""
-    return [*([] if script is None or is_bundled(script) else [script]), *(["--", *args] if args else [])]
+def script_words(options: Mapping[str, Any]) -> list[str]:
+    """Return the script, none for the bundled one, and its arguments."""
+    script, args = map(options.get, _SCRIPT)
+    return [*([script] if script and not is_bundled(script) else []), *(["--", *args] if args else [])]
 
 
 def interruption(ctx: Context) -> Interrupted:

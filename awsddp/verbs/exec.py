@@ -100,8 +100,7 @@ def _say_missing(ctx: Context, fleet: "Fleet", nodes: Collection[int], words: Se
     for name in named:
         if listing is not None and name in missing:
             found = listing.keeper(name)
-            send = advised(ctx, "awsddp sync   # sends it")
-            why = f"{found[1]} keeps {found[0]} here" if found else send
+            why = f"{found[1]} keeps {found[0]} here" if found else advised(ctx, "awsddp sync   # sends it")
             ctx.say(f"{name} is here, and not on the nodes: {why}")
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from awsddp.cluster import Target
 from awsddp.errors import ConfigError, LocalCloudError, NotFoundError, UsageError
 from awsddp.local import cgroups, control, torchenv
-from awsddp.local.place import take
 from awsddp.report import Event, OnEvent, size_text
-from awsddp.state import Folder, make_folder, open_to_append
+from awsddp.state import Folder, make_folder, open_to_append, take
 
 RANK_BYTES = 400_000_000
 """What a rank takes that has imported torch and trains a small model."""

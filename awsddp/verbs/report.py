@@ -92,15 +92,14 @@ def _usage(found: FoundJob) -> tuple[RankUsage, ...]:
 def _again(job: Job, past: Past | None) -> list[str]:
     """Return the commands that run the job again: its code, a cluster like its own, the job, the end."""
     launched = past.launched if past else {}
-    up = {"cluster.nodes": len(job.nodes), "cluster.instance_type": job.instance_type or None}
+    awsddp = ["awsddp"] if past is None or past.name == "default" else ["awsddp", "-c", past.name]
+    place = ["--region", launched["region"]] if launched.get("region") else []
+    place = ["--local"] if launched.get("target") == "local" else place
+    up: dict[str, object] = {"cluster.nodes": len(job.nodes)}
+    up |= {"cluster.instance_type": job.instance_type} if job.instance_type else {}
     up |= {key: value for key, value in launched.get("asked", {}).items() if key not in (*_SIZE, *NOT_SHOWN)}
-    words = [] if past is None or past.name == "default" else ["-c", past.name]
-    region = launched.get("region")
-    place = ["--local"] if launched.get("target") == "local" else ["--region", region] if region else []
-    verbs = (
-        [*place, "up", *command_words("up", {key: value for key, value in up.items() if value is not None})],
-        ["train", *command_words("train", job_options(job)), *script_words(job.script, job.args)],
-        ["down"],
-    )
-    code = [["git", "checkout", job.commit]] if job.commit else []
-    return [shlex.join(words) for words in (*code, *(["awsddp", *words, *verb] for verb in verbs))]
+    lines = [["git", "checkout", job.commit]] if job.commit else []
+    lines.append([*awsddp, *place, "up", *command_words("up", up)])
+    asked = job_options(job)
+    lines.append([*awsddp, "train", *command_words("train", asked), *script_words(asked)])
+    return [shlex.join(line) for line in (*lines, [*awsddp, "down"])]
