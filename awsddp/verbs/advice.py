@@ -25,6 +25,7 @@ _NODES = (
     *("env.file", "env.kind", "env.python", "env.packages_from", "env.ca_bundle"),
 )
 _REACH = ("network.jump",)
+_JOB = ("env.", "sync.", "job.")
 _HOME = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
 TAKES = {
     **dict.fromkeys(("plan", "doctor"), _NODES),
@@ -32,7 +33,7 @@ TAKES = {
     **dict.fromkeys(("jobs", "logs", "fetch", "report", "stop", "down"), _HOME),
     "up": (*_NODES, *_HOME),
     "sync": (*_REACH, "sync."),
-    "train": (*_REACH, "env.", "sync.", "job."),
+    "train": (*_REACH, *_JOB),
     "run": ("",),
 }
 """The verbs that work on one cluster and take -c, and which keys of awsddp.toml each heeds, by prefix."""
@@ -101,9 +102,10 @@ def named(text: str, words: Sequence[str], *, anew: Sequence[str] = ()) -> str:
 
 def _named(ctx: Context, line: str) -> str:
     """Return a line with the global options of each command; after a `down` there is no cluster any more."""
-    asked = ctx.spec.cluster
-    region = asked.region if "cluster.region" in ctx.spec.from_cli else None
-    profile = asked.profile if "cluster.profile" in ctx.spec.from_cli else None
+    if not _COMMAND.search(line):
+        return line
+    region = ctx.spec.cluster.region if "cluster.region" in ctx.spec.from_cli else None
+    profile = ctx.spec.cluster.profile if "cluster.profile" in ctx.spec.from_cli else None
     words = partial(global_words, ctx.folder, local=ctx.local, region=region, profile=profile)
     kept, anew = words(), words(is_kept=False)
     before, down, after = line.partition("awsddp down")
@@ -146,7 +148,7 @@ def _names(given: Sequence[str], key: str) -> bool:
 
 
 def _asked(ctx: Context, verb: str, job: Job | None, *, is_gone: bool) -> dict[str, object]:
-    """Return what this verb is to be told, by key: what this command line set, or what the job was asked."""
+    """Return what was asked and this verb heeds, by key: by this command line, or for the job."""
     now = settings(ctx.spec, ctx.job)
     found = {key: value for key, value, source in now if source == OPTION}
     variables = {
@@ -160,16 +162,20 @@ def _asked(ctx: Context, verb: str, job: Job | None, *, is_gone: bool) -> dict[s
         asked = {"cluster.nodes": record.nodes} | record.asked
         found = {key: value for key, value in asked.items() if standing.get(key) != value} | found
     if job is not None and verb in ("train", "run"):
-        found = {key: value for key, value in found.items() if not key.startswith(("env.", "sync.", "job."))}
+        found = {key: value for key, value in found.items() if not key.startswith(_JOB)}
         found |= job_options(job)
         found |= {key: variables[key] for key in found.keys() & variables.keys()}
     return {key: value for key, value in found.items() if key.startswith(TAKES[verb]) and key not in _HIDDEN}
 
 
 def job_options(job: Job) -> dict[str, object]:
-    """Return what a job was asked, by key of awsddp.toml; the values of its variables are not known."""
-    told = {"job.resume": job.resumed} if job.resumed else {}
-    return options_of(job.options) | told | {"job.script": job.script, "job.args": job.args}
+    """Return what a job was asked, by key of awsddp.toml; the values of its variables are not known.
+
+    Its nodes say it: a key that is not a job's, such as a rule for SSH, is left out.
+    """
+    found = {key: value for key, value in options_of(job.options).items() if key.startswith(_JOB)}
+    found |= {"job.resume": job.resumed} if job.resumed else {}
+    return found | {"job.script": job.script, "job.args": job.args}
 
 
 def command_words(verb: str, options: Mapping[str, object]) -> list[str]:

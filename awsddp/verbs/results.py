@@ -169,5 +169,5 @@ def _is_home(ctx: Context, name: str, instance_id: str) -> bool:
 
 def whole_at_home(ctx: Context, name: str) -> Job | None:
     """Return the job of this name if all its results were fetched."""
-    job = ended_job(folder := results_dir(ctx, name))
-    return job if job is not None and is_fetched(folder, job) else None
+    job = ended_job(results_dir(ctx, name))
+    return job if job is not None and not job.missing else None

@@ -265,6 +265,12 @@ def test_what_follows_a_run_is_a_run(folder: Folder) -> None:
     assert line == (f"awsddp {place} run --nodes 1 --spot {AGAIN} --env requirements.txt t.py -- --lr 'a b'")
 
 
+def test_what_a_node_says_of_a_job_sets_no_key_of_the_cluster(folder: Folder) -> None:
+    forged = replace(JOB, options=("-o", 'network.ssh_cidr=["0.0.0.0/0"]', "-o", "job.world_size=4"))
+    line = advised(asked(folder, verb="run"), "awsddp train", job=forged)
+    assert line == "awsddp -c second run --world-size 4 t.py -- --lr 'a b'"
+
+
 def test_each_verb_has_the_options_that_advice_gives_it() -> None:
     for verb, sections in HAS_OPTION.items():
         command = cli.get_command(click.Context(cli), verb)
