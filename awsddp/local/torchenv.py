@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -77,9 +76,9 @@ def ensure(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Pa
 
 def library() -> Path | None:
     """Return the shared library that Python in a node needs from outside /usr."""
-    if BASE_AT != BASE and sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        return BASE / "lib" / str(sysconfig.get_config_var("INSTSONAME"))
-    return None
+    # sysconfig, which would tell, answers None to the second of two hosts that boot at once (Python 3.11).
+    shared = BASE / "lib" / f"lib{PYTHON}.so.1.0"
+    return shared if BASE_AT != BASE and shared.exists() else None
 
 
 def _install(folder: Path) -> None:

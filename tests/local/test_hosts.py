@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -153,6 +154,25 @@ def test_a_node_is_what_a_deep_learning_image_is(pair: Pair) -> None:
     name = pair.run(1, "hostname").strip()
     assert pair.run(0, f"getent hosts {name}").split()[0] == pair.address(1)
     assert pair.run(0, "ip -brief -4 address show ens5").split()[2].startswith(pair.address(0))
+
+
+LIBRARIES = """\
+import threading
+from awsddp.local import torchenv
+at_once, found = threading.Barrier(8), set()
+def boot():
+    at_once.wait()
+    found.add(torchenv.library())
+hosts = [threading.Thread(target=boot) for _ in range(8)]
+[host.start() for host in hosts]
+[host.join() for host in hosts]
+print(*found, sep="\\n")
+"""
+
+
+def test_hosts_that_boot_at_once_are_shown_the_same_library_of_python() -> None:
+    found = subprocess.run([sys.executable, "-c", LIBRARIES], capture_output=True, text=True, check=True)
+    assert len(found.stdout.splitlines()) == 1
 
 
 METADATA = """\
