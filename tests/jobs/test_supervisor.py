@@ -166,6 +166,8 @@ def test_processes_that_a_rank_killed_with_its_guard_are_no_lost_node(fleet: "Fl
     wait(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)  # it sends nothing more: what a dead process has not read resets its link
+    stopped = Path(f"/proc/{first}/stat")
+    wait(lambda: stopped.read_text().rpartition(")")[2].split()[0] == "T")  # a send that was begun is done
     port = fleet.requests(SLEEP)[0]["link_port"]
     wait(lambda: not any(unread_bytes(port)))
     for pid in fleet.supervisors(1):  # as kill(-1, SIGKILL) does to all processes of its user on the node
