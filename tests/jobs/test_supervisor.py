@@ -172,6 +172,7 @@ def test_processes_that_a_rank_killed_with_its_guard_are_no_lost_node(fleet: "Fl
     wait(lambda: not any(unread_bytes(port)))
     for pid in fleet.supervisors(1):  # as kill(-1, SIGKILL) does to all processes of its user on the node
         os.kill(pid, signal.SIGKILL)
+    wait(lambda: not fleet.supervisors(1))  # what came while they die would reset the link, too
     os.kill(first, signal.SIGCONT)
     job = fleet.wait()
     assert job.cause is not None
