@@ -77,7 +77,7 @@ def ensure(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Pa
 def library() -> Path | None:
     """Return the shared library that Python in a node needs from outside /usr."""
     # sysconfig, which would tell, answers None to the second of two hosts that boot at once (Python 3.11).
-    shared = BASE / "lib" / f"lib{PYTHON}.so.1.0"
+    shared = BASE / "lib" / f"lib{PYTHON}{sys.abiflags}.so.1.0"
     return shared if BASE_AT != BASE and shared.exists() else None
 
 
