@@ -14,13 +14,13 @@ from queue import SimpleQueue
 from typing import Any, Self, Unpack
 
 from awsddp import spec
-from awsddp.cluster import Cause, JobState
-from awsddp.cluster import Job as Record
 from awsddp.errors import AwsddpError, ConfigError, JobError, UsageError
 from awsddp.jobs.logs import LogLine, split_lines
 from awsddp.keywords import JobKeys, Keys
 from awsddp.parallel import soon
 from awsddp.plan.records import LaunchPlan
+from awsddp.records import Cause, JobState
+from awsddp.records import JobRecord as Record
 from awsddp.report import Event, OnEvent, money
 from awsddp.state import Folder, home
 from awsddp.verbs.advice import advised

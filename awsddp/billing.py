@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from awsddp.cluster import ENDED, Node
+from awsddp.records import ENDED, Node
 from awsddp.report import iso
 
 LEAST = timedelta(seconds=60)

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from awsddp.cluster import Check, ClusterState, Job, JobState, TargetName
 from awsddp.plan.document import PlanDocument
 from awsddp.plan.records import Choice
+from awsddp.records import Check, ClusterState, JobRecord, JobState, TargetName
 
 __all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
 
@@ -30,7 +30,7 @@ class NodeState(Struct):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenJob(Job):
+class SeenJob(JobRecord):
     """A job as last seen. `fetched`: all its results are on this machine, since its end."""
 
     last_seen: str | None
@@ -73,7 +73,7 @@ class FoundCluster(_AnyCluster):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobDocument(Job):
+class JobDocument(JobRecord):
     """`train`, `cancel`, `logs`."""
 
     accuracy: float | None = None
@@ -83,7 +83,7 @@ class JobDocument(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListedJob(Job):
+class ListedJob(JobRecord):
     """A job of any cluster of this machine, its time, and what its nodes cost meanwhile, by list price.
 
     `reported`: its nodes have just told it; else it is as last seen.

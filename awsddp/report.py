@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from awsddp.cluster import Cluster, ClusterState
+from awsddp.records import ClusterState, Listed
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def amount(files: int, size: int) -> str:
 
 
 def cluster_state(
-    cluster: Cluster | None, *, prepared: frozenset[str] | None, launching: bool, size: int | None = None
+    cluster: Listed | None, *, prepared: frozenset[str] | None, launching: bool, size: int | None = None
 ) -> ClusterState:
     """Return the state of a cluster from the states of its nodes.
 

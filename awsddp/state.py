@@ -20,8 +20,8 @@ from typing import IO, Any
 
 import msgspec
 
-from awsddp.cluster import Job, Prepared, Remembered, Target
 from awsddp.errors import ConfigError
+from awsddp.records import JobRecord, Prepared, Remembered, Target
 
 _VERSION = 1
 _UNNAMED_S = 2.0
@@ -118,7 +118,7 @@ class Record:
     intent: dict[str, Any] | None = None
     prepared: tuple[Prepared, ...] = ()
     addresses: dict[str, str] = field(default_factory=dict)
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
     seen: dict[str, datetime] = field(default_factory=dict)
 
     @property
@@ -212,7 +212,7 @@ class Folder:
                 self.write(changed)
             return changed
 
-    def remember(self, *jobs: Job) -> None:
+    def remember(self, *jobs: JobRecord) -> None:
         """Keep jobs as last seen, for `status`, and when those that run were seen. Raises ConfigError."""
         names = {job.job for job in jobs}
         running = dict.fromkeys((job.job for job in jobs if job.state == "running"), datetime.now(UTC))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from awsddp.billing import account, repriced, unwritten
-from awsddp.cluster import Node
+from awsddp.records import Node
 
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
 # Two nodes of $1.00 per hour running, and disks of $0.02 per hour each.

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "awsddp"
 
 _BASE = {"errors", "harmless", "limits"}
-_RECORDS = {"answers", "spec", "cluster", "resources"} | _BASE
+_RECORDS = {"answers", "spec", "records", "resources"} | _BASE
 _PURE = {"plan", "report", "compat", "billing", "parallel", "page"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
 LADDER = {
@@ -21,7 +21,7 @@ LADDER = {
     "limits": _BASE,
     "answers": _BASE,
     "spec": _RECORDS,
-    "cluster": _RECORDS,
+    "records": _RECORDS,
     "resources": _RECORDS,
     "compat": _PURE,
     "plan": _PURE,

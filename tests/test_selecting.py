@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Job, JobNode, Node, RankResult, Target
 from awsddp.errors import NodeError
+from awsddp.records import JobNode, JobRecord, Node, RankResult, Target
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder
@@ -32,7 +32,7 @@ LIVING = tuple(
     )
     for one in MACHINES
 )
-JOB = Job(job="j", state="succeeded", cause=None, ranks=RANKS, home="runs/j", nodes=MACHINES)
+JOB = JobRecord(job="j", state="succeeded", cause=None, ranks=RANKS, home="runs/j", nodes=MACHINES)
 FLEET: Any = SimpleNamespace(
     nodes=(0, 1),
     failures={},

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.cluster import Cause, Job, Prepared, RankResult, Target
 from awsddp.errors import ConfigError
+from awsddp.records import Cause, JobRecord, Prepared, RankResult, Target
 from awsddp.state import Folder, Record, write_private
 
 RECORD = Record(
@@ -28,7 +28,7 @@ RECORD = Record(
     intent={"token": "x", "request": {"MinCount": 2}},
     prepared=(Prepared(node=0, instance_id="i-1", home="/h", python="/p", nic="ens5"),),
     jobs=(
-        Job(
+        JobRecord(
             job="j",
             state="failed",
             cause=Cause(rank=2, node=1, exit_code=3, tail=("a", "b")),

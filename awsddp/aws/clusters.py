@@ -11,9 +11,9 @@ from awsddp.aws.credentials import SESSION
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import patiently
-from awsddp.cluster import ENDED, Cluster, Node, Remembered, read_numbers
 from awsddp.limits import FILTER_VALUES
 from awsddp.parallel import all_of
+from awsddp.records import ENDED, Listed, Node, Remembered, read_numbers
 
 LEFT = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
@@ -110,7 +110,7 @@ def tag(aws: Aws, instance_ids: Sequence[str], name: str, value: str) -> None:
 
 def find_clusters(
     aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None
-) -> tuple[Cluster, ...]:
+) -> tuple[Listed, ...]:
     """Return whatever exists by this name and owner, one record for each `awsddp:id`.
 
     An instance that is `remembered` belongs to its cluster whatever its tags are.
@@ -127,12 +127,12 @@ def find_clusters(
     return tuple(sorted(filter(exists, found), key=lambda one: (not one.live, one.created or _LAST, one.id)))
 
 
-def exists(cluster: Cluster) -> bool:
+def exists(cluster: Listed) -> bool:
     """Whether anything of a cluster exists; terminated instances are listed for an hour."""
     return bool(cluster.leftovers) or any(node.state != "terminated" for node in cluster.nodes)
 
 
-def glance(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None) -> tuple[Cluster, ...]:
+def glance(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None) -> tuple[Listed, ...]:
     """Return the clusters of this name and owner that have running nodes, by one call.
 
     What is `remembered` is asked for as `find_clusters` does; `leftovers` are not. Raises CloudError.
@@ -142,7 +142,7 @@ def glance(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = N
     return tuple(one for one in found if one.live)
 
 
-def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Cluster, ...]:
+def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Listed, ...]:
     """Return the living clusters of this name by sessions of the owner's role that awsddp named (SESSION).
 
     Such a name holds its host's, so that the user's own cluster has another owner on another host. Nothing
@@ -179,14 +179,14 @@ def _tagged_again(described: dict[str, Any], remembered: Remembered) -> dict[str
     return {**described, "Tags": [{"Key": key, "Value": value} for key, value in (tags | known).items()]}
 
 
-def _clusters(aws: Aws, name: str, owner: str, described: list[dict[str, Any]]) -> list[Cluster]:
+def _clusters(aws: Aws, name: str, owner: str, described: list[dict[str, Any]]) -> list[Listed]:
     parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for item in described:
         parts[tags_of(item).get("awsddp:id", "")].append(item)
     return [cluster_of(name, owner, aws.region, key, items) for key, items in parts.items() if key]
 
 
-def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[dict[str, Any]]) -> Cluster:
+def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[dict[str, Any]]) -> Listed:
     """Return the record of a cluster from all that carries its id, as EC2 describes it."""
     instances = [part for part in parts if "InstanceId" in part]
     lost_first = sorted(map(node_of, instances), key=lambda node: (node.node, node.state not in ENDED))
@@ -194,7 +194,7 @@ def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[
     nodes = [node for node in lost_first if node.state not in ENDED or node.node not in replaced]
     newest = max(instances, key=lambda part: part["LaunchTime"], default=None)
     group = next((part for part in parts if "IpPermissions" in part), None)
-    return Cluster(
+    return Listed(
         name=name,
         id=cluster_id,
         owner=owner,

@@ -16,7 +16,7 @@ from botocore.configprovider import ConstantProvider
 from botocore.loaders import JSONFileLoader
 from botocore.utils import JSONFileCache
 
-from awsddp.cluster import Target
+from awsddp.records import Target
 
 # botocore's name for the session of a role, another one in each process.
 _UNSTABLE = re.compile(r":botocore-session-\d+$")

@@ -12,9 +12,9 @@ from awsddp.aws.prices import spot
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import KINDS
-from awsddp.cluster import ENDED, Cluster
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR, GPU_TYPES, disk_usd_per_hour
 from awsddp.parallel import all_of, each
+from awsddp.records import ENDED, Listed
 
 SpotPrices = Mapping[str, Mapping[str, float]]
 """US dollars per hour of one machine, by type and zone."""
@@ -28,7 +28,7 @@ class Holding:
     `price_usd_per_hour` is what its running machines and its disks cost; None where it is unknown.
     """
 
-    cluster: Cluster
+    cluster: Listed
     mine: bool
     orphan: bool
     price_usd_per_hour: float | None
@@ -88,7 +88,7 @@ def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     return tuple(sorted(found, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))
 
 
-def _price(cluster: Cluster, items: list[dict[str, Any]], spot_prices: SpotPrices) -> float | None:
+def _price(cluster: Listed, items: list[dict[str, Any]], spot_prices: SpotPrices) -> float | None:
     """Return what running machines cost per hour, and disks, which also cost while they stop.
 
     A spot machine costs what the market asks in its zone now, where AWS tells it, else the list price.

@@ -24,12 +24,12 @@ from awsddp.aws.surroundings import (
     reservation,
     subnets,
 )
-from awsddp.cluster import TargetName
 from awsddp.compat.releases import architecture_of
 from awsddp.compat.types import GPU_TYPES, GpuType, quota_of
 from awsddp.parallel import each, soon
 from awsddp.plan.network import ssh_cidrs
 from awsddp.plan.records import Facts, Group, Reservation
+from awsddp.records import TargetName
 from awsddp.spec import ClusterSpec
 
 # What a tag may hold: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions

@@ -10,10 +10,10 @@ from awsddp.aws.clusters import LEFT, by_id, describe, end_of, node_of, tagged, 
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, VISIBLE_S, patiently, poll
-from awsddp.cluster import ENDED, Node, read_numbers
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
 from awsddp.plan.records import LaunchPlan, utc
 from awsddp.plan.requests import Values
+from awsddp.records import ENDED, Node, read_numbers
 from awsddp.report import Event, OnEvent, node_name
 
 # A token is honoured for at least an hour; a replay later could launch again.

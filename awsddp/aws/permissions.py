@@ -6,11 +6,11 @@ allowed is refused with DryRunOperation.
 
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
-from awsddp.cluster import Check
 from awsddp.errors import CapacityError
 from awsddp.parallel import each
 from awsddp.plan.records import LaunchPlan, Request
 from awsddp.plan.requests import Values
+from awsddp.records import Check
 
 # What `up`, jobs, `stop` and `down` call later on, and what has to exist before AWS can say whether it may:
 # by the request that makes it.

@@ -12,11 +12,11 @@ from awsddp.aws.clusters import by_id, describe, tag, tags_of, unlisted
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, patiently, poll
-from awsddp.cluster import ENDED, MORE, Node
 from awsddp.errors import NodeError
 from awsddp.limits import TAG_VALUE
 from awsddp.parallel import all_of, each
 from awsddp.plan.records import utc
+from awsddp.records import ENDED, MORE, Node
 from awsddp.report import Event, OnEvent, node_name
 
 TAG = "awsddp:unfetched"

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from awsddp.aws.permissions import dry_run
 from awsddp.aws.refusals import MOST_SKEW_S, skew_s
 from awsddp.aws.session import Aws
-from awsddp.cluster import Check
 from awsddp.errors import AwsddpError
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.plan.requests import Values
+from awsddp.records import Check
 from awsddp.spec import ClusterSpec
 
 OF_REGION = ("credentials", "clock", "plan", "permission")

@@ -20,8 +20,8 @@ from botocore.parsers import ResponseParserError
 from awsddp import __version__
 from awsddp.aws.credentials import end_of, is_stable, session_of
 from awsddp.aws.refusals import translate
-from awsddp.cluster import Target
 from awsddp.errors import AwsddpError, ConfigError
+from awsddp.records import Target
 
 ATTEMPTS = 8
 # The first contact fails fast: with no network eight attempts would be half a minute of silence.

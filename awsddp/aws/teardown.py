@@ -13,10 +13,10 @@ from awsddp.aws.clusters import LEFT, by_id, describe, id_of, tag, tagged, tags_
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, poll
-from awsddp.cluster import ENDED, Cluster, Node
 from awsddp.errors import LeftoverError
 from awsddp.parallel import each
 from awsddp.plan.records import names
+from awsddp.records import ENDED, Listed, Node
 from awsddp.report import Event, OnEvent
 
 # How long a group may be held by interfaces of instances that are already terminated.
@@ -53,7 +53,7 @@ _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.
 _GONE = (".NotFound", ".Unknown")
 
 
-def teardown(aws: Aws, cluster: Cluster, *, on_event: OnEvent) -> Teardown:
+def teardown(aws: Aws, cluster: Listed, *, on_event: OnEvent) -> Teardown:
     """End the cluster: its instances, then what is left beside them, and list again to prove it.
 
     Only what carries this cluster's `awsddp:id` and its owner is touched, and its nodes, whatever their tags

@@ -5,7 +5,7 @@ from typing import Any
 
 from awsddp import harmless
 from awsddp.cli.render import line, table, table_lines, width, wrapped
-from awsddp.cluster import write_numbers
+from awsddp.records import write_numbers
 from awsddp.report import duration, node_name
 from awsddp.verbs.why import ranges
 

@@ -10,7 +10,7 @@ import msgspec
 
 from awsddp.cli.advice import named
 from awsddp.cli.render import line, table
-from awsddp.cluster import ACTIVE, Job
+from awsddp.records import ACTIVE, JobRecord
 from awsddp.report import duration, money, node_name, rank_columns, size_text
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def job_lines(result: dict[str, Any]) -> list[str]:
         lines.append(f"  accuracy on held-out data: {result['accuracy']:.2%}{data}")
     lines.append(f"  results: {_results(result)}")
     if result.get("checkpoint"):
-        job = msgspec.convert(result, Job)
+        job = msgspec.convert(result, JobRecord)
         again = named(f"awsddp train --resume {job.job}", job=job)
         lines.append(f"  checkpoint: {result['checkpoint']}; continue from it: {again}")
     return lines

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from awsddp.answers import RankStep
-from awsddp.cluster import Check, Node, Prepared, write_numbers
 from awsddp.jobs.ranks import Rank
+from awsddp.records import Check, Node, Prepared, write_numbers
 from awsddp.report import node_name, size_text
 
 MOST_SKEW_S = 2.0

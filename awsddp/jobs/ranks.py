@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from awsddp.cluster import Node, Prepared
 from awsddp.errors import UsageError
+from awsddp.records import Node, Prepared
 from awsddp.spec import JobSpec
 
 CPU_RANKS_PER_NODE = 2

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from awsddp.answers import Facts
-from awsddp.cluster import ACTIVE, Cause, Job, RankProgress, RankUsage
 from awsddp.errors import ConfigError, NotFoundError
+from awsddp.records import ACTIVE, Cause, JobRecord, RankProgress, RankUsage
 from awsddp.report import iso
 
 _MOST_CHARACTERS = 4000
@@ -18,7 +18,7 @@ _KEEPS_UP = 0.9
 _BY_WEIGHT = ("running", "waiting", "failed", "cancelled", "interrupted", "succeeded")
 
 
-def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "runs") -> Job:
+def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "runs") -> JobRecord:
     """Return the job that its nodes' documents (by node) describe.
 
     One that speaks for the whole job is believed, a final one first; where the first node is lost, what the
@@ -47,7 +47,7 @@ def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "
         "restarts": believed.get("restarts", ()),
         **_times(believed["state"], ranks),
     }
-    job = msgspec.convert(document, Job)
+    job = msgspec.convert(document, JobRecord)
     if job.cause is not None:
         job = replace(job, cause=worded(job.cause, job=job.job))
     if job.state != "running":
@@ -91,7 +91,9 @@ def slowest_rank(progress: Sequence[RankProgress]) -> int | None:
     return slowest.rank if slowest is not None and pace(slowest) < _KEEPS_UP else None
 
 
-def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str = "runs") -> tuple[Job, ...]:
+def jobs(
+    documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str = "runs"
+) -> tuple[JobRecord, ...]:
     """Return all jobs, oldest first, that the nodes report: "jobs" in the answers to `state_request()`."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for node, several in documents.items():
@@ -101,15 +103,15 @@ def jobs(documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str =
     return tuple(job_document(nodes, results=results) for nodes in ordered)
 
 
-def encode(job: Job) -> bytes:
+def encode(job: JobRecord) -> bytes:
     """Return job.json, the `train` document."""
     return msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n"
 
 
-def decode(data: bytes) -> Job:
+def decode(data: bytes) -> JobRecord:
     """Return the job of a job.json. Raises ConfigError where it is none."""
     try:
-        return msgspec.json.decode(data, type=Job)
+        return msgspec.json.decode(data, type=JobRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError("job.json cannot be read", str(error), "awsddp fetch") from error
 

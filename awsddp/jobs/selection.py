@@ -8,8 +8,8 @@ from os import fsdecode, fsencode
 
 from awsddp import harmless
 from awsddp.answers import Manifest, ResultFile
-from awsddp.cluster import HomeLink
 from awsddp.errors import ConfigError
+from awsddp.records import HomeLink
 
 _LONGEST = 255  # bytes of a name, on all file systems of today
 

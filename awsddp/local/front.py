@@ -22,7 +22,6 @@ from moto.core.exceptions import ServiceException
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.wrappers import Response
 
-from awsddp.cluster import read_numbers
 from awsddp.errors import AwsddpError
 from awsddp.local import faults, launches, limits, node_faults, scope
 from awsddp.local.emulator import Emulator
@@ -41,6 +40,7 @@ from awsddp.local.requests import (
     stamp,
 )
 from awsddp.local.store import Store
+from awsddp.records import read_numbers
 
 ADMIN = "/_awsddp/"
 

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from awsddp.answers import check
-from awsddp.cluster import Node, Prepared
 from awsddp.errors import NodeError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.command import Request, Result
@@ -18,6 +17,7 @@ from awsddp.nodes.failures import NodeFailure, NodesFailed, split
 from awsddp.nodes.parallel import ignore
 from awsddp.nodes.transport import Fleet
 from awsddp.nodes.user_data import moment
+from awsddp.records import Node, Prepared
 from awsddp.report import Event, OnEvent, node_name
 from awsddp.resources import template
 

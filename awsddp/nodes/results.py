@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from awsddp.cluster import HomeLink
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import split
 from awsddp.nodes.parallel import ignore, run_on_nodes
+from awsddp.records import HomeLink
 from awsddp.report import Event, OnEvent, amount, node_name, size_text
 
 PART = ".part"

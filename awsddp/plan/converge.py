@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from typing import Literal
 
-from awsddp.cluster import Cluster, Node
 from awsddp.compat.types import GPU_TYPES
 from awsddp.plan.network import check_profiles, check_session, ssh_cidrs, within
 from awsddp.plan.records import Budget, Rate, Step, utc
 from awsddp.plan.selection import wanted_gpus
+from awsddp.records import Listed, Node
 from awsddp.report import node_name
 from awsddp.spec import ClusterSpec, seconds
 
@@ -31,7 +31,7 @@ class Standing:
     that fail AWS's own checks, `others` the clusters of the same name and owner, which another machine made.
     """
 
-    cluster: Cluster
+    cluster: Listed
     nodes: int
     instance_type: str
     expires: datetime
@@ -40,7 +40,7 @@ class Standing:
     spent_usd: float | None = 0.0
     rate: Rate = field(default_factory=Rate)
     impaired: frozenset[str] = frozenset()
-    others: tuple[Cluster, ...] = ()
+    others: tuple[Listed, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

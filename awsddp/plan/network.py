@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterable
 
 from awsddp import limits
-from awsddp.cluster import Node
 from awsddp.compat.types import GPU_TYPES, GpuType
 from awsddp.errors import ConfigError
 from awsddp.plan.records import Efa, Facts, Subnet
+from awsddp.records import Node
 from awsddp.report import node_name
 from awsddp.spec import SSM, ClusterSpec
 

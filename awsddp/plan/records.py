@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from awsddp.cluster import TargetName
 from awsddp.compat.types import GpuType, Market
 from awsddp.errors import ConfigError
+from awsddp.records import TargetName
 from awsddp.report import duration, node_name
 
 LEAST_TERM_S = 300.0

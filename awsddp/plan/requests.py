@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from awsddp.cluster import write_numbers
 from awsddp.plan.records import Facts, LaunchPlan, Request, utc
+from awsddp.records import write_numbers
 from awsddp.spec import ClusterSpec
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import AwsddpError, Interrupted
 from awsddp.jobs.ranks import SECRET
+from awsddp.records import ACTIVE, JobRecord
 from awsddp.report import iso, money
 from awsddp.resources import is_bundled
 from awsddp.spec import EXCLUSIVE, NOT_SHOWN, OPTION, key_words, option_words, options_of, settings
@@ -74,7 +74,7 @@ def global_words(
     return words + (["--region", region] if region else [])
 
 
-def advised(ctx: Context, text: str, *, job: Job | None = None) -> str:
+def advised(ctx: Context, text: str, *, job: JobRecord | None = None) -> str:
     """Return a message with its commands as this user has to type them.
 
     Each gets the global options that select the cluster. One at the start of a line also gets what was asked:
@@ -112,7 +112,7 @@ def _named(ctx: Context, line: str) -> str:
     return named(before + down, kept, anew=anew) + named(after, anew)
 
 
-def _line(ctx: Context, line: str, job: Job | None) -> str:
+def _line(ctx: Context, line: str, job: JobRecord | None) -> str:
     """Return a line with what was asked in its commands, if it begins with one."""
     if not _ALONE.match(line):
         return line
@@ -124,7 +124,7 @@ def _line(ctx: Context, line: str, job: Job | None) -> str:
     return "".join(_command(ctx, part, job, is_gone=at > ends) for at, part in enumerate(parts)) + note + rest
 
 
-def _command(ctx: Context, text: str, job: Job | None, *, is_gone: bool) -> str:
+def _command(ctx: Context, text: str, job: JobRecord | None, *, is_gone: bool) -> str:
     match = _ALONE.fullmatch(text)
     try:
         given = shlex.split(match[2]) if match else []
@@ -147,7 +147,7 @@ def _names(given: Sequence[str], key: str) -> bool:
     return not signs.isdisjoint(given) or any(word.partition("=")[0] in same for word in given)
 
 
-def _asked(ctx: Context, verb: str, job: Job | None, *, is_gone: bool) -> dict[str, object]:
+def _asked(ctx: Context, verb: str, job: JobRecord | None, *, is_gone: bool) -> dict[str, object]:
     """Return what was asked and this verb heeds, by key: by this command line, or for the job."""
     now = settings(ctx.spec, ctx.job)
     found = {key: value for key, value, source in now if source == OPTION}
@@ -168,7 +168,7 @@ def _asked(ctx: Context, verb: str, job: Job | None, *, is_gone: bool) -> dict[s
     return {key: value for key, value in found.items() if key.startswith(TAKES[verb]) and key not in _HIDDEN}
 
 
-def job_options(job: Job) -> dict[str, object]:
+def job_options(job: JobRecord) -> dict[str, object]:
     """Return what a job was asked, by key of awsddp.toml; the values of its variables are not known.
 
     Its nodes say it: a key that is not a job's, such as a rule for SSH, is left out.

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import ACTIVE, ENDED, Cluster, Job, Node, Prepared, Target, unfetched_jobs
 from awsddp.errors import AwsddpError, CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.parallel import each, soon
+from awsddp.records import ACTIVE, ENDED, JobRecord, Listed, Node, Prepared, Target, unfetched_jobs
 from awsddp.report import node_name
 from awsddp.spec import seconds
 from awsddp.state import Record
@@ -67,9 +67,9 @@ class ClusterHandle:
     target: Target
     gateway: "Aws | None" = None
     known: Record | None = None
-    listed: Cluster | None = None
-    others: tuple[Cluster, ...] = ()
-    sessions: tuple[Cluster, ...] = ()
+    listed: Listed | None = None
+    others: tuple[Listed, ...] = ()
+    sessions: tuple[Listed, ...] = ()
     searched: tuple[str, ...] = ("the local cloud, which is not running",)
     nodes: tuple[Node, ...] = ()
     excluded: tuple[Node, ...] = ()
@@ -147,13 +147,13 @@ class ClusterHandle:
         return self.known
 
     @property
-    def own(self) -> Cluster | None:
+    def own(self) -> Listed | None:
         """What AWS lists of the record's own cluster."""
         is_own = self.listed is not None and self.known is not None and self.listed.id == self.known.id
         return self.listed if is_own else None
 
     @property
-    def all_listed(self) -> tuple[Cluster, ...]:
+    def all_listed(self) -> tuple[Listed, ...]:
         """Everything that AWS lists by this name and owner."""
         return (self.listed, *self.others) if self.listed is not None else ()
 
@@ -175,7 +175,7 @@ class ClusterHandle:
         """Return what was found on a node."""
         return next(one for one in self.record.prepared if one.node == node)
 
-    def machines(self, cluster: Cluster) -> str:
+    def machines(self, cluster: Listed) -> str:
         """Return how many machines of a listed cluster exist, of which type and where."""
         where = replace(self.target, region=cluster.region).place
         return f"{len(cluster.live)} x {cluster.live[0].instance_type} in {where}"
@@ -284,7 +284,7 @@ class ClusterHandle:
                 error.why = "\n".join(filter(None, (error.why, *off)))
             raise
 
-    def require_live(self) -> Cluster:
+    def require_live(self) -> Listed:
         """Return what AWS lists of a cluster that has nodes. Raises NotFoundError, CloudError."""
         if self.gateway and self.known and (self.own is not None or self.listed is None):
             self.wait_until_listed()
@@ -338,7 +338,7 @@ class ClusterHandle:
             raise NodeError(f"cluster {name} is not ready", ", ".join(why), "awsddp up   # finish it")
         return nodes
 
-    def end(self, cluster: Cluster) -> "Teardown":
+    def end(self, cluster: Listed) -> "Teardown":
         """End everything of a listed cluster. Raises CloudError."""
         from awsddp.aws.teardown import teardown
 
@@ -437,7 +437,7 @@ class ClusterHandle:
 
     # Jobs.
 
-    def jobs(self, *, partial: bool = False) -> tuple[Job, ...]:
+    def jobs(self, *, partial: bool = False) -> tuple[JobRecord, ...]:
         """Return every job that the connected nodes know, oldest first.
 
         With `partial` a node that does not answer joins the fleet's failures, unless none does. A job that
@@ -462,7 +462,7 @@ class ClusterHandle:
             job for job in jobs if job.job in known or not os.path.lexists(results_dir(self.ctx, job.job))
         )
 
-    def job(self, name: str | None) -> Job:
+    def job(self, name: str | None) -> JobRecord:
         """Return the job of this name, or the last one, as the nodes that answer know it.
 
         Raises NotFoundError, and NodeError for one that is remembered and whose nodes all are missing.
@@ -490,7 +490,7 @@ class ClusterHandle:
         request = protocol.cancel_request(job, grace=grace, launch=launch)
         ask(self.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
 
-    def end_job(self, job: Job) -> Job:
+    def end_job(self, job: JobRecord) -> JobRecord:
         """End a job that still runs, with its grace, and return it as it is then."""
         if job.state not in ACTIVE:
             return job
@@ -499,7 +499,7 @@ class ClusterHandle:
         self.cancel(job.job)
         return choose_job(self.jobs(partial=True), job.job)
 
-    def missing(self, job: Job) -> dict[int, str]:
+    def missing(self, job: JobRecord) -> dict[int, str]:
         """Return why a node's part of a job cannot be fetched now, by the number that the node had."""
         from awsddp.verbs.requests import holders
 
@@ -524,7 +524,7 @@ class ClusterHandle:
                 reasons[one.node] = f"{who} holds its part of job {job.job}: {why}"
         return reasons
 
-    def still_missing(self, job: Job) -> dict[int, str]:
+    def still_missing(self, job: JobRecord) -> dict[int, str]:
         """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
         from awsddp.verbs.results import is_fetched, results_dir
 
@@ -532,7 +532,7 @@ class ClusterHandle:
 
     # Results.
 
-    def fetch(self, job: Job) -> "dict[int, Fetched]":
+    def fetch(self, job: JobRecord) -> "dict[int, Fetched]":
         """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
 
         The job that is written beside them says what is missing. One client at a time does so. Over
@@ -545,7 +545,7 @@ class ClusterHandle:
             self.ctx.folder.remember(job)
             return self._fetch(job, lost)
 
-    def _fetch(self, job: Job, lost: Mapping[int, str]) -> "dict[int, Fetched]":
+    def _fetch(self, job: JobRecord, lost: Mapping[int, str]) -> "dict[int, Fetched]":
         from awsddp.aws.power import release, unfetched_of
         from awsddp.jobs.results import encode
         from awsddp.nodes.results import pull
@@ -606,7 +606,7 @@ class ClusterHandle:
         """Hold the tags that name jobs, which are read, changed and written back, against other clients."""
         return self.ctx.folder.lock("train", part="tags", wait_s=FETCH_S)
 
-    def finish(self, job: Job) -> dict[str, Any]:
+    def finish(self, job: JobRecord) -> dict[str, Any]:
         """Fetch the results of a job that was followed, and return it as the `train` document.
 
         The job's state is remembered first; an error that keeps results away carries the document as its
@@ -631,7 +631,7 @@ class ClusterHandle:
         return job_result(self.ctx, job)
 
 
-def choose_job(jobs: Sequence[Job], name: str | None) -> Job:
+def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
     """Return the job of this name, or the last one. Raises NotFoundError."""
     chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from awsddp.cluster import Target
 from awsddp.errors import ConfigError
+from awsddp.records import Target
 from awsddp.report import Event, OnEvent
 from awsddp.spec import SSM, ClusterSpec, JobSpec, overlaid
 from awsddp.state import Folder, Record, make_folder, open_to_append

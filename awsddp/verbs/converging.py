@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp.cluster import ACTIVE, Cluster, Node, unfetched_jobs
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan import make_plan, spot_rate
 from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, Convergence, Standing, converge, is_of_type
 from awsddp.plan.records import Facts, LaunchPlan, Rate
+from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
 from awsddp.spec import FILE, ClusterSpec, differences, remembered
 from awsddp.state import Record
@@ -82,7 +82,7 @@ def changes(cluster: ClusterHandle, facts: Facts, *, now: datetime) -> Convergen
     return converge(cluster.ctx.spec, standing, image_id=facts.image.id, callers=facts.callers, now=now)
 
 
-def _rate(cluster: ClusterHandle, facts: Facts, own: Cluster) -> Rate:
+def _rate(cluster: ClusterHandle, facts: Facts, own: Listed) -> Rate:
     """Return what a budget assumes that the nodes of the record cost per hour."""
     record, zones = cluster.record, {node.zone for node in own.live if node.spot}
     if not zones:
@@ -92,11 +92,11 @@ def _rate(cluster: ClusterHandle, facts: Facts, own: Cluster) -> Rate:
     return spot_rate(fixed_usd, record.nodes, record.instance_type, zones, facts)
 
 
-def own_or_empty(cluster: ClusterHandle) -> Cluster:
+def own_or_empty(cluster: ClusterHandle) -> Listed:
     """Return what AWS lists of the record's own cluster; one without nodes where that is nothing."""
     record, name = cluster.record, cluster.ctx.spec.name
     region = record.target.region or ""
-    return cluster.own or Cluster(name=name, id=record.id, owner=record.owner, region=region, nodes=())
+    return cluster.own or Listed(name=name, id=record.id, owner=record.owner, region=region, nodes=())
 
 
 def plan_of(cluster: ClusterHandle, change: Convergence) -> LaunchPlan:
@@ -163,7 +163,7 @@ def _named(do: str, change: Convergence, nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if node.instance_id in keys]
 
 
-def _others(cluster: ClusterHandle) -> list[Cluster]:
+def _others(cluster: ClusterHandle) -> list[Listed]:
     """Return the living clusters of the same name, which another machine made and `up` ends."""
     return [one for one in cluster.all_listed if one.id != cluster.record.id and one.live]
 
@@ -185,7 +185,7 @@ def _question(cluster: ClusterHandle, record: Record, change: Convergence) -> st
     )
 
 
-def _refuse_running(cluster: ClusterHandle, own: Cluster, ending: Sequence[Node]) -> None:
+def _refuse_running(cluster: ClusterHandle, own: Listed, ending: Sequence[Node]) -> None:
     """Refuse to terminate nodes on which a job runs, or whose results cannot be fetched first."""
     owed = unfetched_jobs(ending)
     if not owed:
@@ -217,7 +217,7 @@ def _refuse_running(cluster: ClusterHandle, own: Cluster, ending: Sequence[Node]
         )
 
 
-def _refuse_others(others: Sequence[Cluster]) -> None:
+def _refuse_others(others: Sequence[Listed]) -> None:
     for other in others:
         if other.unfetched:
             raise ConfigError(
@@ -227,7 +227,7 @@ def _refuse_others(others: Sequence[Cluster]) -> None:
             )
 
 
-def _end(cluster: ClusterHandle, own: Cluster, ending: Sequence[Node]) -> None:
+def _end(cluster: ClusterHandle, own: Listed, ending: Sequence[Node]) -> None:
     """Fetch the nodes' unfetched results, terminate them, and forget them."""
     from awsddp.aws.teardown import end_nodes, give_up
     from awsddp.nodes import hostkeys

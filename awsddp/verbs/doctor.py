@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp.cluster import Check
 from awsddp.compat.types import quota_of
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.nodes import rsync
 from awsddp.plan.records import names
 from awsddp.plan.requests import Values
+from awsddp.records import Check
 from awsddp.verbs.context import Context, aws_of, facts_of, jump_of, target_for
 from awsddp.verbs.health import checks_document
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from awsddp import report
 from awsddp.billing import Bill
-from awsddp.cluster import ACTIVE, Cluster
 from awsddp.errors import ConfigError, LeftoverError, NodeError, UsageError
+from awsddp.records import ACTIVE, Listed
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
@@ -68,7 +68,7 @@ def down(
         return _document(cluster, terminated=terminated, removed=removed, bill=bill)
 
 
-def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]:
+def _end(cluster: ClusterHandle, clusters: Sequence[Listed]) -> tuple[str, ...]:
     """Terminate the clusters of this name, one per id, and return the terminated instances.
 
     Raises LeftoverError, after everything else is terminated.
@@ -94,7 +94,7 @@ def _end(cluster: ClusterHandle, clusters: Sequence[Cluster]) -> tuple[str, ...]
     return tuple(terminated)
 
 
-def _what_ends(cluster: ClusterHandle, listed: Cluster, *, discard: bool) -> str:
+def _what_ends(cluster: ClusterHandle, listed: Listed, *, discard: bool) -> str:
     question = [f"Cluster {listed.name}: {cluster.machines(listed)}{_made(listed)} will be terminated."]
     for job in (one.job for one in jobs_of(cluster.ctx, living(cluster.ctx.folder))):
         if job.state in ACTIVE and is_owed(cluster.ctx, listed.unfetched, job):
@@ -108,7 +108,7 @@ def _what_ends(cluster: ClusterHandle, listed: Cluster, *, discard: bool) -> str
     return "\n".join(question)
 
 
-def _made(cluster: Cluster) -> str:
+def _made(cluster: Listed) -> str:
     """Return when a cluster was made, and on which machine, as far as its tags say."""
     host = cluster.host and f" on {cluster.host}"
     return f", made at {report.iso(cluster.created)}{host}," if cluster.created else ""

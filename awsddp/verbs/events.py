@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Iterator
 
-from awsddp.cluster import Job
 from awsddp.errors import AwsddpError
 from awsddp.jobs import protocol
 from awsddp.jobs.selection import exclude_patterns, name_at_home
 from awsddp.jobs.supervisor.manifest import EVENTS
 from awsddp.nodes.results import Wanted
+from awsddp.records import JobRecord
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.ledger import note_fetched
 from awsddp.verbs.requests import answers_beside, holders
@@ -27,7 +27,7 @@ BUSY = 0.05
 class Events:
     """Fetches what has grown every 30 s. No error leaves it."""
 
-    def __init__(self, cluster: ClusterHandle, job: Job) -> None:
+    def __init__(self, cluster: ClusterHandle, job: JobRecord) -> None:
         self._cluster, self._job = cluster, job
         self._ended, self._writing = threading.Event(), threading.Lock()
         self._fetched = 0

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from awsddp import report
-from awsddp.cluster import Cluster, Target
 from awsddp.errors import LeftoverError
+from awsddp.records import Listed, Target
 from awsddp.report import money
 from awsddp.state import Folder
 from awsddp.verbs.cluster import ClusterHandle
@@ -128,7 +128,7 @@ def _lives(found: ClusterHandle) -> bool:
 
 
 def _recorded(
-    ctx: Context, target: Target, login: "Aws", cluster: Cluster, *, wait: bool = False
+    ctx: Context, target: Target, login: "Aws", cluster: Listed, *, wait: bool = False
 ) -> ClusterHandle:
     """Return a cluster as `status` finds it, by its record, or as it is listed where this machine has none.
 

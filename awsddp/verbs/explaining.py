@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from awsddp.cluster import Cause, Job
 from awsddp.errors import AwsddpError
 from awsddp.plan.requirements import source_folders
+from awsddp.records import Cause, JobRecord
 from awsddp.spec import overlaid
 from awsddp.verbs.advice import advised, command_words
 from awsddp.verbs.context import Context
@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | r
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
-def explained(ctx: Context, job: Job) -> Job:
+def explained(ctx: Context, job: JobRecord) -> JobRecord:
     """Return the job; for a module, a file or a variable that its nodes do not have the cause says why."""
     cause = job.cause
     if cause is None:
@@ -35,7 +35,7 @@ def explained(ctx: Context, job: Job) -> Job:
     return replace(job, cause=replace(cause, next=advised(ctx, cause.next, job=job)))
 
 
-def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
+def _of_module(ctx: Context, job: JobRecord, cause: Cause) -> Cause:
     module = cause.values.get("module", "")
     if not _MODULE.fullmatch(module):  # a node says it, and a command that the user copies will hold it
         return cause
@@ -64,7 +64,7 @@ def _of_module(ctx: Context, job: Job, cause: Cause) -> Cause:
     return _told(cause, why, f"name the package of {top} in {file}, then: {again}")
 
 
-def _of_file(ctx: Context, job: Job, cause: Cause) -> Cause:
+def _of_file(ctx: Context, job: JobRecord, cause: Cause) -> Cause:
     listing = found_here(ctx)
     for match in _WORD.finditer(cause.explanation):
         word = _ON_NODE.sub("", (match[1] or match[2] or match[3]).rstrip("./"))
@@ -80,7 +80,7 @@ def _of_file(ctx: Context, job: Job, cause: Cause) -> Cause:
     return cause
 
 
-def _of_variable(ctx: Context, job: Job, cause: Cause) -> Cause:
+def _of_variable(ctx: Context, job: JobRecord, cause: Cause) -> Cause:
     found = _VARIABLE.search("\n".join(cause.tail))
     if found is None or found[1] not in os.environ:
         return cause
@@ -88,7 +88,7 @@ def _of_variable(ctx: Context, job: Job, cause: Cause) -> Cause:
     return _told(cause, f"{found[1]} is set here, and not on the nodes", advice)
 
 
-def _kept(ctx: Context, job: Job, cause: Cause, kept: tuple[str, str]) -> Cause:
+def _kept(ctx: Context, job: JobRecord, cause: Cause, kept: tuple[str, str]) -> Cause:
     """Say that a path is here, and what keeps it from the nodes; advise to send all of its folder."""
     path, by = kept
     folder = path.rpartition("/")[0]
@@ -101,7 +101,7 @@ def _kept(ctx: Context, job: Job, cause: Cause, kept: tuple[str, str]) -> Cause:
     return _told(cause, f"{path} is here, and {by} keeps it from the nodes", advice)
 
 
-def _again(ctx: Context, job: Job, changes: Mapping[str, object]) -> str:
+def _again(ctx: Context, job: JobRecord, changes: Mapping[str, object]) -> str:
     """Return the command that runs the job again with `changes`, by key of awsddp.toml."""
     return advised(ctx, shlex.join(["awsddp", "train", *command_words("train", changes)]), job=job)
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from awsddp.cluster import ACTIVE, MORE, Cluster, Job, Node, unfetched_jobs
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
+from awsddp.records import ACTIVE, MORE, JobRecord, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
 from awsddp.verbs.cluster import ClusterHandle, NoNodes, reachable
 from awsddp.verbs.context import Context
@@ -65,12 +65,12 @@ def _fetch(ctx: Context, job: str | None, anew: bool) -> dict[str, Any]:
     return result
 
 
-def _kept(ctx: Context, job: Job) -> dict[str, Any]:
+def _kept(ctx: Context, job: JobRecord) -> dict[str, Any]:
     ctx.say(f"the results of {job.job} are already fetched")
     return document({}, job=job.job, home=str(results_dir(ctx, job.job)))
 
 
-def fetch_all(cluster: ClusterHandle, listed: Cluster) -> None:
+def fetch_all(cluster: ClusterHandle, listed: Listed) -> None:
     """End the jobs that still run, and fetch all unfetched results, before the nodes are terminated.
 
     Results of a node that no longer exists are named. Raises NodeError, with the jobs, the price and the next
@@ -112,7 +112,7 @@ def _fetch_owed(cluster: ClusterHandle) -> dict[Node, str]:
         return {node: fleet.failures[node.node].summary for node in owing if node.node in fleet.failures}
 
 
-def _not_home(cluster: ClusterHandle, listed: Cluster, owing: list[Node], why: str) -> NodeError:
+def _not_home(cluster: ClusterHandle, listed: Listed, owing: list[Node], why: str) -> NodeError:
     """Return the error that names the unfetched jobs, what the nodes cost meanwhile, and the next steps."""
     stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
     ways = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []

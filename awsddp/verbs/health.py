@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from awsddp import answers
-from awsddp.cluster import Check
 from awsddp.compat.types import network_gbyte_s
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.jobs import health, protocol
 from awsddp.jobs.ranks import Host, layout
+from awsddp.records import Check
 from awsddp.report import node_name
 from awsddp.resources import template, train_folder
 from awsddp.spec import JobSection

@@ -8,8 +8,8 @@ from typing import Any
 
 from awsddp import report
 from awsddp.billing import Bill
-from awsddp.cluster import ACTIVE, Job
 from awsddp.errors import AwsddpError, NotFoundError
+from awsddp.records import ACTIVE, JobRecord
 from awsddp.verbs.cluster import ClusterHandle, choose_job
 from awsddp.verbs.context import Context
 from awsddp.verbs.ledger import Past, bill_of, pasts
@@ -36,7 +36,7 @@ def jobs(ctx: Context) -> dict[str, Any]:
         return document
 
 
-def known_jobs(cluster: ClusterHandle) -> tuple[Job, ...]:
+def known_jobs(cluster: ClusterHandle) -> tuple[JobRecord, ...]:
     """Return every job that the nodes know, oldest first.
 
     Unreachable nodes are named. Raises NotFoundError, and NoNodes if no node is reachable.
@@ -48,7 +48,7 @@ def known_jobs(cluster: ClusterHandle) -> tuple[Job, ...]:
         return known
 
 
-def job_now(ctx: Context, name: str) -> Job:
+def job_now(ctx: Context, name: str) -> JobRecord:
     """Return a job as it is now: by what this machine knows if it has ended, else by its nodes.
 
     Raises NotFoundError, NodeError, CloudError.
@@ -60,7 +60,7 @@ def job_now(ctx: Context, name: str) -> Job:
         return choose_job(known_jobs(cluster), name)
 
 
-def jobs_document(ctx: Context, reported: Collection[Job], bill: Bill | None = None) -> dict[str, Any]:
+def jobs_document(ctx: Context, reported: Collection[JobRecord], bill: Bill | None = None) -> dict[str, Any]:
     """Return the `jobs` document; `reported` are the jobs as the cluster's nodes have just told them.
 
     `bill` is the cluster's account, where AWS has just been asked for it.
@@ -92,7 +92,7 @@ class FoundJob:
     `launched` is when, as text; `reported` tells that its nodes have just told it.
     """
 
-    job: Job
+    job: JobRecord
     folder: Path
     past: Past | None
     launched: str
@@ -123,7 +123,7 @@ class FoundJob:
         }
 
 
-def all_jobs(ctx: Context, reported: Collection[Job] = ()) -> list[FoundJob]:
+def all_jobs(ctx: Context, reported: Collection[JobRecord] = ()) -> list[FoundJob]:
     """Return the jobs of this machine's clusters and those whose results are in the project's folder.
 
     The oldest comes first. `reported` are as for `jobs_document`.
@@ -139,7 +139,7 @@ def all_jobs(ctx: Context, reported: Collection[Job] = ()) -> list[FoundJob]:
     return sorted(found, key=lambda one: one.launched)
 
 
-def jobs_of(ctx: Context, past: Past, reported: Collection[Job] = ()) -> list[FoundJob]:
+def jobs_of(ctx: Context, past: Past, reported: Collection[JobRecord] = ()) -> list[FoundJob]:
     """Return the jobs of one cluster, the oldest first: as its nodes `reported` them, else as last seen.
 
     The results say how a job ended, also where they were moved into the project's folder. A job that was last
@@ -166,7 +166,7 @@ def jobs_of(ctx: Context, past: Past, reported: Collection[Job] = ()) -> list[Fo
     return sorted(found, key=lambda one: one.launched)
 
 
-def _has_run(past: Past, job: Job, *, seen: Job | None = None) -> bool:
+def _has_run(past: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
     """Tell whether a job ran on machines of this cluster; on those of the job `seen`, where it is known."""
     return job.nodes == seen.nodes if seen else any(one.instance_id in past.instances for one in job.nodes)
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from awsddp.cluster import Node
 from awsddp.errors import AwsddpError, CapacityError
 from awsddp.parallel import each
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan, names
 from awsddp.plan.requests import Values
+from awsddp.records import Node
 from awsddp.spec import idle_seconds, remembered
 from awsddp.state import Folder, Record, make_folder, write_private
 from awsddp.verbs.cluster import ClusterHandle

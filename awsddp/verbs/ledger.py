@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp import billing
-from awsddp.cluster import Cluster
 from awsddp.errors import ConfigError
+from awsddp.records import Listed
 from awsddp.report import json_lines
 from awsddp.state import Folder, Record
 from awsddp.verbs.context import Context
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def bill_of(
-    ctx: Context, record: Record | None, cluster: Cluster | None, aws: "Aws | None" = None
+    ctx: Context, record: Record | None, cluster: Listed | None, aws: "Aws | None" = None
 ) -> billing.Bill | None:
     """Return the account of the cluster in the folder, now; None where this machine did not launch it.
 

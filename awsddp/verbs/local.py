@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from awsddp.cluster import Target
 from awsddp.errors import ConfigError, LocalCloudError, NotFoundError, UsageError
 from awsddp.local import cgroups, control, torchenv
+from awsddp.records import Target
 from awsddp.report import Event, OnEvent, size_text
 from awsddp.state import Folder, make_folder, open_to_append, take
 

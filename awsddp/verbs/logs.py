@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from awsddp.cluster import Job
 from awsddp.errors import NotFoundError
 from awsddp.jobs.logs import Merger, last_lines
+from awsddp.records import JobRecord
 from awsddp.report import node_name
 from awsddp.verbs.cluster import ClusterHandle, NoNodes
 from awsddp.verbs.context import Context
@@ -57,7 +57,7 @@ def logs(
         return _replay(ctx, found.job, ranks, last, on_lines)
 
 
-def _known(job: Job, ranks: Collection[int]) -> Collection[int] | None:
+def _known(job: JobRecord, ranks: Collection[int]) -> Collection[int] | None:
     """Return the ranks of a job that are shown, None for all. Raises NotFoundError for ranks it has not."""
     missing = [f"rank {rank}" for rank in ranks if rank not in (known := _nodes(job))]
     if missing:
@@ -69,7 +69,7 @@ def _known(job: Job, ranks: Collection[int]) -> Collection[int] | None:
 
 
 def _replay(
-    ctx: Context, job: Job, ranks: Collection[int], last: int | None, on_lines: Callable[[bytes], None]
+    ctx: Context, job: JobRecord, ranks: Collection[int], last: int | None, on_lines: Callable[[bytes], None]
 ) -> dict[str, Any]:
     """Show the lines of a job that were fetched."""
     pieces = _pieces(merger_of(ctx, job, _known(job, ranks)))
@@ -83,10 +83,10 @@ def _pieces(merger: Merger) -> Iterator[bytes]:
     yield merger.finish()
 
 
-def merger_of(ctx: Context, job: Job, shown: Collection[int] | None = None) -> Merger:
+def merger_of(ctx: Context, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
     """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown."""
     return Merger(_nodes(job), folder=results_dir(ctx, job.job) / "logs", job=job.job, shown=shown)
 
 
-def _nodes(job: Job) -> dict[int, int]:
+def _nodes(job: JobRecord) -> dict[int, int]:
     return {rank.rank: rank.node for rank in job.ranks}

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from awsddp import page
-from awsddp.cluster import Job, RankProgress, RankUsage
 from awsddp.errors import NotFoundError
 from awsddp.jobs import results
 from awsddp.jobs.supervisor import metrics
+from awsddp.records import JobRecord, RankProgress, RankUsage
 from awsddp.spec import NOT_SHOWN
 from awsddp.state import write_private
 from awsddp.verbs.advice import command_words, job_options, script_words
@@ -65,7 +65,7 @@ def _document(ctx: Context, found: FoundJob, rows: Sequence[Mapping[str, Any]]) 
     )
 
 
-def _ranks(job: Job) -> dict[int, list[int]]:
+def _ranks(job: JobRecord) -> dict[int, list[int]]:
     """Return the ranks of a job by node."""
     nodes = sorted({rank.node for rank in job.ranks})
     return {node: [rank.rank for rank in job.ranks if rank.node == node] for node in nodes}
@@ -89,7 +89,7 @@ def _usage(found: FoundJob) -> tuple[RankUsage, ...]:
     return tuple(used)
 
 
-def _again(job: Job, past: Past | None) -> list[str]:
+def _again(job: JobRecord, past: Past | None) -> list[str]:
     """Return the commands that run the job again: its code, a cluster like its own, the job, the end."""
     launched = past.launched if past else {}
     awsddp = ["awsddp"] if past is None or past.name == "default" else ["awsddp", "-c", past.name]

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import take
-from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.supervisor.follow import MAGIC
 from awsddp.nodes.failures import split
+from awsddp.records import JobRecord
 
 if TYPE_CHECKING:
     from awsddp.nodes.command import Result
@@ -101,7 +101,7 @@ def answering(fleet: "Fleet") -> list[int]:
     return [node for node in fleet.nodes if node not in fleet.failures]
 
 
-def holders(fleet: "Fleet", job: Job) -> list[int]:
+def holders(fleet: "Fleet", job: JobRecord) -> list[int]:
     """Return the numbers of the nodes that answer and are the instances on which the job ran."""
     ran_on = {one.instance_id for one in job.nodes}
     return [node for node in answering(fleet) if fleet.endpoints[node].instance_id in ran_on]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp import report
-from awsddp.cluster import ACTIVE, MORE, Job
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.jobs import results
 from awsddp.jobs.checkpoints import newest
 from awsddp.jobs.supervisor.manifest import EVENTS
+from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.verbs.context import Context
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _data(rows: list[dict[str, Any]]) -> str | None:
     return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
 
 
-def job_result(ctx: Context, job: Job, *, folder: Path | None = None) -> dict[str, Any]:
+def job_result(ctx: Context, job: JobRecord, *, folder: Path | None = None) -> dict[str, Any]:
     """Return a job as the document of `train`, with the accuracy that its program wrote down.
 
     `folder` holds its results (None: the one that receives them). `missing` names the nodes whose results are
@@ -105,26 +105,26 @@ def job_result(ctx: Context, job: Job, *, folder: Path | None = None) -> dict[st
     }
 
 
-def _checkpoint(folder: Path, job: Job) -> str | None:
+def _checkpoint(folder: Path, job: JobRecord) -> str | None:
     if job.state not in ("failed", "cancelled"):
         return None
     return next((f"{job.home}/{path.relative_to(folder.resolve())}" for path in newest(folder)), None)
 
 
-def saved_job(folder: Path) -> Job | None:
+def saved_job(folder: Path) -> JobRecord | None:
     """Return the job whose results are in a folder; None where its job.json is missing or torn."""
     with contextlib.suppress(ConfigError, OSError):
         return results.decode((folder / "job.json").read_bytes())
     return None
 
 
-def ended_job(folder: Path) -> Job | None:
+def ended_job(folder: Path) -> JobRecord | None:
     """Return the job whose results are in a folder if they were fetched after it had ended."""
     job = saved_job(folder)
     return job if job is not None and job.state not in ACTIVE else None
 
 
-def is_fetched(folder: Path, job: Job) -> bool:
+def is_fetched(folder: Path, job: JobRecord) -> bool:
     """Tell whether a folder holds all results of a job, fetched after it had ended.
 
     The results of another job of its name, on other machines, do not count.
@@ -133,7 +133,7 @@ def is_fetched(folder: Path, job: Job) -> bool:
     return kept is not None and not kept.missing and kept.nodes == job.nodes
 
 
-def is_owed(ctx: Context, unfetched: Collection[str], job: Job) -> bool:
+def is_owed(ctx: Context, unfetched: Collection[str], job: JobRecord) -> bool:
     """Tell whether the nodes hold results of a job that are not fetched, by their tags (`unfetched`).
 
     A job that the tags may only count, and not name, is owed unless all of it is here.
@@ -167,7 +167,7 @@ def _is_home(ctx: Context, name: str, instance_id: str) -> bool:
     return kept is not None and instance_id in {one.instance_id for one in kept.nodes}
 
 
-def whole_at_home(ctx: Context, name: str) -> Job | None:
+def whole_at_home(ctx: Context, name: str) -> JobRecord | None:
     """Return the job of this name if all its results were fetched."""
     job = ended_job(results_dir(ctx, name))
     return job if job is not None and not job.missing else None

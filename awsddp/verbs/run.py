@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from awsddp.cluster import Target
 from awsddp.errors import (
     AwsddpError,
     CloudError,
@@ -19,6 +18,7 @@ from awsddp.errors import (
     UsageError,
 )
 from awsddp.plan.records import LaunchPlan
+from awsddp.records import Target
 from awsddp.verbs.advice import what_runs_on
 from awsddp.verbs.context import Context
 from awsddp.verbs.converging import Confirm

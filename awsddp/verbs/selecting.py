@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from awsddp import answers
 from awsddp.answers import Manifest
-from awsddp.cluster import ACTIVE, HomeLink, Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.selection import NodeFile, exclude_patterns, name_at_home, over_limit
 from awsddp.nodes.failures import split
 from awsddp.nodes.results import Fetched, Wanted
+from awsddp.records import ACTIVE, HomeLink, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.spec import size_of
 from awsddp.verbs.context import Context
@@ -54,7 +54,7 @@ class Selected:
     owed: list[Owed]
     growing: list[Owed]
 
-    def after(self, job: Job, fetched: Mapping[int, Fetched]) -> "Selected":
+    def after(self, job: JobRecord, fetched: Mapping[int, Fetched]) -> "Selected":
         """Return this with what came otherwise than described: it grows while the job runs, else is owed."""
         again = f"awsddp fetch {job.job}   # again, once nothing writes to it"
         changed = [
@@ -71,7 +71,7 @@ class Unfetched(NodeError):
     """A part of a job's results is still on the nodes; the rest was fetched."""
 
 
-def select(ctx: Context, fleet: "Fleet", job: Job, nodes: Sequence[int], target: Path) -> Selected:
+def select(ctx: Context, fleet: "Fleet", job: JobRecord, nodes: Sequence[int], target: Path) -> Selected:
     """Ask the nodes for a job's results, and return what is fetched into `target` and what is not.
 
     Over job.results_limit `ctx.agree` decides. What nobody owes is named, what job.exclude matches counted.
@@ -89,7 +89,7 @@ def select(ctx: Context, fleet: "Fleet", job: Job, nodes: Sequence[int], target:
     return Selected(wanted=wanted, links=links, owed=owed, growing=growing)
 
 
-def say_growing(ctx: Context, job: Job, growing: Sequence[Owed]) -> None:
+def say_growing(ctx: Context, job: JobRecord, growing: Sequence[Owed]) -> None:
     """Name what a job that runs has not finished."""
     for node in sorted({one.node for one in growing}):
         paths = [one.path for one in growing if one.node == node]
@@ -102,7 +102,7 @@ class Ephemeral(NodeError):
     """Results lie where a stop loses them."""
 
 
-def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
+def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[JobRecord]) -> None:
     """Raise Ephemeral if results of these jobs that are not fetched are on instance store."""
     for job in jobs:
         manifests, failures = _manifests(ctx, fleet, job, holders(fleet, job))
@@ -122,7 +122,7 @@ def refuse_ephemeral(ctx: Context, fleet: "Fleet", jobs: Sequence[Job]) -> None:
             )
 
 
-def unfetched(job: Job, selected: Selected) -> Unfetched:
+def unfetched(job: JobRecord, selected: Selected) -> Unfetched:
     """Return the error that lists what the nodes still owe, and how to fetch or discard it."""
     sizes = [one.size for one in selected.owed if one.path != ALL]
     parts = [amount(len(sizes), sum(sizes))] if sizes else []
@@ -145,7 +145,7 @@ def _named(owed: Sequence[Owed]) -> str:
 
 
 def _manifests(
-    ctx: Context, fleet: "Fleet", job: Job, used: Sequence[int]
+    ctx: Context, fleet: "Fleet", job: JobRecord, used: Sequence[int]
 ) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
     """Return what the nodes list, and the errors of those that do not."""
     request = protocol.manifest_request(
@@ -155,7 +155,7 @@ def _manifests(
 
 
 def manifests_of(
-    job: Job, listed: Mapping[int, Answer | AwsddpError]
+    job: JobRecord, listed: Mapping[int, Answer | AwsddpError]
 ) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
     """Return the nodes' answers to `manifest_request`, checked, and the errors of nodes that list nothing."""
     manifests, failures = {}, {}
@@ -186,7 +186,7 @@ def wanted_file(one: NodeFile, *, size: int, sha256: str, grows: bool = False) -
 
 
 def _within_limit(
-    ctx: Context, job: Job, files: list[NodeFile], target: Path
+    ctx: Context, job: JobRecord, files: list[NodeFile], target: Path
 ) -> tuple[list[NodeFile], list[Owed]]:
     """Return what is fetched, and what exceeds job.results_limit, unless it is agreed to."""
     limit = ctx.job.job.results_limit
@@ -215,7 +215,7 @@ def _within_limit(
 
 
 def _hashed(
-    fleet: "Fleet", job: Job, files: list[NodeFile], used: Sequence[int]
+    fleet: "Fleet", job: JobRecord, files: list[NodeFile], used: Sequence[int]
 ) -> tuple[dict[int, list[Wanted]], list[Owed], list[Owed]]:
     """Return what is fetched, with its hashes, what cannot be read, and what is being written.
 

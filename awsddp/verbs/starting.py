@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Job, JobNode, Node, RankResult
 from awsddp.errors import AwsddpError, InUse, NotFoundError, UsageError
 from awsddp.jobs import protocol
 from awsddp.jobs.git import commit_of
 from awsddp.jobs.ranks import Host, Rank
 from awsddp.parallel import both, soon
 from awsddp.plan.requirements import source_folders
+from awsddp.records import JobNode, JobRecord, Node, RankResult
 from awsddp.report import iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
 from awsddp.spec import JobSpec, gpus_of, words_of
@@ -44,7 +44,7 @@ def start(
     ranks: tuple[Rank, ...],
     listing: "Listing",
     checkpoint: "Checkpoint | None" = None,
-) -> Job:
+) -> JobRecord:
     """Send the files and start the job; one client at a time does so, on all machines.
 
     Nothing is sent while a job runs on the nodes, and nothing starts unless the nodes are fit (`preflight`)
@@ -71,7 +71,7 @@ def start(
         if (first := min(cluster.fleet.nodes)) not in requests:  # a launch there would have ended the claim
             with contextlib.suppress(AwsddpError):
                 ask(cluster.fleet, {first: {"do": "unclaim"}})
-    job = Job(
+    job = JobRecord(
         job=name,
         state="waiting" if launch["after"] else "running",
         cause=None,

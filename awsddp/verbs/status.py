@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from awsddp import report
-from awsddp.cluster import ACTIVE, Cluster
 from awsddp.errors import AwsddpError
+from awsddp.records import ACTIVE, Listed
 from awsddp.state import Record
 from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import Context
@@ -126,7 +126,7 @@ def _jobs(ctx: Context, seen: Mapping[str, datetime]) -> list[dict[str, Any]]:
     ]
 
 
-def _launching(record: Record | None, cluster: Cluster | None) -> bool:
+def _launching(record: Record | None, cluster: Listed | None) -> bool:
     """Whether a launch was written down that has not answered, and may still show."""
     if record is None or record.intent is None:
         return False

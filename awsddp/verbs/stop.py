@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError, ConfigError
+from awsddp.records import Listed
 from awsddp.report import node_name
 from awsddp.verbs.cluster import ClusterHandle, reachable
 from awsddp.verbs.context import Context
@@ -39,7 +39,7 @@ def stop(ctx: Context, *, confirm: Callable[[str], None]) -> dict[str, Any]:
         return cluster_document(cluster)
 
 
-def _refuse_spot(cluster: Cluster) -> None:
+def _refuse_spot(cluster: Listed) -> None:
     spot = [node_name(node.node) for node in cluster.live if node.spot]
     if spot:
         raise ConfigError(
@@ -49,7 +49,7 @@ def _refuse_spot(cluster: Cluster) -> None:
         )
 
 
-def _what_stops(cluster: ClusterHandle, listed: Cluster) -> str:
+def _what_stops(cluster: ClusterHandle, listed: Listed) -> str:
     machines, cost = cluster.machines(listed), "" if cluster.target.name == "local" else ", and cost"
     question = f"Cluster {listed.name}: {machines} will be stopped; their disks are kept{cost}."
     if listed.unfetched:
@@ -57,7 +57,7 @@ def _what_stops(cluster: ClusterHandle, listed: Cluster) -> str:
     return question
 
 
-def _end_jobs(cluster: ClusterHandle, listed: Cluster) -> None:
+def _end_jobs(cluster: ClusterHandle, listed: Listed) -> None:
     """End the running jobs, with their grace. Unreachable nodes are stopped anyway: their disks are kept."""
     ctx = cluster.ctx
     if cluster.known is None or not listed.unfetched:

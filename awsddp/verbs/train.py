@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cluster import Job
 from awsddp.errors import Interrupted, LetGo, UsageError
 from awsddp.jobs.launchers import launcher
 from awsddp.jobs.ranks import Rank, layout, ordered, template
 from awsddp.plan.environment import make_environment_plan
+from awsddp.records import JobRecord
 from awsddp.spec import JobSection, gpus_of, with_secrets
 from awsddp.verbs import sync
 from awsddp.verbs.cluster import ClusterHandle
@@ -146,7 +146,7 @@ def _chosen_gpus(text: str | None, has: Mapping[int, int]) -> Mapping[int, int]:
     return {node: len(gpus) or has[node] for node, gpus in gpus_of(text).items()}
 
 
-def attend(cluster: ClusterHandle, job: Job, *, on_lines: Callable[[bytes], None]) -> dict[str, Any]:
+def attend(cluster: ClusterHandle, job: JobRecord, *, on_lines: Callable[[bytes], None]) -> dict[str, Any]:
     """Follow a job to its end and fetch its results. Ctrl-C ends the job; a closed terminal leaves it."""
     ctx = cluster.ctx
     merger = merger_of(ctx, job)

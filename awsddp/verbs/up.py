@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from awsddp.cluster import ACTIVE, Node, Prepared, Target
 from awsddp.errors import ConfigError
 from awsddp.jobs.health import replacement
 from awsddp.nodes import rsync
@@ -13,6 +12,7 @@ from awsddp.parallel import both, import_soon
 from awsddp.plan import refuse_untried
 from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.records import Facts, LaunchPlan
+from awsddp.records import ACTIVE, Node, Prepared, Target
 from awsddp.report import node_name
 from awsddp.spec import idle_seconds, overlaid
 from awsddp.state import Record

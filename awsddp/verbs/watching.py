@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from awsddp.cluster import ACTIVE, Cause, Job
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs import protocol, results
 from awsddp.jobs.logs import Merger
+from awsddp.records import ACTIVE, Cause, JobRecord
 from awsddp.report import Event, duration, node_name
 from awsddp.spec import seconds
 from awsddp.verbs.advice import advised
@@ -46,7 +46,7 @@ class Watch:
     """
 
     cluster: ClusterHandle
-    job: Job
+    job: JobRecord
     _: KW_ONLY
     merger: Merger
     on_lines: Callable[[bytes], None]
@@ -62,7 +62,7 @@ class Watch:
             node.instance_id: node.node for node in self.cluster.nodes if node.node in self._followed
         }
 
-    def run(self) -> Job:
+    def run(self) -> JobRecord:
         """Show every line, from the first byte, each once, and return the job as it is at the end.
 
         A node that falls silent is connected to again until its supervisors would give it up, or EC2 says
@@ -83,7 +83,7 @@ class Watch:
             )
         return explained(self._ctx, job)
 
-    def _interrupted(self, job: Job) -> Job:
+    def _interrupted(self, job: JobRecord) -> JobRecord:
         """Return a job that its nodes last called active: interrupted, where EC2 says that all are gone.
 
         The cluster's nodes are then as EC2 describes them.

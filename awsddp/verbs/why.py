@@ -4,10 +4,10 @@ import contextlib
 from typing import Any
 
 from awsddp.answers import check
-from awsddp.cluster import Job
 from awsddp.errors import AwsddpError, NotFoundError
 from awsddp.jobs.supervisor.hang import diagnose, ranges
 from awsddp.jobs.supervisor.stacks import DUMP
+from awsddp.records import JobRecord
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context
 from awsddp.verbs.requests import answers_of, holders
@@ -41,7 +41,7 @@ def why(ctx: Context, job: str) -> dict[str, Any]:
     return _document(found, {node: one for node, one in asked.items() if isinstance(one, dict)})
 
 
-def _written(ctx: Context, job: Job) -> dict[str, Any]:
+def _written(ctx: Context, job: JobRecord) -> dict[str, Any]:
     """Return what the nodes wrote before a job ended, from its folder of results. Raises NotFoundError."""
     request, answers = {"do": "stacks", "job": job.job}, {}
     for node in job.nodes:
@@ -53,12 +53,12 @@ def _written(ctx: Context, job: Job) -> dict[str, Any]:
     return _document(job, answers, ended=False)
 
 
-def _nothing(job: Job, advice: str) -> NotFoundError:
+def _nothing(job: JobRecord, advice: str) -> NotFoundError:
     cause = job.cause.explanation if job.cause else ""
     return NotFoundError(f"job {job.job} {job.state}: it is no longer running", cause, advice)
 
 
-def _document(job: Job, answers: dict[int, dict[str, Any]], *, ended: bool = True) -> dict[str, Any]:
+def _document(job: JobRecord, answers: dict[int, dict[str, Any]], *, ended: bool = True) -> dict[str, Any]:
     """Return the document; with `ended` ranks that have an exit code are known to have ended."""
     layout = [(one.rank, one.local_rank, one.node) for one in job.ranks]
     codes = {one.rank: one.exit_code for one in job.ranks if ended and one.exit_code is not None}

@@ -37,13 +37,13 @@ from awsddp.cli.doctor_page import why_page
 from awsddp.cli.options import Globals
 from awsddp.cli.pages import cluster_page, job_page, jobs_page, report_page, sync_page
 from awsddp.cli.screen import Screen
-from awsddp.cluster import Cluster, Node, Target
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
 from awsddp.nodes import provision, rsync
 from awsddp.nodes.command import Result
 from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodeFailure, NodesFailed
+from awsddp.records import Listed, Node, Target
 from awsddp.spec import load
 from awsddp.state import Folder, Record
 from awsddp.verbs.cluster import ClusterHandle, choose_job
@@ -611,7 +611,7 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
             return 0
         if drawn.verb == "status":
             home.folder.remember(*jobs)
-            listed = Cluster(**_LISTED, nodes=nodes)
+            listed = Listed(**_LISTED, nodes=nodes)
             known = home.folder.read()
             cluster_page(cluster_document(replace(cluster, gateway=None, listed=listed, known=known)))
             return 0

@@ -7,8 +7,8 @@ from typing import Any
 from moto_cloud import Cloud, find_cluster
 
 from awsddp.aws.session import Aws
-from awsddp.cluster import Cluster
 from awsddp.plan.records import LaunchPlan
+from awsddp.records import Listed
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
@@ -42,14 +42,14 @@ class Machine:
         self.cloud.requests.clear()
         return up(self.context(**keys), confirm=self.questions.append)
 
-    def first(self, **keys: Any) -> Cluster:
+    def first(self, **keys: Any) -> Listed:
         """Launch two nodes."""
         given = {"cluster__nodes": 2, "cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
         self.up(**(given | keys))
         return self.cluster
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> Listed:
         found = find_cluster(self.aws, "demo", self.aws.identity().user_id)
         assert found is not None
         return found

@@ -20,12 +20,12 @@ from awsddp.aws.clusters import find_clusters
 from awsddp.aws.facts import gather
 from awsddp.aws.instances import launch
 from awsddp.aws.session import Aws
-from awsddp.cluster import Cluster, Node, Target
 from awsddp.local import scope
 from awsddp.local.requests import Refusal, answered, dry_run, read
 from awsddp.plan import make_plan
 from awsddp.plan.records import LaunchPlan, names
 from awsddp.plan.requests import Values
+from awsddp.records import Listed, Node, Target
 from awsddp.report import Event
 from awsddp.spec import ClusterSection, ClusterSpec
 
@@ -39,7 +39,7 @@ SECRETS = {
 IDS = names("demo", "0a1b2c3d")
 
 
-def find_cluster(aws: Aws, name: str, owner: str) -> Cluster | None:
+def find_cluster(aws: Aws, name: str, owner: str) -> Listed | None:
     """Return the cluster of this name and owner, or None."""
     return next(iter(find_clusters(aws, name, owner)), None)
 

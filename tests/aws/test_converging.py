@@ -10,10 +10,10 @@ from moto_cloud import Cloud, find_cluster
 
 from awsddp.aws.clusters import describe, find_clusters, tagged, tags_of
 from awsddp.aws.session import Aws
-from awsddp.cluster import Cluster
 from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
 from awsddp.nodes.failures import NodeFailure
 from awsddp.plan.records import LaunchPlan
+from awsddp.records import Listed
 from awsddp.report import Event, cluster_state
 from awsddp.verbs.advice import advised, interruption
 from awsddp.verbs.cluster import ClusterHandle
@@ -250,7 +250,7 @@ def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, mon
     assert stays.up()["state"] == "ready"
 
 
-def second(aws: Aws, mine: Cluster) -> str:
+def second(aws: Aws, mine: Listed) -> str:
     """Launch a node of a second cluster of the same name and owner, as from another machine."""
     tags = {
         "awsddp:cluster": "demo",

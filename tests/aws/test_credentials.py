@@ -13,8 +13,8 @@ from botocore.credentials import CredentialResolver
 from awsddp.aws import credentials, session
 from awsddp.aws.credentials import end_of, session_name, session_of
 from awsddp.aws.session import Aws
-from awsddp.cluster import Target
 from awsddp.errors import ConfigError
+from awsddp.records import Target
 
 KEYS = "[plain]\naws_access_key_id = AKIAEXAMPLE\naws_secret_access_key = secret\n"
 ROLE = "role_arn = arn:aws:iam::123456789012:role/gpu\nsource_profile = plain\n"

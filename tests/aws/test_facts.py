@@ -13,9 +13,9 @@ from awsddp.aws import facts as facts_module
 from awsddp.aws.facts import enabled_regions, gather
 from awsddp.aws.refusals import translate
 from awsddp.aws.session import Aws, Call
-from awsddp.cluster import Target, TargetName
 from awsddp.compat.types import QUOTA_G, QUOTA_P
 from awsddp.errors import AwsddpError, CloudError, ConfigError
+from awsddp.records import Target, TargetName
 from awsddp.spec import ClusterSpec, NetworkSection
 from tests.http_answers import BAD_ANSWERS, CUT, answering
 

@@ -18,9 +18,9 @@ from awsddp.aws.instances import appear, refuse_off, resume, wait_running
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import give_up
 from awsddp.aws.waits import Clock
-from awsddp.cluster import Node
 from awsddp.errors import AwsddpError, CapacityError, NodeError
 from awsddp.plan.records import Request
+from awsddp.records import Node
 
 
 def on_the_wire(request: Request) -> dict[str, str]:

@@ -10,10 +10,10 @@ from awsddp.aws.clusters import describe, tagged
 from awsddp.aws.facts import gather
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
-from awsddp.cluster import Node
 from awsddp.compat.images import DLAMI_PARAMETERS
 from awsddp.errors import CapacityError, CloudError, ConfigError
 from awsddp.plan.records import LaunchPlan
+from awsddp.records import Node
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder, Record

@@ -5,8 +5,8 @@ from moto_cloud import Cloud, Launcher, find_cluster, plan_for
 
 from awsddp.aws.power import keep_on_poweroff, release, stop, unfetched_of
 from awsddp.aws.session import Aws
-from awsddp.cluster import MORE, Node
 from awsddp.errors import CloudError
+from awsddp.records import MORE, Node
 
 
 def state(aws: Aws) -> set[tuple[str, tuple[str, ...]]]:

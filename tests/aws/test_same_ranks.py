@@ -12,12 +12,12 @@ from moto_cloud import Cloud, spec
 from awsddp.aws.facts import gather
 from awsddp.aws.session import Aws
 from awsddp.cli.main import cli
-from awsddp.cluster import TargetName
 from awsddp.errors import AwsddpError, CloudError, UsageError
 from awsddp.jobs.ranks import Rank
 from awsddp.local import cgroups
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan
+from awsddp.records import TargetName
 from awsddp.spec import ClusterSpec, LocalSection
 from awsddp.verbs.context import Context
 from awsddp.verbs.run import with_gpus

@@ -8,8 +8,8 @@ from moto_cloud import Cloud
 
 from awsddp.aws.clusters import describe
 from awsddp.aws.waits import CLOCK
-from awsddp.cluster import Cluster
 from awsddp.errors import LeftoverError
+from awsddp.records import Listed
 from awsddp.verbs.down import down
 from awsddp.verbs.fetch import fetch
 from awsddp.verbs.status import status
@@ -17,7 +17,7 @@ from awsddp.verbs.status import status
 TAGS = ["awsddp:owner", "awsddp:id", "awsddp:cluster", "awsddp:nodes"]
 
 
-def untag(machine: Machine, cluster: Cluster, number: int, *tags: str) -> str:
+def untag(machine: Machine, cluster: Listed, number: int, *tags: str) -> str:
     """Remove tags from a living node, as a tagging policy does; return its id."""
     key = next(node.instance_id for node in cluster.live if node.node == number)
     machine.aws.call("DeleteTags", {"Resources": [key], "Tags": [{"Key": name} for name in tags]})

@@ -21,10 +21,10 @@ from awsddp.cli.advice import named
 from awsddp.cli.main import cli
 from awsddp.cli.options import Globals
 from awsddp.cli.signals import WATCH
-from awsddp.cluster import Job as JobRecord
-from awsddp.cluster import Prepared, Target, TargetName
 from awsddp.errors import CloudError
 from awsddp.nodes.failures import NodeFailure
+from awsddp.records import JobRecord as JobRecord
+from awsddp.records import Prepared, Target, TargetName
 from awsddp.spec import OPTIONS, load, option_words
 from awsddp.state import Folder, Record
 from awsddp.verbs.advice import HAS_OPTION, advised, interruption

@@ -10,12 +10,12 @@ from test_make_plan import plan as planned
 from awsddp.cli.doctor_page import checks_page
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.cli.plan_page import plan_page
-from awsddp.cluster import Job, JobState
+from awsddp.records import JobRecord, JobState
 from awsddp.report import iso
 
 
 def job(state: JobState, **more: object) -> dict[str, object]:
-    return asdict(Job(job="j", state=state, cause=None, ranks=(), home="runs/j")) | more
+    return asdict(JobRecord(job="j", state=state, cause=None, ranks=(), home="runs/j")) | more
 
 
 def shown(capsys: pytest.CaptureFixture[str], **seen: object) -> str:

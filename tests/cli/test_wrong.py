@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from awsddp.cluster import Job
 from awsddp.errors import NotFoundError
+from awsddp.records import JobRecord
 from awsddp.verbs.cluster import choose_job
 from tests.cli.conftest import Lab
 
@@ -154,7 +154,7 @@ def test_a_job_that_nobody_knows(cluster: Lab) -> None:
 
 
 def test_a_job_that_nobody_knows_names_the_newest_alone() -> None:
-    jobs = [cast(Job, SimpleNamespace(job=f"job{number}")) for number in range(50)]
+    jobs = [cast(JobRecord, SimpleNamespace(job=f"job{number}")) for number in range(50)]
     with pytest.raises(NotFoundError) as raised:
         choose_job(jobs, "nope")
     assert raised.value.why == "the newest jobs: job45, job46, job47, job48, job49"

@@ -15,12 +15,12 @@ from unittest.mock import patch
 
 import pytest
 
-from awsddp.cluster import Job, Node, Prepared
 from awsddp.jobs import protocol
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.ranks import Host, Rank, layout
 from awsddp.jobs.results import job_document
 from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.records import JobRecord, Node, Prepared
 from awsddp.spec import JobSection, JobSpec
 
 NODE_PYTHON = os.environ.get("AWSDDP_TEST_NODE_PYTHON", sys.executable)
@@ -126,13 +126,13 @@ class Fleet:
         """Return what a node knows of a job, read in this process: a request costs one of its own."""
         return JobFolder(job, self.folder(node, job)).document()
 
-    def wait(self, job: str = "job", *, nodes: list[int] | None = None, seconds: float = 60) -> Job:
+    def wait(self, job: str = "job", *, nodes: list[int] | None = None, seconds: float = 60) -> JobRecord:
         """Return the job when it is over on all nodes."""
         chosen = list(range(len(self.hosts))) if nodes is None else nodes
         until(lambda: all(self.document(node, job)["state"] != "running" for node in chosen), seconds=seconds)
         return job_document({node: self.document(node, job) for node in chosen})
 
-    def run(self, script: str, **settings: Any) -> Job:
+    def run(self, script: str, **settings: Any) -> JobRecord:
         """Launch a job and return it when it is over."""
         self.launch(script, **settings)
         return self.wait(self.jobs[-1])

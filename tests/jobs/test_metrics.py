@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp.cluster import RankProgress
 from awsddp.jobs import protocol, results
 from awsddp.jobs.supervisor.folder import JobFolder, read_json
 from awsddp.jobs.supervisor.metrics import metrics
 from awsddp.jobs.supervisor.samples import Samples, cpu_seconds, network_bytes, read_gpus
+from awsddp.records import RankProgress
 from awsddp.report import far_from_others
 from tests.jobs.conftest import until
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Job, JobNode, RankResult
 from awsddp.errors import NodeError
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
+from awsddp.records import JobNode, JobRecord, RankResult
 from awsddp.spec import ClusterSpec, JobSection, JobSpec
 from awsddp.state import Folder
 from awsddp.verbs import watching
@@ -114,7 +114,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     yield told
 
 
-def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, bytes, list[str]]:
+def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[JobRecord, bytes, list[str]]:
     clock = SimpleNamespace(monotonic=lambda: float(nodes.now), sleep=lambda _: None)
     monkeypatch.setattr(watching, "time", clock)
     events: list[str] = []
@@ -136,7 +136,7 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
         nodes=[SimpleNamespace(node=node, instance_id=f"i-{node}") for node in (0, 1)],
     )
     nodes_of = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
-    job = Job(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=nodes_of)
+    job = JobRecord(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=nodes_of)
     merger = Merger({0: 0, 1: 1}, folder=folder)
     watch = Watch(cluster, job, merger=merger, on_lines=shown.extend)  # type: ignore[arg-type]
     return watch.run(), bytes(shown), events

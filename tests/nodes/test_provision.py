@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.cluster import Node, Prepared
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.provision import prepare
+from awsddp.records import Node, Prepared
 from awsddp.report import Event
 from awsddp.resources import template
 from tests.nodes.ssh_hosts import Host, Lab

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from awsddp.cluster import HomeLink
 from awsddp.errors import ConfigError
 from awsddp.nodes import results
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.results import PART, Fetched, Wanted
+from awsddp.records import HomeLink
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
 from tests.nodes.test_listing import HELL

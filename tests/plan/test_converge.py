@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Cluster, Node
 from awsddp.errors import ConfigError
 from awsddp.plan.converge import Convergence, Standing, converge
 from awsddp.plan.records import Rate, Step
+from awsddp.records import Listed, Node
 from awsddp.spec import ClusterSpec, load
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -35,7 +35,7 @@ def node(number: int, **changes: Any) -> Node:
 def standing(
     *nodes: Node, size: int | None = None, opened: tuple[str, ...] = (HERE,), **changes: Any
 ) -> Standing:
-    cluster = Cluster(
+    cluster = Listed(
         name="demo",
         id="0a1b2c3d",
         owner="AIDAEXAMPLE",

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.aws import power
-from awsddp.cluster import Target
 from awsddp.errors import CloudError, NodeError
+from awsddp.records import Target
 from awsddp.verbs import everywhere, run
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.context import Context, aws_of

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from awsddp.aws import power
-from awsddp.cluster import Cluster, Job, Node, Target
 from awsddp.errors import CloudError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.ranks import layout
@@ -21,6 +20,7 @@ from awsddp.nodes import rsync
 from awsddp.nodes.command import Result
 from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodeFailure
+from awsddp.records import JobRecord, Listed, Node, Target
 from awsddp.report import Event
 from awsddp.spec import load
 from awsddp.state import Folder, Record
@@ -152,7 +152,7 @@ class World:
     def handle(self, ctx: Context | None = None, line: Line | None = None) -> ClusterHandle:
         """The cluster as a search finds it, all nodes in use, connected by `line`."""
         ctx = ctx or self.ctx()
-        listed = Cluster(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed)
+        listed = Listed(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed)
         return ClusterHandle(
             ctx=ctx,
             target=self.record.target,
@@ -250,7 +250,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     homes.end()
 
 
-def start(world: World, script: str, **job: Any) -> Job:
+def start(world: World, script: str, **job: Any) -> JobRecord:
     """Start a script of two ranks, one a node."""
     (world.project / "w.py").write_text(script)
     ranks = layout([0, 1], gpus=0, world_size=2)

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from awsddp.cluster import Job
 from awsddp.errors import InUse, NotFoundError
+from awsddp.records import JobRecord
 from tests.jobs.conftest import until
 from tests.verbs.conftest import World, start
 
@@ -17,7 +17,7 @@ def script(code: int, sleep: float = 0.0) -> str:
     return NOTES.format(code=code, sleep=sleep)
 
 
-def jobs(world: World) -> dict[str, Job]:
+def jobs(world: World) -> dict[str, JobRecord]:
     return {job.job: job for job in world.handle().jobs()}
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Job
 from awsddp.errors import NodeError
 from awsddp.nodes.command import Result
 from awsddp.nodes.failures import NodeFailure
+from awsddp.records import JobRecord
 from awsddp.verbs import events
 from awsddp.verbs.events import Events
 from tests.verbs.conftest import Line, World, start
@@ -78,7 +78,7 @@ def test_what_has_grown_comes_home_and_nothing_else(world: World) -> None:
 
 
 def test_errors_do_not_end_what_is_followed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(job="j", state="running", cause=None, ranks=(), home="runs/j")
+    job = JobRecord(job="j", state="running", cause=None, ranks=(), home="runs/j")
     monkeypatch.setattr(events, "EVERY_S", 0.01)
     line = beside(world)
     tried = threading.Semaphore(0)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.cluster import Cause, Job
 from awsddp.nodes.listing import files_to_send
+from awsddp.records import Cause, JobRecord
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
@@ -39,7 +39,9 @@ def cause_of(
     cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-", tail=tail)
     spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
     ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
-    job = Job(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script, options=options)
+    job = JobRecord(
+        job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script, options=options
+    )
     told = explained(ctx, job)
     assert told.cause is not None
     return told.cause
@@ -179,7 +181,7 @@ def test_variable_that_is_set_here_alone_is_named_with_the_option(
     ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
     cause = Cause(rank=0, node=0, kind="exit", tail=tail, explanation="It ended with exit code 1.", next="-")
     cause = explained(
-        ctx, Job(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script="t.py")
+        ctx, JobRecord(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script="t.py")
     ).cause
     assert cause is not None
     assert ("WANDB_API_KEY is set here, and not on the nodes" in cause.explanation) is told
@@ -218,7 +220,7 @@ def test_advice_of_a_node_becomes_the_command_of_this_job(tmp_path: Path) -> Non
     )
     cause = Cause(rank=0, node=0, kind="nccl_error", explanation="NCCL failed.", next=row)
     options = ("-o", "job.world_size=4")
-    job = Job(job="j", state="failed", cause=cause, ranks=(), home="x", script="t.py", options=options)
+    job = JobRecord(job="j", state="failed", cause=cause, ranks=(), home="x", script="t.py", options=options)
     for verb in ("train", "run"):
         told = explained(replace(ctx, verb=verb), job).cause
         assert told is not None

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from awsddp.answers import RankStep
-from awsddp.cluster import Check
 from awsddp.errors import InUse
 from awsddp.jobs import protocol
 from awsddp.jobs.health import Group
 from awsddp.jobs.ranks import layout
+from awsddp.records import Check
 from awsddp.verbs import health
 from tests.jobs.test_health import probes
 from tests.verbs.conftest import Line, World, start

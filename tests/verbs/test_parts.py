@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from awsddp.aws import clusters, power
-from awsddp.cluster import Job, Node
 from awsddp.errors import CloudError, NodeError
 from awsddp.nodes.failures import NodeFailure
+from awsddp.records import JobRecord, Node
 from awsddp.verbs import cluster, watching
 from awsddp.verbs.cluster import ClusterHandle
 from awsddp.verbs.fetch import fetch, fetch_all
@@ -172,7 +172,7 @@ def test_job_of_which_every_node_is_gone_is_named_as_lost(owed: World) -> None:
     assert lost.value.why.splitlines() == [LOST.replace("1", "0"), LOST]
 
 
-def follow(world: World) -> tuple[ClusterHandle, Job]:
+def follow(world: World) -> tuple[ClusterHandle, JobRecord]:
     cluster = world.handle()
     job = world.record.jobs[-1]
     return cluster, Watch(cluster, job, merger=merger_of(cluster.ctx, job), on_lines=lambda _: None).run()

@@ -7,9 +7,9 @@ import pytest
 
 from awsddp.cli.pages import job_page
 from awsddp.cli.signals import WATCH
-from awsddp.cluster import Job, JobState
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
+from awsddp.records import JobRecord, JobState
 from awsddp.spec import load
 from awsddp.state import Folder
 from awsddp.verbs.context import Context
@@ -43,7 +43,7 @@ def test_last_job_is_the_one_that_started_last_and_not_the_one_fetched_last(
         run.mkdir(parents=True)
         (run / "a.pt").touch()
         started = f"2026-11-{day}T00:00:00Z"
-        job = Job(job=name, state="failed", cause=None, ranks=(), home="", script=ran, started=started)
+        job = JobRecord(job=name, state="failed", cause=None, ranks=(), home="", script=ran, started=started)
         path = tmp_path / "runs" / name / "job.json"
         path.write_bytes(results.encode(job))
         os.utime(path, (moment, moment))
@@ -72,7 +72,7 @@ def test_job_that_did_not_succeed_names_its_checkpoint(
     run = tmp_path / "runs/unlucky/node1/run"
     run.mkdir(parents=True)
     (run / "step3.pt").touch()
-    job = Job(job="unlucky", state=state, cause=None, ranks=(), home="runs/unlucky", script="train.py")
+    job = JobRecord(job="unlucky", state=state, cause=None, ranks=(), home="runs/unlucky", script="train.py")
     result = job_result(ctx, job)
     checkpoint = "runs/unlucky/node1/run/step3.pt" if found else None
     assert result["checkpoint"] == checkpoint

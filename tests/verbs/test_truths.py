@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from awsddp.api import Job as ApiJob
-from awsddp.cluster import Cluster, Job, JobNode, JobState, Node, Prepared, RankResult, Target
 from awsddp.errors import AwsddpError, NotFoundError
 from awsddp.jobs import results
+from awsddp.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
 from awsddp.report import iso
 from awsddp.spec import load
 from awsddp.state import Folder, Record
@@ -82,9 +82,11 @@ class Desk:
         spec, job = load("default", overrides=overrides, environ={})
         return Context(spec=spec, job=job, folder=self.folder, on_event=lambda event: None)
 
-    def train(self, name: str, state: JobState, *, minutes: float = 60, saved: JobState | None = None) -> Job:
+    def train(
+        self, name: str, state: JobState, *, minutes: float = 60, saved: JobState | None = None
+    ) -> JobRecord:
         """Start a job, last seen in a state; `saved` is the state at which its results were fetched."""
-        job = Job(
+        job = JobRecord(
             job=name,
             state=state,
             cause=None,
@@ -103,7 +105,7 @@ class Desk:
             self.save(replace(job, state=saved))
         return job
 
-    def save(self, job: Job, project: Path | None = None) -> None:
+    def save(self, job: JobRecord, project: Path | None = None) -> None:
         folder = results_dir(self.ctx(project), job.job)
         (folder / "node0" / "run").mkdir(parents=True)
         (folder / "node0" / "run" / "a.pt").touch()
@@ -112,7 +114,7 @@ class Desk:
     def handle(self, ctx: Context | None = None) -> ClusterHandle:
         """The cluster as a search finds it."""
         known = self.folder.read()
-        listed = Cluster(name="default", id=ID, owner="me", region="us-east-1", nodes=self.listed)
+        listed = Listed(name="default", id=ID, owner="me", region="us-east-1", nodes=self.listed)
         return ClusterHandle(
             ctx=ctx or self.ctx(), target=Target(region="us-east-1"), known=known, listed=listed, searched=()
         )
@@ -198,11 +200,11 @@ def test_the_end_of_another_cluster_of_its_name_interrupts_no_job(desk: Desk) ->
     assert desk.status()["jobs"][0]["state"] == "running"
 
 
-def missing(job: Job) -> Job:
+def missing(job: JobRecord) -> JobRecord:
     return replace(job, missing=(1,))
 
 
-def elsewhere(job: Job) -> Job:
+def elsewhere(job: JobRecord) -> JobRecord:
     return replace(job, nodes=(JobNode(node=0, instance_id="i-other"),))
 
 
@@ -219,7 +221,7 @@ def elsewhere(job: Job) -> Job:
 )
 @pytest.mark.parametrize("owed", [True, False], ids=["tagged", "released"])
 def test_results_are_fetched_for_all_or_for_none(
-    desk: Desk, change: Callable[[Job], Job] | None, fetched: bool, owed: bool
+    desk: Desk, change: Callable[[JobRecord], JobRecord] | None, fetched: bool, owed: bool
 ) -> None:
     job = desk.train("j", "succeeded")
     if change is not None:

@@ -81,7 +81,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Listed:
     """A cluster as its tags tell it: one name of one owner. `nodes` is sorted by node number.
 
     `leftovers` are ids of resources of ours that exist beside the instances (groups, keys), `group` is the
@@ -218,7 +218,7 @@ class JobNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobRecord:
     """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
 
     `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
