@@ -18,19 +18,22 @@ from awsddp.errors import UsageError as UsageError
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    **dict.fromkeys(("Cluster", "Job", "JobFailed", "Plan", "run"), "awsddp.api"),
+    "Cluster": "awsddp.cluster",
+    **dict.fromkeys(("Job", "JobFailed"), "awsddp.job"),
+    "Plan": "awsddp.up",
+    "run": "awsddp.whole_run",
     "Event": "awsddp.report",
     "LogLine": "awsddp.jobs.logs",
 }
 
 if TYPE_CHECKING:
-    from awsddp.api import Cluster as Cluster
-    from awsddp.api import Job as Job
-    from awsddp.api import JobFailed as JobFailed
-    from awsddp.api import Plan as Plan
-    from awsddp.api import run as run
+    from awsddp.cluster import Cluster as Cluster
+    from awsddp.job import Job as Job
+    from awsddp.job import JobFailed as JobFailed
     from awsddp.jobs.logs import LogLine as LogLine
     from awsddp.report import Event as Event
+    from awsddp.up import Plan as Plan
+    from awsddp.whole_run import run as run
 
 
 def __getattr__(name: str) -> Any:

@@ -8,33 +8,44 @@ import json
 import os
 import posixpath
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from awsddp.errors import NodeError
+from awsddp.records import (
+    Cause,
+    JobNode,
+    JobState,
+    NodeNumber,
+    RankNumber,
+    RankProgress,
+    RankResult,
+    RankUsage,
+    Seconds,
+    Text,
+    Word,
+)
 
+Answer = TypeVar("Answer")
 MOST_BYTES = 64 << 20
 """How long one answer may be, what the node says on stderr included."""
 _MOST_TEXT = 1 << 20
 _MOST_ITEMS = 1_000_000
 
-_Rank = Annotated[int, Meta(ge=0, lt=100_000)]
-_Node = Annotated[int, Meta(ge=0, lt=10_000)]
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
-_Exit = Annotated[int, Meta(ge=-255, le=255)]
-_Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
-_Amount = Annotated[float, Meta(ge=0, le=1e18)]
-_Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
+_Port = Annotated[int, Meta(ge=0, lt=65536)]
+_Pid = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Remote = Annotated[str, Meta(pattern=r"^/", max_length=4096)]
+_Plain = Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)]
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-_Text = Annotated[str, Meta(max_length=100_000)]
-_Word = Annotated[str, Meta(max_length=200)]
 _Version = Annotated[str, Meta(pattern=r"^[\w.+ -]{0,100}\Z")] | None
+_Of = TypeVar("_Of")
 
 
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +60,7 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     home: _Path
     size: _Size
     limited: bool = False
-    modified: _Seconds = 0.0
+    modified: Seconds = 0.0
     ephemeral: bool = False
     sparse: bool = False
     writing: bool = False
@@ -70,7 +81,7 @@ class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
 
     path: _Path
     size: _Size
-    why: _Text
+    why: Text
     owed: bool = False
 
 
@@ -96,10 +107,12 @@ class FileHash(msgspec.Struct, frozen=True, kw_only=True):
     size: _Size = 0
     sha256: _Sha256 | None = None
     writing: bool = False
-    why: _Text = ""
+    why: Text = ""
 
 
-class _Hashes(msgspec.Struct, frozen=True, kw_only=True):
+class Hashes(msgspec.Struct, frozen=True, kw_only=True):
+    """The hashes of files, in the order of the request."""
+
     hashes: tuple[FileHash, ...]
 
 
@@ -117,176 +130,166 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     ready: bool = False
     python: _Remote | None = None
-    facts: dict[_Word, str | int | None] = msgspec.field(default_factory=dict)
+    facts: dict[Word, str | int | None] = msgspec.field(default_factory=dict)
     platform: Platform | None = None
-    failed: _Text = ""
-    said: _Text = ""
+    failed: Text = ""
+    said: Text = ""
 
 
-class _RankLine(msgspec.Struct, frozen=True, kw_only=True):
-    rank: _Rank
-    local_rank: _Rank
-    node: _Node
-    exit_code: _Exit | None
-    seconds: _Seconds
-    started: _Seconds | None = None
+@dataclass(frozen=True, kw_only=True)
+class RankLine(RankResult):
+    """A rank as its node tells of it; `started` is Unix time, None before."""
 
+    started: Seconds | None = None
 
-class _Cause(msgspec.Struct, frozen=True, kw_only=True):
-    rank: _Rank | None
-    node: _Node | None
-    kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")] = "unknown"
-    retryable: bool = False
-    values: Annotated[dict[_Word, _Text], Meta(max_length=100)] = msgspec.field(default_factory=dict)
-    next: _Text = ""
-    tail: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
-    explanation: _Text = ""
-    instance_id: _Word | None = None
-    exit_code: _Exit | None = None
-    signal: _Exit | None = None
-
-
-class _JobNode(msgspec.Struct, frozen=True, kw_only=True):
-    node: _Node
-    instance_id: _Word
+    @property
+    def result(self) -> RankResult:
+        """The same without `started`."""
+        return RankResult(**{key: getattr(self, key) for key in RankResult.__dataclass_fields__})
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the nodes keep of a job's launch."""
 
-    script: _Text | None = None
-    args: Annotated[tuple[_Text, ...], Meta(max_length=100_000)] = ()
-    commit: _Word | None = None
+    script: Text | None = None
+    args: Annotated[tuple[Text, ...], Meta(max_length=100_000)] = ()
+    commit: Word | None = None
     dirty: bool | None = None
-    launcher: _Word = "ssh"
-    options: Annotated[tuple[_Text, ...], Meta(max_length=1000)] = ()
-    resumed: _Word | None = None
-    instance_type: _Word | None = None
+    launcher: Word = "ssh"
+    options: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
+    resumed: Word | None = None
+    instance_type: Word | None = None
     price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
 
 
-class _Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    rank: _Rank
-    step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None
-    loss: _Measure | None
-    steps_per_second: _Measure | None
-    fraction: Annotated[float, Meta(ge=0, le=1)] | None
+class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node knows of a job. `complete`: of all its nodes, as the first one does."""
 
-
-class _Sample(msgspec.Struct, frozen=True, kw_only=True):
-    rank: _Rank
-    cpu_percent: _Amount | None = None
-    gpu_percent: _Amount | None = None
-    gpu_memory_bytes: _Amount | None = None
-    network_bytes_per_second: _Amount | None = None
-
-
-class _Document(msgspec.Struct, frozen=True, kw_only=True):
     job: _Name
-    node: _Node
-    state: Literal["waiting", "running", "succeeded", "failed", "cancelled", "interrupted"]
-    cause: _Cause | None
+    node: NodeNumber
+    state: JobState
+    cause: Cause | None
     complete: bool
-    created: datetime
-    ranks: Annotated[tuple[_RankLine, ...], Meta(min_length=1, max_length=100_000)]
-    nodes: Annotated[tuple[_JobNode, ...], Meta(max_length=10_000)] = ()
+    created: Annotated[datetime, Meta(tz=True)]
+    ranks: Annotated[tuple[RankLine, ...], Meta(min_length=1, max_length=100_000)]
+    nodes: Annotated[tuple[JobNode, ...], Meta(max_length=10_000)] = ()
     facts: Facts = Facts()
-    restarts: Annotated[tuple[_Text, ...], Meta(max_length=100_000)] = ()
-    metrics: Annotated[tuple[_Metrics, ...], Meta(max_length=100_000)] = ()
-    samples: Annotated[tuple[_Sample, ...], Meta(max_length=100_000)] = ()
+    restarts: Annotated[tuple[Text, ...], Meta(max_length=100_000)] = ()
+    metrics: Annotated[tuple[RankProgress, ...], Meta(max_length=100_000)] = ()
+    samples: Annotated[tuple[RankUsage, ...], Meta(max_length=100_000)] = ()
 
 
-class _State(msgspec.Struct, frozen=True, kw_only=True):
-    jobs: Annotated[tuple[_Document, ...], Meta(max_length=100_000)]
+class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs that a node knows."""
+
+    jobs: Annotated[tuple[NodeJob, ...], Meta(max_length=100_000)]
 
 
-class _Slots(msgspec.Struct, frozen=True, kw_only=True):
+class Slots(msgspec.Struct, frozen=True, kw_only=True):
+    """The slots and ports that are taken on a node, and by job the nodes where it is in the way."""
+
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
     jobs: Annotated[
-        dict[_Name, Annotated[tuple[_Node, ...], Meta(max_length=10_000)]], Meta(max_length=100_000)
+        dict[_Name, Annotated[tuple[NodeNumber, ...], Meta(max_length=10_000)]], Meta(max_length=100_000)
     ]
 
 
-_Record = tuple[_Size, _Word, _Word, bool]
-_Pid = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Record = tuple[_Size, Word, Word, bool]
 
 
 class _Records(msgspec.Struct, frozen=True, kw_only=True):
     records: Annotated[tuple[_Record, ...], Meta(max_length=1000)]
-    age: _Seconds
+    age: Seconds
 
 
 class _Process(msgspec.Struct, frozen=True, kw_only=True):
     pid: _Pid
     parent: _Pid
-    rank: _Rank
+    rank: RankNumber
     joined: bool
     state: Annotated[str, Meta(pattern=r"^[A-Za-z]\Z")]
-    stacks: _Text
-    records: Annotated[dict[_Word, _Records], Meta(max_length=10_000)]
+    stacks: Text
+    records: Annotated[dict[Word, _Records], Meta(max_length=10_000)]
 
 
-class _Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    workdir: _Text
-    silent_s: _Seconds
+class Stacks(msgspec.Struct, frozen=True, kw_only=True):
+    """What the processes of a job do, in the form that supervisor/hang.py reads."""
+
+    workdir: Text
+    silent_s: Seconds
     processes: Annotated[tuple[_Process, ...], Meta(max_length=10_000)]
 
 
-class _Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    name: _Word
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU: `errors` are uncorrectable ones of its memory, `faults` what makes it unfit, in words."""
+
+    name: Word
     memory_mib: _Size
     errors: _Size
-    faults: Annotated[tuple[_Word, ...], Meta(max_length=100)]
+    faults: Annotated[tuple[Word, ...], Meta(max_length=100)]
 
 
-_Port = Annotated[int, Meta(ge=0, lt=65536)]
+class Probed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has (bytes; `time` is Unix time). `smi` and what follows: of a thorough probe."""
 
-
-class _Probe(msgspec.Struct, frozen=True, kw_only=True):
     ports: Annotated[tuple[_Port, ...], Meta(min_length=1, max_length=10)]
     gpus: Annotated[int, Meta(ge=0, le=1024)] | None
     disk_free: _Size
     memory_free: _Size
     memory_size: _Size
     cpus: Annotated[float, Meta(ge=0, le=100_000)]
-    time: _Seconds
-    kernel: _Word = ""
-    smi: Annotated[tuple[_Gpu, ...], Meta(max_length=1024)] = ()
+    time: Seconds
+    kernel: Word = ""
+    smi: Annotated[tuple[Gpu, ...], Meta(max_length=1024)] | None = None
     links_down: _Size = 0
     xids: Annotated[tuple[_Size, ...], Meta(max_length=1000)] = ()
 
 
-class _Dials(msgspec.Struct, frozen=True, kw_only=True):
-    dials: Annotated[tuple[tuple[_Node, _Port, _Word], ...], Meta(max_length=100_000)]
+class Dialed(msgspec.Struct, frozen=True, kw_only=True):
+    """Node, port, and why there was no connection ("" where there was one)."""
+
+    dials: Annotated[tuple[tuple[NodeNumber, _Port, Word], ...], Meta(max_length=100_000)]
 
 
-class _Claimed(msgspec.Struct, frozen=True, kw_only=True):
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the client has the right to start a job, and how long nobody had it (s)."""
+
     claimed: bool
-    free_s: _Seconds
+    free_s: Seconds
 
 
-class _Heard(msgspec.Struct, frozen=True, kw_only=True):
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a supervisor got the report."""
+
     heard: bool
 
 
-class _Launched(msgspec.Struct, frozen=True, kw_only=True):
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """The job that was started."""
+
     job: _Name
 
 
-class _Error(msgspec.Struct, frozen=True, kw_only=True):
-    message: _Text
-    why: _Text
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a node did not do what was asked."""
+
+    message: Text
+    why: Text
     kind: Literal["usage", "busy", "notfound", "node", "job"]
 
 
-class _Failed(msgspec.Struct, frozen=True, kw_only=True):
-    error: _Error
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """What comes in place of an answer."""
+
+    error: Failure
 
 
-class _Inspected(msgspec.Struct, frozen=True, kw_only=True):
-    home: Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)]
-    python: Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)] | None
+class Inspected(msgspec.Struct, frozen=True, kw_only=True):
+    """What templates/prepare.py finds on a node."""
+
+    home: _Plain
+    python: _Plain | None
     nic: Annotated[str, Meta(pattern=r"^[\w.:@-]{1,32}\Z")] | None
     gpus: Annotated[int, Meta(ge=0, le=1024)]
     host_key: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9@.-]* [A-Za-z0-9+/]+={0,2}\Z", max_length=5000)]
@@ -296,71 +299,42 @@ class _Inspected(msgspec.Struct, frozen=True, kw_only=True):
     rehearsed: bool
     rsync: bool
     watched: bool
-    complaint: _Text
-    gpus_said: _Text = ""
+    complaint: Text
+    gpus_said: Text = ""
 
 
-_PREPARATION = ("inspect", "rekey")
-_KINDS: dict[str, Any] = {
-    "claim": _Claimed,
-    "unclaim": _Claimed,
-    "lost": _Heard,
-    "launch": _Launched,
-    "state": _State,
-    "slots": _Slots,
-    "stacks": _Stacks,
-    "probe": _Probe,
-    "dial": _Dials,
-    "cancel": _Document,
-    "manifest": Manifest,
-    "hashes": _Hashes,
-    "inspect": _Inspected,
-    "rekey": dict[str, Any],
-}
+def read_answer(said: bytes, kind: type[_Of], *, node: int, paths: bool = False) -> _Of:
+    """Return an answer of this type; with `paths` its texts may be any bytes of a name. Raises NodeError."""
+    with refused(node):
+        return converted(parsed(said), kind, paths=paths)
 
 
-def check(said: bytes, *, request: Mapping[str, Any], node: int) -> dict[str, Any]:
-    """Return the node's answer to `request`, which is JSON and what such an answer may be.
-
-    Where a job is asked about it may be {"error": {"message", "why", "kind"}} instead. Raises NodeError,
-    naming the node and what is wrong with the answer.
-    """
-    with _refused(node):
-        answer = _loaded(said)
-        kind = str(request["do"])
-        if "error" in answer and kind not in _PREPARATION:
-            msgspec.convert(answer, _Failed)
-            return answer
-        _check_text(answer, paths=kind == "manifest")
-        msgspec.convert(answer, _KINDS[kind])
-        _check_against(answer, request, node)
-        return answer
+def converted(answer: dict[str, Any], kind: type[_Of], *, paths: bool = False) -> _Of:
+    """Return what `parsed` returned as an answer of this type. Raises ValueError."""
+    _check_text(answer, paths=paths)
+    return msgspec.convert(answer, kind)
 
 
-def check_document(
-    said: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int] | None = None
-) -> dict[str, Any]:
+def node_job(said: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int]) -> NodeJob:
     """Return a job's document in a node's stream. `ranks` has the node of each rank. Raises NodeError."""
-    with _refused(node):
-        document = _loaded(said)
-        _check_text(document)
-        msgspec.convert(document, _Document)
-        _check_job(document, node, job)
-        if ranks is not None and {one["rank"]: one["node"] for one in document["ranks"]} != dict(ranks):
+    with refused(node):
+        document = converted(parsed(said), NodeJob)
+        check_job(document, node, job)
+        if {one.rank: one.node for one in document.ranks} != dict(ranks):
             raise ValueError("its ranks are not those of the job")
         return document
 
 
-def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) -> Manifest:
-    """Return a node's answer to "manifest", of which every place at home is the node's own.
+def manifest(found: Manifest, *, node: int, ranks: Collection[int]) -> Manifest:
+    """Return a node's list of results, of which every place at home is the node's own.
 
     `ranks` are the ranks that run on the node. Raises NodeError.
     """
-    with _refused(node):
-        found = msgspec.convert(dict(answer), Manifest)
+    with refused(node):
         logs = {f"logs/rank{rank}.log" for rank in ranks}
-        logs |= {f"logs/supervisor{node}.log", f"logs/launcher{node}.log"}
-        logs.add(f"logs/samples{node}.json")
+        logs |= {
+            f"logs/{log}" for log in (f"supervisor{node}.log", f"launcher{node}.log", f"samples{node}.json")
+        }
         for file in found.files:
             _check_path(file.path[1:])
             if file.home not in logs:
@@ -371,39 +345,23 @@ def manifest(answer: Mapping[str, Any], *, node: int, ranks: Collection[int]) ->
         return found
 
 
-def environment(said: bytes, *, node: int) -> Environment:
-    """Return the last line of templates/environment.py. Raises NodeError."""
-    with _refused(node):
-        answer = _loaded(said)
-        _check_text(answer)
-        return msgspec.convert(answer, Environment)
-
-
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """How far a rank of `doctor`'s process group is, its bus bandwidth there, or `why` it failed."""
 
-    rank: _Rank
+    rank: RankNumber
     at: Literal["", "started", "arrived", "joined", "reduced", "failed"] = ""
     gbyte_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    why: _Text = ""
+    why: Text = ""
 
 
 def rank_step(said: bytes, *, node: int, ranks: Collection[int]) -> RankStep | None:
     """Return a line of train/probe.py, None for what others print there. Raises NodeError."""
     if not said.startswith(b"{"):
         return None
-    with _refused(node):
-        answer = _loaded(said)
-        _check_text(answer)
-        step = msgspec.convert(answer, RankStep)
-        if step.rank not in ranks:
-            raise ValueError("it speaks of another rank")
-        return step
-
-
-def hashes(answer: Mapping[str, Any]) -> tuple[FileHash, ...]:
-    """Return the checked answer to "hashes", in the order of its request."""
-    return msgspec.convert(dict(answer), _Hashes).hashes
+    step = read_answer(said, RankStep, node=node)
+    if step.rank not in ranks:
+        raise malformed(node, "it speaks of another rank")
+    return step
 
 
 def take(said: bytearray, data: bytes, *, node: int) -> None:
@@ -423,7 +381,7 @@ def malformed(node: int, why: str) -> NodeError:
 
 
 @contextlib.contextmanager
-def _refused(node: int) -> Iterator[None]:
+def refused(node: int) -> Iterator[None]:
     """Raise NodeError, naming the node, for what is wrong with its answer."""
     try:
         yield
@@ -431,7 +389,8 @@ def _refused(node: int) -> Iterator[None]:
         raise malformed(node, str(error)) from error
 
 
-def _loaded(said: bytes) -> dict[str, Any]:
+def parsed(said: bytes) -> dict[str, Any]:
+    """Return the object that an answer is, nothing of it checked. Raises ValueError."""
     if len(said) > MOST_BYTES:
         raise ValueError(f"over {MOST_BYTES >> 20} MB")
     answer = json.loads(said.decode("utf-8"), parse_constant=_no_number)
@@ -462,37 +421,18 @@ def _check_text(answer: Any, *, paths: bool = False) -> None:
             pending += value
 
 
-def _check_against(answer: dict[str, Any], request: Mapping[str, Any], node: int) -> None:
-    """Raise ValueError where an answer speaks of something else than its request."""
-    kind, job = request["do"], request.get("job")
-    if kind == "state":
-        for document in answer["jobs"]:
-            _check_job(document, node, job)
-        if len({document["job"] for document in answer["jobs"]}) != len(answer["jobs"]):
-            raise ValueError("one job twice")
-    if kind == "cancel":
-        _check_job(answer, node, job)
-    if kind == "launch" and answer["job"] != job:
-        raise ValueError(f"it speaks of job {answer['job']!r}, not of {job!r}")
-    if kind == "dial" and sorted(one[:2] for one in answer["dials"]) != sorted(
-        [node, port] for node, _, port in request["peers"]
-    ):
-        raise ValueError("it dialed other addresses than requested")
-    if kind == "hashes" and len(answer["hashes"]) != len(request["paths"]):
-        raise ValueError(f"{len(answer['hashes'])} hashes of {len(request['paths'])} files")
-
-
-def _check_job(document: dict[str, Any], node: int, job: str | None) -> None:
-    if document["node"] != node:
-        raise ValueError(f"it speaks for node{document['node']}")
-    if job is not None and document["job"] != job:
-        raise ValueError(f"it speaks of job {document['job']!r}, not of {job!r}")
-    if len({rank["rank"] for rank in document["ranks"]}) != len(document["ranks"]):
+def check_job(document: NodeJob, node: int, job: str | None) -> None:
+    """Raise ValueError where a node speaks of another job, for another node, or for ranks of others."""
+    if document.node != node:
+        raise ValueError(f"it speaks for node{document.node}")
+    if job is not None and document.job != job:
+        raise ValueError(f"it speaks of job {document.job!r}, not of {job!r}")
+    if len({rank.rank for rank in document.ranks}) != len(document.ranks):
         raise ValueError("one rank twice")
-    own = {rank["rank"] for rank in document["ranks"] if rank["node"] == node}
-    for key in ("metrics", "samples"):
-        if not {row["rank"] for row in document.get(key, ())} <= own:
-            raise ValueError(f"{key} of a rank that does not run there")
+    own = {rank.rank for rank in document.ranks if rank.node == node}
+    for name, rows in (("metrics", document.metrics), ("samples", document.samples)):
+        if not {row.rank for row in rows} <= own:
+            raise ValueError(f"{name} of a rank that does not run there")
 
 
 def _check_path(path: str) -> None:

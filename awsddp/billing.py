@@ -1,27 +1,119 @@
 """What a cluster costs, from its ledger: one account for `status`, `down` and `jobs`. Pure.
 
-The ledger has a row for each change: "launched", "started", "stopped", "resized", "ended", "extended" (a new
-expiry), "repriced" (a new spot price), "fetched" (bytes that left AWS). `time` is when the row was written,
-`at` when it happened, where that is known better.
-
 EC2 bills by the second, at least 60 of them at each start; a stopped instance costs its disk alone:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
 """
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
-from awsddp.records import ENDED, Node
-from awsddp.report import iso
+import msgspec
 
+from awsddp.errors import ConfigError
+from awsddp.records import ENDED, Node, TargetName
+from awsddp.report import duration
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 LEAST = timedelta(seconds=60)
+LEAST_TERM_S = 300.0
+"""The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
 SETTLES = timedelta(minutes=10)
 """After this EC2 lists every instance that it launched, until an hour after its end."""
 History = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
 """Spot prices, US dollars per hour of one machine from a moment on, by instance type and zone."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A row of a ledger, for each change of a cluster; what is None or empty is not written.
+
+    `event` is "launched", "started", "stopped", "resized", "ended", "extended" (a new expiry), "repriced" (a
+    new spot price), "fetched" (bytes that left AWS, for `usd`) or "train" (a `job`, its results in `home`).
+    `time` is when the row was written, `at` when it happened, where that is known better. `instances` are
+    those that changed (none named: all). A launch tells the cluster's place, type, size and settings
+    (`asked`), the price of a machine and of its disk per hour in US dollars (None: not known), and when the
+    nodes expire.
+    """
+
+    time: Moment
+    event: str
+    id: str | None = None
+    at: Moment | None = None
+    instances: tuple[str, ...] = ()
+    target: TargetName | None = None
+    region: str | None = None
+    instance_type: str | None = None
+    nodes: int | None = None
+    node_usd_per_hour: float | None = None
+    disk_usd_per_hour: float | None = None
+    expires: Moment | None = None
+    asked: dict[str, Any] | None = None
+    usd: float | None = None
+    job: str | None = None
+    home: str | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is written beside the event and the time."""
+        written = msgspec.to_builtins(self, builtin_types=(datetime,))
+        return {key: value for key, value in written.items() if key not in ("time", "event")}
+
+
+def ledger_rows(text: str) -> list[Row]:
+    """Return the rows of a ledger; a line that is none is skipped."""
+    rows = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            rows.append(msgspec.json.decode(line, type=Row))
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """What a budget assumes that all nodes cost per hour (None: unknown), in US dollars.
+
+    `source` tells which price that is; "" is the price of the plan, which does not change.
+    """
+
+    usd_per_hour: float | None = None
+    source: str = ""
+
+    def __str__(self) -> str:
+        cost = "an unknown amount" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f}"
+        return f"up to {cost} per hour, {self.source}" if self.source else f"{cost} per hour"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Rate):
+    """A budget in US dollars, what of it is spent, and the rate that it assumes."""
+
+    usd: float
+    spent_usd: float = 0.0
+
+    def __str__(self) -> str:
+        spent = f" (${self.spent_usd:,.2f} spent)" if self.spent_usd else ""
+        return f"${self.usd:,.2f}{spent} at {super().__str__()}"
+
+    @property
+    def lasts_s(self) -> float:
+        """How long what is left of it lasts (s); for no time where no price is known.
+
+        Raises ConfigError where that is too short.
+        """
+        if self.usd_per_hour == 0:
+            return float("inf")
+        left_usd = max(0.0, self.usd - self.spent_usd)
+        term_s = left_usd / self.usd_per_hour * 3600 if self.usd_per_hour is not None else 0.0
+        if term_s < LEAST_TERM_S:
+            raise ConfigError(
+                f"cluster.budget_usd: ${self.usd:,.2f} is spent, or does not last {duration(LEAST_TERM_S)}",
+                f"the budget is {self}",
+                "a larger --budget, fewer --nodes, or another --instance-type",
+            )
+        return term_s
 
 
 @dataclass
@@ -37,6 +129,20 @@ class _Meter:
     expires: datetime | None
     disk_usd: float = 0.0
     ran: list[tuple[datetime, datetime]] = field(default_factory=list)
+
+    def read(self, row: Row, at: datetime) -> None:
+        """Count what a row tells of the machine."""
+        match row.event:
+            case "started" if self.runs is None and self.exists is not None:
+                self.runs, self.expires = at, row.expires or self.expires
+            case "stopped":
+                self.stop(at)
+            case "resized" | "ended":
+                self.end(at)
+            case "extended":
+                self.expires = row.expires
+            case "repriced":
+                self.rates.append((at, row.node_usd_per_hour))
 
     def stop(self, at: datetime) -> None:
         """The machine stops; its disk stays."""
@@ -76,7 +182,7 @@ class Bill:
     """
 
     id: str | None
-    target: str
+    target: TargetName
     region: str | None
     instance_type: str
     nodes: int
@@ -89,60 +195,32 @@ class Bill:
     settled: frozenset[str] = frozenset()
     """Those of `running` and `stopped` that EC2 lists, if they exist."""
 
-    def document(self) -> dict[str, Any]:
-        """Return the account as `jobs` shows it."""
-        shown = asdict(self) | {"began": iso(self.began), "ended": iso(self.ended)}
-        return {key: value for key, value in shown.items() if key not in _INSTANCES}
-
-
-_INSTANCES = ("running", "stopped", "settled")
-
 
 @dataclass
 class _Account:
-    """The meters of all instances, by id, while the rows are read."""
+    """The meters of all instances, by id, while the rows are read; `launch` is the last launch."""
 
-    first: dict[str, Any]
+    launch: Row
     began: datetime
     meters: dict[str, _Meter] = field(default_factory=dict)
     egress_usd: float = 0.0
     ended: datetime | None = None
 
-    def read(self, row: Mapping[str, Any], at: datetime) -> None:
-        chosen = [self.meters[key] for key in row.get("instances") or self.meters if key in self.meters]
-        match row.get("event"):
-            case "launched":
-                facts = ("target", "region", "instance_type", "nodes")
-                self.first |= {key: row[key] for key in facts if key in row}
-                self.ended = None
-                disk, expires = row.get("disk_usd_per_hour", 0.0), _moment(row.get("expires"))
-                for key in row.get("instances", ()):  # a `status` beside `up` may have written it before
-                    rates = [(at, row.get("node_usd_per_hour"))]
-                    self.meters.setdefault(key, _Meter(rates, disk, at, at, expires))
-            case "started":
-                for meter in chosen:
-                    if meter.runs is None and meter.exists is not None:
-                        meter.runs, meter.expires = at, _moment(row.get("expires")) or meter.expires
-            case "stopped":
-                for meter in chosen:
-                    meter.stop(at)
-            case "resized" | "ended" as event:
-                for meter in chosen:
-                    meter.end(at)
-                self.ended = at if event == "ended" else self.ended
-            case "extended":
-                for meter in chosen:
-                    meter.expires = _moment(row.get("expires"))
-            case "repriced":
-                for meter in chosen:
-                    meter.rates.append((at, float(row["node_usd_per_hour"])))
-            case "fetched":
-                self.egress_usd += float(row.get("usd", 0.0))
+    def read(self, row: Row, at: datetime) -> None:
+        if row.event == "launched":
+            self.launch, self.ended = row, None
+            for key in row.instances:  # a `status` beside `up` may have written it before
+                rates, disk = [(at, row.node_usd_per_hour)], row.disk_usd_per_hour or 0.0
+                self.meters.setdefault(key, _Meter(rates, disk, at, at, row.expires))
+        elif row.event == "ended":
+            self.ended = at
+        self.egress_usd += row.usd or 0.0
+        for key in row.instances or self.meters:
+            if key in self.meters:
+                self.meters[key].read(row, at)
 
 
-def account(
-    rows: Iterable[Mapping[str, Any]], now: datetime, *, running: Collection[str] = ()
-) -> Bill | None:
+def account(rows: Iterable[Row], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
     """Return what a ledger says that its cluster cost until `now`; None where it never launched anything.
 
     An instance that was last seen running, and that AWS does not name among those `running` now, is counted
@@ -150,14 +228,14 @@ def account(
     """
     made: _Account | None = None
     for row in rows:
-        at = _when(row)
-        if made is None and row.get("event") == "launched":
-            made = _Account(first={"id": row.get("id")}, began=at)
-        if made is not None and row.get("id", made.first["id"]) == made.first["id"]:
+        at = row.at or row.time
+        if made is None and row.event == "launched":
+            made = _Account(launch=row, began=at)
+        if made is not None and row.id in (None, made.launch.id):
             made.read(row, at)
     if made is None:
         return None
-    meters = made.meters
+    meters, launch = made.meters, made.launch
     runs = frozenset(key for key, meter in meters.items() if meter.runs is not None)
     exists = frozenset(key for key, meter in meters.items() if meter.exists is not None)
     settled = frozenset(key for key in exists if meters[key].rates[0][0] <= now - SETTLES)
@@ -171,11 +249,11 @@ def account(
         meter.end(now if not late or key not in runs else until)
     cost = made.egress_usd + sum(meter.machine_usd + meter.disk_usd for meter in meters.values())
     return Bill(
-        id=made.first["id"],
-        target=str(made.first.get("target", "aws")),
-        region=made.first.get("region"),
-        instance_type=str(made.first.get("instance_type", "")),
-        nodes=int(made.first.get("nodes", len(meters))),
+        id=launch.id,
+        target=launch.target or "aws",
+        region=launch.region,
+        instance_type=launch.instance_type or "",
+        nodes=len(meters) if launch.nodes is None else launch.nodes,
         began=made.began,
         ended=made.ended,
         cost_usd=round(cost, 2) if known else None,
@@ -186,68 +264,54 @@ def account(
     )
 
 
-def unwritten(
-    bill: Bill | None, nodes: Sequence[Node] | None, *, launched: Mapping[str, Any], now: datetime
-) -> list[dict[str, Any]]:
+def unwritten(bill: Bill | None, nodes: Sequence[Node] | None, *, launched: Row, now: datetime) -> list[Row]:
     """Return the rows that the ledger lacks, by what AWS lists: launches, starts, stops and ends unseen here.
 
     `nodes` are all of the cluster (None: AWS was not asked). What is not among them any more ended over an
-    hour ago; when is not known, so that it is counted until now, or its expiry. `launched` are the facts of a
-    launch that was cut off before its row was written.
+    hour ago; when is not known, so that it is counted until now, or its expiry. `launched` is the row of a
+    launch that was cut off before it was written.
     """
     if nodes is None:
         return []
-    rows: list[dict[str, Any]] = []
+
+    def row(event: str, *instances: str, at: datetime) -> Row:
+        return Row(event=event, time=now, id=launched.id, instances=instances, at=at)
+
+    rows: list[Row] = []
     if bill is not None and (unlisted := bill.settled - {node.instance_id for node in nodes}):
-        until = min(now, _moment(launched.get("expires")) or now)
-        rows.append({"event": "resized", "instances": sorted(unlisted), "at": until.isoformat()})
-    known = (bill.running | bill.stopped) if bill else frozenset()
+        rows.append(row("resized", *sorted(unlisted), at=min(now, launched.expires or now)))
+    running, stopped = (bill.running, bill.stopped) if bill else (frozenset(), frozenset())
     for node in nodes:
-        gone = node.state in ENDED
-        at = node.changed or now
-        row = {"instances": [node.instance_id], "at": at.isoformat()}
-        if node.instance_id not in known:
-            if not gone:
-                began = (node.launched or now).isoformat()
-                rows.append({"event": "launched", **launched, **row, "at": began})
-        elif gone:
-            rows.append({"event": "resized", **row})
-        elif node.instance_id in (bill.running if bill else ()) and node.state in ("stopping", "stopped"):
-            rows.append({"event": "stopped", **row})
-        elif node.instance_id in (bill.stopped if bill else ()) and node.state == "running":
-            rows.append({"event": "started", **row, "at": (node.launched or now).isoformat()})
+        key, changed, began = node.instance_id, node.changed or now, node.launched or now
+        if node.state in ENDED:
+            if key in running | stopped:
+                rows.append(row("resized", key, at=changed))
+        elif key not in running | stopped:
+            rows.append(msgspec.structs.replace(launched, instances=(key,), at=began))
+        elif key in running and node.state in ("stopping", "stopped"):
+            rows.append(row("stopped", key, at=changed))
+        elif key in stopped and node.state == "running":
+            rows.append(row("started", key, at=began))
     return rows
 
 
-def repriced(
-    rows: Iterable[Mapping[str, Any]], nodes: Iterable[Node], history: History
-) -> Iterator[dict[str, Any]]:
-    """Return the rows that a ledger lacks of the spot prices that held since each spot node was launched."""
+def repriced(rows: Iterable[Row], nodes: Iterable[Node], history: History, *, now: datetime) -> Iterator[Row]:
+    """Yield the rows that a ledger lacks of the spot prices that held since each spot node was launched."""
     from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 
-    written = {(key, row["at"]) for row in rows if row.get("event") == "repriced" for key in row["instances"]}
+    written = {(key, row.at) for row in rows if row.event == "repriced" for key in row.instances}
     for node in nodes:
-        launched = node.launched
+        launched, key = node.launched, node.instance_id
         if not (node.spot and launched):
             continue
         prices = sorted(history.get((node.instance_type, node.zone), ()))
         address = ADDRESS_USD_PER_HOUR if node.public_ip else 0.0
         first = max((n for n, (at, _) in enumerate(prices) if at <= launched), default=0)
         for at, usd in prices[first:]:
-            since = max(at, launched).isoformat()
-            if (node.instance_id, since) not in written:
-                rate = round(usd + address, 6)
-                row = {"instances": [node.instance_id], "at": since, "node_usd_per_hour": rate}
-                yield {"event": "repriced", **row}
+            since, rate = max(at, launched), round(usd + address, 6)
+            if (key, since) not in written:
+                yield Row(event="repriced", time=now, instances=(key,), at=since, node_usd_per_hour=rate)
 
 
 def _hours(start: datetime, end: datetime) -> float:
     return (end - start).total_seconds() / 3600
-
-
-def _when(row: Mapping[str, Any]) -> datetime:
-    return datetime.fromisoformat(str(row.get("at") or row["time"]))
-
-
-def _moment(text: Any) -> datetime | None:
-    return datetime.fromisoformat(text) if isinstance(text, str) else None

@@ -21,7 +21,7 @@ class AwsddpError(Exception):
     exit_code = 1
     kind = "internal"
     retryable = False
-    result: dict[str, Any] | None = None
+    result: Any = None
 
     def __init__(self, message: str, why: str = "", next: str = "", *, kind: str = "") -> None:
         super().__init__(message)
@@ -39,7 +39,9 @@ class AwsddpError(Exception):
     def document(self) -> dict[str, Any]:
         """Return the error as its JSON document, behind the verb's own document."""
         keys = ("kind", "retryable", "message", "why", "next", "exit_code")
-        return {**(self.result or {}), "error": {key: getattr(self, key) for key in keys}}
+        from msgspec import to_builtins
+
+        return {**to_builtins(self.result or {}), "error": {key: getattr(self, key) for key in keys}}
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.message, self.why, self.next) if part)

@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp import harmless
 from awsddp.report import duration, money, number, rank_columns
 from awsddp.resources import template
+
+if TYPE_CHECKING:
+    from awsddp.returns import JobReport
 
 _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 _MOST_LINES, _MOST_POINTS = 8, 300
@@ -47,70 +50,70 @@ def _data(value: float, shown: object, source: str) -> _Html:
     return _tag("data", shown, value=value, title=source)
 
 
-def job_page(job: Mapping[str, Any], rows: Rows) -> str:
+def job_page(job: "JobReport", rows: Rows) -> str:
     """Return the page of a job: its `report` document, and the rows of its metrics."""
-    plot = loss_plot(rows, title="loss", outlier=job["slowest_rank"])
+    plot = loss_plot(rows, title="loss", outlier=job.slowest_rank)
     body = [
-        _tag("h1", _tag("code", job["job"]), " ", _tag("span", job["state"], class_=f"state {job['state']}")),
-        _tag("p", _tag("code", " ".join([job["script"] or "unknown script", *job["args"]]))),
+        _tag("h1", _tag("code", job.job), " ", _tag("span", job.state, class_=f"state {job.state}")),
+        _tag("p", _tag("code", " ".join([job.script or "unknown script", *job.args]))),
         _tag("dl", *(_tag("div", _tag("dt", name), _tag("dd", *shown)) for name, shown in _facts(job))),
         *_cause(job),
         *([_tag("h2", "Training"), _Html(plot)] if plot else []),
         _tag("h2", "Ranks"),
         _ranks(job),
         _tag("h2", "Run it again"),
-        _tag("pre", "\n".join(job["again"])),
-        *([_tag("p", "The commit does not hold the uncommitted changes.")] if job["dirty"] else []),
+        _tag("pre", "\n".join(job.again)),
+        *([_tag("p", "The commit does not hold the uncommitted changes.")] if job.dirty else []),
     ]
-    title = _html(f"{job['job']}: {job['state']}")
+    title = _html(f"{job.job}: {job.state}")
     return Template(template("page.html")).substitute(title=title, body="\n".join(body))
 
 
-def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[object]]]:
+def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
     """Yield what a job ran on, its times, its results and its cost: each with its name."""
-    count, kind = len(job["nodes"]), job["instance_type"] or "unknown type"
-    place = ("the local cloud" if job["target"] == "local" else "AWS", " ", _tag("code", job["region"]))
-    where = (", ", *place) if job["region"] else ()
+    count, kind = len(job.nodes), job.instance_type or "unknown type"
+    place = ("the local cloud" if job.target == "local" else "AWS", " ", _tag("code", job.region))
+    where = (", ", *place) if job.region else ()
     yield "Nodes", (_data(count, count, "job.json: nodes, counted"), " x ", _tag("code", kind), *where)
-    ranks = _data(job["world_size"], job["world_size"], "job.json: world_size")
-    yield "Ranks", (ranks, ", launcher ", _tag("code", job["launcher"]))
-    changed = " with uncommitted changes" if job["dirty"] else ""
-    commit = ("commit ", _tag("code", job["commit"][:12]), changed) if job["commit"] else None
+    ranks = _data(job.world_size, job.world_size, "job.json: world_size")
+    yield "Ranks", (ranks, ", launcher ", _tag("code", job.launcher))
+    changed = " with uncommitted changes" if job.dirty else ""
+    commit = ("commit ", _tag("code", job.commit[:12]), changed) if job.commit else None
     yield "Code", commit or ("no commit was recorded",)
-    if job["resumed"]:
-        yield "Resumed from", (_tag("code", job["resumed"]),)
-    if job["started"]:
-        shown = f"{datetime.fromisoformat(job['started']):%Y-%m-%d %H:%M:%S}"
-        yield "Started", (_tag("time", shown, datetime=job["started"]), " UTC")
-        seconds = job["seconds"]
-        yield "Time", (_data(seconds, duration(seconds), "job.json: ended less started"),)
-    for name, found in job["measures"].items():
+    if job.resumed:
+        yield "Resumed from", (_tag("code", job.resumed),)
+    if job.started:
+        shown = f"{datetime.fromisoformat(job.started):%Y-%m-%d %H:%M:%S}"
+        yield "Started", (_tag("time", shown, datetime=job.started), " UTC")
+    if job.started and job.seconds is not None:
+        yield "Time", (_data(job.seconds, duration(job.seconds), "job.json: ended less started"),)
+    for name, found in job.measures.items():
         last, best = (_data(found[key], f"{found[key]:.4g}", f"metrics: {name}.{key}") for key in found)
-        data = f" ({job['data']})" if name == "accuracy" and job["data"] else ""
+        data = f" ({job.data})" if name == "accuracy" and job.data else ""
         yield name.capitalize(), ("last ", last, ", best ", best, data)
-    if job["job_usd"] is not None:
+    if job.job_usd is not None:
         source = "job.json: price_usd_per_hour over the time"
-        free = ", a rehearsal, not billed" if job["target"] == "local" else ""
-        yield "Cost of the job", (_data(job["job_usd"], money(job["job_usd"]), source), free)
+        free = ", a rehearsal, not billed" if job.target == "local" else ""
+        yield "Cost of the job", (_data(job.job_usd, money(job.job_usd), source), free)
 
 
-def _cause(job: Mapping[str, Any]) -> list[_Html]:
+def _cause(job: "JobReport") -> list[_Html]:
     """Return why a job ended as it did; nothing for one that succeeded or runs."""
-    cause = job["cause"]
+    cause = job.cause
     if cause is None:
         return []
     who = [
         part
-        for key in ("rank", "node")
-        if cause[key] is not None
-        for part in (f"{key} ", _data(cause[key], cause[key], f"job.json: cause.{key}"), " ")
+        for key, value in (("rank", cause.rank), ("node", cause.node))
+        if value is not None
+        for part in (f"{key} ", _data(value, value, f"job.json: cause.{key}"), " ")
     ]
-    tail = [_tag("pre", "\n".join(cause["tail"]))] if cause["tail"] else []
-    following = [_tag("p", "Next: ", _tag("code", cause["next"]))] if cause["next"] else []
+    tail = [_tag("pre", "\n".join(cause.tail))] if cause.tail else []
+    following = [_tag("p", "Next: ", _tag("code", cause.next))] if cause.next else []
     return [
-        _tag("h2", "Why it failed" if job["state"] == "failed" else "Why it ended"),
-        _tag("p", *who, _tag("code", cause["kind"])),
-        _tag("pre", cause["explanation"]),
+        _tag("h2", "Why it failed" if job.state == "failed" else "Why it ended"),
+        _tag("p", *who, _tag("code", cause.kind)),
+        _tag("pre", cause.explanation),
         *tail,
         *following,
     ]
@@ -120,20 +123,21 @@ def _row(cell: str, values: Iterable[object]) -> _Html:
     return _tag("tr", *(_tag(cell, value) for value in values))
 
 
-def _ranks(job: Mapping[str, Any]) -> _Html:
+def _ranks(job: "JobReport") -> _Html:
     """Return a row for each rank; the slowest is marked."""
-    columns = list(rank_columns(job))
+    columns = list(rank_columns(job.progress, job.usage))
     rows = [_row("th", ("rank", "node", "time", "exit", *(one.heading for one in columns)))]
-    for index, one in enumerate(job["ranks"]):
-        rank, shown = one["rank"], {**one, "seconds": duration(one["seconds"])}
+    for index, one in enumerate(job.ranks):
+        shown = (one.rank, one.node, duration(one.seconds), one.exit_code)
+        values = {"rank": one.rank, "node": one.node, "seconds": one.seconds, "exit_code": one.exit_code}
         cells: list[object] = [
-            "runs" if shown[key] is None else _data(one[key], shown[key], f"job.json: ranks[{index}].{key}")
-            for key in ("rank", "node", "seconds", "exit_code")
+            "runs" if value is None else _data(value, text, f"job.json: ranks[{index}].{key}")
+            for (key, value), text in zip(values.items(), shown, strict=True)
         ]
         for column in columns:
-            value, source = column.values.get(rank), f"{column.source}: rank {rank}.{column.key}"
-            cells.append("" if value is None else _data(value, column.shown[rank], source))
-        rows.append(_row("td", (*cells, "slowest" if rank == job["slowest_rank"] else "")))
+            value, source = column.values.get(one.rank), f"{column.source}: rank {one.rank}.{column.key}"
+            cells.append("" if value is None else _data(value, column.shown[one.rank], source))
+        rows.append(_row("td", (*cells, "slowest" if one.rank == job.slowest_rank else "")))
     return _tag("div", _tag("table", *rows), class_="wide")
 
 

@@ -4,14 +4,23 @@ import importlib
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import ParamSpec, TypeVar
+
+from awsddp.errors import NodeError
 
 T = TypeVar("T")
 S = TypeVar("S")
 Item = TypeVar("Item")
 Message = TypeVar("Message")
 Given = ParamSpec("Given")
+MEANWHILE_S = 5.0
+"""How often `run_on_nodes` calls `meanwhile`, at most."""
+
+
+def ignore(event: object) -> None:
+    """Do nothing with an event."""
 
 
 def soon(work: Callable[Given, T], /, *args: Given.args, **more: Given.kwargs) -> Future[T]:
@@ -71,6 +80,46 @@ def all_reporting(
             while (message := mailbox.get()) is not None:
                 on_event(message)
     return [future.result() for future in futures]
+
+
+def run_on_nodes(
+    function: Callable[[int, Callable[[Message], None], threading.Event], T],
+    nodes: Iterable[int],
+    *,
+    meanwhile: Callable[[], None] | None = None,
+    on_event: Callable[[Message], None],
+) -> dict[int, T | NodeError]:
+    """Call `function(node, on_event, stop)` for all nodes at once; return each result or NodeError.
+
+    Events reach `on_event` from the caller's thread only, from which `meanwhile` is called, too, after each
+    MEANWHILE_S without an event. Any other exception, also an interrupt, is raised at once: it sets `stop`,
+    so that the other calls can end, and does not wait for them.
+    """
+    mailbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    stop = threading.Event()
+    order = list(nodes)
+    outcomes: dict[int, T | NodeError] = {}
+
+    def settle(node: int, ended: Future[T]) -> None:
+        error = ended.exception()
+        outcomes[node] = error if isinstance(error, NodeError) else ended.result()
+
+    def begin(node: int) -> None:
+        work = soon(function, node, lambda event: mailbox.put(partial(on_event, event)), stop)
+        work.add_done_callback(lambda ended: mailbox.put(partial(settle, node, ended)))
+
+    try:
+        for node in order:
+            begin(node)
+        while len(outcomes) < len(order):
+            try:
+                handle = mailbox.get(timeout=MEANWHILE_S)
+            except Empty:
+                handle = meanwhile or (lambda: None)
+            handle()
+    finally:
+        stop.set()
+    return {node: outcomes[node] for node in order}
 
 
 def import_soon(module: str) -> None:

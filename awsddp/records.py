@@ -1,9 +1,11 @@
 """What exists: clusters, their nodes, their jobs. Records, and how tags number nodes; no I/O."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Any, Literal, TypeVar
+
+from msgspec import Meta
 
 TargetName = Literal["aws", "local"]
 ClusterState = Literal["absent", "launching", "preparing", "ready", "partial", "stopped", "ending"]
@@ -11,11 +13,33 @@ JobState = Literal["waiting", "running", "succeeded", "failed", "cancelled", "in
 ACTIVE = ("waiting", "running")
 """States of a job that has not ended."""
 
+# What may come from a node stands at the type. The end of a text is written so that it is JSON Schema's, too.
+RankNumber = Annotated[int, Meta(ge=0, lt=100_000)]
+NodeNumber = Annotated[int, Meta(ge=0, lt=10_000)]
+ExitCode = Annotated[int, Meta(ge=-255, le=255)]
+Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
+Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Amount = Annotated[float, Meta(ge=0, le=1e18)]
+Text = Annotated[str, Meta(max_length=100_000)]
+Word = Annotated[str, Meta(max_length=200)]
+MOST_LINES = 1000
+"""How many lines the tail of a log may have."""
+
+_Kind = TypeVar("_Kind", bound="JobRecord")
 
 ENDED = ("shutting-down", "terminated")
 """EC2's states of an instance that is gone, or on its way there."""
 MORE = "..."
 """Among a node's unfetched jobs: older ones than those named, for which its tag has no room. Never a name."""
+
+
+class Keyed:
+    """A record that scripts also read as the JSON that it is: `record["state"]` is `record.state`."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +80,8 @@ class Node:
     `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC,
     `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster,
     `changed` the time when it began to stop or to end, where EC2 says it. `profile` is the ARN of its
-    instance profile.
+    instance profile. `reason` are EC2's code and words of why it stopped or ended, `uses` the kind (as
+    DescribeKeyPairs names it), the name and the id of each group and key that it uses.
     """
 
     node: int
@@ -73,6 +98,9 @@ class Node:
     unfetched: tuple[str, ...] = ()
     changed: datetime | None = None
     profile: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    reason: tuple[str, str] = field(default=("", ""), compare=False, repr=False)
+    uses: tuple[tuple[str, str, str], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def address(self) -> str | None:
@@ -123,6 +151,21 @@ class Remembered:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Intent:
+    """What a launch is about to ask for, kept so that the very bytes can be sent again.
+
+    Without `parameters` it stands for every launch of its cluster. `host_key` is the public half of the
+    temporary host key that its nodes have.
+    """
+
+    cluster_id: str
+    zone: str = ""
+    written: datetime | None = None
+    parameters: dict[str, Any] = field(default_factory=dict, repr=False)
+    host_key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """What was found on a node as it was made ready (nodes/provision.py), kept in the cluster folder.
 
@@ -157,17 +200,17 @@ class Cause:
     import_error; `next` is what to do, "" for nothing that is known.
     """
 
-    rank: int | None
-    node: int | None
-    kind: str = "unknown"
+    rank: RankNumber | None
+    node: NodeNumber | None
+    kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}$(?!\n)")] = "unknown"
     retryable: bool = False
-    values: dict[str, str] = field(default_factory=dict, hash=False)
-    instance_id: str | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    tail: tuple[str, ...] = ()
-    explanation: str = ""
-    next: str = ""
+    values: Annotated[dict[Word, Text], Meta(max_length=100)] = field(default_factory=dict, hash=False)
+    instance_id: Word | None = None
+    exit_code: ExitCode | None = None
+    signal: ExitCode | None = None
+    tail: Annotated[tuple[Text, ...], Meta(max_length=MOST_LINES)] = ()
+    explanation: Text = ""
+    next: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,22 +220,22 @@ class RankResult:
     `rank` is the number of its log; under torchrun its RANK differs from it once a node was lost.
     """
 
-    rank: int
-    local_rank: int
-    node: int
-    exit_code: int | None
-    seconds: float
+    rank: RankNumber
+    local_rank: RankNumber
+    node: NodeNumber
+    exit_code: ExitCode | None
+    seconds: Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
     """How far a rank is, from the rows that it wrote (docs/results.md); None: its rows do not tell."""
 
-    rank: int
-    step: int | None = None
-    loss: float | None = None
-    steps_per_second: float | None = None
-    fraction: float | None = None
+    rank: RankNumber
+    step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None = None
+    loss: Measure | None = None
+    steps_per_second: Measure | None = None
+    fraction: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,23 +245,23 @@ class RankUsage:
     `cpu_percent` is of one core: 400 are four.
     """
 
-    rank: int
-    cpu_percent: float | None = None
-    gpu_percent: float | None = None
-    gpu_memory_bytes: float | None = None
-    network_bytes_per_second: float | None = None
+    rank: RankNumber
+    cpu_percent: Amount | None = None
+    gpu_percent: Amount | None = None
+    gpu_memory_bytes: Amount | None = None
+    network_bytes_per_second: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobNode:
     """A machine on which a job runs or ran, and the number that it had then."""
 
-    node: int
-    instance_id: str
+    node: NodeNumber
+    instance_id: Word
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobRecord:
+class JobRecord(Keyed):
     """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
 
     `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
@@ -273,6 +316,12 @@ class Check:
     expected: str = ""
     hint: str = ""
     node: int | None = None
+
+
+def widened(kind: type[_Kind], record: object, **more: Any) -> _Kind:
+    """Return a record of a kind that has more fields than `record`, which `more` has."""
+    known = {one.name for one in fields(kind)}
+    return kind(**{name: value for name, value in vars(record).items() if name in known} | more)
 
 
 def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:

@@ -4,10 +4,10 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from awsddp.records import ClusterState, Listed
+from awsddp.records import ClusterState, Listed, RankProgress, RankUsage
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,14 @@ def cluster_state(
     return "ready" if ready else "preparing"
 
 
+def utc(moment: datetime) -> str:
+    """Return a moment as tags and documents write it: 2026-11-21T08:45:00Z."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def iso(moment: datetime | None) -> str | None:
-    """Return a UTC moment as 2026-11-21T08:45:00Z."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
+    """Return a UTC moment as `utc` does, None for none."""
+    return utc(moment) if moment else None
 
 
 _COLUMNS = (
@@ -99,11 +104,11 @@ class Column:
     shown: dict[int, str]
 
 
-def rank_columns(job: Mapping[str, Any]) -> Iterator[Column]:
+def rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsage]) -> Iterator[Column]:
     """Yield metrics and usage of a job's ranks; usage that is far from that of the others has a star."""
-    rows = (*job["progress"], *job["usage"])
+    rows: tuple[RankProgress | RankUsage, ...] = (*progress, *usage)
     for heading, key, form, noise in _COLUMNS:
-        values = {row["rank"]: row[key] for row in rows if row.get(key) is not None}
+        values = {row.rank: value for row in rows if (value := getattr(row, key, None)) is not None}
         far = frozenset() if noise is None else far_from_others(values, noise=noise)
         shown = {
             rank: form.format(size_text(int(value)) if "bytes" in key else value) + " *" * (rank in far)

@@ -1,5 +1,6 @@
 """Finds the files that ship beside the package: train/ and templates/, in a checkout and in a wheel."""
 
+import string
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -31,3 +32,12 @@ def template_folder(name: str) -> Path:
 def template(name: str) -> str:
     """Return the text of the template `name`, such as "user_data.yaml"."""
     return (_folder("templates") / name).read_text(encoding="utf-8")
+
+
+class _Rendered(string.Template):
+    delimiter = "@@"  # shells and units use the dollar themselves
+
+
+def render(name: str, **values: object) -> str:
+    """Return the template `name` with its places, written @@{place}, filled in; each must have a value."""
+    return _Rendered(template(name)).substitute(values)

@@ -21,7 +21,7 @@ from typing import IO, Any
 import msgspec
 
 from awsddp.errors import ConfigError
-from awsddp.records import JobRecord, Prepared, Remembered, Target
+from awsddp.records import Intent, JobRecord, Prepared, Remembered, Target
 
 _VERSION = 1
 _UNNAMED_S = 2.0
@@ -115,7 +115,7 @@ class Record:
     disk_usd_per_hour: float = 0.0
     idle: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
-    intent: dict[str, Any] | None = None
+    intent: Intent | None = None
     prepared: tuple[Prepared, ...] = ()
     addresses: dict[str, str] = field(default_factory=dict)
     jobs: tuple[JobRecord, ...] = ()

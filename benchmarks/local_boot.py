@@ -18,7 +18,7 @@ from typing import Any
 import boto3
 
 from awsddp.local import cgroups, control
-from awsddp.local.place import Place
+from awsddp.local.machine import Place
 
 PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"

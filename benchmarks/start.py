@@ -25,7 +25,7 @@ from typing import Any
 from _rehearsal import Rehearsal, rehearsal
 
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.user_data import user_data
+from awsddp.nodes.provision import user_data
 from awsddp.plan.records import Request, names
 from awsddp.plan.requests import Values
 

@@ -1,6 +1,7 @@
 """Nothing that a node says is used before it was checked against what was asked."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -8,6 +9,10 @@ import pytest
 from awsddp import answers
 from awsddp.errors import NodeError
 from awsddp.jobs import protocol
+from awsddp.jobs.supervisor import requests
+from awsddp.jobs.supervisor.follow import MAGIC
+from awsddp.jobs.supervisor.requests import Request
+from tests.jobs.conftest import launch_of
 
 RANK = {"rank": 0, "local_rank": 0, "node": 1, "exit_code": None, "seconds": 1.5, "started": None}
 DOCUMENT = {
@@ -46,26 +51,40 @@ FACTS = {
     "rsync": True,
     "watched": True,
     "complaint": "",
+    "gpus_said": "",
 }
-ANSWERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"do": "state"}, {"jobs": [DOCUMENT]}),
-    ({"do": "state"}, {"jobs": [DOCUMENT]}),
-    (protocol.cancel_request("j"), {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
-    (protocol.slots_request(), {"used": [0], "taken": [29400], "jobs": {"seq-1": [0, 1]}}),
-    ({"do": "launch", "job": "j"}, {"job": "j"}),
-    (protocol.manifest_request("j"), LIST),
-    ({"do": "hashes", "paths": ["/w/x"]}, {"hashes": [{"size": 1, "sha256": "0" * 64}]}),
-    ({"do": "inspect"}, FACTS),
-    ({"do": "rekey"}, {}),
+JOB = requests.Cancel(job="j")
+ANSWERS: list[tuple[Request[Any], dict[str, Any]]] = [
+    (requests.State(), {"jobs": [DOCUMENT]}),
+    (JOB, {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
+    (requests.Slots(), {"used": [0], "taken": [29400], "jobs": {"seq-1": [0, 1]}}),
+    (launch_of(job="j"), {"job": "j"}),
+    (requests.Manifest(job="j"), LIST),
+    (requests.Hashes(paths=["/w/x"]), {"hashes": [{"size": 1, "sha256": "0" * 64}]}),
 ]
 
 
-def check(request: dict[str, Any], answer: Any) -> dict[str, Any]:
+def check(request: Request[Any], answer: Any) -> Any:
     said = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    return answers.check(said, request=request, node=1)
+    return protocol.answer(MAGIC + said, request=request, node=1)
 
 
-def refused(request: dict[str, Any], answer: Any) -> str:
+def inspected(facts: dict[str, Any]) -> answers.Inspected:
+    return answers.read_answer(json.dumps(facts).encode(), answers.Inspected, node=1)
+
+
+def holds(found: Any, told: Any) -> bool:
+    """Tell whether a converted answer holds all that was told."""
+    if isinstance(told, dict):
+        return all(
+            holds(found[key] if isinstance(found, dict) else getattr(found, key), told[key]) for key in told
+        )
+    if isinstance(told, list):
+        return len(found) == len(told) and all(map(holds, found, told))
+    return bool(found == (datetime.fromisoformat(told) if isinstance(found, datetime) else told))
+
+
+def refused(request: Request[Any], answer: Any) -> str:
     """Return what is told to be wrong with an answer."""
     with pytest.raises(NodeError, match="node1 gave a malformed answer") as caught:
         check(request, answer)
@@ -73,19 +92,21 @@ def refused(request: dict[str, Any], answer: Any) -> str:
 
 
 @pytest.mark.parametrize(("request_", "answer"), ANSWERS)
-def test_what_an_honest_node_says_is_taken_as_it_is(request_: dict[str, Any], answer: dict[str, Any]) -> None:
-    assert check(request_, answer) == answer
+def test_what_an_honest_node_says_is_taken_as_it_is(request_: Request[Any], answer: dict[str, Any]) -> None:
+    assert holds(check(request_, answer), answer)
     newer = {**answer, "newer": {"key": [1.5, None, "x"]}}
-    assert check(request_, newer) == newer
+    assert holds(check(request_, newer), answer)
+    assert holds(inspected({**FACTS, "newer": []}), FACTS)
 
 
-@pytest.mark.parametrize(("request_", "answer"), ANSWERS[:-1])
+@pytest.mark.parametrize(("request_", "answer"), [*ANSWERS, (None, FACTS)])
 @pytest.mark.parametrize("value", [None, -1, 1e999, 2**80, "x\n", "", [], {}, True, ["x"], [[]]])
-def test_no_key_takes_any_value(request_: dict[str, Any], answer: dict[str, Any], value: object) -> None:
+def test_no_key_takes_any_value(request_: Request[Any] | None, answer: dict[str, Any], value: object) -> None:
     """Each key takes some of these values at most, and says so of the others as an error of the node."""
     for key in answer:
         try:
-            check(request_, {**answer, key: value})
+            changed = {**answer, key: value}
+            check(request_, changed) if request_ else inspected(changed)
         except NodeError:
             continue
         assert value in (None, "", [], {}, True, 0, "x\n"), f"{key}: {value!r}"
@@ -110,12 +131,12 @@ def test_no_key_takes_any_value(request_: dict[str, Any], answer: dict[str, Any]
     ],
 )
 def test_what_is_no_answer_is_refused(said: bytes, why: str) -> None:
-    assert why in refused(protocol.slots_request(), said)
+    assert why in refused(requests.Slots(), said)
 
 
 def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MOST_BYTES", 1 << 20)
-    assert refused(protocol.slots_request(), b" " * ((1 << 20) + 1)) == "over 1 MB"
+    assert refused(requests.Slots(), b"{" + b" " * (1 << 20)) == "over 1 MB"
 
 
 @pytest.mark.parametrize("key", ["metrics", "samples"])
@@ -123,8 +144,8 @@ def test_a_node_says_nothing_of_the_ranks_of_others(key: str) -> None:
     numbers = {"step": 1, "loss": 0.5, "steps_per_second": 1.0, "fraction": None} if key == "metrics" else {}
     ranks = [RANK, {**RANK, "rank": 2, "node": 0}]
     own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **numbers}]} for rank in (0, 2))
-    assert check({"do": "state"}, {"jobs": [own]})["jobs"] == [own]
-    why = refused({"do": "state"}, {"jobs": [other]})
+    assert holds(check(requests.State(), {"jobs": [own]}).jobs, [own])
+    why = refused(requests.State(), {"jobs": [other]})
     assert why == f"{key} of a rank that does not run there"
 
 
@@ -153,18 +174,18 @@ def test_a_node_says_nothing_of_the_ranks_of_others(key: str) -> None:
     ],
 )
 def test_a_job_is_the_one_that_was_asked_for_and_has_the_types_of_one(change: dict[str, Any]) -> None:
-    refused(protocol.cancel_request("j"), {**DOCUMENT, **change})
-    refused(protocol.cancel_request("j"), {**DOCUMENT, **change})
+    refused(requests.Cancel(job="j"), {**DOCUMENT, **change})
+    refused(requests.Cancel(job="j"), {**DOCUMENT, **change})
 
 
 def test_a_name_of_a_job_is_a_name_where_all_jobs_are_asked_for() -> None:
     for name in ("../../victim/.ssh", "..", "", "a/b", "a\0", ".hidden", "x" * 200, "j\n"):
-        refused({"do": "state"}, {"jobs": [{**DOCUMENT, "job": name}]})
-    assert "twice" in refused({"do": "state"}, {"jobs": [DOCUMENT, DOCUMENT]})
+        refused(requests.State(), {"jobs": [{**DOCUMENT, "job": name}]})
+    assert "twice" in refused(requests.State(), {"jobs": [DOCUMENT, DOCUMENT]})
 
 
 def test_hashes_are_as_many_as_were_asked_for() -> None:
-    assert "0 hashes of 1 files" in refused({"do": "hashes", "paths": ["/x"]}, {"hashes": []})
+    assert "0 hashes of 1 files" in refused(requests.Hashes(paths=["/x"]), {"hashes": []})
 
 
 @pytest.mark.parametrize(
@@ -184,7 +205,13 @@ def test_hashes_are_as_many_as_were_asked_for() -> None:
     ],
 )
 def test_what_a_node_says_of_itself_has_its_form(change: dict[str, Any]) -> None:
-    refused({"do": "inspect"}, {**FACTS, **change})
+    with pytest.raises(NodeError, match="node1 gave a malformed answer"):
+        inspected({**FACTS, **change})
+
+
+def listed(told: dict[str, Any]) -> answers.Manifest:
+    """Return a list of results of node 1, where rank 0 runs, as it is used."""
+    return answers.manifest(check(requests.Manifest(job="j"), told), node=1, ranks=[0])
 
 
 @pytest.mark.parametrize(
@@ -213,13 +240,13 @@ def test_what_a_node_says_of_itself_has_its_form(change: dict[str, Any]) -> None
 def test_a_place_that_is_not_the_nodes_own_is_refused(home: str) -> None:
     for key, entry in (("files", FILE), ("links", LINK)):
         with pytest.raises(NodeError, match="node1"):
-            answers.manifest({**LIST, key: [{**entry, "home": home}]}, node=1, ranks=[0])
+            listed({**LIST, key: [{**entry, "home": home}]})
 
 
 @pytest.mark.parametrize("path", ["relative", "/a/../etc/shadow", "/a\0b", "", "/", "//x", "/a/\ud800"])
 def test_a_path_on_a_node_is_absolute_and_plain(path: str) -> None:
     with pytest.raises(NodeError, match="node1"):
-        answers.manifest({**LIST, "files": [{**FILE, "path": path}]}, node=1, ranks=[0])
+        listed({**LIST, "files": [{**FILE, "path": path}]})
 
 
 @pytest.mark.parametrize(
@@ -227,13 +254,13 @@ def test_a_path_on_a_node_is_absolute_and_plain(path: str) -> None:
 )
 def test_a_link_that_leads_out_of_the_nodes_folder_is_refused(target: str) -> None:
     with pytest.raises(NodeError, match="node1"):
-        answers.manifest({**LIST, "links": [{**LINK, "target": target}]}, node=1, ranks=[0])
+        listed({**LIST, "links": [{**LINK, "target": target}]})
 
 
 def test_a_nodes_own_places_and_the_logs_of_its_ranks_are_taken() -> None:
     homes = ["node1/x", "node1/odd \udcff\n", "logs/rank0.log", "logs/supervisor1.log"]
     told = {**LIST, "files": [{**FILE, "home": home} for home in homes]}
-    assert [file.home for file in answers.manifest(told, node=1, ranks=[0]).files] == homes
+    assert [file.home for file in listed(told).files] == homes
 
 
 @pytest.mark.parametrize(
@@ -242,7 +269,7 @@ def test_a_nodes_own_places_and_the_logs_of_its_ranks_are_taken() -> None:
 )
 def test_a_file_has_a_size_and_a_hash(file: dict[str, Any]) -> None:
     with pytest.raises(NodeError, match="node1"):
-        answers.manifest({**LIST, "files": [file]}, node=1, ranks=[0])
+        listed({**LIST, "files": [file]})
 
 
 @pytest.mark.parametrize("key", ["metrics", "samples"])
@@ -250,5 +277,5 @@ def test_a_node_speaks_for_no_rank_of_another_node(key: str) -> None:
     row = {"step": None, "loss": 1.0, "steps_per_second": None, "fraction": None} if key == "metrics" else {}
     ranks = [{**DOCUMENT["ranks"][0], "rank": rank, "node": rank} for rank in (0, 1)]
     own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **row}]} for rank in (1, 0))
-    check({"do": "state"}, {"jobs": [own]})
-    assert "of a rank that does not run there" in refused({"do": "state"}, {"jobs": [other]})
+    check(requests.State(), {"jobs": [own]})
+    assert "of a rank that does not run there" in refused(requests.State(), {"jobs": [other]})

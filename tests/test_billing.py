@@ -1,33 +1,36 @@
 """Bills that were worked out by hand, to the cent."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from awsddp.billing import account, repriced, unwritten
+from awsddp.billing import Row, account, ledger_rows, repriced, unwritten
 from awsddp.records import Node
+from awsddp.report import iso
 
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
 # Two nodes of $1.00 per hour running, and disks of $0.02 per hour each.
 RATES = {"node_usd_per_hour": 1.0, "disk_usd_per_hour": 0.02}
 
 
-def row(hour: float, event: str, **facts: Any) -> dict[str, Any]:
-    return {"time": (DAY + timedelta(hours=hour)).isoformat(), "event": event, "id": "0a1b2c3d", **facts}
+def row(hour: float, event: str, *instances: str, **facts: Any) -> Row:
+    return Row(time=at(hour), event=event, instances=instances, **{"id": "0a1b2c3d"} | facts)
 
 
-def launched(hour: float, *instances: str, nodes: int = 2, **facts: Any) -> dict[str, Any]:
-    return row(hour, "launched", instances=list(instances), nodes=nodes, **(RATES | facts))
+def launched(hour: float, *instances: str, nodes: int = 2, **facts: Any) -> Row:
+    return row(hour, "launched", *instances, nodes=nodes, **(RATES | facts))
 
 
 def at(hour: float) -> datetime:
     return DAY + timedelta(hours=hour)
 
 
-def ended(hour: float, *instances: str, seen: float) -> dict[str, Any]:
-    return row(seen, "resized", instances=list(instances), at=at(hour).isoformat())
+def ended(hour: float, *instances: str, seen: float) -> Row:
+    return row(seen, "resized", *instances, at=at(hour))
 
 
 def node(number: int, state: str, *, changed: float | None = None, began: float = 8) -> Node:
@@ -43,8 +46,9 @@ def node(number: int, state: str, *, changed: float | None = None, began: float 
     )
 
 
+LAUNCH = launched(9)
 FIRST = launched(8, "i-0", "i-1")
-SHORT = launched(8, "i-0", expires=at(10).isoformat())
+SHORT = launched(8, "i-0", expires=at(10))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +56,8 @@ SHORT = launched(8, "i-0", expires=at(10).isoformat())
     [
         ([FIRST], 24.48, 2.04),
         ([FIRST, row(10, "ended")], 4.08, 0.0),
-        ([FIRST, row(10, "stopped", instances=["i-0", "i-1"])], 4 + 0.48, 0.04),
-        ([FIRST, row(10, "stopped"), row(18, "started", instances=["i-0", "i-1"])], 8 + 0.48, 2.04),
+        ([FIRST, row(10, "stopped", "i-0", "i-1")], 4 + 0.48, 0.04),
+        ([FIRST, row(10, "stopped"), row(18, "started", "i-0", "i-1")], 8 + 0.48, 2.04),
         ([FIRST, launched(10, "i-2", nodes=3), row(12, "ended")], 8.16 + 2.04, 0.0),
         ([FIRST, ended(10, "i-1", seen=10), row(12, "ended")], 4.08 + 2.04, 0.0),
         # i-1 was lost at 9 and replaced at 10.
@@ -76,9 +80,9 @@ SHORT = launched(8, "i-0", expires=at(10).isoformat())
         ),
         ([FIRST, row(9, "fetched", usd=0.09)], 24.57, 2.04),
         ([FIRST, row(8.001, "ended")], 0.03, 0.0),
-        ([launched(8, "i-0", expires=at(10).isoformat())], 2.04, 1.02),
+        ([launched(8, "i-0", expires=at(10))], 2.04, 1.02),
         (
-            [launched(8, "i-0", expires=at(10).isoformat()), row(9, "extended", expires=at(30).isoformat())],
+            [launched(8, "i-0", expires=at(10)), row(9, "extended", expires=at(30))],
             12.24,
             1.02,
         ),
@@ -103,7 +107,7 @@ SHORT = launched(8, "i-0", expires=at(10).isoformat())
         "another cluster's row",
     ],
 )
-def test_a_bill_to_the_cent(rows: list[dict[str, Any]], cost: float | None, price: float | None) -> None:
+def test_a_bill_to_the_cent(rows: list[Row], cost: float | None, price: float | None) -> None:
     bill = account(rows, at(20))
     assert bill is not None
     assert (bill.cost_usd, bill.price_usd_per_hour) == (
@@ -123,20 +127,20 @@ def test_without_a_launch_there_is_no_bill() -> None:
 
 
 def test_what_aws_says_runs_past_its_expiry_is_counted() -> None:
-    bill = account([launched(8, "i-0", expires=at(10).isoformat())], at(20), running={"i-0"})
+    bill = account([launched(8, "i-0", expires=at(10))], at(20), running={"i-0"})
     assert bill is not None
     assert bill.cost_usd == 12.24
 
 
 def test_a_bill_never_falls_whatever_ends_in_between() -> None:
-    rows = [launched(8, "i-0", "i-1", expires=at(30).isoformat())]
+    rows = [launched(8, "i-0", "i-1", expires=at(30))]
     before = 0.0
     seen = {9: "running", 10: "stopped", 11: "stopped", 12: "running", 13: "terminated", 14: "terminated"}
     for hour, state in seen.items():
         nodes = [node(0, "running"), node(1, state, changed=hour - 0.01, began=8 if hour < 12 else 11.5)]
         bill = account(rows, at(hour))
-        for new in unwritten(bill, nodes, launched=RATES, now=at(hour)):
-            rows.append({**new, "time": at(hour).isoformat()})
+        for new in unwritten(bill, nodes, launched=LAUNCH, now=at(hour)):
+            rows.append(new)
         bill = account(rows, at(hour), running={one.instance_id for one in nodes if one.state == "running"})
         assert bill is not None
         assert bill.cost_usd is not None
@@ -146,16 +150,13 @@ def test_a_bill_never_falls_whatever_ends_in_between() -> None:
 
 
 def test_what_the_ledger_lacks_is_written_once() -> None:
-    assert unwritten(None, [node(0, "terminated")], launched=RATES, now=at(9)) == []
-    first = unwritten(None, [node(0, "running")], launched=RATES, now=at(9))
-    assert [(one["event"], one["instances"], one["at"]) for one in first] == [
-        ("launched", ["i-0"], at(8).isoformat())
-    ]
-    rows = [{**one, "time": at(9).isoformat()} for one in first]
-    bill = account(rows, at(9))
-    assert unwritten(bill, [node(0, "running")], launched=RATES, now=at(9)) == []
-    (ended,) = unwritten(bill, [node(0, "shutting-down", changed=8.5)], launched=RATES, now=at(9))
-    assert (ended["event"], ended["at"]) == ("resized", at(8.5).isoformat())
+    assert unwritten(None, [node(0, "terminated")], launched=LAUNCH, now=at(9)) == []
+    first = unwritten(None, [node(0, "running")], launched=LAUNCH, now=at(9))
+    assert [(one.event, one.instances, one.at) for one in first] == [("launched", ("i-0",), at(8))]
+    bill = account(first, at(9))
+    assert unwritten(bill, [node(0, "running")], launched=LAUNCH, now=at(9)) == []
+    (ended,) = unwritten(bill, [node(0, "shutting-down", changed=8.5)], launched=LAUNCH, now=at(9))
+    assert (ended.event, ended.at) == ("resized", at(8.5))
 
 
 @pytest.mark.parametrize("state", ["stopping", "stopped"])
@@ -165,8 +166,8 @@ def test_machine_that_was_stopped_elsewhere_costs_until_then_and_one_started_sin
     """Stopped in the console at 10 and started at 18, and seen by a `status` at 12 and by one at 20."""
     rows = [launched(8, "i-0", nodes=1)]
     for seen, listed in ((12.0, node(0, state, changed=10)), (20.0, node(0, "running", began=18))):
-        for new in unwritten(account(rows, at(seen)), [listed], launched=RATES, now=at(seen)):
-            rows.append(row(seen, **new))
+        for new in unwritten(account(rows, at(seen)), [listed], launched=LAUNCH, now=at(seen)):
+            rows.append(new)
         bill = account(rows, at(seen), running={"i-0"})
         assert bill is not None
         assert bill.price_usd_per_hour == (1.02 if seen == 20 else 0.02)
@@ -176,13 +177,13 @@ def test_machine_that_was_stopped_elsewhere_costs_until_then_and_one_started_sin
 def test_what_is_listed_no_more_costs_no_more() -> None:
     """Terminated in the console, and so long ago that EC2 has forgotten them: `up` launches others."""
     rows = [launched(8, "i-8", "i-9"), launched(19.9, "i-0", nodes=1)]
-    facts = {**RATES, "expires": at(18).isoformat()}
+    facts = launched(19.9, expires=at(18))
     bill = account(rows, at(20))
     assert bill is not None
     assert unwritten(bill, None, launched=facts, now=at(20)) == []  # AWS was not asked
     (gone,) = unwritten(bill, [], launched=facts, now=at(20))  # i-0 is too new to be listed everywhere
-    assert (gone["event"], gone["instances"], gone["at"]) == ("resized", ["i-8", "i-9"], at(18).isoformat())
-    after = account([*rows, row(20, **gone)], at(20))
+    assert (gone.event, gone.instances, gone.at) == ("resized", ("i-8", "i-9"), at(18))
+    after = account([*rows, gone], at(20))
     assert after is not None
     assert after.price_usd_per_hour == 1.02
     assert after.cost_usd == round(2 * 10 * 1.02 + 0.1 * 1.02, 2)
@@ -197,9 +198,9 @@ def test_spot_prices_that_change_count_from_when_they_changed_to_the_cent() -> N
     prices = [(at(11), 0.2), (at(6), 9.9), (at(7), 0.3), (at(10), 0.5)]
     history = {("g6.xlarge", "us-east-1a"): prices, ("g6.xlarge", "us-east-1b"): [(at(7), 7.0)]}
     rows = [launched(8, "i-0")]
-    lacking = [row(9, **one) for one in repriced(rows, [spot(0)], history)]
-    assert [one["node_usd_per_hour"] for one in lacking] == [0.305, 0.505, 0.205]
-    assert list(repriced([*rows, *lacking], [spot(0)], history)) == []
+    lacking = list(repriced(rows, [spot(0)], history, now=at(9)))
+    assert [one.node_usd_per_hour for one in lacking] == [0.305, 0.505, 0.205]
+    assert list(repriced([*rows, *lacking], [spot(0)], history, now=at(9))) == []
     stopped = ended(10.5, "i-0", seen=12)
     for ledger in ([*rows, *lacking, stopped], [*rows, stopped, *lacking]):  # told before or after the end
         bill = account(ledger, at(20))
@@ -213,10 +214,33 @@ def test_spot_prices_that_change_count_from_when_they_changed_to_the_cent() -> N
 
 def test_nodes_on_demand_have_one_price() -> None:
     history = {("g6.xlarge", "us-east-1a"): [(at(7), 0.3)]}
-    assert list(repriced([FIRST], [node(0, "running")], history)) == []
+    assert list(repriced([FIRST], [node(0, "running")], history, now=at(9))) == []
 
 
 def test_a_bill_holds_machines_disks_and_what_left_aws() -> None:
     bill = account([FIRST, row(10, "stopped"), row(11, "fetched", usd=0.09), row(18, "ended")], at(20))
     assert bill is not None
     assert bill.cost_usd == 4.0 + 0.4 + 0.09
+
+
+def test_a_ledger_that_was_written_before_rows_had_a_type_is_read_and_what_is_no_row_is_skipped() -> None:
+    """The file and the amount are of the last awsddp that wrote and read dictionaries."""
+    text = (Path(__file__).parent / "old_ledger.jsonl").read_text()
+    rows = ledger_rows('half {\n[1]\n{"event": "ended"}\n' + text + '{"time": 7, "event": "ended"}\n')
+    names = "launched train repriced repriced fetched extended stopped started resized ended"
+    assert " ".join(row.event for row in rows) == names
+    bill = account(rows, at(20))
+    assert bill is not None
+    assert (bill.id, bill.target, bill.region) == ("0a1b2c3d", "aws", "us-east-1")
+    assert (bill.instance_type, bill.nodes) == ("g6.xlarge", 2)
+    assert (iso(bill.began), iso(bill.ended)) == ("2026-11-21T08:00:00Z", "2026-11-21T16:00:00Z")
+    assert (bill.cost_usd, bill.price_usd_per_hour) == (10.52, 0.0)
+    assert rows[0].asked == {"cluster.spot": True, "network.ssh_cidr": ["203.0.113.0/24"]}
+    assert rows[1].home == "/home/me/runs/train-0821-aaaa"
+
+
+def test_a_row_is_read_as_it_was_written() -> None:
+    for made in (FIRST, SHORT, ended(9, "i-1", seen=11), row(9, "fetched", usd=0.09)):
+        line = json.dumps({"time": "2026-11-21T09:00:00Z", "event": made.event, **made.facts}, default=str)
+        (read,) = ledger_rows(line)
+        assert read.facts == made.facts

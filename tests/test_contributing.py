@@ -54,21 +54,21 @@ def python(top: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
     assert apply("A verb", copy) == {
-        "awsddp/verbs/hello.py",
-        "awsddp/verbs/advice.py",
+        "awsddp/hello.py",
+        "awsddp/advice.py",
         "awsddp/cli/hello.py",
-        "awsddp/cli/verbs.py",
-        "awsddp/documents.py",
+        "awsddp/cli/main.py",
+        "awsddp/returns.py",
     }
     shown = python(copy, "-m", "awsddp", "hello", "-c", "mine", "--json")
     assert json.loads(shown.stdout) == {"schema": 1, "greeting": "hello, mine"}, shown.stderr
     assert json.loads(shown.stderr)["text"] == "greeting"
     assert "Greet the cluster." in python(copy, "-m", "awsddp", "--help").stdout
     program = (
-        "from awsddp.cli import advice, options, signals\n"
-        "from awsddp.documents import DOCUMENTS\n"
-        "signals.WATCH.options = options.Globals(cluster='mine')\n"
-        "print(advice.named('awsddp hello'), DOCUMENTS['hello'].__name__)"
+        "from awsddp.cli import command_line\n"
+        "from awsddp.returns import DOCUMENTS\n"
+        "command_line.WATCH.options = command_line.Globals(cluster='mine')\n"
+        "print(command_line.named('awsddp hello'), DOCUMENTS['hello'].__name__)"
     )
     assert python(copy, "-c", program).stdout == "awsddp -c mine hello HelloDocument\n"
 
@@ -97,7 +97,7 @@ def test_a_cause_touches_the_file_that_is_named(copy: Path) -> None:
     program = (
         "from awsddp.jobs.supervisor.causes import Evidence, explain\n"
         "said = 'LicenseError: no seat for sim'\n"
-        "print(explain(Evidence(1, said))['kind'])"
+        "print(explain(Evidence(1, said)).kind)"
     )
     assert python(copy, "-c", program).stdout == "no_license\n"
 

@@ -11,7 +11,7 @@ import pytest
 
 from awsddp import harmless
 from awsddp.cli import failures, render
-from awsddp.cli.options import Globals
+from awsddp.cli.command_line import Globals
 from awsddp.cli.screen import Screen
 from awsddp.errors import NodeError
 from awsddp.report import Event

@@ -12,15 +12,36 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "awsddp"
 
 _BASE = {"errors", "harmless", "limits"}
-_RECORDS = {"answers", "spec", "records", "resources"} | _BASE
-_PURE = {"plan", "report", "compat", "billing", "parallel", "page"} | _RECORDS
+_RECORDS = {"answers", "values", "spec", "config", "records", "resources"} | _BASE
+_PURE = {"plan", "report", "compat", "billing", "parallel", "page", "returns"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
+_STORY = {
+    *(
+        "advice",
+        "doctor",
+        "down",
+        "fetch",
+        "files",
+        "follow",
+        "job",
+        "keywords",
+        "known",
+        "launch",
+        "ledger",
+        "owed",
+    ),
+    *("reach", "reconcile", "results", "search", "start", "status", "train", "up", "whole_run"),
+}
+"""What the methods of a cluster and its jobs do. Whoever uses whom there, no circle: see below."""
 LADDER = {
     "errors": _BASE,
     "harmless": _BASE,
     "limits": _BASE,
-    "answers": _BASE,
-    "spec": _RECORDS,
+    "values": _BASE,
+    "spec": {"values"} | _BASE,
+    "config": _RECORDS,
+    "answers": _RECORDS,
+    "asking": _MIDDLE | {"jobs", "nodes"},
     "records": _RECORDS,
     "resources": _RECORDS,
     "compat": _PURE,
@@ -28,7 +49,7 @@ LADDER = {
     "report": _PURE,
     "page": _PURE,
     "billing": _PURE,
-    "documents": _PURE,
+    "returns": _PURE,
     "keywords": _BASE,
     "parallel": _BASE,
     "state": _PURE,
@@ -36,9 +57,10 @@ LADDER = {
     "nodes": _MIDDLE | {"nodes"},
     "jobs": _MIDDLE | {"jobs"},
     "local": _MIDDLE | {"local"},
-    "verbs": _MIDDLE | {"aws", "nodes", "jobs", "verbs"},
-    "cli": _MIDDLE | {"verbs", "cli"},
-    "api": _MIDDLE | {"verbs", "jobs", "nodes", "keywords"},
+    "cli": _MIDDLE | {"cli", "cluster", "jobs", "local"} | _STORY,
+    **dict.fromkeys(_STORY, _MIDDLE | {"asking", "aws", "cluster", "jobs", "local", "nodes"} | _STORY),
+    "cluster": _MIDDLE | {"aws", "keywords", "nodes"} | _STORY,
+    "job": _MIDDLE | {"cluster", "jobs"} | _STORY,
 }
 OWNERS = {
     "boto3": {"aws"},
@@ -76,14 +98,43 @@ def test_imports_go_down_the_ladder_only(file: Path) -> None:
     room = room_of(file)
     if room in ("__init__", "__main__"):
         return
-    allowed = LADDER[room] | ({"local"} if file == PACKAGE / "verbs" / "local.py" else set())
+    allowed = LADDER[room]
     for name in imports(file):
         top, _, rest = name.partition(".")
         target = rest.partition(".")[0]
         if top == "awsddp" and target and target != "__version__":
             assert target in allowed, f"{room} imports awsddp.{target}"
+            inside = rest.startswith("local.") and rest.split(".")[1] != "client"
+            assert room == "local" or not inside, f"{room} imports {name}, not awsddp.local.client"
         if top in OWNERS:
             assert room in OWNERS[top], f"{room} imports {top}"
+
+
+def uses(file: Path) -> set[Path]:
+    """Return the files of awsddp that a file needs when it runs, at once or later."""
+    tree = ast.parse(file.read_text())
+    types_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found: set[Path] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in types_only:
+            module = ROOT.joinpath(*str(node.module).split("."))
+            inside = [module / f"{name.name}.py" for name in node.names]
+            found |= {path for path in (*inside, module.with_suffix(".py")) if path.is_file()}
+    return found - {file}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    left = {file: uses(file) for file in PACKAGE.rglob("*.py")}
+    while free := [file for file, needs in left.items() if not needs & left.keys()]:
+        for file in free:
+            del left[file]
+    names = sorted(str(file.relative_to(ROOT)) for file in left)
+    assert not left, f"one of these files needs itself: {names}"
 
 
 def test_training_programs_do_not_know_awsddp() -> None:

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from awsddp import answers
+from awsddp import owed as selecting
+from awsddp.cluster import Cluster
+from awsddp.config import load
 from awsddp.errors import NodeError
+from awsddp.jobs.supervisor.requests import Manifest, Request
+from awsddp.owed import Ephemeral, Unfetched
 from awsddp.records import JobNode, JobRecord, Node, RankResult, Target
 from awsddp.report import Event
-from awsddp.spec import load
+from awsddp.results import bring
 from awsddp.state import Folder
-from awsddp.verbs import selecting
-from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.context import Context
-from awsddp.verbs.selecting import Ephemeral, Unfetched
 
 RANKS = tuple(RankResult(rank=node, local_rank=0, node=node, exit_code=0, seconds=1.0) for node in (0, 1))
 MACHINES = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
@@ -61,29 +63,29 @@ class Nodes:
     released: list[str] = field(default_factory=list)
     timeouts: list[float] = field(default_factory=list)
 
-    def ask(
-        self, fleet: Any, requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float
-    ) -> dict[int, Any]:
+    def ask(self, fleet: Any, requests: Mapping[int, Request[Any]], *, timeout_s: float) -> dict[int, Any]:
         self.timeouts.append(timeout_s)
         return {node: self._answer(node, request) for node, request in requests.items()}
 
-    def _answer(self, node: int, request: Mapping[str, Any]) -> dict[str, Any] | NodeError:
+    def _answer(self, node: int, request: Request[Any]) -> Any:
         if node in self.mute:
             return NodeError("node1: no answer in 300 s")
-        if request["do"] == "manifest":
-            outputs = [f"/w/{output}" for output in request["outputs"]]
+        if isinstance(request, Manifest):
+            outputs = [f"/w/{output}" for output in request.outputs]
             named = [{**one, "limited": one["path"] not in outputs} for one in self.files[node]]
-            excluded = {"files": 2 * bool(request["exclude"]), "size": 2_000_000}
-            return {"files": named, "skipped": self.skipped, "links": [], "excluded": excluded}
+            excluded = {"files": 2 * bool(request.exclude), "size": 2_000_000}
+            listed = {"files": named, "skipped": self.skipped, "links": [], "excluded": excluded}
+            return answers.converted(listed, answers.Manifest)
         sizes = {one["path"]: one["size"] for one in self.files[node]}
-        return {
+        hashes = {
             "hashes": [
                 {"why": "Permission denied"}
                 if "closed" in path
                 else {"size": sizes[path], "sha256": hashlib.sha256(path.encode()).hexdigest()}
-                for path in request["paths"]
+                for path in request.paths
             ]
         }
+        return answers.converted(hashes, answers.Hashes)
 
     def pull(self, wanted: Mapping[int, Any], target: Path, **settings: Any) -> dict[int, Any]:
         target.mkdir(parents=True, exist_ok=True)
@@ -103,13 +105,11 @@ class Nodes:
             self.told.append(event.text)
 
         folder = Folder(self.root / "home", "default")
-        ctx = Context(spec=spec, job=job, folder=folder, on_event=on_event, agree=agree)
+        ctx = Cluster().but(spec=spec, job_spec=job, folder=folder, on_event=on_event, agree=agree)
         record: Any = SimpleNamespace(id="0a1b2c3d")
         aws: Any = object()
-        cluster = ClusterHandle(
-            ctx=ctx, target=Target(), gateway=aws, known=record, connections=FLEET, nodes=LIVING
-        )
-        cluster.fetch(JOB)
+        cluster = ctx.but(target=Target(), gateway=aws, known=record, connections=FLEET, nodes=LIVING)
+        bring(cluster, JOB)
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_stop_that_would_lose_results_is_refused(nodes: Nodes) -> None:
     nodes.files[1] = [file("node1/x", 5, ephemeral=True), file("node1/y", 5)]
     spec, job = load(environ={})
     folder = Folder(nodes.root, "default")
-    ctx = Context(spec=spec, job=job, folder=folder, on_event=lambda event: None)
+    ctx = Cluster().but(spec=spec, job_spec=job, folder=folder, on_event=lambda event: None)
     with pytest.raises(Ephemeral, match="results of j, which are on instance store") as caught:
         selecting.refuse_ephemeral(ctx, FLEET, [JOB])
     assert caught.value.why == "node1: /w/node1/x (5 bytes): empty after a stop"

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.config import load, overlaid, settings, words_of, write_starter
 from awsddp.errors import ConfigError
-from awsddp.spec import load, overlaid, seconds, settings, words_of
-from awsddp.verbs.init import init
+from awsddp.values import seconds
 
 
 def written(folder: Path, text: str) -> Path:
@@ -226,12 +226,12 @@ def test_the_starter_file_sets_what_was_chosen_and_nothing_else(tmp_path: Path) 
         "cluster.budget_usd": 7.5,
         "env.file": "r.txt",
     }
-    spec, job = load(file=init(tmp_path, chosen), environ={})
+    spec, job = load(file=write_starter(tmp_path, chosen), environ={})
     assert spec.explicit == {"cluster.region", "cluster.nodes", "cluster.budget_usd"}
     assert (spec.cluster.region, spec.cluster.nodes, spec.cluster.budget_usd) == ("eu-west-1", 4, 7.5)
     assert (job.env.file, job.job.script) == ("r.txt", None)
     with pytest.raises(ConfigError, match="already exists"):
-        init(tmp_path)
+        write_starter(tmp_path)
 
 
 def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.records import Cause, JobRecord, Prepared, RankResult, Target
+from awsddp.records import Cause, Intent, JobRecord, Prepared, RankResult, Target
 from awsddp.state import Folder, Record, write_private
 
 RECORD = Record(
@@ -25,7 +25,7 @@ RECORD = Record(
     gpus_per_node=8,
     pretended=True,
     ssh_user="ubuntu",
-    intent={"token": "x", "request": {"MinCount": 2}},
+    intent=Intent(cluster_id="x", parameters={"MinCount": 2}),
     prepared=(Prepared(node=0, instance_id="i-1", home="/h", python="/p", nic="ens5"),),
     jobs=(
         JobRecord(

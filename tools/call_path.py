@@ -47,7 +47,7 @@ class Observer:
         if frame.f_code.co_name[0] == "<":
             return  # a lambda or a comprehension, read where it stands
         function, caller = frame.f_code.co_qualname, self._caller(frame)
-        if not self.jumps and (file, function) != (f"verbs/{self._verb}.py", self._verb):
+        if not self.jumps and (file, function) != ("cluster.py", f"Cluster.{self._verb}"):
             return
         is_followed = caller.partition("/")[0] not in ROOMS and caller not in (file, "a thread")
         if not self.jumps or is_followed:

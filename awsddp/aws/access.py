@@ -1,12 +1,10 @@
 """The cluster's key pair, security group and placement group: made once, found again, brought in line."""
 
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
-from awsddp.aws.clusters import SOURCES
+from awsddp.aws.clusters import Filters, SecurityGroup, tagged
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws
+from awsddp.aws.session import Aws, Reply
 from awsddp.aws.waits import VISIBLE_S, patiently, poll
 from awsddp.errors import CloudError
 from awsddp.parallel import all_reporting, each
@@ -27,15 +25,11 @@ def ensure_access(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEve
 
     Raises CloudError.
     """
-    works: list[Callable[[OnEvent], str | None]] = [
-        lambda report: _ensure_group(aws, plan, values, on_event=report),
-        lambda report: _ensure_key(aws, plan, values, on_event=report),
-        lambda report: _ensure_placement(aws, plan, values, on_event=report),
-    ]
+    works = [partial(ensure, aws, plan, values) for ensure in (_ensure_group, _ensure_key, _ensure_placement)]
     return str(all_reporting(works, on_event=on_event)[0])
 
 
-def _make(aws: Aws, plan: LaunchPlan, values: Values, operation: str) -> dict[str, Any] | None:
+def _make(aws: Aws, plan: LaunchPlan, values: Values, operation: str) -> Reply | None:
     """Carry out a request of the plan; None where there is such a thing, or the plan makes none."""
     if not plan.asks(operation):
         return None
@@ -47,32 +41,34 @@ def _make(aws: Aws, plan: LaunchPlan, values: Values, operation: str) -> dict[st
         return None
 
 
-def _ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> None:
+def _ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> None:
     """Make the plan's placement group, if it has one of its own, and wait until it can be used.
 
     Raises CloudError.
     """
+    if not plan.asks("CreatePlacementGroup"):
+        return
     name, made = values.ids["name"], _make(aws, plan, values, "CreatePlacementGroup")
     if made is not None:
         on_event(Event(f"placement group {name} made"))
+        if made.get("PlacementGroup", {}).get("State") == "available":
+            return
 
     def available() -> bool | None:
-        found = aws.call("DescribePlacementGroups", {"GroupNames": [name]})["PlacementGroups"]
-        return True if any(group["State"] == "available" for group in found) else None
+        found = aws.pages("DescribePlacementGroups", {"GroupNames": [name]})
+        return True if any(group.get("State") == "available" for group in found) else None
 
-    is_ready = made is not None and made.get("PlacementGroup", {}).get("State") == "available"
-    if plan.asks("CreatePlacementGroup") and not is_ready:
-        usable = partial(poll, available, deadline_s=VISIBLE_S)
-        patiently(usable, passes=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown")
+    usable = partial(poll, available, deadline_s=VISIBLE_S)
+    patiently(usable, passes=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown")
 
 
-def _ensure_key(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> None:
+def _ensure_key(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> None:
     """Import the cluster's public key, unless it is there (its name holds the id). Raises CloudError."""
     if _make(aws, plan, values, "ImportKeyPair") is not None:
         on_event(Event(f"key pair {values.ids['name']} imported"))
 
 
-def _ensure_group(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> str:
+def _ensure_group(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> str:
     """Make the cluster's security group with its rules, unless it is there, and return its id.
 
     A group that is there gets the rules it lacks, and loses port 22 for addresses the plan does not name;
@@ -81,7 +77,7 @@ def _ensure_group(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEve
     if not plan.asks("CreateSecurityGroup"):
         return str(plan.request("RunInstances").parameters["NetworkInterfaces"][0]["Groups"][0])
     made = _make(aws, plan, values, "CreateSecurityGroup")
-    group = str(made["GroupId"]) if made is not None else _find_group(aws, values.ids)
+    group = _find_group(aws, values) if made is None else str(made["GroupId"])
     if made is not None:
         on_event(Event(f"security group {group} made"))
     rules = [
@@ -102,22 +98,20 @@ def move_ssh(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent)
     _close_stale(aws, group, cidrs, on_event=on_event)
 
 
-def _find_group(aws: Aws, ids: Mapping[str, str]) -> str:
-    filters = [
-        {"Name": "tag:awsddp:id", "Values": [ids["cluster_id"]]},
-        {"Name": "group-name", "Values": [ids["name"]]},
-    ]
+def _find_group(aws: Aws, values: Values) -> str:
+    name, cluster_id = values.ids["name"], values.ids["cluster_id"]
+    filters: Filters = [*tagged("awsddp:id", cluster_id), {"Name": "group-name", "Values": [name]}]
 
     def look() -> str | None:
-        found = aws.pages("DescribeSecurityGroups", {"Filters": filters})
-        return str(found[0]["GroupId"]) if found else None
+        found = aws.read(SecurityGroup, "DescribeSecurityGroups", {"Filters": filters})
+        return found[0].group_id if found else None
 
     group = poll(look, deadline_s=VISIBLE_S)
     if group is None:
         raise CloudError(
-            f"security group {ids['name']} already exists, but is not this cluster's",
-            f"no group of that name has the tag awsddp:id={ids['cluster_id']}",
-            f"inspect it: aws ec2 describe-security-groups --filters Name=group-name,Values={ids['name']}",
+            f"security group {name} already exists, but is not this cluster's",
+            f"no group of that name has the tag awsddp:id={cluster_id}",
+            f"inspect it: aws ec2 describe-security-groups --filters Name=group-name,Values={name}",
         )
     return group
 
@@ -139,24 +133,17 @@ def _authorize(aws: Aws, rules: Request) -> None:
 
 def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
     """Close port 22 of our group for every address and group that the plan does not name."""
-    read = partial(aws.pages, "DescribeSecurityGroups", {"GroupIds": [group]})
-    for permission in patiently(read, passes=not_yet)[0]["IpPermissions"]:
-        if permission.get("FromPort") != 22:
-            continue
-        stale = {
-            kind: [{key: item[key]} for item in permission.get(kind, []) if item[key] not in cidrs]
-            for kind, key in SOURCES
-        }
-        if any(stale.values()):
-            _revoke(aws, group, {kind: items for kind, items in stale.items() if items})
-            on_event(Event(f"port 22 closed for {sum(map(len, stale.values()))} former addresses"))
+    read = partial(aws.read, SecurityGroup, "DescribeSecurityGroups", {"GroupIds": [group]})
+    for permission in patiently(read, passes=not_yet)[0].ip_permissions:
+        stale = [one for one in permission.sources if one not in cidrs] if permission.from_port == 22 else []
+        if stale:
+            _revoke(aws, {"GroupId": group, "IpPermissions": list(map(ssh_permission, stale))})
+            on_event(Event(f"port 22 closed for {len(stale)} former addresses"))
 
 
-def _revoke(aws: Aws, group: str, sources: Mapping[str, Any]) -> None:
-    permission = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **sources}
-    request = {"GroupId": group, "IpPermissions": [permission]}
+def _revoke(aws: Aws, rules: Reply) -> None:
     try:
-        patiently(lambda: aws.call("RevokeSecurityGroupIngress", request), passes=not_yet)
+        patiently(lambda: aws.call("RevokeSecurityGroupIngress", rules), passes=not_yet)
     except Refused as refusal:
         if refusal.code != "InvalidPermission.NotFound":
             raise

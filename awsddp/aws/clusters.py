@@ -1,26 +1,30 @@
-"""What exists, as its tags tell it: instances, and the cluster that they, a group and a key make up."""
+"""What exists, as its tags tell it: instances, and the cluster that they, a group and a key make up.
+
+Of one name and owner, or whatever carries our tags in every region.
+"""
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
-from awsddp.aws.credentials import SESSION
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws
+from awsddp.aws.session import SESSION, Aws, Reply, Shape
 from awsddp.aws.waits import patiently
+from awsddp.compat.types import ADDRESS_USD_PER_HOUR, GPU_TYPES, disk_usd_per_hour
 from awsddp.limits import FILTER_VALUES
-from awsddp.parallel import all_of
+from awsddp.parallel import both, each
 from awsddp.records import ENDED, Listed, Node, Remembered, read_numbers
 
 LEFT = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
-SOURCES = (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"), ("UserIdGroupPairs", "GroupId"))
-"""Whom a rule of a security group lets in: the lists of a permission, and what names an entry of each."""
+SpotPrices = Mapping[str, Mapping[str, float]]
+"""US dollars per hour of one machine, by type and zone."""
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
-_LAST = datetime.max.replace(tzinfo=UTC)
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _KINDS = {
     "Server.ScheduledStop": "instance_retired",
@@ -29,13 +33,101 @@ _KINDS = {
 }
 
 
-def tagged(name: str, *values: str) -> list[dict[str, Any]]:
+class Filter(TypedDict):
+    """A condition of a describe call."""
+
+    Name: str
+    Values: list[str]
+
+
+Filters = list[Filter]
+
+
+class _Range(Shape):
+    cidr_ip: str = ""
+    cidr_ipv6: str = ""
+    group_id: str = ""
+
+
+class Permission(Shape):
+    """A rule of a security group."""
+
+    ip_protocol: str
+    from_port: int | None = None
+    to_port: int | None = None
+    ip_ranges: tuple[_Range, ...] = ()
+    ipv6_ranges: tuple[_Range, ...] = ()
+    user_id_group_pairs: tuple[_Range, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Whom it lets in: blocks of addresses, and groups."""
+        ranges = (*self.ip_ranges, *self.ipv6_ranges, *self.user_id_group_pairs)
+        return tuple(one.cidr_ip or one.cidr_ipv6 or one.group_id for one in ranges)
+
+
+class SecurityGroup(Shape):
+    """A security group and its rules."""
+
+    group_id: str
+    vpc_id: str = ""
+    ip_permissions: tuple[Permission, ...] = ()
+    ip_permissions_egress: tuple[Permission, ...] = ()
+
+    @property
+    def ssh_cidrs(self) -> tuple[str, ...]:
+        """Whom port 22 is open for."""
+        return tuple(source for one in self.ip_permissions if one.from_port == 22 for source in one.sources)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of resource beside the instances: what EC2 calls several, how one is named and deleted."""
+
+    key: str
+    id: str
+    by: str
+
+
+GROUPS = Kind("SecurityGroups", "GroupId", "GroupId")
+KEYS = Kind("KeyPairs", "KeyPairId", "KeyName")
+PLACEMENTS = Kind("PlacementGroups", "GroupId", "GroupName")
+INTERFACES = Kind("NetworkInterfaces", "NetworkInterfaceId", "NetworkInterfaceId")
+KINDS = (INTERFACES, Kind("Volumes", "VolumeId", "VolumeId"), GROUPS, PLACEMENTS, KEYS)
+"""In the order in which they can be deleted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resource:
+    """What belongs to a cluster beside its instances.
+
+    It is deleted `by` its id or its name. `instance` is what an interface or a volume is attached to, "" for
+    none, `group` the rules of a security group.
+    """
+
+    kind: Kind
+    id: str
+    by: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    status: str = ""
+    in_use: bool = False
+    instance: str = ""
+    size_gb: int = 0
+    ssh_cidrs: tuple[str, ...] | None = None
+
+
+def tagged(name: str, *values: str) -> Filters:
     """Return the filter of a describe call for one tag."""
     return [{"Name": f"tag:{name}", "Values": list(values)}]
 
 
-def describe(aws: Aws, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the instances that match, as EC2 describes them, of all pages. Raises CloudError.
+def by_id(*instance_ids: str) -> Filters:
+    """Return the filter of a describe call for some instances; one that does not exist is no error."""
+    return [{"Name": "instance-id", "Values": sorted(instance_ids)}]
+
+
+def describe(aws: Aws, filters: Filters) -> list[Node]:
+    """Return the instances that match, of all pages. Raises CloudError.
 
     The first filter may have any number of values.
     """
@@ -44,54 +136,92 @@ def describe(aws: Aws, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
         parts = [values[start : start + FILTER_VALUES] for start in range(0, len(values), FILTER_VALUES)]
         asked = [[{"Name": filters[0]["Name"], "Values": part}, *filters[1:]] for part in parts]
     found = [aws.pages("DescribeInstances", {"Filters": one}, "Reservations") for one in asked]
-    return [instance for pages in found for reservation in pages for instance in reservation["Instances"]]
+    return [node_of(one) for pages in found for reservation in pages for one in reservation["Instances"]]
 
 
-def by_id(*instance_ids: str) -> list[dict[str, Any]]:
-    """Return the filter of a describe call for some instances; one that does not exist is no error."""
-    return [{"Name": "instance-id", "Values": sorted(instance_ids)}]
+def resources(aws: Aws, filters: Filters, kinds: Iterable[Kind] = KINDS) -> list[Resource]:
+    """Return what matches beside the instances, of all pages, its kinds in order. Raises CloudError."""
+
+    def read(kind: Kind) -> list[Resource]:
+        return [_resource(kind, item) for item in aws.pages(f"Describe{kind.key}", {"Filters": filters})]
+
+    return [resource for found in each(read, kinds) for resource in found]
 
 
-def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+def _resource(kind: Kind, described: Reply) -> Resource:
+    attached = (described.get("Attachments") or [described.get("Attachment", {})])[0]
+    status = described.get("Status", "")
+    group = SecurityGroup.of(described) if kind is GROUPS else None
+    return Resource(
+        kind=kind,
+        id=described[kind.id],
+        by=described[kind.by],
+        tags=tags_of(described),
+        status=status,
+        in_use="in-use" in (status, described.get("State")),
+        instance=attached.get("InstanceId", ""),
+        size_gb=described.get("Size", 0),
+        ssh_cidrs=group.ssh_cidrs if group else None,
+    )
+
+
+def tags_of(described: Reply) -> dict[str, str]:
     """Return the tags of anything that EC2 described; an interface calls them otherwise."""
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or described.get("TagSet", [])}
 
 
-def node_of(described: Mapping[str, Any]) -> Node:
+def node_of(described: Reply) -> Node:
     """Return the node that an instance is: the tag `awsddp:nodes` lists the numbers of its launch."""
-    tags = tags_of(described)
+    tags, index = tags_of(described), described.get("AmiLaunchIndex", 0)
     try:
-        number = read_numbers(tags["awsddp:nodes"])[described.get("AmiLaunchIndex", 0)]
+        number = read_numbers(tags["awsddp:nodes"])[index]
     except (KeyError, ValueError, IndexError):
-        number = described.get("AmiLaunchIndex", 0) if tags.get("awsddp:nodes") != LEFT else -1
+        number = index if tags.get("awsddp:nodes") != LEFT else -1
+    reason, placement = described.get("StateReason", {}), described.get("Placement", {})
+    key, near = described.get("KeyName", ""), placement.get("GroupName", "")
+    groups = [
+        ("SecurityGroups", one["GroupName"], one["GroupId"]) for one in described.get("SecurityGroups", ())
+    ]
     return Node(
         node=number,
         instance_id=described["InstanceId"],
         state=described["State"]["Name"],
         instance_type=described["InstanceType"],
-        zone=described.get("Placement", {}).get("AvailabilityZone", ""),
+        zone=placement.get("AvailabilityZone", ""),
         image_id=described.get("ImageId", ""),
         private_ip=described.get("PrivateIpAddress") or None,
         public_ip=described.get("PublicIpAddress") or None,
         launched=described.get("LaunchTime"),
-        expires=_moment(described, "awsddp:expires"),
+        expires=_moment(tags, "awsddp:expires"),
         spot=described.get("InstanceLifecycle") == "spot",
         unfetched=tuple(tags.get("awsddp:unfetched", "").split()),
         changed=_changed(described.get("StateTransitionReason") or ""),
         profile=described.get("IamInstanceProfile", {}).get("Arn"),
+        tags=tags,
+        reason=(reason.get("Code", ""), reason.get("Message", "")),
+        uses=tuple(
+            one for one in (*groups, ("KeyPairs", key, key), ("PlacementGroups", near, near)) if one[1]
+        ),
     )
 
 
-def end_of(described: Mapping[str, Any]) -> tuple[str, str]:
+def end_of(node: Node) -> tuple[str, str]:
     """Return why an instance stopped or terminated: the kind of a job's cause, and EC2's own words."""
-    reason = described.get("StateReason", {})
-    return _KINDS.get(reason.get("Code", ""), "node_lost"), reason.get("Message", "no reason was given")
+    code, text = node.reason
+    return _KINDS.get(code, "node_lost"), text or "no reason was given"
 
 
 def _changed(reason: str) -> datetime | None:
     """Return the time in a reason such as "User initiated (2026-11-22 09:24:31 GMT)"."""
     match = _WHEN.search(reason)
     return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) if match else None
+
+
+def _moment(tags: Mapping[str, str], name: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(tags[name])
+    except (KeyError, ValueError):
+        return None
 
 
 def unlisted(refusal: Refused) -> bool:
@@ -109,9 +239,16 @@ def tag(aws: Aws, instance_ids: Sequence[str], name: str, value: str) -> None:
 
 
 def find_clusters(
-    aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None
+    aws: Aws,
+    name: str,
+    owner: str,
+    *,
+    remembered: Remembered | None = None,
+    kinds: Iterable[Kind] = (GROUPS, KEYS, PLACEMENTS),
 ) -> tuple[Listed, ...]:
     """Return whatever exists by this name and owner, one record for each `awsddp:id`.
+
+    Of what is beside the instances that is these `kinds`.
 
     An instance that is `remembered` belongs to its cluster whatever its tags are.
 
@@ -119,11 +256,8 @@ def find_clusters(
     one that has running nodes. Terminated instances are named only beside something that exists.
     """
     filters = _filters(name, owner)
-    kinds = ("SecurityGroups", "KeyPairs", "PlacementGroups")
-    works = [partial(aws.pages, f"Describe{kind}", {"Filters": filters}) for kind in kinds]
-    described = all_of([partial(describe, aws, filters), *works])
-    listed = [item for items in described for item in items]
-    found = _clusters(aws, name, owner, [*listed, *_untagged(aws, listed, remembered)])
+    nodes, others = both(partial(describe, aws, filters), partial(resources, aws, filters, kinds))
+    found = _clusters(aws, name, owner, [*nodes, *others, *_untagged(aws, nodes, remembered)])
     return tuple(sorted(filter(exists, found), key=lambda one: (not one.live, one.created or _LAST, one.id)))
 
 
@@ -137,8 +271,7 @@ def glance(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = N
 
     What is `remembered` is asked for as `find_clusters` does; `leftovers` are not. Raises CloudError.
     """
-    listed = describe(aws, _filters(name, owner))
-    found = _clusters(aws, name, owner, [*listed, *_untagged(aws, listed, remembered)])
+    found = find_clusters(aws, name, owner, remembered=remembered, kinds=())
     return tuple(one for one in found if one.live)
 
 
@@ -149,79 +282,151 @@ def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Listed, ...]:
     for an owner that is no role. Raises CloudError.
     """
     role, is_role, _ = owner.partition(":")
-    by_owner: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for item in describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ():
-        by_owner[tags_of(item)["awsddp:owner"]].append(item)
+    by_owner: dict[str, list[Node]] = defaultdict(list)
+    for node in describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ():
+        by_owner[node.tags["awsddp:owner"]].append(node)
     by_owner.pop(owner, None)
-    found = [one for whose, parts in by_owner.items() for one in _clusters(aws, name, whose, parts)]
+    found = [one for whose, nodes in by_owner.items() for one in _clusters(aws, name, whose, nodes)]
     return tuple(one for one in found if one.live)
 
 
-def _filters(name: str, owner: str) -> list[dict[str, Any]]:
+def _filters(name: str, owner: str) -> Filters:
     return [*tagged("awsddp:cluster", name), *tagged("awsddp:owner", owner)]
 
 
-def _untagged(aws: Aws, listed: list[dict[str, Any]], remembered: Remembered | None) -> list[dict[str, Any]]:
+def _untagged(aws: Aws, listed: Iterable[Node], remembered: Remembered | None) -> list[Node]:
     """Return the instances that are remembered and not listed by their tags, with the tags that they lack."""
     if remembered is None:
         return []
-    shown = {item.get("InstanceId") for item in listed if tags_of(item).get("awsddp:id") == remembered.id}
+    shown = {node.instance_id for node in listed if node.tags.get("awsddp:id") == remembered.id}
     missing = remembered.numbers.keys() - shown
-    return [_tagged_again(item, remembered) for item in describe(aws, by_id(*missing))] if missing else []
+    return [
+        replace(
+            node,
+            node=node.node if "awsddp:nodes" in node.tags else remembered.numbers[node.instance_id],
+            tags={**node.tags, "awsddp:id": remembered.id},
+        )
+        for node in (describe(aws, by_id(*missing)) if missing else ())
+    ]
 
 
-def _tagged_again(described: dict[str, Any], remembered: Remembered) -> dict[str, Any]:
-    tags = tags_of(described)
-    known = {"awsddp:id": remembered.id}
-    if "awsddp:nodes" not in tags:
-        known["awsddp:nodes"] = str(remembered.numbers[described["InstanceId"]])
-        described = {**described, "AmiLaunchIndex": 0}
-    return {**described, "Tags": [{"Key": key, "Value": value} for key, value in (tags | known).items()]}
+def _clusters(aws: Aws, name: str, owner: str, parts: Iterable[Node | Resource]) -> list[Listed]:
+    by_cluster: dict[str, list[Node | Resource]] = defaultdict(list)
+    for part in parts:
+        by_cluster[part.tags.get("awsddp:id", "")].append(part)
+    return [_cluster(name, owner, aws.region, key, found) for key, found in by_cluster.items() if key]
 
 
-def _clusters(aws: Aws, name: str, owner: str, described: list[dict[str, Any]]) -> list[Listed]:
-    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for item in described:
-        parts[tags_of(item).get("awsddp:id", "")].append(item)
-    return [cluster_of(name, owner, aws.region, key, items) for key, items in parts.items() if key]
-
-
-def cluster_of(name: str, owner: str, region: str, cluster_id: str, parts: list[dict[str, Any]]) -> Listed:
-    """Return the record of a cluster from all that carries its id, as EC2 describes it."""
-    instances = [part for part in parts if "InstanceId" in part]
-    lost_first = sorted(map(node_of, instances), key=lambda node: (node.node, node.state not in ENDED))
+def _cluster(name: str, owner: str, region: str, cluster_id: str, parts: Sequence[Node | Resource]) -> Listed:
+    """Return the record of a cluster from all that carries its id."""
+    instances = [part for part in parts if isinstance(part, Node)]
+    others = [part for part in parts if isinstance(part, Resource)]
+    lost_first = sorted(instances, key=lambda node: (node.node, node.state not in ENDED))
     replaced = {-1, *(node.node for node in lost_first if node.state not in ENDED)}
     nodes = [node for node in lost_first if node.state not in ENDED or node.node not in replaced]
-    newest = max(instances, key=lambda part: part["LaunchTime"], default=None)
-    group = next((part for part in parts if "IpPermissions" in part), None)
+    newest = max(instances, key=lambda node: node.launched or _FIRST, default=None)
+    group = next((one for one in others if one.ssh_cidrs is not None), None)
     return Listed(
         name=name,
         id=cluster_id,
         owner=owner,
         region=region,
         nodes=tuple(nodes),
-        created=min(filter(None, (_moment(part, "awsddp:created") for part in parts)), default=None),
-        expires=_moment(newest, "awsddp:expires") if newest else None,
-        leftovers=tuple(id_of(part) for part in parts if "InstanceId" not in part),
-        group=str(group["GroupId"]) if group else None,
-        ssh_cidrs=_ssh_cidrs(group) if group else None,
-        host=next(filter(None, (tags_of(part).get("awsddp:host", "") for part in parts)), ""),
+        created=min(filter(None, (_moment(part.tags, "awsddp:created") for part in parts)), default=None),
+        expires=newest.expires if newest else None,
+        leftovers=tuple(one.id for one in others),
+        group=group.id if group else None,
+        ssh_cidrs=group.ssh_cidrs if group else None,
+        host=next(filter(None, (part.tags.get("awsddp:host", "") for part in parts)), ""),
     )
 
 
-def id_of(described: Mapping[str, Any]) -> str:
-    """Return the id of what belongs to a cluster beside its instances."""
-    keys = ("GroupId", "KeyPairId", "VolumeId", "NetworkInterfaceId")
-    return next(str(described[key]) for key in keys if key in described)
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A cluster, or what is left of one. `mine`: of the caller. `orphan`: mine, and nobody needs it any more.
+
+    `price_usd_per_hour` is what its running machines and its disks cost; None where it is unknown.
+    """
+
+    cluster: Listed
+    mine: bool
+    orphan: bool
+    price_usd_per_hour: float | None
 
 
-def _ssh_cidrs(group: Mapping[str, Any]) -> tuple[str, ...]:
-    rules = [rule for rule in group["IpPermissions"] if rule.get("FromPort") == 22]
-    return tuple(item[key] for kind, key in SOURCES for rule in rules for item in rule.get(kind, []))
+@dataclass(frozen=True, kw_only=True)
+class Everywhere:
+    """What was found. `unread` tells of each region that could not be asked why it could not."""
+
+    holdings: tuple[Holding, ...]
+    unread: tuple[str, ...]
 
 
-def _moment(described: Mapping[str, Any], tag: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(tags_of(described)[tag])
-    except (KeyError, ValueError):
-        return None
+def find_everywhere(
+    gateway: Callable[[str], Aws], regions: Iterable[str], *, owner: str, now: datetime
+) -> Everywhere:
+    """Return every resource with awsddp's tags in these regions, searched in parallel.
+
+    `gateway` makes the gateway to a region; `owner` is the caller. A region that refuses is reported,
+    and does not hide the others.
+    """
+
+    def look(region: str) -> tuple[Holding, ...] | str:
+        try:
+            return find_in(gateway(region), owner=owner, now=now)
+        except Refused as refusal:
+            return f"{region}: {refusal.message}"
+
+    found = each(look, regions)
+    return Everywhere(
+        holdings=tuple(one for part in found if not isinstance(part, str) for one in part),
+        unread=tuple(part for part in found if isinstance(part, str)),
+    )
+
+
+def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
+    """Return whatever carries our tags in one region, by owner and name. Raises CloudError."""
+    from awsddp.aws.prices import spot
+
+    filters: Filters = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
+    nodes, others = both(partial(describe, aws, filters), partial(resources, aws, filters))
+    spot_prices = spot(aws, {node.instance_type for node in nodes if node.spot})
+    by_cluster: dict[tuple[str, ...], list[Node | Resource]] = defaultdict(list)
+    parts: list[Node | Resource] = [*nodes, *others]
+    for part in parts:
+        # An id alone may be a copy: the console's "launch more like this" copies tags.
+        by_cluster[tuple(part.tags.get(f"awsddp:{tag}", "") for tag in ("id", "cluster", "owner"))].append(
+            part
+        )
+    found = []
+    for (id, name, whose), parts in by_cluster.items():
+        # What an instance uses goes with it.
+        apart = [part for part in parts if isinstance(part, Node) or not part.in_use]
+        cluster = _cluster(name, whose, aws.region, id, apart)
+        if id and exists(cluster):
+            mine, late = whose == owner, cluster.expires is not None and cluster.expires < now
+            is_orphan, price = mine and (not cluster.live or late), _price(cluster, parts, spot_prices)
+            found.append(Holding(cluster=cluster, mine=mine, orphan=is_orphan, price_usd_per_hour=price))
+    return tuple(sorted(found, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))
+
+
+def _price(cluster: Listed, parts: Iterable[Node | Resource], spot_prices: SpotPrices) -> float | None:
+    """Return what running machines cost per hour, and disks, which also cost while they stop.
+
+    A spot machine costs what the market asks in its zone now, where AWS tells it, else the list price.
+    """
+    machines = 0.0
+    for node in cluster.nodes:
+        if node.state in (*ENDED, "stopped", "stopping"):
+            continue
+        kind = GPU_TYPES.get(node.instance_type)
+        price = kind.price_usd_per_hour if kind is not None else None
+        if node.spot:
+            price = spot_prices.get(node.instance_type, {}).get(node.zone, price)
+        if price is None:
+            return None
+        machines += price + (ADDRESS_USD_PER_HOUR if node.public_ip else 0.0)
+    disks = sum(
+        disk_usd_per_hour(part.size_gb) for part in parts if isinstance(part, Resource) and part.size_gb
+    )
+    return round(machines + disks, 4)

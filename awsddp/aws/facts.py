@@ -1,4 +1,4 @@
-"""Reads from AWS what a plan needs: independent reads side by side, nothing changed."""
+"""Reads from AWS what a plan needs, its image too: independent reads side by side, nothing changed."""
 
 import ipaddress
 import re
@@ -12,9 +12,9 @@ from http.client import HTTPException
 from typing import Any
 
 from awsddp.aws import prices
-from awsddp.aws.images import find_image
+from awsddp.aws.clusters import tags_of
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws
+from awsddp.aws.session import Aws, Reply, Shape
 from awsddp.aws.surroundings import (
     check_disk_key,
     check_profile,
@@ -24,11 +24,19 @@ from awsddp.aws.surroundings import (
     reservation,
     subnets,
 )
-from awsddp.compat.releases import architecture_of
+from awsddp.compat.releases import (
+    DLAMI_NAMES,
+    DLAMI_PARAMETERS,
+    architecture_of,
+    explained,
+    ssh_user,
+    torch_version,
+)
 from awsddp.compat.types import GPU_TYPES, GpuType, quota_of
+from awsddp.errors import ConfigError
 from awsddp.parallel import each, soon
 from awsddp.plan.network import ssh_cidrs
-from awsddp.plan.records import Facts, Group, Reservation
+from awsddp.plan.records import Facts, Group, Image
 from awsddp.records import TargetName
 from awsddp.spec import ClusterSpec
 
@@ -56,7 +64,8 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     reserved = soon(reservation, aws, spec.capacity.reservation)
     if spec.capacity.reservation:
         caller.result()
-    asked = _asked(spec, reserved.result())
+    found = reserved.result()
+    asked = spec.cluster.types or ((found.instance_type,) if found else ())
     known = sorted({*GPU_TYPES, *asked})
     offers = soon(_offers, aws, known)
     described = {name: soon(_describe_type, aws, name) for name in asked if name not in GPU_TYPES}
@@ -72,8 +81,8 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     looked: list[Future[Any]] = [sources, profile, disk_key]
     reads: list[Future[Any]] = [*looked, image, places, callers, key, offers, listed, market, highest, group]
     wait([*reads, *described.values(), *quotas.values()])
-    for looked_for in looked:
-        looked_for.result()
+    for check in looked:
+        check.result()
     types = {name: future.result() for name, future in described.items()}
     ends = aws.credentials_end()
     return Facts(
@@ -93,7 +102,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         highest_spot_prices=highest.result(),
         group=group.result(),
         public_key=key.result(),
-        reservation=reserved.result(),
+        reservation=found,
         host=_NO_TAG.sub("-", socket.gethostname())[:256],
         credentials_s=None if ends is None else (ends - datetime.now(UTC)).total_seconds(),
     )
@@ -104,32 +113,35 @@ def _own_group(aws: Aws, spec: ClusterSpec, callers: "Future[tuple[str, ...]]") 
     return own_group(aws, spec.network.security_group, cidrs=cidrs, efa=spec.capacity.efa)
 
 
-def _asked(spec: ClusterSpec, reserved: Reservation | None) -> tuple[str, ...]:
-    """Return the types that the spec names, by itself or by its reservation."""
-    return spec.cluster.types or ((reserved.instance_type,) if reserved else ())
+class _Region(Shape):
+    region_name: str
 
 
 def enabled_regions(aws: Aws) -> tuple[str, ...]:
     """Return the regions that this account may use. Raises CloudError."""
-    found = aws.call("DescribeRegions", {"AllRegions": False})["Regions"]
-    return tuple(sorted(region["RegionName"] for region in found))
+    found = aws.read(_Region, "DescribeRegions", {"AllRegions": False})
+    return tuple(sorted(region.region_name for region in found))
+
+
+class _Offering(Shape):
+    instance_type: str
+    location: str
 
 
 def _offers(aws: Aws, known: list[str]) -> dict[str, tuple[str, ...]]:
     """Return the zones that offer each of these types."""
     filters = [{"Name": "instance-type", "Values": known}]
     asked = {"LocationType": "availability-zone", "Filters": filters}
-    found = aws.pages("DescribeInstanceTypeOfferings", asked)
     zones: dict[str, set[str]] = defaultdict(set)
-    for offer in found:
-        zones[offer["InstanceType"]].add(offer["Location"])
+    for offer in aws.read(_Offering, "DescribeInstanceTypeOfferings", asked):
+        zones[offer.instance_type].add(offer.location)
     return {name: tuple(sorted(zones[name])) for name in sorted(zones)}
 
 
 def _describe_type(aws: Aws, asked: str) -> tuple[GpuType | None, str]:
     """Return EC2's description of a type that the table does not have, or its refusal."""
     try:
-        found = aws.call("DescribeInstanceTypes", {"InstanceTypes": [asked]})["InstanceTypes"]
+        found = aws.pages("DescribeInstanceTypes", {"InstanceTypes": [asked]})
     except Refused as refusal:
         if refusal.code in ("InvalidInstanceType", "InvalidParameterValue"):
             return None, refusal.why
@@ -137,15 +149,14 @@ def _describe_type(aws: Aws, asked: str) -> tuple[GpuType | None, str]:
     return (_gpu_type(found[0]) if found else None), ""
 
 
-def _gpu_type(described: dict[str, Any]) -> GpuType:
-    gpus = [
-        gpu for gpu in described.get("GpuInfo", {}).get("Gpus", []) if gpu.get("Manufacturer") == "NVIDIA"
-    ]
-    network = described.get("NetworkInfo", {})
-    known = architecture_of(gpus[0]["Name"]) if gpus else None
+def _gpu_type(described: Reply) -> GpuType:
+    found = described.get("GpuInfo", {}).get("Gpus", ())
+    gpus = [gpu for gpu in found if gpu.get("Manufacturer") == "NVIDIA"]
+    name, network = gpus[0]["Name"] if gpus else "", described.get("NetworkInfo", {})
+    known = architecture_of(name) if gpus else None
     return GpuType(
         name=described["InstanceType"],
-        gpu=gpus[0]["Name"] if gpus else "",
+        gpu=name,
         gpus=sum(int(gpu.get("Count", 0)) for gpu in gpus),
         memory_gb=gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024 if gpus else 0,
         capability=known.capability if known else "",
@@ -194,3 +205,93 @@ def _ask_address(source: str) -> str | None:
             return str(ipaddress.IPv4Address(reply.read(64).decode("ascii").strip()))
     except (OSError, HTTPException, ValueError):
         return None
+
+
+def find_image(aws: Aws, asked: str | None) -> Image:
+    """Return the image to launch.
+
+    `asked` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` stands for
+    anything; None means the newest Deep Learning AMI with PyTorch. Raises ConfigError where there is none.
+    """
+    place, tried = "cluster.image", asked or DLAMI_NAMES
+    parameter = tried.removeprefix("resolve:ssm:")
+    if asked is None:
+        place, found = "the region's newest Deep Learning AMI", _newest_image(aws)
+    elif asked.startswith("ami-"):
+        found = _image_of_id(aws, asked)
+    elif parameter.startswith("/"):
+        found = _image_of_parameter(aws, (parameter,))
+    else:
+        found = _image_of_name(aws, asked)
+    if found is None:
+        raise ConfigError(
+            f"{place}: no image {tried!r} in {aws.region}",
+            explained(tried)
+            or "it was deregistered, is not shared with this account, or is in another region",
+            "name one with --image: an id, a name with *, or an SSM parameter; "
+            "without --image the newest Deep Learning AMI is taken",
+        )
+    return found
+
+
+def _newest_image(aws: Aws) -> Image | None:
+    try:
+        found = _image_of_parameter(aws, DLAMI_PARAMETERS)
+    except Refused:
+        found = None  # the search by name needs no permission in SSM
+    return found or _image_of_name(aws, DLAMI_NAMES)
+
+
+def _image_of_parameter(aws: Aws, names: tuple[str, ...]) -> Image | None:
+    """Return the image that the first of these SSM parameters names; None where there is none."""
+    reply = aws.call("GetParameters", {"Names": list(names)}, service="ssm")
+    values = {parameter["Name"]: parameter["Value"] for parameter in reply["Parameters"]}
+    first = next((values[name] for name in names if name in values), None)
+    return _image_of_id(aws, first) if first else None
+
+
+def _image_of_id(aws: Aws, image_id: str) -> Image | None:
+    try:
+        return _newest(aws, {"ImageIds": [image_id]})
+    except Refused as refusal:
+        if refusal.code.startswith("InvalidAMIID.") or refusal.code == "InvalidParameterValue":
+            return None
+        raise
+
+
+def _image_of_name(aws: Aws, pattern: str) -> Image | None:
+    """Return the newest image of this name; only where there is none, a deprecated one."""
+    filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
+    asked = {"Owners": ["amazon", "self"], "Filters": filters}
+    return _newest(aws, asked) or _newest(aws, {**asked, "IncludeDeprecated": True})
+
+
+def _newest(aws: Aws, asked: Reply) -> Image | None:
+    """Return the image with the newest torch, and of these the newest; None where none is available."""
+    found = aws.pages("DescribeImages", asked)
+    images = [_image(image) for image in found if image.get("State") == "available"]
+    return max(images, key=lambda image: (torch_version(image.name), image.created, image.id), default=None)
+
+
+def _image(described: Reply) -> Image:
+    name, root = described.get("Name", ""), described.get("RootDeviceName", "/dev/sda1")
+    disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in described.get("BlockDeviceMappings", ())}
+    tags = tags_of(described)
+    return Image(
+        id=described["ImageId"],
+        name=name,
+        created=described.get("CreationDate", ""),
+        architecture=described.get("Architecture", "x86_64"),
+        root_device=root,
+        root_gb=int(disks.get(root, {}).get("VolumeSize", 0)),
+        ssh_user=tags.get("awsddp:ssh-user") or ssh_user(name),
+        owner=described.get("ImageOwnerAlias") or described.get("OwnerId", ""),
+        deprecated=_past(described.get("DeprecationTime", "")),
+        platform=described.get("PlatformDetails", "Linux/UNIX"),
+        tags=tags,
+    )
+
+
+def _past(moment: str) -> str:
+    """Return a time of EC2's where it is past, else "": AWS tells it beforehand."""
+    return moment if moment and datetime.fromisoformat(moment) < datetime.now(UTC) else ""

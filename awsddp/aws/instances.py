@@ -1,19 +1,18 @@
 """Instances: launched zone by zone, an interrupted launch finished, waited for."""
 
-from collections.abc import Callable, Collection, Mapping
-from datetime import datetime, timedelta
-from typing import Any
+from collections.abc import Callable, Collection
+from datetime import timedelta
 from uuid import uuid4
 
 from awsddp.aws.access import not_yet
 from awsddp.aws.clusters import LEFT, by_id, describe, end_of, node_of, tagged, tags_of, unlisted
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws
+from awsddp.aws.session import Aws, Reply, Shape
 from awsddp.aws.waits import CLOCK, VISIBLE_S, patiently, poll
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
-from awsddp.plan.records import LaunchPlan, utc
+from awsddp.plan.records import LaunchPlan
 from awsddp.plan.requests import Values
-from awsddp.records import ENDED, Node, read_numbers
+from awsddp.records import ENDED, Intent, Node, read_numbers
 from awsddp.report import Event, OnEvent, node_name
 
 # A token is honoured for at least an hour; a replay later could launch again.
@@ -21,6 +20,7 @@ from awsddp.report import Event, OnEvent, node_name
 REPLAY_S = 3600
 _LOOK_S = 2.0  # a node that runs is paid for
 _ON = ("pending", "running")
+_AGAIN = "awsddp up   # again\nawsddp down   # or end it"
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _BY_USER = "Client.UserInitiatedShutdown"
 NEXT_ZONE = frozenset({"Unsupported", "InsufficientFreeAddressesInSubnet"})
@@ -31,7 +31,7 @@ def launch(
     plan: LaunchPlan,
     values: Values,
     *,
-    write_intent: Callable[[dict[str, Any]], None],
+    write_intent: Callable[[Intent], None],
     on_event: OnEvent,
 ) -> tuple[Node, ...]:
     """Launch the plan's nodes, all in one zone, all or none, trying its zones in order.
@@ -45,8 +45,13 @@ def launch(
         token = f"{values.ids['cluster_id']}-{uuid4().hex}"
         request = values.resolve(plan.request("RunInstances"), subnet=zone.subnet, client_token=token)
         on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {zone.name}"))
-        intent = {"cluster_id": values.ids["cluster_id"], "zone": zone.name, "written": utc(CLOCK.now())}
-        write_intent({**intent, "parameters": request.parameters})
+        intent = Intent(
+            cluster_id=values.ids["cluster_id"],
+            zone=zone.name,
+            written=CLOCK.now().replace(microsecond=0),
+            parameters=request.parameters,
+        )
+        write_intent(intent)
         try:
             return _run(aws, request.parameters, on_event=on_event)
         except (CapacityError, Refused) as refusal:
@@ -68,7 +73,7 @@ def _no_zone(plan: LaunchPlan, attempts: list[tuple[str, AwsddpError]]) -> Awsdd
     )
 
 
-def _run(aws: Aws, parameters: dict[str, Any], *, on_event: OnEvent) -> tuple[Node, ...]:
+def _run(aws: Aws, parameters: Reply, *, on_event: OnEvent) -> tuple[Node, ...]:
     """Send RunInstances, the same bytes again while its outcome is unknown or its parts not yet visible."""
     reply = patiently(lambda: aws.call("RunInstances", parameters), passes=_not_yet, on_event=on_event)
     return tuple(sorted(map(node_of, reply["Instances"]), key=lambda node: node.node))
@@ -81,17 +86,17 @@ def _not_yet(refusal: Refused) -> bool:
     return not_yet(refusal) or refusal.code in ("InvalidKeyPair.NotFound", "InvalidPlacementGroup.Unknown")
 
 
-def resume(aws: Aws, intent: Mapping[str, Any], *, on_event: OnEvent) -> tuple[Node, ...] | None:
+def resume(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
     """Return the nodes that an interrupted launch made or now makes; None: nothing came of it.
 
     `intent` is what `write_intent` got; its very bytes are sent again while it is under an hour old. Older,
     or with nothing but a `cluster_id`, instances are looked for by tag for two minutes. Raises CloudError.
     """
-    parameters, written = intent.get("parameters"), intent.get("written")
-    if parameters and written and CLOCK.now() - datetime.fromisoformat(written) < timedelta(seconds=REPLAY_S):
+    written = intent.written
+    if intent.parameters and written and CLOCK.now() - written < timedelta(seconds=REPLAY_S):
         on_event(Event("finishing the launch that was interrupted"))
         try:
-            return _run(aws, dict(parameters), on_event=on_event)
+            return _run(aws, intent.parameters, on_event=on_event)
         except CapacityError:
             return None
         except Refused as refusal:
@@ -102,34 +107,33 @@ def resume(aws: Aws, intent: Mapping[str, Any], *, on_event: OnEvent) -> tuple[N
     return appear(aws, intent, on_event=on_event)
 
 
-def filled_by(intent: Mapping[str, Any]) -> frozenset[int]:
+def filled_by(intent: Intent) -> frozenset[int]:
     """Return the node numbers that a launch was to fill, by its intent; none where that does not tell."""
     return frozenset(read_numbers(_asked(intent).get("awsddp:nodes", "")))
 
 
-def _asked(intent: Mapping[str, Any]) -> dict[str, str]:
+def _asked(intent: Intent) -> dict[str, str]:
     """Return the tags that the request of an intent puts on its instances."""
-    specifications = (intent.get("parameters") or {}).get("TagSpecifications", ())
+    specifications = intent.parameters.get("TagSpecifications", ())
     return next((tags_of(one) for one in specifications if one["ResourceType"] == "instance"), {})
 
 
-def appear(aws: Aws, intent: Mapping[str, Any], *, on_event: OnEvent) -> tuple[Node, ...] | None:
+def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
     """Return the nodes alive of a launch, looking for two minutes, as tags may show late; None: none came.
 
     The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for. An
     intent that names no request stands for every launch of its cluster.
     """
-    on_event(Event(f"looking for instances of {intent['cluster_id']}"))
+    on_event(Event(f"looking for instances of {intent.cluster_id}"))
     asked = _asked(intent)
-    filters = tagged("awsddp:id", str(intent["cluster_id"]))
+    filters = tagged("awsddp:id", intent.cluster_id)
     for key in ("awsddp:created", "awsddp:owner"):
         filters += tagged(key, asked[key]) if key in asked else []
     seen: list[Node] = []
 
     def look() -> bool | None:
-        found = [item for item in describe(aws, filters) if tags_of(item).get("awsddp:nodes") != LEFT]
-        seen[:] = map(node_of, found)
-        expected = {number for item in found for number in read_numbers(tags_of(item)["awsddp:nodes"])}
+        seen[:] = [node for node in describe(aws, filters) if node.tags.get("awsddp:nodes") != LEFT]
+        expected = {number for node in seen for number in read_numbers(node.tags["awsddp:nodes"])}
         return True if seen and expected <= {node.node for node in seen} else None
 
     poll(look, deadline_s=VISIBLE_S)
@@ -157,10 +161,10 @@ def wait_running(
 
     def look() -> tuple[Node, ...] | None:
         found = describe(aws, by_id(*keys) if keys else tagged("awsddp:id", cluster_id))
-        for item in found:
-            _refuse_off(item, begun)
-        begun.update(item["InstanceId"] for item in found if item["State"]["Name"] in _ON)
-        nodes = sorted(map(node_of, found), key=lambda node: node.node)
+        for node in found:
+            _refuse_off(node, begun)
+        begun.update(node.instance_id for node in found if node.state in _ON)
+        nodes = sorted(found, key=lambda node: node.node)
         for node in nodes:
             if seen.get(node.instance_id) != node.state:
                 seen[node.instance_id] = node.state
@@ -174,7 +178,7 @@ def wait_running(
         raise NodeError(
             f"not all {count} nodes run after {deadline_s:.0f} s",
             f"still waiting for: {slow}" if slow else "AWS does not show them",
-            "awsddp up   # again\nawsddp down   # or end it",
+            _AGAIN,
         )
     return running
 
@@ -187,20 +191,19 @@ def refuse_off(aws: Aws, nodes: Collection[Node]) -> None:
         if not refusal.retryable:
             raise
         return
-    for item in found:
-        _refuse_off(item, {node.instance_id for node in nodes})
+    for node in found:
+        _refuse_off(node, {one.instance_id for one in nodes})
 
 
-def _refuse_off(described: Mapping[str, Any], begun: Collection[str]) -> None:
+def _refuse_off(node: Node, begun: Collection[str]) -> None:
     """Raise for a node that ended, or that was stopped after it had `begun` to run, by instance id.
 
     One that was just started may still be listed as stopped.
     """
-    node, code = node_of(described), described.get("StateReason", {}).get("Code", "")
     ended = node.state in ENDED
     if not ended and (node.state in _ON or node.instance_id not in begun):
         return
-    _, text = end_of(described)
+    (code, _), (_, text) = node.reason, end_of(node)
     if code == _BY_USER:
         by = "another command, here or elsewhere, or the EC2 console"
         text += f"\n{by} {'ended' if ended else 'stopped'} it"
@@ -208,12 +211,22 @@ def _refuse_off(described: Mapping[str, Any], begun: Collection[str]) -> None:
     if not ended:
         what += f" is {node.state}, while it was started"
         raise NodeError(what, text, "awsddp up   # starts it again")
-    message, again = f"{what} ended while it was started", "awsddp up   # again\nawsddp down   # or end it"
+    kind: type[AwsddpError] = NodeError
     if "InsufficientInstanceCapacity" in code:
-        raise CapacityError(message, text, again)
-    if "Limit" in code or "Volume" in code or "Client.InternalError" in code:
-        raise CloudError(message, text, again)
-    raise NodeError(message, text, again)
+        kind = CapacityError
+    elif any(word in code for word in ("Limit", "Volume", "Client.InternalError")):
+        kind = CloudError
+    raise kind(f"{what} ended while it was started", text, _AGAIN)
+
+
+class _Health(Shape):
+    status: str
+
+
+class _Status(Shape):
+    instance_id: str
+    instance_status: _Health
+    system_status: _Health
 
 
 def impaired(aws: Aws, nodes: Collection[Node]) -> frozenset[str]:
@@ -226,13 +239,13 @@ def impaired(aws: Aws, nodes: Collection[Node]) -> frozenset[str]:
     if not running:
         return frozenset()
     try:
-        found = aws.pages("DescribeInstanceStatus", {"InstanceIds": running}, "InstanceStatuses")
+        found = aws.read(_Status, "DescribeInstanceStatus", {"InstanceIds": running}, "InstanceStatuses")
     except Refused as refusal:
         if not unlisted(refusal):
             raise
         return frozenset()
     return frozenset(
-        item["InstanceId"]
-        for item in found
-        if "impaired" in (item["InstanceStatus"]["Status"], item["SystemStatus"]["Status"])
+        one.instance_id
+        for one in found
+        if "impaired" in (one.instance_status.status, one.system_status.status)
     )

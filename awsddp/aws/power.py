@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
-from awsddp.aws.clusters import by_id, describe, tag, tags_of, unlisted
+from awsddp.aws.clusters import by_id, describe, tag, unlisted
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, patiently, poll
 from awsddp.errors import NodeError
 from awsddp.limits import TAG_VALUE
 from awsddp.parallel import all_of, each
-from awsddp.plan.records import utc
 from awsddp.records import ENDED, MORE, Node
-from awsddp.report import Event, OnEvent, node_name
+from awsddp.report import Event, OnEvent, node_name, utc
 
 TAG = "awsddp:unfetched"
 _GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
@@ -40,11 +39,10 @@ def stop(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
     seen: dict[str, str] = {}
 
     def look() -> bool | None:
-        for item in describe(aws, by_id(*keys)):
-            state = item["State"]["Name"]
-            if seen.get(item["InstanceId"]) != state:
-                seen[item["InstanceId"]] = state
-                on_event(Event(f"{item['InstanceId']} {state}", names[item["InstanceId"]]))
+        for node in describe(aws, by_id(*keys)):
+            if seen.get(key := node.instance_id) != node.state:
+                seen[key] = node.state
+                on_event(Event(f"{key} {node.state}", names[key]))
         return True if len(seen) == len(keys) and set(seen.values()) <= {"stopped", *ENDED} else None
 
     if poll(look, deadline_s=deadline_s(node.instance_type for node in nodes)) is None:
@@ -130,11 +128,8 @@ def unfetched_of(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
 
     MORE among them stands for older ones.
     """
-    return {
-        item["InstanceId"]: tags_of(item).get(TAG, "").split()
-        for item in describe(aws, by_id(*(node.instance_id for node in nodes)))
-        if item["State"]["Name"] not in ("shutting-down", "terminated")
-    }
+    found = describe(aws, by_id(*(node.instance_id for node in nodes)))
+    return {node.instance_id: list(node.unfetched) for node in found if node.state not in ENDED}
 
 
 def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:

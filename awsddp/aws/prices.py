@@ -4,10 +4,9 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws
+from awsddp.aws.session import Aws, Shape
 
 _BUDGET_SINCE = timedelta(days=7)
 History = dict[tuple[str, str], list[tuple[datetime, float]]]
@@ -33,21 +32,16 @@ def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in products:
         product = json.loads(text) if isinstance(text, str) else text
-        attributes = product["product"]["attributes"]
+        attributes, terms = product["product"]["attributes"], product.get("terms", {}).get("OnDemand", {})
+        prices = [
+            float(dimension["pricePerUnit"].get("USD", 0.0))
+            for term in terms.values()
+            for dimension in term["priceDimensions"].values()
+        ]
         metal = attributes["instanceType"].endswith(".metal")
         if attributes.get("tenancy") == ("Dedicated" if metal else "Shared"):
-            found[attributes["instanceType"]] = max(_hourly(product), default=0.0)
+            found[attributes["instanceType"]] = max(prices, default=0.0)
     return {name: price for name, price in found.items() if price}
-
-
-def _hourly(product: dict[str, Any]) -> list[float]:
-    terms = product.get("terms", {}).get("OnDemand", {}).values()
-    return [
-        float(dimension["pricePerUnit"]["USD"])
-        for term in terms
-        for dimension in term["priceDimensions"].values()
-        if "USD" in dimension["pricePerUnit"]
-    ]
 
 
 def spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
@@ -67,25 +61,28 @@ def _by_type(history: History, pick: Callable[[list[float]], float]) -> dict[str
     return dict(found)
 
 
+class _SpotPrice(Shape):
+    instance_type: str
+    availability_zone: str
+    timestamp: datetime
+    spot_price: float
+
+
 def spot_history(aws: Aws, names: Iterable[str], *, since: datetime) -> History:
     """Return the spot prices of one machine; {} if AWS has none, or no type is named.
 
     The first may have begun before `since`, when it was in force:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     """
-    parameters: dict[str, Any] = {
-        "InstanceTypes": sorted(names),
-        "StartTime": since,
-        "ProductDescriptions": ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
-    }
-    if not parameters["InstanceTypes"]:
+    if not (asked := sorted(names)):
         return {}
+    products = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
+    parameters = {"InstanceTypes": asked, "StartTime": since, "ProductDescriptions": products}
     try:
-        history = aws.pages("DescribeSpotPriceHistory", parameters)
+        history = aws.read(_SpotPrice, "DescribeSpotPriceHistory", parameters)
     except Refused:
         return {}
     found: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
-    for entry in sorted(history, key=lambda entry: entry["Timestamp"]):
-        price = float(entry["SpotPrice"])
-        found[entry["InstanceType"], entry["AvailabilityZone"]][entry["Timestamp"]] = price
+    for entry in sorted(history, key=lambda entry: entry.timestamp):
+        found[entry.instance_type, entry.availability_zone][entry.timestamp] = entry.spot_price
     return {key: list(prices.items()) for key, prices in found.items()}

@@ -17,7 +17,7 @@ MOST_SKEW_S = 240
 
 @dataclass(frozen=True)
 class _Row:
-    """The error for some codes of AWS or exceptions of botocore.
+    """The error for some codes of AWS, without their ending Exception, or for exceptions of botocore.
 
     The message may name the {operation}, {where} and {who}; `login`: a person has to log in.
     """
@@ -50,7 +50,7 @@ _ROWS = {
         "the account's quota is too small for this",
         "awsddp doctor --request-quota   # asks AWS for more; or try fewer --nodes",
     ),
-    ("ExpiredToken", "ExpiredTokenException", "RequestExpired"): _Row(
+    ("ExpiredToken", "RequestExpired"): _Row(
         "credentials",
         "the AWS credentials have expired",
         "log in again: aws sso login, or new keys",
@@ -59,22 +59,18 @@ _ROWS = {
     (
         "AuthFailure",
         "InvalidClientTokenId",
-        "UnrecognizedClientException",
+        "UnrecognizedClient",
         "SignatureDoesNotMatch",
-        "InvalidSignatureException",
+        "InvalidSignature",
     ): _Row("credentials", "AWS rejected the credentials", "check them: aws sts get-caller-identity"),
-    ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "Client.UnauthorizedOperation"): _Row(
+    ("UnauthorizedOperation", "AccessDenied", "Client.UnauthorizedOperation"): _Row(
         "permission",
         "permission denied: {operation} in {where}",
         "ask for the permission, or use another --profile",
     ),
-    (
-        "RequestLimitExceeded",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequestsException",
-        "EC2ThrottledException",
-    ): _Row("throttled", "AWS throttles {operation} in {where}", "wait a minute and try again"),
+    ("RequestLimitExceeded", "Throttling", "TooManyRequests", "EC2Throttled"): _Row(
+        "throttled", "AWS throttles {operation} in {where}", "wait a minute and try again"
+    ),
     ("InternalError", "InternalFailure"): _Row(
         "unavailable", "AWS failed at {operation} in {where}", "try again in a minute"
     ),
@@ -108,7 +104,7 @@ _ROWS = {
         "run the command again and enter the code",
         login=True,
     ),
-    ("SSLError", "ProxyConnectionError", "EndpointConnectionError", "ConnectTimeoutError"): _Row(
+    ("ConnectionError",): _Row(
         "unavailable",
         "could not reach {who} for {operation} at {where}",
         "check the network and the proxy settings, and try again",
@@ -163,7 +159,7 @@ def _answered(reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
     why = f"{code}: {reply.get('Error', {}).get('Message', '') or code}"
     metadata = reply.get("ResponseMetadata", {})
     failed = int(metadata.get("HTTPStatusCode", 0)) >= 500
-    row = _BY_CODE.get(code) or _BY_CODE["InternalError" if failed else "ClientError"]
+    row = _BY_CODE.get(code.removesuffix("Exception"), _BY_CODE["InternalError" if failed else "ClientError"])
     skew = skew_s(metadata, now) or 0.0
     if row.kind == "credentials" and abs(skew) > MOST_SKEW_S:
         side = "behind" if skew > 0 else "ahead of"

@@ -1,14 +1,38 @@
 """Reads what a cluster is put into: subnets and their way out, what is the user's own, a reservation."""
 
 from collections.abc import Iterable
-from typing import Any
+from datetime import datetime
 
-from awsddp.aws.clusters import SOURCES
+from awsddp.aws.clusters import Permission, SecurityGroup
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws
+from awsddp.aws.session import Aws, Reply, S, Shape
 from awsddp.errors import ConfigError
 from awsddp.plan.network import within
-from awsddp.plan.records import Group, Reservation, Subnet
+from awsddp.plan.records import Group, Reservation, Subnet, WayOut
+
+
+class _Subnet(Shape):
+    subnet_id: str
+    availability_zone: str
+    vpc_id: str
+    available_ip_address_count: int = 0
+
+
+class _Association(Shape):
+    main: bool = False
+    subnet_id: str = ""
+
+
+class _Route(Shape):
+    destination_cidr_block: str = ""
+    gateway_id: str = ""
+    state: str = "active"
+
+
+class _RouteTable(Shape):
+    vpc_id: str
+    associations: tuple[_Association, ...] = ()
+    routes: tuple[_Route, ...] = ()
 
 
 def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
@@ -18,47 +42,42 @@ def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
     """
     filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
     if asked:
-        found = [_one(aws, "DescribeSubnets", {"SubnetIds": [asked]}, key="network.subnet", what="subnet")]
+        named = {"SubnetIds": [asked]}
+        found = [_one(aws, _Subnet, "DescribeSubnets", named, key="network.subnet", what="subnet")]
     else:
-        found = aws.pages("DescribeSubnets", {"Filters": filters})
-    routes = _routes(aws, {str(subnet["VpcId"]) for subnet in found})
+        found = aws.read(_Subnet, "DescribeSubnets", {"Filters": filters})
+    routes = _routes(aws, {subnet.vpc_id for subnet in found})
     return tuple(
         Subnet(
-            id=subnet["SubnetId"],
-            zone=subnet["AvailabilityZone"],
-            vpc=subnet["VpcId"],
-            free_addresses=int(subnet.get("AvailableIpAddressCount", 0)),
-            route=routes.get(subnet["SubnetId"], routes.get(subnet["VpcId"])),
+            id=subnet.subnet_id,
+            zone=subnet.availability_zone,
+            vpc=subnet.vpc_id,
+            free_addresses=subnet.available_ip_address_count,
+            route=routes.get(subnet.subnet_id, routes.get(subnet.vpc_id)),
         )
-        for subnet in sorted(found, key=lambda subnet: str(subnet["SubnetId"]))
+        for subnet in sorted(found, key=lambda subnet: subnet.subnet_id)
     )
 
 
-def _routes(aws: Aws, vpcs: set[str]) -> dict[str, Any]:
+def _routes(aws: Aws, vpcs: set[str]) -> dict[str, WayOut]:
     """Return where default routes lead, by subnet, and by VPC for subnets without a table of their own."""
     if not vpcs:
         return {}
     filters = [{"Name": "vpc-id", "Values": sorted(vpcs)}]
     try:
-        tables = aws.pages("DescribeRouteTables", {"Filters": filters})
+        tables = aws.read(_RouteTable, "DescribeRouteTables", {"Filters": filters})
     except Refused:
         return {}  # no launch depends on it
-    found: dict[str, Any] = {}
-    for table in tables:
-        for association in table.get("Associations", []):
-            key = table["VpcId"] if association.get("Main") else association.get("SubnetId")
-            if key:
-                found[str(key)] = _way_out(table.get("Routes", []))
-    return found
+    return {
+        table.vpc_id if one.main else one.subnet_id: _way_out(table.routes)
+        for table in tables
+        for one in table.associations
+    }
 
 
-def _way_out(routes: Iterable[dict[str, Any]]) -> str:
-    default = [
-        route
-        for route in routes
-        if route.get("DestinationCidrBlock") == "0.0.0.0/0" and route.get("State", "active") == "active"
-    ]
-    if any(str(route.get("GatewayId", "")).startswith("igw-") for route in default):
+def _way_out(routes: Iterable[_Route]) -> WayOut:
+    default = [one for one in routes if one.destination_cidr_block == "0.0.0.0/0" and one.state == "active"]
+    if any(route.gateway_id.startswith("igw-") for route in default):
         return "internet"
     return "private" if default else "none"
 
@@ -72,23 +91,19 @@ def own_group(aws: Aws, asked: str | None, *, cidrs: tuple[str, ...], efa: bool)
         return None
     found = _group(aws, asked, key="network.security_group")
     lacks = []
-    if not _inside(found["IpPermissions"], asked):
+    if not _inside(found.ip_permissions, asked):
         lacks.append("does not let its own members in: the ranks cannot reach each other")
-    if efa and not _inside(found["IpPermissionsEgress"], asked):
+    if efa and not _inside(found.ip_permissions_egress, asked):
         lacks.append("does not let traffic out to itself by name, which EFA needs")
-    closed = [cidr for cidr in cidrs if not _lets_in(found["IpPermissions"], cidr)]
+    closed = [cidr for cidr in cidrs if not _lets_in(found.ip_permissions, cidr)]
     if closed:
         lacks.append(f"does not let {', '.join(closed)} in at port 22, where SSH will come from")
-    return Group(id=found["GroupId"], vpc=found["VpcId"], lacks=tuple(lacks))
+    return Group(id=found.group_id, vpc=found.vpc_id, lacks=tuple(lacks))
 
 
-def _inside(permissions: Iterable[dict[str, Any]], group: str) -> bool:
+def _inside(permissions: Iterable[Permission], group: str) -> bool:
     """Whether all traffic with the group's own members is allowed."""
-    return any(
-        permission.get("IpProtocol") == "-1"
-        and any(pair.get("GroupId") == group for pair in permission.get("UserIdGroupPairs", []))
-        for permission in permissions
-    )
+    return any(one.ip_protocol == "-1" and group in one.sources for one in permissions)
 
 
 def check_sources(aws: Aws, asked: Iterable[str]) -> None:
@@ -98,15 +113,18 @@ def check_sources(aws: Aws, asked: Iterable[str]) -> None:
             _group(aws, group, key="network.ssh_cidr")
 
 
-def _lets_in(permissions: Iterable[dict[str, Any]], cidr: str) -> bool:
+def _lets_in(permissions: Iterable[Permission], cidr: str) -> bool:
     """Whether a group's rules let a block of addresses, or the members of a group, in at port 22."""
-    for permission in permissions:
-        low, high = permission.get("FromPort", 0), permission.get("ToPort", 65535)
-        if permission.get("IpProtocol") not in ("tcp", "-1") or not low <= 22 <= high:
-            continue
-        if any(within(cidr, item[by]) for kind, by in SOURCES for item in permission.get(kind, [])):
-            return True
-    return False
+    return any(
+        one.ip_protocol in ("tcp", "-1")
+        and (one.from_port or 0) <= 22 <= (65535 if one.to_port is None else one.to_port)
+        and any(within(cidr, source) for source in one.sources)
+        for one in permissions
+    )
+
+
+class _KeyPair(Shape):
+    public_key: str = ""
 
 
 def own_key(aws: Aws, asked: str | None) -> str:
@@ -117,8 +135,7 @@ def own_key(aws: Aws, asked: str | None) -> str:
     if asked is None:
         return ""
     named = {"KeyNames": [asked], "IncludePublicKey": True}
-    found = _one(aws, "DescribeKeyPairs", named, key="access.key_file", what="key pair")
-    return str(found.get("PublicKey", ""))
+    return _one(aws, _KeyPair, "DescribeKeyPairs", named, key="access.key_file", what="key pair").public_key
 
 
 def check_profile(aws: Aws, asked: str | None) -> None:
@@ -143,6 +160,13 @@ def check_profile(aws: Aws, asked: str | None) -> None:
         )
 
 
+class _Key(Shape):
+    key_id: str
+    key_state: str
+    key_spec: str = "SYMMETRIC_DEFAULT"
+    key_usage: str = ""
+
+
 def check_disk_key(aws: Aws, asked: str | None) -> None:
     """Look whether the user's own KMS key can encrypt disks, where that may be read: with one that cannot
     instances end as they begin.
@@ -154,11 +178,11 @@ def check_disk_key(aws: Aws, asked: str | None) -> None:
         return
     why = ""
     try:
-        found = aws.call("DescribeKey", {"KeyId": asked}, service="kms")["KeyMetadata"]
-        if found["KeyState"] != "Enabled":
-            why = f"it is {found['KeyState']}; aws kms enable-key --key-id {found['KeyId']} enables it"
-        elif found.get("KeySpec", "SYMMETRIC_DEFAULT") != "SYMMETRIC_DEFAULT":
-            why = f"it is a key for {found['KeyUsage']}, disks take symmetric ones alone"
+        found = _Key.of(aws.call("DescribeKey", {"KeyId": asked}, service="kms")["KeyMetadata"])
+        if found.key_state != "Enabled":
+            why = f"it is {found.key_state}; aws kms enable-key --key-id {found.key_id} enables it"
+        elif found.key_spec != "SYMMETRIC_DEFAULT":
+            why = f"it is a key for {found.key_usage}, disks take symmetric ones alone"
     except Refused as refusal:
         if refusal.code in ("NotFoundException", "InvalidArnException"):
             why = refusal.why
@@ -170,43 +194,59 @@ def check_disk_key(aws: Aws, asked: str | None) -> None:
         )
 
 
+class _Reservation(Shape):
+    capacity_reservation_id: str
+    instance_type: str
+    availability_zone: str
+    instance_platform: str
+    available_instance_count: int = 0
+    state: str = ""
+    tenancy: str = "default"
+    reservation_type: str = ""
+    end_date: datetime | None = None
+
+
 def reservation(aws: Aws, asked: str | None) -> Reservation | None:
     """Return the requested capacity reservation or block. Raises ConfigError, CloudError."""
     if asked is None:
         return None
-    named = {"CapacityReservationIds": [asked]}
+    named, operation = {"CapacityReservationIds": [asked]}, "DescribeCapacityReservations"
     key, what = "capacity.reservation", "capacity reservation"
-    found = _one(aws, "DescribeCapacityReservations", named, key=key, what=what)
-    ends = found.get("EndDate")
+    found = _one(aws, _Reservation, operation, named, key=key, what=what)
     return Reservation(
-        id=found["CapacityReservationId"],
-        instance_type=found["InstanceType"],
-        zone=found["AvailabilityZone"],
-        free=int(found.get("AvailableInstanceCount", 0)),
-        state=found.get("State", ""),
-        platform=found["InstancePlatform"],
-        tenancy=found.get("Tenancy", "default"),
-        block=found.get("ReservationType") == "capacity-block",
-        ends=ends.strftime("%Y-%m-%d %H:%M UTC") if ends else "",
+        id=found.capacity_reservation_id,
+        instance_type=found.instance_type,
+        zone=found.availability_zone,
+        free=found.available_instance_count,
+        state=found.state,
+        platform=found.instance_platform,
+        tenancy=found.tenancy,
+        block=found.reservation_type == "capacity-block",
+        ends=found.end_date.strftime("%Y-%m-%d %H:%M UTC") if found.end_date else "",
     )
 
 
-def _group(aws: Aws, asked: str, *, key: str) -> dict[str, Any]:
-    return _one(aws, "DescribeSecurityGroups", {"GroupIds": [asked]}, key=key, what="security group")
+def _group(aws: Aws, asked: str, *, key: str) -> SecurityGroup:
+    named, what = {"GroupIds": [asked]}, "security group"
+    return _one(aws, SecurityGroup, "DescribeSecurityGroups", named, key=key, what=what)
 
 
-def _one(aws: Aws, operation: str, named: dict[str, Any], *, key: str, what: str) -> dict[str, Any]:
+def _one(aws: Aws, shape: type[S], operation: str, named: Reply, *, key: str, what: str) -> S:
     """Return what a call describes that names one thing, first of its parameters, as `key` has it.
 
     Raises ConfigError where it does not exist, CloudError.
     """
+    why = ""
     try:
-        [found] = aws.call(operation, named)[operation.removeprefix("Describe")]
-    except (Refused, ValueError) as error:
-        if isinstance(error, Refused) and not error.code.endswith(("NotFound", "Malformed")):
+        if found := aws.read(shape, operation, named):
+            return found[0]
+    except Refused as refusal:
+        if not refusal.code.endswith(("NotFound", "Malformed")):
             raise
-        [asked] = next(iter(named.values()))
-        why = error.why if isinstance(error, Refused) else ""
-        next_step = f"name one of {aws.region}, or omit {key}"
-        raise ConfigError(f"{key}: no {what} {asked!r} in {aws.region}", why, next_step) from error
-    return dict(found)
+        why = refusal.why
+    [asked] = next(iter(named.values()))
+    message, advice = (
+        f"{key}: no {what} {asked!r} in {aws.region}",
+        f"name one of {aws.region}, or omit {key}",
+    )
+    raise ConfigError(message, why, advice)

@@ -7,14 +7,28 @@ every network interface that is in it).
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from awsddp.aws.clusters import LEFT, by_id, describe, id_of, tag, tagged, tags_of, unlisted
+from awsddp.aws.clusters import (
+    GROUPS,
+    INTERFACES,
+    KEYS,
+    KINDS,
+    LEFT,
+    PLACEMENTS,
+    Filters,
+    Kind,
+    Resource,
+    by_id,
+    describe,
+    resources,
+    tag,
+    tagged,
+    unlisted,
+)
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, poll
 from awsddp.errors import LeftoverError
-from awsddp.parallel import each
 from awsddp.plan.records import names
 from awsddp.records import ENDED, Listed, Node
 from awsddp.report import Event, OnEvent
@@ -31,23 +45,7 @@ class Teardown:
     leftovers: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of resource beside the instances: what EC2 calls several, how one is named and deleted."""
-
-    key: str
-    id: str
-    by: str
-
-
-KINDS = (
-    Kind("NetworkInterfaces", "NetworkInterfaceId", "NetworkInterfaceId"),
-    Kind("Volumes", "VolumeId", "VolumeId"),
-    Kind("SecurityGroups", "GroupId", "GroupId"),
-    Kind("PlacementGroups", "GroupId", "GroupName"),
-    Kind("KeyPairs", "KeyPairId", "KeyName"),
-)
-_OF_NODES = frozenset({"SecurityGroups", "PlacementGroups", "KeyPairs"})
+_OF_NODES = (GROUPS, PLACEMENTS, KEYS)
 # What goes away by itself, and what is gone already.
 _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.InUse"})
 _GONE = (".NotFound", ".Unknown")
@@ -111,7 +109,7 @@ class _Ending:
     """
 
     aws: Aws
-    filters: list[dict[str, Any]]
+    filters: Filters
     on_event: OnEvent
     name: str = ""
     ours: frozenset[str] = frozenset()
@@ -120,46 +118,38 @@ class _Ending:
     left: dict[str, str] | None = None
     _untagged: set[str] = field(default_factory=set)
     _used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    _gone: set[str] = field(default_factory=set)
+    _gone: set[tuple[Kind, str]] = field(default_factory=set)
     _held: dict[str, str] = field(default_factory=dict)
 
     def instances(self) -> bool | None:
         """Ask for the end of what lives; True once each is terminated, or its end is refused."""
-        found = {}
-        for item in self._instances():
-            found[item["InstanceId"]] = item["State"]["Name"]
-            self._note(item)
-        for key, state in found.items():
-            if state != "terminated" and key not in self.states:
-                self.on_event(Event(f"ending {key} ({state})"))
-            if state != "terminated" or key in self.states:
-                self.states[key] = state
-        living = [key for key, state in found.items() if state not in ENDED and key not in self.refused]
+        found = self._instances()
+        for node in found:
+            key, gone = node.instance_id, node.state == "terminated"
+            if not gone and key not in self.states:
+                self.on_event(Event(f"ending {key} ({node.state})"))
+            if not gone or key in self.states:
+                self.states[key] = node.state
+            # Keep by what to delete whatever of ours it uses: that may not be listed itself yet.
+            for kind, name, id in node.uses:
+                if name == self.name:
+                    self._used[kind].add(id)
+        waiting = [
+            node for node in found if node.state != "terminated" and node.instance_id not in self.refused
+        ]
+        living = [node.instance_id for node in waiting if node.state not in ENDED]
         tagged = [key for key in living if key not in self._untagged]
         for keys in ([tagged] if tagged else []) + [[key] for key in living if key in self._untagged]:
             self._terminate(keys)
-        waiting = [key for key, state in found.items() if state != "terminated" and key not in self.refused]
-        return None if waiting else True
+        return None if any(node.instance_id not in self.refused for node in waiting) else True
 
-    def _instances(self) -> list[dict[str, Any]]:
+    def _instances(self) -> list[Node]:
         """Return the instances that the filters name, and those that are ours by their ids."""
         listed = describe(self.aws, self.filters)
-        missing = self.ours - {item["InstanceId"] for item in listed}
+        missing = self.ours - {node.instance_id for node in listed}
         found = describe(self.aws, by_id(*missing)) if missing else []
-        self._untagged |= {item["InstanceId"] for item in found}
+        self._untagged |= {node.instance_id for node in found}
         return [*listed, *found]
-
-    def _note(self, instance: dict[str, Any]) -> None:
-        """Keep by what to delete whatever of ours an instance uses: it may not be listed itself yet."""
-        groups = [group for group in instance.get("SecurityGroups", []) if group["GroupName"] == self.name]
-        self._used["SecurityGroups"].update(group["GroupId"] for group in groups)
-        named = {
-            "KeyPairs": instance.get("KeyName"),
-            "PlacementGroups": instance.get("Placement", {}).get("GroupName"),
-        }
-        for key, name in named.items():
-            if name == self.name:
-                self._used[key].add(name)
 
     def _terminate(self, keys: list[str]) -> None:
         try:
@@ -185,98 +175,86 @@ class _Ending:
         """
         if not self.instances():
             return None
-        held = [
-            item
-            for kind, found in self._left()
-            for item in found
-            if item[kind.id] not in self.refused and not self._delete(kind, item)
-        ]
+        held = [one for one in self._left() if one.id not in self.refused and not self._delete(one)]
         if held and self._strangers(held):
-            self.refused |= {id_of(item): self._held.get(id_of(item), "") for item in held}
+            self.refused |= {one.id: self._held.get(one.id, "") for one in held}
             return True
         return None if held else True
 
-    def _delete(self, kind: Kind, item: dict[str, Any]) -> bool:
+    def _delete(self, resource: Resource) -> bool:
         """Delete one thing; return whether it is gone. What an instance holds goes with it.
 
         What the nodes need stays while one of them may not be ended: it must be reached to save its results.
         """
-        key = item[kind.id]
+        kind, key = resource.kind, resource.id
         living = [one for one, state in self.states.items() if one in self.refused and state not in ENDED]
-        if living and kind.key in _OF_NODES:
+        if living and kind in _OF_NODES:
             self._held[key] = "nodes that could not be terminated use it"
             return False
-        if "in-use" in (item.get("Status"), item.get("State")):
+        if resource.in_use:
             return False
         try:
-            self.aws.call(f"Delete{kind.key.removesuffix('s')}", {kind.by: item[kind.by]})
+            self.aws.call(f"Delete{kind.key.removesuffix('s')}", {kind.by: resource.by})
         except Refused as refusal:
-            if refusal.code.endswith(_GONE):
-                self._gone.add(item[kind.by])
-                return True
-            if not refusal.retryable and refusal.code not in _HELD:
-                self.refused[key] = refusal.why
-            self._held[key] = refusal.why
-            return False
-        self._gone.add(item[kind.by])
-        if tags_of(item):  # what was not listed may have been gone before: EC2 deletes a key pair twice
-            self.on_event(Event(f"deleted {key}"))
+            if not refusal.code.endswith(_GONE):
+                if not refusal.retryable and refusal.code not in _HELD:
+                    self.refused[key] = refusal.why
+                self._held[key] = refusal.why
+                return False
+        else:
+            if resource.tags:  # what was not listed may have been gone before: EC2 deletes a key pair twice
+                self.on_event(Event(f"deleted {key}"))
+        self._gone.add((kind, resource.by))
         return True
 
-    def _left(self) -> list[tuple[Kind, list[dict[str, Any]]]]:
-        found = each(lambda kind: self.aws.pages(f"Describe{kind.key}", {"Filters": self.filters}), KINDS)
-        return [
-            (kind, [*items, *self._unlisted(kind, items)]) for kind, items in zip(KINDS, found, strict=True)
+    def _left(self) -> list[Resource]:
+        """Return what is listed beside the instances, and what they use and is not listed yet."""
+        listed = resources(self.aws, self.filters)
+        known = {(one.kind, one.by) for one in listed} | self._gone
+        used = [(kind, key) for kind in KINDS for key in sorted(self._used[kind.key])]
+        found = [
+            *listed,
+            *(Resource(kind=kind, id=key, by=key) for kind, key in used if (kind, key) not in known),
         ]
-
-    def _unlisted(self, kind: Kind, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        known = {item[kind.by] for item in listed} | self._gone
-        return [{kind.id: key, kind.by: key} for key in sorted(self._used[kind.key] - known)]
+        return sorted(found, key=lambda one: KINDS.index(one.kind))
 
     def leftovers(self) -> dict[str, str]:
         """List again; return each resource that still exists, with the reason."""
         told = {
-            item["InstanceId"]: self._told(item["InstanceId"], item["State"]["Name"])
-            for item in self._instances()
-            if item["State"]["Name"] != "terminated"
+            node.instance_id: self._told(node.instance_id, node.state)
+            for node in self._instances()
+            if node.state != "terminated"
         }
-        items = [item for _, found in self._left() for item in found]
-        strangers = self._strangers(items)
-        for item in items:
-            holders = self._interfaces(id_of(item)) if id_of(item).startswith("sg-") else ()
-            users = [f"{item.get('Status', '')} {_of(item, strangers)}".strip()]
-            users += [f"held by {id_of(one)} {_of(one, strangers)}".strip() for one in holders]
-            told[id_of(item)] = self._told(id_of(item), ", ".join(filter(None, users)))
+        left = self._left()
+        strangers = self._strangers(left)
+        for one in left:
+            users = [f"{one.status} {_of(one, strangers)}".strip()]
+            users += [f"held by {user.id} {_of(user, strangers)}".strip() for user in self._interfaces(one)]
+            told[one.id] = self._told(one.id, ", ".join(filter(None, users)))
         return told
 
     def _told(self, key: str, state: str) -> str:
         reasons = [part for part in (state, self.refused.get(key) or self._held.get(key, "")) if part]
         return f"{key}: {'; '.join(reasons)}" if reasons else key
 
-    def _strangers(self, held: Sequence[dict[str, Any]]) -> set[str]:
+    def _strangers(self, held: Sequence[Resource]) -> set[str]:
         """Return the living instances that hold something and are not the cluster's: none of them goes away.
 
         One that AWS does not list yet may be the cluster's.
         """
-        groups = [id_of(item) for item in held if id_of(item).startswith("sg-")]
-        interfaces = [item for group in groups for item in self._interfaces(group)]
-        unknown = {_instance(item) for item in (*held, *interfaces)} - {""} - self.states.keys()
+        users = [*held, *(user for one in held for user in self._interfaces(one))]
+        unknown = {one.instance for one in users} - {""} - self.states.keys()
         found = describe(self.aws, by_id(*unknown)) if unknown else []
-        late = {item["InstanceId"] for item in describe(self.aws, self.filters)} if found else set()
-        return {item["InstanceId"] for item in found if item["State"]["Name"] not in ENDED} - late
+        late = {node.instance_id for node in describe(self.aws, self.filters)} if found else set()
+        return {node.instance_id for node in found if node.state not in ENDED} - late
 
-    def _interfaces(self, group: str) -> list[dict[str, Any]]:
-        filters = [{"Name": "group-id", "Values": [group]}]
-        return self.aws.pages("DescribeNetworkInterfaces", {"Filters": filters})
-
-
-def _instance(item: dict[str, Any]) -> str:
-    """Return the instance that an interface or a volume is attached to."""
-    attachments = item.get("Attachments") or [item.get("Attachment") or {}]
-    return str(attachments[0].get("InstanceId", ""))
+    def _interfaces(self, group: Resource) -> list[Resource]:
+        """Return the interfaces that a security group is of; none of another resource."""
+        filters: Filters = [{"Name": "group-id", "Values": [group.id]}]
+        return resources(self.aws, filters, (INTERFACES,)) if group.kind is GROUPS else []
 
 
-def _of(item: dict[str, Any], strangers: Collection[str]) -> str:
-    instance = _instance(item)
+def _of(resource: Resource, strangers: Collection[str]) -> str:
+    instance = resource.instance
     lacks = ", which lacks the cluster's tags: terminate it, then awsddp down" * (instance in strangers)
     return f"of {instance}{lacks}" if instance else ""

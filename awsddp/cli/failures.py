@@ -8,7 +8,7 @@ import sys
 import click
 
 from awsddp import harmless
-from awsddp.cli.signals import WATCH
+from awsddp.cli.command_line import WATCH, named
 from awsddp.errors import AwsddpError, CloudError, ConfigError, UsageError
 
 READER_GONE = 141
@@ -17,7 +17,7 @@ READER_GONE = 141
 def run(command: click.Command) -> int:
     """Run the command line and return its exit code; every error ends as a message."""
     WATCH.json, WATCH.debug = "--json" in sys.argv, False  # until the options are read
-    WATCH.options = WATCH.context = None
+    WATCH.options = WATCH.cluster = None
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
         print(end="", flush=True)  # here, where it can still be told that nobody got it
@@ -52,15 +52,14 @@ def show(error: AwsddpError) -> int:
 
 def _show(error: AwsddpError) -> None:
     from awsddp.cli import render
-    from awsddp.cli.advice import named  # it reads the clusters' folders: not before the signals are ours
 
-    if (context := WATCH.context) is not None:
-        from awsddp.spec import as_given
-        from awsddp.verbs.advice import what_runs_on
+    if (cluster := WATCH.cluster) is not None:
+        from awsddp.advice import what_runs_on
+        from awsddp.config import as_given
 
-        error.message = as_given(error.message, context.spec, context.job)
+        error.message = as_given(error.message, cluster.spec, cluster.job_spec)
         if isinstance(error, CloudError) and error.needs_login:
-            what_runs_on(context, error)
+            what_runs_on(cluster, error)
     error.next = named(error.next)
     if WATCH.debug:
         import traceback

@@ -2,31 +2,38 @@
 
 import dataclasses
 import re
+import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from awsddp.cli import session
-from awsddp.cli.options import Globals, Verb, global_options
-from awsddp.cli.pages import faults_page, local_page
+from awsddp.cli.command_line import Globals
+from awsddp.cli.options import Verb, global_options
+from awsddp.cli.render import line, table
 from awsddp.cli.screen import Screen
+from awsddp.cluster import Cluster
 from awsddp.errors import ConfigError, UsageError
-from awsddp.spec import seconds
-from awsddp.verbs import local
-from awsddp.verbs.context import Context
+from awsddp.local import client as cloud
+from awsddp.returns import StoppedDocument
+from awsddp.values import seconds
+
+if TYPE_CHECKING:
+    from awsddp.returns import Fault, LocalDocument
 
 
 @click.group("local", params=global_options(hidden=True))
-def command() -> None:
+def local() -> None:
     """The local cloud: EC2 and real hosts on this machine, for rehearsals and tests.
 
     `--local` starts it when needed. Started by this command it runs until `awsddp local stop`.
     """
 
 
-@command.command("start", cls=Verb)
+@local.command("start", cls=Verb)
 @click.option("--no-hosts", "mode", flag_value="records", help="Records only: nothing boots.")
 @click.option("--loopback", "mode", flag_value="loopback", help="Hosts without root: one sshd each.")
 @click.option(
@@ -38,27 +45,27 @@ def command() -> None:
 )
 def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:
     """Start the local cloud's daemon unless it is running."""
-    with _opened(options) as (ctx, show):
-        show.result(local.start(ctx.home, mode=mode, share=share), local_page)
+    with _opened(options) as (cluster, show):
+        show.result(cloud.start(cluster.home, mode=mode, share=share), local_page)
 
 
-@command.command("status", cls=Verb)
+@local.command("status", cls=Verb)
 def status(options: Globals) -> None:
     """Endpoint, credentials, mode, instances and faults."""
-    with _opened(options) as (ctx, show):
-        show.result(local.status(ctx.home), local_page)
+    with _opened(options) as (cluster, show):
+        show.result(cloud.status(cluster.home), local_page)
 
 
-@command.command("stop", cls=Verb)
+@local.command("stop", cls=Verb)
 def stop(options: Globals) -> None:
     """Stop the daemon, its instances, and all that it made here."""
-    with _opened(options) as (ctx, show):
-        existed = local.stop(ctx.home)
+    with _opened(options) as (cluster, show):
+        existed = cloud.stop(cluster.home)
         text = "Local cloud stopped, nothing is left." if existed else "No local cloud was running."
-        show.result({"stopped": existed}, lambda _: show.say(text))
+        show.result(StoppedDocument(stopped=existed), lambda _: show.say(text))
 
 
-@command.group("fault", params=global_options(hidden=True))
+@local.group("fault", params=global_options(hidden=True))
 def fault() -> None:
     """Inject faults into EC2 API calls and nodes."""
 
@@ -86,32 +93,32 @@ def fault_add(
     `reboot` or `poweroff`, as from inside; `reclaim`, EC2 takes a spot node back, after a notice.
     """
     choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    with _opened(options) as (ctx, show):
+    with _opened(options) as (cluster, show):
         if lasts is not None:
             choices["for_s"] = _seconds(lasts, "--for")
         if notice is not None:
             choices["notice_s"] = _seconds(notice, "--notice")
         if number := re.fullmatch(r"node(\d{1,4})", what):
-            what = local.instance_of(ctx.home, options.name, int(number[1]))
-        show.result(local.fault_add(ctx.home, what, effect, **choices), faults_page)
+            what = cloud.instance_of(cluster.home, options.name, int(number[1]))
+        show.result(cloud.fault_add(cluster.home, what, effect, **choices), faults_page)
 
 
 @fault.command("list", cls=Verb)
 def fault_list(options: Globals) -> None:
     """List the active faults with their numbers."""
-    with _opened(options) as (ctx, show):
-        show.result(local.status(ctx.home)["faults"], faults_page)
+    with _opened(options) as (cluster, show):
+        show.result([*cloud.status(cluster.home).faults], faults_page)
 
 
 @fault.command("clear", cls=Verb)
 @click.argument("number", type=int, required=False)
 def fault_clear(options: Globals, number: int | None) -> None:
     """Remove fault NUMBER; without it all faults."""
-    with _opened(options) as (ctx, show):
-        show.result(local.fault_clear(ctx.home, number), faults_page)
+    with _opened(options) as (cluster, show):
+        show.result(cloud.fault_clear(cluster.home, number), faults_page)
 
 
-def _opened(options: Globals) -> AbstractContextManager[tuple[Context, Screen]]:
+def _opened(options: Globals) -> AbstractContextManager[tuple[Cluster, Screen]]:
     """Open a verb that is about the local cloud and no cluster in it."""
     return session.opened(dataclasses.replace(options, local=True))
 
@@ -122,3 +129,45 @@ def _seconds(text: str, option: str) -> float:
         return seconds(text)
     except ConfigError:
         raise UsageError(f"{option}: invalid duration {text!r}", "", "use 30s, 5m or 1h") from None
+
+
+def local_page(cloud: "LocalDocument") -> None:
+    """Show the local cloud: the settings for any EC2 client, its instances and faults."""
+    line(f"Local cloud in {cloud.mode} mode: {cloud.why}")
+    line("For any EC2 client:")
+    for variable, value in (
+        ("AWS_ENDPOINT_URL", cloud.endpoint),
+        ("AWS_DEFAULT_REGION", cloud.region),
+        ("AWS_ACCESS_KEY_ID", cloud.access_key_id),
+        ("AWS_SECRET_ACCESS_KEY", cloud.secret_access_key),
+    ):
+        print(f"  export {variable}={value}")  # never wrapped: to be copied
+    live = [one for one in cloud.instances if one.state != "terminated"]
+    if live:
+        table(
+            ("instance", "name", "state", "type", "address", "region"),
+            [
+                (one.instance_id, one.name, one.state, one.instance_type, one.private_ip, one.region)
+                for one in live
+            ],
+        )
+    else:
+        line("No instances.")
+    if ended := len(cloud.instances) - len(live):
+        line(f"{ended} terminated within the last hour.")
+    if cloud.faults:
+        faults_page(cloud.faults)
+
+
+def faults_page(faults: "Sequence[Fault]") -> None:
+    """Show the active faults of the local cloud."""
+    if not faults:
+        line("No faults.")
+        return
+    rows = []
+    for one in faults:
+        until = time.strftime("%H:%M:%S", time.localtime(one.heals_at)) if one.heals_at else ""
+        is_node = one.operation.startswith("i-")
+        of_calls = ("", "", "") if is_node else (one.times or "always", one.seconds, one.only)
+        rows.append((one.id, one.operation, one.effect, *of_calls, until))
+    table(("fault", "target", "effect", "times", "seconds", "only", "until"), rows)

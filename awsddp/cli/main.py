@@ -12,9 +12,30 @@ from pathlib import Path
 import click
 
 from awsddp import __version__
-from awsddp.cli.options import Globals, dashed, global_options
-from awsddp.cli.verbs import VERBS
+from awsddp.cli.command_line import WATCH, Globals, leave
+from awsddp.cli.options import dashed, global_options
 
+VERBS = {
+    "init": ("home", "Write a starter awsddp.toml."),
+    "plan": ("cluster", "Show what `up` would do and cost. Changes nothing."),
+    "up": ("cluster", "Launch and prepare the nodes. Idempotent: finishes, repairs, resizes."),
+    "status": ("cluster", "Show nodes, addresses, jobs, price, cost and time left."),
+    "sync": ("node", "Send the working folder to every node."),
+    "train": ("job", "Sync, launch the ranks, stream their logs, fetch the results."),
+    "jobs": ("job", "List all jobs and what they and their clusters cost."),
+    "logs": ("job", "Show a job's logs; -f follows the job to its end and fetches its results."),
+    "cancel": ("job", "End a job; it gets time to save a checkpoint."),
+    "fetch": ("job", "Fetch a job's results."),
+    "exec": ("node", "Run a command on all nodes."),
+    "ssh": ("node", "Open a shell on a node."),
+    "doctor": ("node", "Check what a launch needs; --why JOB shows where a running job hangs."),
+    "report": ("job", "Write a page about a job: its state, loss, ranks, cost."),
+    "stop": ("cluster", "Stop the instances, keep their disks; `up` starts them again."),
+    "down": ("cluster", "Terminate everything, wait until it is gone, and show the cost."),
+    "run": ("job", "up, train and down in one: nothing is left, whatever happens."),
+    "local": ("local", "The local cloud: a rehearsal without an AWS account."),
+}
+"""Each verb's file in cli/, where it is a function, and its line on `awsddp --help`."""
 _PEERS = {
     "launch": "up",
     "list": "status --all",
@@ -35,7 +56,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"awsddp.cli.{name}").command
+        command: click.Command = getattr(importlib.import_module(f"awsddp.cli.{VERBS[name][0]}"), name)
         return command
 
     def resolve_command(
@@ -52,7 +73,7 @@ class _Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl([(name, help) for name, (_, help) in VERBS.items()])
 
 
 def _no_such_verb(word: str) -> str:
@@ -94,11 +115,10 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """Run the command line and exit with the documented code."""
-    from awsddp.cli.failures import run
-    from awsddp.cli.signals import WATCH, leave
+    from awsddp.cli.failures import run, show
 
     _open_streams()
-    WATCH.install()
+    WATCH.install(show)
     _start_light()
     leave(run(cli))
 

@@ -1,39 +1,44 @@
-"""The options that every verb takes, before or after it, and what they mean together."""
+"""The options that every verb takes, before or after it, and what the shell completes.
+
+Completions are read from this machine's files, AWS is not asked.
+"""
 
 import dataclasses
-import os
-from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from awsddp.cli.completion import clusters
-from awsddp.cli.signals import WATCH
+from awsddp.cli.command_line import WATCH, Globals
 
 
-@dataclass(frozen=True, kw_only=True)
-class Globals:
-    """The global options as given. `override` holds the texts of -o."""
+def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the clusters that this machine knows."""
+    from awsddp.state import home
 
-    cluster: str | None = None
-    region: str | None = None
-    profile: str | None = None
-    local: bool = False
-    override: tuple[str, ...] = ()
-    json: bool = False
-    quiet: bool = False
-    verbose: int = 0
-    yes: bool = False
+    names = sorted(path.parent.name for path in home().glob("clusters/*/cluster.json"))
+    return [name for name in names if name.startswith(incomplete)]
 
-    @property
-    def name(self) -> str:
-        """The cluster's name: -c, else $AWSDDP_CLUSTER, else "default"."""
-        return self.cluster or os.environ.get("AWSDDP_CLUSTER") or "default"
 
-    @property
-    def named(self) -> bool:
-        """Whether the cluster was named explicitly."""
-        return bool(self.cluster or os.environ.get("AWSDDP_CLUSTER"))
+def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the jobs of the cluster, as last seen, the newest first."""
+    from awsddp.state import Folder, home
+
+    record = Folder(home(), ctx.ensure_object(Globals).name).read(newer=True)
+    found = [job.job for job in reversed(record.jobs)] if record is not None else []
+    return [job for job in found if job.startswith(incomplete)]
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell itself offer files: scripts, requirements."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def instance_types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the instance types with GPUs that awsddp knows."""
+    from awsddp.compat.types import GPU_TYPES
+
+    return sorted(name for name in GPU_TYPES if name.startswith(incomplete))
 
 
 _OPTIONS = (

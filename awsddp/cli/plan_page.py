@@ -1,109 +1,115 @@
-"""The pages before a launch: the plan, the settings, the offers and quota."""
+"""The pages before a launch, and its question: the plan, the settings, the offers and quota."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from awsddp.cli.render import line, table
+from awsddp.cli.render import counted, line, table
+from awsddp.cli.screen import Screen
+from awsddp.errors import UsageError
 from awsddp.report import duration, money
+from awsddp.spec import ClusterSpec
 
 if TYPE_CHECKING:
-    from awsddp.plan.records import LaunchPlan
+    from awsddp.plan.records import Alternative, Choice, ImageDocument, LaunchPlan
+    from awsddp.returns import OffersDocument, QuotaDocument
+
+_PRICED = frozenset(
+    {
+        "cluster.instance_type",
+        "cluster.gpus",
+        "cluster.max_price_usd",
+        "cluster.budget_usd",
+        "capacity.reservation",
+    }
+)
+"""Keys that choose what is paid for, or limit it."""
 
 
 def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
     """Show a plan: instances, image, zones, resources, price, fallbacks, other choices, warnings."""
-    from awsddp.plan.document import document
+    from awsddp.plan.records import shown
 
-    facts = document(plan)
+    facts: Any = shown(plan)
     unchanged = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
     closed = "nowhere: no port is open"
     if not plan.asks("CreateSecurityGroup"):
         closed = "what your security group allows"
+    through = f", through {plan.jump}" if plan.jump else ""
     rows = [
-        ("cluster", f"{facts['cluster']} on {facts['target']}, {facts['region']}"),
-        ("nodes", f"{facts['nodes']} x {facts['instance_type']}, {facts['market']} ({facts['why']})"),
+        ("cluster", f"{plan.cluster} on {plan.target}, {plan.region}"),
+        ("nodes", f"{plan.nodes} x {plan.instance_type}, {plan.market} ({plan.why})"),
         ("per node", _node_line(facts)),
-        ("image", _image_line(facts["image"])),
-        ("zones", ", then ".join(facts["zones"])),
-        ("fallbacks", "; ".join(map(_next_line, facts["alternatives"]))),
-        (
-            "address",
-            f"{plan.address}{f', through {plan.jump}' if plan.jump else ''}; "
-            f"SSH from {', '.join(facts['ssh_cidrs']) or closed}",
-        ),
+        ("image", _image_line(facts.image)),
+        ("zones", ", then ".join(plan.zones)),
+        ("fallbacks", "; ".join(map(_next_line, facts.alternatives))),
+        ("address", f"{plan.address}{through}; SSH from {', '.join(plan.ssh_cidrs) or closed}"),
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),
-        ("quota", facts["quota"]),
+        ("quota", plan.quota),
         *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps or unchanged)),
-        ("creates", ", ".join(facts["makes"])),
-        ("uses", ", ".join(f"{what} {name}" for what, name in facts["uses"].items())),
-        ("price", _price_line(facts, plan.expires_s)),
+        ("creates", ", ".join(plan.makes)),
+        ("uses", ", ".join(f"{what} {name}" for what, name in plan.uses.items())),
+        ("price", _price_line(facts)),
         ("budget", str(plan.budget or "")),
         ("expires", f"after {duration(plan.expires_s)}, by itself"),
     ]
     table(("", ""), [row for row in rows if row[1]], stderr=stderr)
-    if facts["choices"]:
+    if plan.choices:
         line("other choices:", stderr=stderr)
-        _choices(facts["choices"], plan.region, stderr=stderr)
-    for warning in facts["warnings"]:
-        line(f"warning: {warning}", stderr=stderr)
+        _choices(plan.choices, plan.region, stderr=stderr)
+    line(*(f"warning: {warning}" for warning in plan.warnings), stderr=stderr)
 
 
-def _node_line(facts: dict[str, Any]) -> str:
-    gpus = f"{facts['gpus_per_node']} x {facts['gpu']} ({facts['gpu_memory_gb']:g} GiB)"
-    if not facts["gpus_per_node"]:
+def _node_line(facts: Any) -> str:
+    gpus = f"{facts.gpus_per_node} x {facts.gpu} ({facts.gpu_memory_gb:g} GiB)"
+    if not facts.gpus_per_node:
         gpus = "no GPU"
-    elif facts["rehearsed"]:
+    elif facts.rehearsed:
         gpus += " (rehearsed: CUDA on the CPU, nccl as gloo)"
-    elif facts["pretended"]:
+    elif facts.pretended:
         gpus += " (off: gloo on the CPU)"
-    network = f", {facts['network_gbit']} Gbit/s" if facts["network_gbit"] else ""
-    return f"{gpus}, {facts['vcpus']} vCPUs, {facts['memory_gb']:g} GiB{network}, {facts['disk_gb']} GB disk"
+    network = f", {facts.network_gbit} Gbit/s" if facts.network_gbit else ""
+    return f"{gpus}, {facts.vcpus} vCPUs, {facts.memory_gb:g} GiB{network}, {facts.disk_gb} GB disk"
 
 
-def _image_line(image: dict[str, Any]) -> str:
-    versions = [
-        f"{what} {image[key]}"
-        for key, what in (("torch", "torch"), ("cuda", "CUDA"), ("driver", "driver"))
-        if image[key]
-    ]
-    owner = f", of {image['owner']}" if image["owner"] else ""
-    suffix = f"; {', '.join(versions)}" if versions else ""
-    return f"{image['name']} ({image['id']}, {str(image['created'])[:10]}{owner}){suffix}"
+def _image_line(image: "ImageDocument") -> str:
+    told = (("torch", image.torch), ("CUDA", image.cuda), ("driver", image.driver))
+    versions = ", ".join(f"{what} {version}" for what, version in told if version)
+    owner = f", of {image.owner}" if image.owner else ""
+    return f"{image.name} ({image.id}, {image.created[:10]}{owner}){f'; {versions}' * bool(versions)}"
 
 
-def _next_line(other: dict[str, Any]) -> str:
+def _next_line(other: "Alternative") -> str:
+    price = money(other.price_usd_per_hour)
+    return f"{other.instance_type} {other.market} in {other.region} at {price} per hour"
+
+
+def _price_line(facts: Any) -> str:
+    parts = ", ".join(f"{part} {money(usd)}" for part, usd in vars(facts.price_parts).items() if usd != 0)
     return (
-        f"{other['instance_type']} {other['market']} in {other['region']} "
-        f"at {money(other['price_usd_per_hour'])} per hour"
+        f"{money(facts.price_usd_per_hour)} per hour ({parts}), "
+        f"{money(facts.price_until_expiry_usd)} until it expires "
+        f"({f'{facts.price_source} {facts.price_date}'.strip()}); "
+        f"data transfer out {money(facts.egress_usd_per_gb)} per GB"
     )
 
 
-def _price_line(facts: dict[str, Any], expires_s: int) -> str:
-    parts = ", ".join(f"{part} {money(usd)}" for part, usd in facts["price_parts"].items() if usd != 0)
-    source = f"{facts['price_source']} {facts['price_date']}".strip()
-    return (
-        f"{money(facts['price_usd_per_hour'])} per hour ({parts}), "
-        f"{money(facts['price_until_expiry_usd'])} until it expires ({source}); "
-        f"data transfer out {money(facts['egress_usd_per_gb'])} per GB"
-    )
-
-
-def _choices(choices: list[dict[str, Any]], region: str, *, stderr: bool = False) -> None:
+def _choices(choices: "Sequence[Choice]", region: str, *, stderr: bool = False) -> None:
     """Show instance types, their spot prices too where some are known."""
-    spot = ["spot"] if any(one.get("spot_usd_per_hour") is not None for one in choices) else []
+    prices = [getattr(one, "spot_usd_per_hour", None) for one in choices]
+    has_spot = prices.count(None) < len(prices)
     rows = [
         (
-            one["instance_type"],
-            f"{one['gpus_per_node']} x {one['gpu']}",
-            money(one["price_usd_per_hour"]),
-            {True: "sufficient", False: "too small", None: "unknown"}[one["fits_quota"]],
-            ", ".join(zone.removeprefix(region) for zone in one["zones"]),
-            *(money(one["spot_usd_per_hour"]) for _ in spot),
+            *(one.instance_type, f"{one.gpus_per_node} x {one.gpu}", money(one.price_usd_per_hour)),
+            {True: "sufficient", False: "too small", None: "unknown"}[one.fits_quota],
+            ", ".join(zone.removeprefix(region) for zone in one.zones),
+            *[money(price)] * has_spot,
         )
-        for one in choices
+        for one, price in zip(choices, prices, strict=True)
     ]
-    table(("type", "gpus", "per node-hour", "quota", f"zones of {region}", *spot), rows, stderr=stderr)
+    headings = ("type", "gpus", "per node-hour", "quota", f"zones of {region}", *["spot"] * has_spot)
+    table(headings, rows, stderr=stderr)
 
 
 def settings_page(settings: list[tuple[str, Any, str]]) -> None:
@@ -112,17 +118,47 @@ def settings_page(settings: list[tuple[str, Any, str]]) -> None:
     table(("setting", "value", "from"), rows)
 
 
-def offers_page(found: dict[str, Any]) -> None:
+def offers_page(found: "OffersDocument") -> None:
     """Show every GPU type offered in the region."""
-    nodes = found["nodes"]
-    line(f"{found['region']}, prices of {found['price_date']}; quota for {nodes} node{'s' * (nodes != 1)}:")
-    _choices(found["offers"], found["region"])
+    line(f"{found.region}, prices of {found.price_date}; quota for {counted(found.nodes, 'node')}:")
+    _choices(found.offers, found.region)
 
 
-def quota_page(reply: dict[str, Any]) -> None:
+def quota_page(quota: "QuotaDocument") -> None:
     """Show the quota request, or that none is needed."""
-    what = f"{reply['name']} ({reply['quota']}) in {reply['region']}"
-    if reply["request"] is None:
-        line(f"No request needed: {what} allows {reply['have']:g} vCPUs, and {reply['need']} are needed.")
+    what = f"{quota.name} ({quota.quota}) in {quota.region}"
+    if quota.request is None:
+        line(f"No request needed: {what} allows {quota.have:g} vCPUs, and {quota.need} are needed.")
         return
-    line(f"Requested {reply['need']} vCPUs of {what}: request {reply['request']}. AWS answers by email.")
+    line(f"Requested {quota.need} vCPUs of {what}: request {quota.request}. AWS answers by email.")
+
+
+def launch_question(show: Screen, spec: ClusterSpec) -> Callable[["LaunchPlan | str"], None]:
+    """Return the question of `up`, called with a plan or with the text of a change.
+
+    -y answers it, but chooses no price: UsageError where neither a type nor a limit was given.
+    """
+
+    def ask(plan: "LaunchPlan | str") -> None:
+        if isinstance(plan, str):
+            show.question("", "nothing was changed")(f"{plan}Do this?")
+            return
+        is_chosen = plan.target == "local" or plan.steps or spec.explicit & _PRICED
+        if show.options.yes and not is_chosen:
+            _refuse_any_price(plan)
+        show.pause()
+        if not show.options.quiet and not (show.options.json and show.options.yes):
+            plan_page(plan, stderr=True)
+        show.question("Do this?" if plan.steps else "Launch this?", "nothing was launched")("")
+
+    return ask
+
+
+def _refuse_any_price(plan: "LaunchPlan") -> None:
+    price = money(plan.price_usd_per_hour)
+    raise UsageError(
+        f"-y does not choose a price: {plan.nodes} x {plan.instance_type} cost {price} per hour",
+        "neither an instance type, GPUs, nor a limit was given",
+        f"--instance-type {plan.instance_type}   # if that is what you want\n"
+        "--budget USD   # or a limit until they expire",
+    )

@@ -1,20 +1,21 @@
 """The one place that renders output: lines, tables, JSON documents and transfer progress."""
 
-import io
+import itertools
 import json
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from awsddp import harmless
 from awsddp.errors import SCHEMA
 from awsddp.report import Event, duration, size_text
 
-Rows = Sequence[Sequence[Any]]
-_UNLIMITED = 100_000
+Rows = Iterable[Sequence[Any]]
 _GAP = 2
 _COMMAND = re.compile(r"(?:^ *|: )(awsddp [^;,#]*?)(?: +# (.*))?$")
 """A command to copy at the end of a line, and its comment."""
@@ -32,13 +33,14 @@ def width(*, stderr: bool = False) -> int | None:
     return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
 
 
-def line(text: str, *, stderr: bool = False) -> None:
-    """Print a line, wrapped between words on a terminal; a rank's line ("  | ...") is never wrapped.
+def line(*texts: str, stderr: bool = False) -> None:
+    """Print each text as a line, wrapped between words on a terminal; a rank's ("  | ...") is never wrapped.
 
     It is one line whatever a node put into it, so that no word of a node begins a line of ours.
     """
-    for part in lines(harmless.line(text), columns=width(stderr=stderr)):
-        print(part, file=sys.stderr if stderr else sys.stdout)
+    for text in texts:
+        for part in lines(harmless.line(text), columns=width(stderr=stderr)):
+            print(part, file=sys.stderr if stderr else sys.stdout)
 
 
 def lines(text: str, *, columns: int | None) -> list[str]:
@@ -81,25 +83,42 @@ def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
         print(text, file=sys.stderr if stderr else sys.stdout)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count of things: "1 node", "2 nodes"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def place_name(target: str, region: str | None) -> str:
+    """Return where a cluster is: its region, or the local cloud."""
+    return "the local cloud" if target == "local" else str(region)
+
+
 def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None) -> list[str]:
     """Return a table as lines of at most `columns` (None: unlimited). Words are never broken.
 
-    Where the longest words do not fit side by side, each cell gets its own line.
+    The widest columns are wrapped first. Where the longest words do not fit side by side, each cell gets its
+    own line.
     """
     cells = [["" if cell is None else harmless.line(str(cell)) for cell in row] for row in rows]
-    words = [" ".join(column).split() for column in zip(headings, *cells, strict=True)]
-    least = [max(map(len, column), default=0) for column in words]
-    if columns is None:
-        return _rendered(cells, headings, least, _UNLIMITED)
-    if sum(least) + _GAP * (len(least) - 1) > columns:
-        return _stacked(cells, headings, columns)
-    target = columns
-    while True:  # rich shrinks the widest column, also below its longest word
-        lines = _rendered(cells, headings, least, target)
-        excess = max(map(len, lines), default=0) - columns
-        if excess <= 0 or target <= excess:
-            return lines
-        target -= excess
+    by_column = list(zip(headings, *cells, strict=True))
+    least = [max(map(len, " ".join(column).split()), default=0) for column in by_column]
+    widths = [max(map(len, column)) for column in by_column]
+    room = sys.maxsize if columns is None else columns - _GAP * (len(widths) - 1)
+    if sum(least) > room:
+        return _stacked(cells, headings, columns or 0)
+    while sum(widths) > room:
+        wide = [at for at, width in enumerate(widths) if width > least[at]]
+        widths[max(wide, key=lambda at: (widths[at], at))] -= 1
+    lines = []
+    for row in ([headings] if any(headings) else []) + cells:
+        parts = [
+            [cell] if len(cell) <= width else _filled(cell, width, "", "")
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for texts in itertools.zip_longest(*parts, fillvalue=""):
+            aligned = (text.ljust(width) for text, width in zip(texts, widths, strict=True))
+            lines.append((" " * _GAP).join(aligned).rstrip())
+    return lines
 
 
 def _stacked(cells: list[list[str]], headings: Sequence[str], columns: int) -> list[str]:
@@ -114,24 +133,9 @@ def _stacked(cells: list[list[str]], headings: Sequence[str], columns: int) -> l
     ]
 
 
-def _rendered(cells: list[list[str]], headings: Sequence[str], least: list[int], columns: int) -> list[str]:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=any(headings))
-    for heading, longest in zip(headings, least, strict=True):
-        table.add_column(heading, min_width=longest)
-    for row in cells:
-        table.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), width=columns, color_system=None, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(table, crop=False)
-    return [text.rstrip() for text in capture.get().splitlines()]
-
-
 def document(value: Any) -> None:
     """Print one JSON document on stdout; each document, also in a list, carries its schema version."""
+    value = msgspec.to_builtins(value)
     if isinstance(value, list):
         value = [{"schema": SCHEMA, **one} for one in value]
     else:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from awsddp import harmless
 from awsddp.cli import render
-from awsddp.cli.options import Globals
-from awsddp.errors import SCHEMA, AwsddpError, Interrupted, UsageError
+from awsddp.cli.command_line import Globals
+from awsddp.errors import SCHEMA, AwsddpError, Interrupted, NodeError, UsageError
 from awsddp.report import Event, iso
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Screen:
             self.result(result, page)
 
     @contextlib.contextmanager
-    def partial(self, page: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    def partial(self, page: Callable[[Any], None]) -> Iterator[None]:
         """Print what a verb has done before the error that stopped it; with --json the error holds both."""
         try:
             yield
@@ -195,7 +195,6 @@ class Screen:
         """
 
         def answered(about: str) -> None:
-            self.pause()
             if not self.confirm("\n".join(filter(None, (about, ask)))):
                 raise Interrupted(refused, "the answer was no")
 
@@ -204,13 +203,19 @@ class Screen:
     @functools.cache  # noqa: B019  # a screen lives as long as its process
     def agree(self, question: str) -> bool:
         """Answer a question that comes up on the way; without a terminal and without -y no. Asked once."""
-        self.pause()
-        return self.options.yes or (sys.stdin.isatty() and self.confirm(question))
+        return (self.options.yes or sys.stdin.isatty()) and self.confirm(question)
+
+    def loses(self, error: NodeError) -> bool:
+        """Ask whether `down` goes on where results cannot be fetched. Only a person may lose them."""
+        if self.options.yes or not sys.stdin.isatty():
+            return False
+        return self.confirm(f"{error.message}: {error.why}\nTerminate the nodes and lose these results?")
 
     def confirm(self, question: str) -> bool:
         """Ask on the terminal. Raises UsageError without a terminal and without -y."""
         import click
 
+        self.pause()
         if self.options.yes:
             return True
         if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Shared options of the verbs, and the context made from them."""
+"""Shared options of the verbs, and the cluster made from them."""
 
 import contextlib
 import dataclasses
@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 import click
 
-from awsddp.cli.completion import files, instance_types, jobs
-from awsddp.cli.options import Globals
+from awsddp.advice import HAS_OPTION
+from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli.options import files, instance_types, jobs
 from awsddp.cli.screen import Screen
-from awsddp.cli.signals import WATCH
+from awsddp.cluster import Cluster
+from awsddp.config import load, option_words
 from awsddp.errors import UsageError
-from awsddp.spec import FILE, OPTIONS, SECTIONS, VARIABLE, JobSpec, load, option_words
-from awsddp.state import Folder, home
-from awsddp.verbs.advice import HAS_OPTION
-from awsddp.verbs.context import Context
+from awsddp.spec import FILE, OPTIONS, SECTIONS, JobSpec
+from awsddp.values import VARIABLE
 
 _ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
 
@@ -129,29 +129,23 @@ def _script_of(job: JobSpec) -> JobSpec:
 @contextlib.contextmanager
 def opened(
     options: Globals, explicit: dict[str, object] | None = None, *, verb: Literal["train", "run"] = "train"
-) -> Iterator[tuple[Context, Screen]]:
-    """Yield a verb's context and its screen; `verb` is the one that starts a job."""
+) -> Iterator[tuple[Cluster, Screen]]:
+    """Yield a verb's cluster and its screen; `verb` is the one that starts a job."""
     values: dict[str, object] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
     places = {"cluster.region": options.region, "cluster.profile": options.profile}
     typed = {key: value for key, value in places.items() if value} | (explicit or {})
     labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}
     spec, job = load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
     with contextlib.closing(Screen(options)) as screen:
-        ctx = Context(
-            spec=spec,
-            job=_script_of(job),
-            folder=Folder(home(), options.name),
-            on_event=screen.event,
-            local=options.local,
-            verb=verb,
-            agree=screen.agree,
+        cluster = Cluster(options.name, local=options.local, on_event=screen.event).but(
+            spec=spec, job_spec=_script_of(job), verb=verb, agree=screen.agree
         )
-        WATCH.context = ctx
+        WATCH.cluster = cluster
         for note in click.get_current_context().meta.get("awsddp.notes", ()):
-            ctx.say(note)
+            cluster.say(note)
         if unread := _unread():
-            ctx.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
-        yield ctx, screen
+            cluster.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
+        yield cluster, screen
 
 
 def _label(key: str) -> str:

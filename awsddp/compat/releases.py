@@ -1,4 +1,4 @@
-"""Which GPU, driver, CUDA, torch, torchvision and python fit each other: dated rows, and pure functions.
+"""Which GPU, driver, CUDA, torch, torchvision, python and machine image fit each other: dated rows.
 
 Nothing here is asked from the net; a row says where it comes from. A node is asked for what it truly has.
 """
@@ -7,25 +7,26 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from awsddp.compat.types import GpuType
+
 KernelModule = Literal["proprietary", "open"]
-_CLOSED: tuple[KernelModule, ...] = ("proprietary",)
-_OPEN: tuple[KernelModule, ...] = ("open",)
 _RTX_PRO = ("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500")
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """GPUs of one compute capability: first and last driver branch, the kernel modules that drive them.
+    """GPUs of one compute capability: first and last driver branch, the kernel module that drives them.
 
-    `last_driver` None: the newest drives it. `last_torch` is the last release whose own parts (cuDNN) drive
-    it, although later wheels still carry code for it; "" where no such end is known.
+    `module` None: either kind of module does. `last_driver` None: the newest drives it. `last_torch` is the
+    last release whose own parts (cuDNN) drive it, although later wheels still carry code for it; "" where no
+    such end is known.
     """
 
     capability: str
     name: str
     gpus: tuple[str, ...]
     first_driver: int
-    modules: tuple[KernelModule, ...] = (*_CLOSED, *_OPEN)
+    module: KernelModule | None = None
     last_driver: int | None = None
     last_torch: str = ""
 
@@ -37,18 +38,18 @@ class Architecture:
 # Kepler's last torch: cuDNN 9, from torch 2.4 on, has no Kepler code; cu118 of 2.1 to 2.3 was never tried.
 ARCHITECTURES = (
     Architecture(
-        "3.7", "Kepler", ("K80",), first_driver=367, modules=_CLOSED, last_driver=470, last_torch="2.0"
+        "3.7", "Kepler", ("K80",), first_driver=367, module="proprietary", last_driver=470, last_torch="2.0"
     ),
-    Architecture("5.2", "Maxwell", ("M60",), first_driver=367, modules=_CLOSED, last_driver=580),
-    Architecture("7.0", "Volta", ("V100",), first_driver=384, modules=_CLOSED, last_driver=580),
+    Architecture("5.2", "Maxwell", ("M60",), first_driver=367, module="proprietary", last_driver=580),
+    Architecture("7.0", "Volta", ("V100",), first_driver=384, module="proprietary", last_driver=580),
     Architecture("7.5", "Turing", ("T4", "T4g"), first_driver=418),
     Architecture("8.0", "Ampere", ("A100",), first_driver=450),
     Architecture("8.6", "Ampere", ("A10G",), first_driver=470),
     Architecture("8.9", "Ada", ("L4", "L40S"), first_driver=525),
     Architecture("9.0", "Hopper", ("H100", "H200"), first_driver=525),
-    Architecture("10.0", "Blackwell", ("B200",), first_driver=570, modules=_OPEN),
-    Architecture("10.3", "Blackwell", ("B300",), first_driver=580, modules=_OPEN),
-    Architecture("12.0", "Blackwell", _RTX_PRO, first_driver=570, modules=_OPEN),
+    Architecture("10.0", "Blackwell", ("B200",), first_driver=570, module="open"),
+    Architecture("10.3", "Blackwell", ("B300",), first_driver=580, module="open"),
+    Architecture("12.0", "Blackwell", _RTX_PRO, first_driver=570, module="open"),
 )
 
 # Least driver branch of a CUDA toolkit, by minor-version compatibility from 11 on:
@@ -79,11 +80,8 @@ class Release:
     wheels: dict[str, str]
 
 
-def _minors(first: int, last: int) -> tuple[str, ...]:
-    return tuple(f"3.{minor}" for minor in range(first, last + 1))
-
-
-def _release(torch: str, torchvision: str, pythons: tuple[str, ...], **wheels: str) -> Release:
+def _release(torch: str, torchvision: str, first: int, last: int, **wheels: str) -> Release:
+    pythons = tuple(f"3.{minor}" for minor in range(first, last + 1))
     versions = {f"{key[2:-1]}.{key[-1]}": oldest for key, oldest in wheels.items()}
     return Release(torch=torch, torchvision=torchvision, pythons=pythons, wheels=versions)
 
@@ -94,28 +92,28 @@ def _release(torch: str, torchvision: str, pythons: tuple[str, ...], **wheels: s
 # https://github.com/pytorch/pytorch/issues/172352 (2.11), /172663 (2.11), /190385 (2.15). The torchvision
 # of 2.14 is not confirmed. The table begins with 1.7, of October 2020.
 RELEASES = (
-    _release("2.14", "0.29", _minors(10, 14), cu126="5.0", cu130="7.5", cu132="7.5"),
-    _release("2.13", "0.28", _minors(10, 14), cu126="5.0", cu130="7.5", cu132="7.5"),
-    _release("2.12", "0.27", _minors(10, 14), cu126="5.0", cu130="7.5", cu132="7.5"),
-    _release("2.11", "0.26", _minors(10, 14), cu126="5.0", cu128="7.5", cu130="7.5"),
-    _release("2.10", "0.25", _minors(10, 14), cu126="5.0", cu128="7.0", cu130="7.5"),
-    _release("2.9", "0.24", _minors(10, 14), cu126="5.0", cu128="7.0", cu130="7.5"),
-    _release("2.8", "0.23", _minors(9, 13), cu126="5.0", cu128="7.0", cu129="7.0"),
-    _release("2.7", "0.22", _minors(9, 13), cu118="3.7", cu126="5.0", cu128="7.5"),
-    _release("2.6", "0.21", _minors(9, 13), cu118="3.7", cu124="5.0", cu126="5.0"),
-    _release("2.5", "0.20", _minors(9, 12), cu118="3.7", cu121="5.0", cu124="5.0"),
-    _release("2.4", "0.19", _minors(8, 12), cu118="3.7", cu121="5.0", cu124="5.0"),
-    _release("2.3", "0.18", _minors(8, 12), cu118="3.7", cu121="5.0"),
-    _release("2.2", "0.17", _minors(8, 12), cu118="3.7", cu121="5.0"),
-    _release("2.1", "0.16", _minors(8, 11), cu118="3.7", cu121="5.0"),
-    _release("2.0", "0.15", _minors(8, 11), cu117="3.7", cu118="3.7"),
-    _release("1.13", "0.14", _minors(7, 10), cu116="3.7", cu117="3.7"),
-    _release("1.12", "0.13", _minors(7, 10), cu102="3.7", cu113="3.7", cu116="3.7"),
-    _release("1.11", "0.12", _minors(7, 10), cu102="3.7", cu113="3.7"),
-    _release("1.10", "0.11", _minors(6, 9), cu102="3.7", cu113="3.7"),
-    _release("1.9", "0.10", _minors(6, 9), cu102="3.7", cu111="3.7"),
-    _release("1.8", "0.9", _minors(6, 9), cu102="3.7", cu111="5.0"),
-    _release("1.7", "0.8", _minors(6, 9), cu101="3.7", cu102="3.7", cu110="3.7"),
+    _release("2.14", "0.29", 10, 14, cu126="5.0", cu130="7.5", cu132="7.5"),
+    _release("2.13", "0.28", 10, 14, cu126="5.0", cu130="7.5", cu132="7.5"),
+    _release("2.12", "0.27", 10, 14, cu126="5.0", cu130="7.5", cu132="7.5"),
+    _release("2.11", "0.26", 10, 14, cu126="5.0", cu128="7.5", cu130="7.5"),
+    _release("2.10", "0.25", 10, 14, cu126="5.0", cu128="7.0", cu130="7.5"),
+    _release("2.9", "0.24", 10, 14, cu126="5.0", cu128="7.0", cu130="7.5"),
+    _release("2.8", "0.23", 9, 13, cu126="5.0", cu128="7.0", cu129="7.0"),
+    _release("2.7", "0.22", 9, 13, cu118="3.7", cu126="5.0", cu128="7.5"),
+    _release("2.6", "0.21", 9, 13, cu118="3.7", cu124="5.0", cu126="5.0"),
+    _release("2.5", "0.20", 9, 12, cu118="3.7", cu121="5.0", cu124="5.0"),
+    _release("2.4", "0.19", 8, 12, cu118="3.7", cu121="5.0", cu124="5.0"),
+    _release("2.3", "0.18", 8, 12, cu118="3.7", cu121="5.0"),
+    _release("2.2", "0.17", 8, 12, cu118="3.7", cu121="5.0"),
+    _release("2.1", "0.16", 8, 11, cu118="3.7", cu121="5.0"),
+    _release("2.0", "0.15", 8, 11, cu117="3.7", cu118="3.7"),
+    _release("1.13", "0.14", 7, 10, cu116="3.7", cu117="3.7"),
+    _release("1.12", "0.13", 7, 10, cu102="3.7", cu113="3.7", cu116="3.7"),
+    _release("1.11", "0.12", 7, 10, cu102="3.7", cu113="3.7"),
+    _release("1.10", "0.11", 6, 9, cu102="3.7", cu113="3.7"),
+    _release("1.9", "0.10", 6, 9, cu102="3.7", cu111="3.7"),
+    _release("1.8", "0.9", 6, 9, cu102="3.7", cu111="5.0"),
+    _release("1.7", "0.8", 6, 9, cu101="3.7", cu102="3.7", cu110="3.7"),
 )
 
 
@@ -155,9 +153,9 @@ def unfit(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = No
 def undriven(gpu: Architecture, *, driver: int | None, module: KernelModule | None) -> str:
     """Return why a driver (its branch, and its kind of kernel module) cannot drive this GPU, or ""."""
     name = f"the {gpu.gpus[0]} ({gpu.name}, {gpu.capability})"
-    if module is not None and module not in gpu.modules:
+    if module is not None and gpu.module not in (None, module):
         kind = "open-source" if module == "open" else module
-        return f"its {kind} driver does not know {name}, which needs the {gpu.modules[0]} one"
+        return f"its {kind} driver does not know {name}, which needs the {gpu.module} one"
     if driver is None:
         return ""
     if driver < gpu.first_driver:
@@ -170,3 +168,109 @@ def undriven(gpu: Architecture, *, driver: int | None, module: KernelModule | No
 def _pair(version: str) -> tuple[int, int]:
     major, _, minor = version.partition(".")
     return int(major), int(minor or 0)
+
+
+# Deep Learning AMIs with PyTorch, newest first, by the SSM parameter that holds the newest build's id:
+# https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html
+_PARAMETER = "/aws/service/deeplearning/ami/{}/oss-nvidia-driver-gpu-pytorch-{}-ubuntu-{}/latest/ami-id"
+DLAMI_NAMES = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch *(Ubuntu *"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFacts:
+    """What an image's name tells of it. "", None and () mean that the name does not tell.
+
+    `families` are the instance families that its release notes list.
+    """
+
+    torch: str = ""
+    cuda: str = ""
+    driver: int | None = None
+    module: KernelModule | None = None
+    families: frozenset[str] = frozenset()
+
+
+_G4_TO_P5 = frozenset({"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en"})
+_K80_TO_A100 = frozenset({"p2", "p3", "p3dn", "g3", "g4dn", "p4d"})
+_TO_B200 = _G4_TO_P5 | {"p6-b200"}
+# torch: Ubuntu, CUDA, driver branch, families. Release notes, as of 2026-10:
+# https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
+# An older build of the same release may have an older driver; CUDA is "" where the notes were not seen,
+# Ubuntu where no parameter holds the newest build's id.
+_PYTORCH_DLAMIS = {
+    "2.12": ("24.04", "13.0", 595, _TO_B200),
+    "2.11": ("24.04", "13.0", 595, _TO_B200),
+    "2.10": ("24.04", "13.0", 580, _TO_B200),
+    "2.9": ("24.04", "", 580, _TO_B200),
+    "2.8": ("24.04", "", 570, _TO_B200),
+    "2.7": ("22.04", "12.8", 570, _TO_B200),
+    "2.6": ("", "12.6", 570, _G4_TO_P5),
+}
+DLAMI_PARAMETERS = tuple(
+    _PARAMETER.format("x86_64", torch, ubuntu) for torch, (ubuntu, *_) in _PYTORCH_DLAMIS.items() if ubuntu
+)
+# Patterns of other images: the driver branch that AWS's notes gave last, and the families they list.
+_OTHERS: tuple[tuple[str, ImageFacts], ...] = (
+    # https://github.com/skypilot-org/skypilot sky/catalog/data_fetchers/fetch_aws.py: driver 470.57.02
+    (
+        r"^Deep Learning AMI GPU PyTorch 1\.10\.0 \(Ubuntu (18|20)\.04\) 20211208$",
+        ImageFacts(torch="1.10", cuda="11.3", driver=470, module="proprietary", families=_K80_TO_A100),
+    ),
+    (
+        r"^Deep Learning Base (OSS Nvidia Driver GPU AMI|AMI with Single CUDA)",
+        ImageFacts(driver=580, module="open", families=_TO_B200 | {"p6-b300"}),
+    ),
+    (
+        r"^Deep Learning Base Proprietary Nvidia Driver",
+        ImageFacts(driver=570, module="proprietary", families=frozenset({"g3", "p3", "p3dn"})),
+    ),
+    ("OSS Nvidia Driver", ImageFacts(module="open")),
+)
+
+
+def image_facts(name: str) -> ImageFacts:
+    """Return what the name of an image tells; all empty where it is none of the known families."""
+    match = re.search(r"OSS Nvidia Driver (?:AMI )?GPU PyTorch (\d+\.\d+)", name)
+    if match:
+        _, cuda, driver, families = _PYTORCH_DLAMIS.get(match[1], ("", "", None, frozenset()))
+        return ImageFacts(torch=match[1], cuda=cuda, driver=driver, module="open", families=families)
+    return next((facts for pattern, facts in _OTHERS if re.search(pattern, name)), ImageFacts())
+
+
+def ssh_user(image_name: str) -> str:
+    """Return the user that an image of this name lets in: ec2-user on Amazon Linux, else ubuntu."""
+    return "ec2-user" if re.search(r"amazon[ -]?linux|^al20", image_name, re.IGNORECASE) else "ubuntu"
+
+
+def torch_version(image_name: str) -> tuple[int, ...]:
+    """Return the PyTorch release in a Deep Learning AMI's name, such as (2, 12); () where it names none."""
+    match = re.search(r"PyTorch (\d+)\.(\d+)", image_name)
+    return tuple(int(part) for part in match.groups()) if match else ()
+
+
+def misfit(kind: GpuType, image_name: str) -> str:
+    """Return why the image's driver or torch cannot use this type's GPU, or ""."""
+    facts, gpu = image_facts(image_name), architecture_of(kind.gpu)
+    if gpu is None:
+        return ""
+    row = release(facts.torch) if facts.torch and facts.cuda else None
+    return undriven(gpu, driver=facts.driver, module=facts.module) or (
+        unfit(row, facts.cuda, gpu, driver=facts.driver) if row else ""
+    )
+
+
+def unlisted(kind: GpuType, image_name: str) -> bool:
+    """Whether this is a Deep Learning AMI whose release notes do not list the type's family."""
+    families = image_facts(image_name).families
+    return bool(families) and kind.family not in families
+
+
+def explained(image_name: str) -> str:
+    """Return why an image of the early Deep Learning AMIs can no longer be had, or "".
+
+    Public images are deprecated two years after they were made, and these have since been deregistered:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ami-deprecate.html
+    """
+    first = r"Deep Learning (Base )?AMI \((Ubuntu|Amazon Linux)"
+    old = re.match(rf"{first}|Deep Learning AMI GPU PyTorch (1\.|2\.[0-4]\b)", image_name)
+    return "Deep Learning AMIs of that age were deprecated and then deregistered by AWS" if old else ""

@@ -134,11 +134,8 @@ _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
 _NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
 
 
-def _gpu_type(
-    name: str, gpus: int, vcpus: int, ram_gb: int, network: str, efa: int, price: float | None
-) -> GpuType:
-    gpu, memory_gb, capability = _FAMILIES[name.partition(".")[0]]
-    return GpuType(
+GPU_TYPES: dict[str, GpuType] = {
+    name: GpuType(
         name=name,
         gpu=gpu,
         gpus=gpus,
@@ -152,9 +149,9 @@ def _gpu_type(
         bare_metal=name.endswith(".metal"),
         price_usd_per_hour=price,
     )
-
-
-GPU_TYPES: dict[str, GpuType] = {row[0]: _gpu_type(*row) for row in _TYPES}
+    for name, gpus, vcpus, ram_gb, network, efa, price in _TYPES
+    for gpu, memory_gb, capability in [_FAMILIES[name.partition(".")[0]]]
+}
 
 # p2, p3: the day from which no region's DescribeInstanceTypeOfferings had them (getmoto/moto, history of
 # moto/ec2/resources/instance_type_offerings). g3: AWS's notice (SummitRoute/aws_breaking_changes #114).
@@ -183,18 +180,9 @@ SPOT_P5 = ("L-C4BD4855", "All P5 Spot Instance Requests")
 SPOT_P = ("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests")
 SPOT_G = ("L-3819A6DF", "All G and VT Spot Instance Requests")
 SPOT_STANDARD = ("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests")
-
-
-_QUOTAS = {
-    "on-demand": (("p", QUOTA_P), ("g", QUOTA_G), ("vt", QUOTA_G), ("", QUOTA_STANDARD)),
-    "spot": (
-        ("p5", SPOT_P5),
-        ("p6", None),
-        ("p", SPOT_P),
-        ("g", SPOT_G),
-        ("vt", SPOT_G),
-        ("", SPOT_STANDARD),
-    ),
+_QUOTAS: dict[Market, tuple[tuple[str | tuple[str, ...], tuple[str, str] | None], ...]] = {
+    "on-demand": (("p", QUOTA_P), (("g", "vt"), QUOTA_G), ("", QUOTA_STANDARD)),
+    "spot": (("p5", SPOT_P5), ("p6", None), ("p", SPOT_P), (("g", "vt"), SPOT_G), ("", SPOT_STANDARD)),
     "capacity-block": (("", None),),
 }
 """The first row counts with which a type begins; None: it is not known."""
@@ -202,7 +190,7 @@ _QUOTAS = {
 
 def quota_of(instance_type: str, market: Market = "on-demand") -> tuple[str, str] | None:
     """Return code and name of the quota that instances of this type count against; None: it is not known."""
-    return next(quota for begin, quota in _QUOTAS[market] if instance_type.startswith(begin))
+    return next(quota for begins, quota in _QUOTAS[market] if instance_type.startswith(begins))
 
 
 def nearest(gpus: int, among: Iterable[GpuType], *, price: float = 0.0, but: str = "") -> tuple[GpuType, ...]:

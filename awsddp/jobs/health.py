@@ -8,9 +8,8 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from awsddp.answers import RankStep
+from awsddp.answers import Gpu, Probed, RankStep
 from awsddp.jobs.ranks import Rank
 from awsddp.records import Check, Node, Prepared, write_numbers
 from awsddp.report import node_name, size_text
@@ -23,7 +22,6 @@ ALIKE = 0.75
 SLOW = 1 / 3
 """A node is slow that reaches less than this part of what the others reach."""
 
-Answers = Mapping[int, Mapping[str, Any]]
 Dial = tuple[int, int, str]
 
 
@@ -36,7 +34,7 @@ class Probes:
 
     nodes: Mapping[int, Node]
     prepared: Mapping[int, Prepared]
-    answers: Answers
+    answers: Mapping[int, Probed]
     asked: tuple[float, float]
     silent: Mapping[int, str] = field(default_factory=dict)
 
@@ -65,12 +63,11 @@ def quick_checks(probes: Probes) -> list[Check]:
     """Return the checks that take no time: an answer, GPUs, disk, memory, clock."""
     checks = [_check(probes, node, "answer", False, why) for node, why in sorted(probes.silent.items())]
     here = sum(probes.asked) / 2
-    ahead = {node: answer["time"] - here for node, answer in probes.answers.items()}
+    ahead = {node: answer.time - here for node, answer in probes.answers.items()}
     middle = statistics.median([0.0, *ahead.values()])  # of all clocks, this machine's among them
     for node, answer in sorted(probes.answers.items()):
         checks += _gpus(probes, node)
-        for name in ("disk", "memory"):
-            free = answer[f"{name}_free"]
+        for name, free in (("disk", answer.disk_free), ("memory", answer.memory_free)):
             value, least = f"{size_text(free)} free", f"{size_text(LEAST_BYTES)} free"
             checks.append(_check(probes, node, name, free >= LEAST_BYTES, value, least))
         checks.append(_clock(probes, node, ahead[node] - middle))
@@ -81,7 +78,7 @@ def thorough_checks(probes: Probes) -> list[Check]:
     """Return those that need a thorough probe: ECC, Xid, NVLink; and whether the nodes are alike."""
     checks = []
     for node, answer in sorted(probes.answers.items()):
-        for name, problems in _gpu_problems(answer).items() if answer["smi"] else ():
+        for name, problems in _gpu_problems(answer).items() if answer.smi else ():
             checks.append(_check(probes, node, name, not problems, ", ".join(problems) or "none"))
     return checks + _alike(probes)
 
@@ -91,7 +88,7 @@ def _gpus(probes: Probes, node: int) -> list[Check]:
     prepared, answer = probes.prepared[node], probes.answers[node]
     if prepared.driver is None:
         return []
-    seen = len(answer["smi"]) if "smi" in answer else answer["gpus"] or 0
+    seen = len(answer.smi) if answer.smi is not None else answer.gpus or 0
     ok = seen >= prepared.gpus
     return [_check(probes, node, "GPUs", ok, f"{seen} of {prepared.gpus}", f"{prepared.gpus}")]
 
@@ -103,13 +100,13 @@ def _clock(probes: Probes, node: int, offset: float) -> Check:
     return _check(probes, node, "clock", ok, value, f"{within} of the other clocks")
 
 
-def _gpu_problems(answer: Mapping[str, Any]) -> dict[str, list[str]]:
+def _gpu_problems(answer: Probed) -> dict[str, list[str]]:
     """Return, by the name of the check, what is wrong with a node's GPUs."""
-    gpus, links = list(enumerate(answer["smi"])), answer["links_down"]
-    times = {xid: f" ({count} times)" if count > 1 else "" for xid, count in Counter(answer["xids"]).items()}
+    gpus, links = list(enumerate(answer.smi or ())), answer.links_down
+    times = {xid: f" ({count} times)" if count > 1 else "" for xid, count in Counter(answer.xids).items()}
     return {
-        "ECC": [f"GPU {number}: {gpu['errors']} uncorrectable" for number, gpu in gpus if gpu["errors"]],
-        "GPU state": [f"GPU {number}: {fault}" for number, gpu in gpus for fault in gpu["faults"]],
+        "ECC": [f"GPU {number}: {gpu.errors} uncorrectable" for number, gpu in gpus if gpu.errors],
+        "GPU state": [f"GPU {number}: {fault}" for number, gpu in gpus for fault in gpu.faults],
         "Xid": [f"Xid {xid}{count}" for xid, count in times.items()],
         "NVLink": [f"{links} inactive links"] if links else [],
     }
@@ -122,14 +119,14 @@ def _alike(probes: Probes) -> list[Check]:
     """
     if len(probes.answers) < 2:
         return []
-    kinds: dict[str, Callable[[int, Mapping[str, Any]], str]] = {
-        "CPUs": lambda node, answer: f"{answer['cpus']:g}",
-        "memory": lambda node, answer: _memory(probes, answer["memory_size"]),
-        "GPUs": lambda node, answer: ", ".join(_models(answer["smi"])),
+    kinds: dict[str, Callable[[int, Probed], str]] = {
+        "CPUs": lambda node, answer: f"{answer.cpus:g}",
+        "memory": lambda node, answer: _memory(probes, answer.memory_size),
+        "GPUs": lambda node, answer: ", ".join(_models(answer.smi or ())),
         "driver": lambda node, answer: str(probes.prepared[node].driver or ""),
         "torch": lambda node, answer: str(probes.prepared[node].torch or ""),
         "CUDA": lambda node, answer: str(probes.prepared[node].cuda or ""),
-        "kernel": lambda node, answer: answer["kernel"],
+        "kernel": lambda node, answer: answer.kernel,
     }
     checks, same = [], []
     for kind, read in kinds.items():
@@ -145,12 +142,12 @@ def _alike(probes: Probes) -> list[Check]:
 
 def _memory(probes: Probes, size: int) -> str:
     """Return a node's memory; of nodes that are alike it differs a little from boot to boot."""
-    usual = statistics.median_high(answer["memory_size"] for answer in probes.answers.values())
+    usual = statistics.median_high(answer.memory_size for answer in probes.answers.values())
     return f"{(usual if size > usual * ALIKE else size) / 2**30:.1f} GiB"
 
 
-def _models(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    counts = Counter((gpu["name"], gpu["memory_mib"]) for gpu in gpus)
+def _models(gpus: Sequence[Gpu]) -> list[str]:
+    counts = Counter((gpu.name, gpu.memory_mib) for gpu in gpus)
     return [f"{count} x {name} {memory} MiB" for (name, memory), count in counts.items()]
 
 

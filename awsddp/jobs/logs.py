@@ -5,7 +5,6 @@ Labels are added per chunk, not per line: a loop over lines is 20 times slower.
 
 import codecs
 import contextlib
-import json
 import os
 import re
 import time
@@ -13,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from awsddp.answers import check_document
+import msgspec
+
+from awsddp.answers import Failed, NodeJob, node_job
 from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
 
@@ -75,8 +75,8 @@ class Stream:
     def _unexpected(self, said: bytes) -> NodeError:
         """Return the error for data that is not a frame: an error document, or anything else."""
         text = said.decode("utf-8", "replace").strip()
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            text = str(json.loads(text)["error"]["message"])
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            text = msgspec.json.decode(text, type=Failed).error.message
         return NodeError(f"the logs of {self._who} cannot be followed", text, "awsddp logs -f")
 
 
@@ -198,7 +198,7 @@ class Merger:
     job: str | None = None
     shown: Collection[int] | None = None
     clock: Callable[[], float] = time.monotonic
-    documents: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
+    documents: dict[int, NodeJob] = field(default_factory=dict, init=False)
     _streams: dict[int, Stream] = field(default_factory=dict, init=False)
     _files: dict[int, int] = field(default_factory=dict, init=False)
     _ended: set[int] = field(default_factory=set, init=False)
@@ -254,7 +254,7 @@ class Merger:
 
     def _take(self, node: int, frame: Frame) -> bytes:
         if frame.kind in (b"S", b"E"):
-            self.documents[node] = check_document(frame.payload, node=node, job=self.job, ranks=self.nodes)
+            self.documents[node] = node_job(frame.payload, node=node, job=self.job, ranks=self.nodes)
         if frame.kind == b"E":
             self._ended.add(node)
         if frame.kind not in (b"L", b"P"):

@@ -1,8 +1,6 @@
-"""The protocol with a node: requests to the supervisor's program, and the command that sends one.
+"""The protocol with a node: how a request is sent to the program there, and how its answer is read.
 
-Requests that need nothing made up are written where they are sent: "state" asks for the documents of all
-jobs, "unclaim" gives the right to start one back, "stacks" asks what the processes of a job do at this
-moment, "hashes" for the size and sha256 of files, and "lost" tells a node of a job that another one is gone.
+The requests themselves: supervisor/requests.py.
 """
 
 import base64
@@ -13,15 +11,20 @@ import posixpath
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.answers import check
+import msgspec
+
+from awsddp import answers
+from awsddp.config import with_secrets
 from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
+from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.follow import MAGIC
-from awsddp.spec import JobSpec, seconds, with_secrets
+from awsddp.jobs.supervisor.requests import Answer, Launch, Machine, Place, Request
+from awsddp.spec import JobSpec
+from awsddp.values import seconds
 
 if TYPE_CHECKING:
     from awsddp.jobs.ranks import Host, Rank
@@ -30,16 +33,13 @@ FIRST_PORT = 29400
 SLOTS = 64
 JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
-LEASE_SECONDS = 1800
-"""How long a client that has vanished without a goodbye keeps others from starting a job."""
 EVENTS_AT_ONCE_BYTES = 16 << 20
 """How much of a node's event files is fetched at once while its job is followed."""
-AT_ONCE_BYTES = 256 << 10
-"""How much of a node's results may come with the answer that lists them."""
 _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 
 # The modules of the node's program, each after those that it imports; the last one has main().
 _MODULES = (
+    "requests",
     "job_causes",
     "folder",
     "link",
@@ -51,22 +51,6 @@ _MODULES = (
     "launch",
     "main",
 )
-# Those that only some requests need travel with them: the program fits the first window of a connection.
-_REQUEST_MODULES = {
-    "launch": (
-        "diagnose",
-        "causes",
-        "processes",
-        "coordinator",
-        "elastic",
-        "stacks",
-        "samples",
-        "serve",
-        "hang",
-    ),
-    "stacks": ("stacks",),
-    "probe": ("diagnose", "probe"),
-}
 _PACKAGE = "awsddp.jobs.supervisor"
 
 # The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
@@ -109,11 +93,10 @@ def _source(name: str) -> str:
     return _NOT_SENT.sub(lambda found: (found[1] or "") + "\n" * found[0].count("\n"), source)
 
 
-def message(request: Mapping[str, Any]) -> bytes:
+def message(request: Request[Any]) -> bytes:
     """Return `request` as the program reads it."""
-    modules = _REQUEST_MODULES.get(request["do"])
-    extra = {"modules": base64.b64encode(_packed(modules)).decode()} if modules else {}
-    return _part(json.dumps({**request, **extra}).encode())
+    extra = {"modules": base64.b64encode(_packed(request.extra)).decode()} if request.extra else {}
+    return _part(json.dumps({**request.to_json(), **extra}).encode())
 
 
 def _part(data: bytes) -> bytes:
@@ -125,20 +108,50 @@ def is_whole(said: bytes | bytearray, *, count: int = 1) -> bool:
     return said.endswith(b"\n") and not said.endswith(MAGIC) and said.count(MAGIC) >= count
 
 
-def answer(stdout: bytes, *, request: Mapping[str, Any], node: int, stderr: bytes = b"") -> dict[str, Any]:
-    """Return the answer to `request` in the output of `node`, validated (answers.py).
+def answer(stdout: bytes, *, request: Request[Answer], node: int, stderr: bytes = b"") -> Answer:
+    """Return the answer to `request` in the output of `node`, checked (answers.py).
 
-    Raises the error that it names; NodeError for no answer.
+    Raises the error that it names; NodeError for no answer and for what no such answer may be.
     """
     _, mark, said = stdout.partition(MAGIC)
     if not mark or not said.strip():
         why = (stderr or stdout)[-2000:].decode("utf-8", "replace").strip()
         raise NodeError(f"node{node} gave no answer", why, "awsddp doctor")
-    document = check(said, request=request, node=node)
-    if "error" in document:
-        said_error = document["error"]
-        raise _ERRORS[said_error["kind"]](f"node{node}: {said_error['message']}", said_error["why"])
-    return document
+    with answers.refused(node):
+        document = answers.parsed(said)
+        if "error" not in document:
+            paths = isinstance(request, requests.Manifest)
+            found = answers.converted(document, _answer_type(type(request)), paths=paths)
+            _check_against(found, request, node)
+            return found
+        failure = msgspec.convert(document, answers.Failed).error
+    raise _ERRORS[failure.kind](f"node{node}: {failure.message}", failure.why)
+
+
+def _answer_type(kind: type[Request[Answer]]) -> type[Answer]:
+    """Return the class of awsddp/answers.py that a request names in its brackets."""
+    (name,) = kind.__orig_bases__[0].__args__  # type: ignore[attr-defined]
+    found: type[Answer] = getattr(answers, name.__forward_arg__.rpartition(".")[2])
+    return found
+
+
+def _check_against(found: Any, request: Request[Any], node: int) -> None:
+    """Raise ValueError where an answer speaks of something else than its request."""
+    if isinstance(found, answers.Jobs):
+        for job in found.jobs:
+            answers.check_job(job, node, None)
+        if len({job.job for job in found.jobs}) != len(found.jobs):
+            raise ValueError("one job twice")
+    if isinstance(request, requests.Cancel):
+        answers.check_job(found, node, request.job)
+    if isinstance(request, requests.Launch) and found.job != request.job:
+        raise ValueError(f"it speaks of job {found.job!r}, not of {request.job!r}")
+    if isinstance(request, requests.Dial) and sorted(one[:2] for one in found.dials) != sorted(
+        (node, port) for node, _, port in request.peers
+    ):
+        raise ValueError("it dialed other addresses than requested")
+    if isinstance(request, requests.Hashes) and len(found.hashes) != len(request.paths):
+        raise ValueError(f"{len(found.hashes)} hashes of {len(request.paths)} files")
 
 
 def launch_requests(
@@ -150,7 +163,7 @@ def launch_requests(
     slot: int,
     facts: Mapping[str, Any] | None = None,
     after: Sequence[str] = (),
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, Launch]:
     """Return, by node, the request that launches its part of the job `job`, after the jobs `after` ended.
 
     `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
@@ -163,59 +176,57 @@ def launch_requests(
 
     if not spec.job.script:
         raise UsageError("no script to run", "", "awsddp train SCRIPT")
-    script, spec = _shown(spec.job.script), with_secrets(spec)
+    spec = with_secrets(spec)
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[node] for node in sorted({rank.node for rank in ranks})]
     port, link_port = _ports(slot)
-    first = _private(used[0])
-    rendezvous = Rendezvous(job=job, master_addr=first, master_port=port)
+    rendezvous = Rendezvous(job=job, master_addr=_private(used[0]), master_port=port)
     processes = launcher(spec.job.launcher_name)
-    common: dict[str, Any] = {
-        "do": "launch",
-        "job": job,
-        "launch": secrets.token_hex(8),
-        "slot": slot,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "nodes": [
-            {"node": host.node.node, "private_ip": _private(host), "instance_id": host.node.instance_id}
-            for host in used
-        ],
-        "facts": {
-            "script": script,
-            "args": tuple(_shown(text) for text in spec.job.args[:_MOST_ARGS]),
-            "launcher": spec.job.launcher_name,
-            **(facts or {}),
-        },
-        "layout": [(rank.rank, rank.local_rank, rank.node) for rank in ranks],
-        "helper": _source("helper"),
-        "secret": secrets.token_hex(32),
-        "master_port": port,
-        "link_port": link_port,
-        "join_s": JOIN_SECONDS,
-        "silent_s": seconds(spec.job.heartbeat_timeout),
-        "timeout": None if spec.job.timeout is None else seconds(spec.job.timeout),
-        "hang_after": None if spec.job.hang_after is None else seconds(spec.job.hang_after),
-        "grace": seconds(spec.job.grace),
-        "outputs": list(spec.job.outputs),
-        "defaults": defaults(ranks[0].local_world_size),
-        "after": list(after),
-        "secrets": list(spec.env.secrets),
-        "elastic": _elastic(spec, len(used)),
-    }
+    launch, secret = secrets.token_hex(8), secrets.token_hex(32)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    nodes = [
+        Machine(node=one.node.node, private_ip=_private(one), instance_id=one.node.instance_id)
+        for one in used
+    ]
+    layout = [Place(rank.rank, rank.local_rank, rank.node) for rank in ranks]
     return {
-        host.node.node: {
-            **common,
-            "node": host.node.node,
-            "folder": host.folder(job),
-            "workdir": host.workdir,
-            "path": posixpath.dirname(host.prepared.ranks_python),
-            "gpus": list(host.gpus),
-            "processes": [
-                asdict(one) for one in processes(spec, _of(ranks, host), host=host, rendezvous=rendezvous)
-            ],
-        }
+        host.node.node: Launch(
+            job=job,
+            launch=launch,
+            slot=slot,
+            created=created,
+            node=host.node.node,
+            nodes=nodes,
+            layout=layout,
+            folder=host.folder(job),
+            workdir=host.workdir,
+            path=posixpath.dirname(host.prepared.ranks_python),
+            processes=processes(spec, _of(ranks, host), host=host, rendezvous=rendezvous),
+            secret=secret,
+            master_port=port,
+            link_port=link_port,
+            join_s=JOIN_SECONDS,
+            silent_s=seconds(spec.job.heartbeat_timeout),
+            timeout=None if spec.job.timeout is None else seconds(spec.job.timeout),
+            grace=seconds(spec.job.grace),
+            outputs=spec.job.outputs,
+            defaults=defaults(ranks[0].local_world_size),
+            helper=_source("helper"),
+            gpus=host.gpus,
+            after=after,
+            secrets=spec.env.secrets,
+            facts={**_facts(spec), **(facts or {})},
+            hang_after=None if spec.job.hang_after is None else seconds(spec.job.hang_after),
+            elastic=_elastic(spec, len(used)),
+        )
         for host in used
     }
+
+
+def _facts(spec: JobSpec) -> dict[str, Any]:
+    """Return what is told of a job later, its words as `_shown`."""
+    script, args = _shown(spec.job.script or ""), map(_shown, spec.job.args[:_MOST_ARGS])
+    return {"script": script, "args": tuple(args), "launcher": spec.job.launcher_name}
 
 
 def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
@@ -225,74 +236,22 @@ def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
     return {"min_nodes": spec.job.min_nodes(nodes), "max_restarts": spec.job.max_restarts or 0}
 
 
-def follow_request(job: str, *, offsets: Mapping[int, int], to_the_end: bool = True) -> dict[str, Any]:
-    """Ask for everything that the ranks of a node say, from `offsets` (bytes, by rank) on.
+def job_ports() -> list[int]:
+    """Return every port that a job could take.
 
-    Without `to_the_end` only for what they have said so far.
+    The first node of a job alone is asked about them, as local nodes may share a machine, where two that look
+    would be in each other's way.
     """
-    known = {str(rank): offset for rank, offset in offsets.items()}
-    return {"do": "follow", "job": job, "offsets": known, "to_the_end": to_the_end}
+    return [port for slot in range(SLOTS) for port in _ports(slot)]
 
 
-def cancel_request(job: str, *, grace: float | None = None, launch: str | None = None) -> dict[str, Any]:
-    """Ask to end `job`; the answer is its document, at its end. `grace` (s): else as it was launched.
-
-    With `launch`, the id in a launch request, only a job that this request has started ends.
-    """
-    return {"do": "cancel", "job": job, "grace": grace, "launch": launch}
-
-
-def claim_request(owner: str, *, wait_s: float) -> dict[str, Any]:
-    """Ask for the right to start a job, which a launch uses up; `owner` is shown to another client."""
-    return {"do": "claim", "owner": owner, "wait_s": wait_s, "lease_s": LEASE_SECONDS}
-
-
-def probe_request(address: str, *, ports: Sequence[int] = (), thorough: bool = False) -> dict[str, Any]:
-    """Ask what the node has, and to listen on `ports` of `address` and one more (supervisor/probe.py)."""
-    return {"do": "probe", "address": address, "ports": list(ports), "thorough": thorough}
-
-
-def dial_request(peers: Sequence[tuple[int, str, int]], *, seconds: float) -> dict[str, Any]:
-    """Ask to connect to ports of other nodes, (node, address, port), after all have answered `probe`."""
-    return {"do": "dial", "peers": [list(peer) for peer in peers], "seconds": seconds}
-
-
-def manifest_request(
-    job: str, *, outputs: Sequence[str] = (), exclude: Sequence[tuple[str, bool]] = ()
-) -> dict[str, Any]:
-    """Ask for the results of `job` on the node (supervisor/manifest.py); small ones come with the answer.
-
-    `outputs` are paths beside those of the launch, `exclude` the patterns of `exclude_patterns`.
-    """
-    request = {"do": "manifest", "job": job, "at_once": AT_ONCE_BYTES}
-    return {**request, "outputs": list(outputs), "exclude": list(exclude)}
-
-
-def events_request(
-    job: str, *, outputs: Sequence[str], exclude: Sequence[tuple[str, bool]], known: Mapping[str, int]
-) -> dict[str, Any]:
-    """Ask for TensorBoard's event files of `job`, whole, but those whose size at home is `known`."""
-    request = manifest_request(job, outputs=outputs, exclude=exclude)
-    return {**request, "events": dict(known), "at_once": EVENTS_AT_ONCE_BYTES}
-
-
-def slots_request(gpus: Sequence[int] = (), *, is_first: bool = True) -> dict[str, Any]:
-    """Ask which jobs and slots the node has; the first one also which ports that a job could take are taken.
-
-    Only that one, as local nodes may share a machine, where two that look would be in each other's way. With
-    `gpus` a job that runs on other GPUs of the node is not told to run.
-    """
-    ports = {port for slot in range(SLOTS if is_first else 0) for port in _ports(slot)}
-    return {"do": "slots", "ports": sorted(ports), "gpus": list(gpus)}
-
-
-def choose_slot(answers: Mapping[int, Mapping[str, Any]], *, first: int) -> int:
+def choose_slot(found: Mapping[int, answers.Slots], *, first: int) -> int:
     """Return the lowest slot that is used on no node and whose ports are free on the node `first`.
 
-    `answers` are those to `slots_request`, by node. Raises ConfigError where there is none.
+    `found` are the answers to `requests.Slots`, by node. Raises ConfigError where there is none.
     """
-    used = {slot for found in answers.values() for slot in found["used"]}
-    taken = set(answers[first]["taken"])
+    used = {slot for one in found.values() for slot in one.used}
+    taken = set(found[first].taken)
     for slot in range(SLOTS):
         if slot not in used and taken.isdisjoint(_ports(slot)):
             return slot

@@ -4,7 +4,7 @@ import os
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from awsddp.errors import UsageError
@@ -98,24 +98,6 @@ class Host:
     def folder(self, job: str) -> str:
         """Return the job's folder on the node."""
         return posixpath.join(self.prepared.home, ".awsddp", "jobs", job)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """A process that the supervisor of a node starts in the synced folder.
-
-    `ranks` end when it ends, each with its exit code (-N: signal N). `log` is the file in logs/ that receives
-    its output: rank3.log where it is rank 3; else launcher0.log on node 0, and its ranks write their own
-    rank3.log. `environment` is added to the node's. `script` must exist on the node (None: do not check).
-    `files` are written into the job's folder before, by name.
-    """
-
-    ranks: tuple[int, ...]
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    log: str
-    script: str | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def layout(

@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
-from awsddp.answers import Facts
+from awsddp.answers import NodeJob, RankLine
 from awsddp.errors import ConfigError, NotFoundError
-from awsddp.records import ACTIVE, Cause, JobRecord, RankProgress, RankUsage
+from awsddp.records import ACTIVE, MOST_LINES, Cause, JobRecord, RankProgress
 from awsddp.report import iso
 
 _MOST_CHARACTERS = 4000
@@ -18,46 +17,44 @@ _KEEPS_UP = 0.9
 _BY_WEIGHT = ("running", "waiting", "failed", "cancelled", "interrupted", "succeeded")
 
 
-def job_document(documents: Mapping[int, Mapping[str, Any]], *, results: str = "runs") -> JobRecord:
-    """Return the job that its nodes' documents (by node) describe.
+def job_document(told: Mapping[int, NodeJob], *, results: str = "runs") -> JobRecord:
+    """Return the job as its nodes know it, by node.
 
     One that speaks for the whole job is believed, a final one first; where the first node is lost, what the
-    others saw counts. A rank is as its own node says. Raises NotFoundError where there is no document.
+    others saw counts. A rank is as its own node says. Raises NotFoundError where no node knows it.
     """
-    if not documents:
+    if not told:
         raise NotFoundError("job not found on any node", "", "awsddp jobs")
-    believed = min(documents.values(), key=_weight)
+    believed = min(told.values(), key=_weight)
     ended = {
-        (node, rank["rank"]): rank
-        for node, found in documents.items()
-        for rank in found["ranks"]
-        if rank["exit_code"] is not None
+        (node, rank.rank): rank
+        for node, found in told.items()
+        for rank in found.ranks
+        if rank.exit_code is not None
     }
-    ranks = [ended.get((rank["node"], rank["rank"]), rank) for rank in believed["ranks"]]
-    machines = {one["node"]: one for one in believed.get("nodes", ())}
-    for node, found in documents.items():  # each for itself: no node may leave another out
-        machines |= {one["node"]: one for one in found.get("nodes", ()) if one["node"] == node}
-    document = {
-        **msgspec.structs.asdict(msgspec.convert(believed.get("facts", {}), Facts)),
-        **{key: believed[key] for key in ("job", "state", "cause")},
-        "ranks": ranks,
-        "nodes": [machines[node] for node in sorted(machines)],
-        "home": f"{results}/{believed['job']}",
-        "world_size": len(ranks),
-        "restarts": believed.get("restarts", ()),
-        **_times(believed["state"], ranks),
-    }
-    job = msgspec.convert(document, JobRecord)
-    if job.cause is not None:
-        job = replace(job, cause=worded(job.cause, job=job.job))
-    if job.state != "running":
-        return job
-    answers = [answer for _, answer in sorted(documents.items())]
-    progress = tuple(
-        msgspec.convert(one, RankProgress) for said in answers for one in said.get("metrics", ())
+    ranks = [ended.get((rank.node, rank.rank), rank) for rank in believed.ranks]
+    machines = {one.node: one for one in believed.nodes}
+    for node, found in told.items():  # each for itself: no node may leave another out
+        machines |= {one.node: one for one in found.nodes if one.node == node}
+    started, ended_at = _times(believed.state, ranks)
+    of_nodes = [found for _, found in sorted(told.items())] if believed.state == "running" else []
+    progress = tuple(one for found in of_nodes for one in found.metrics)
+    return JobRecord(
+        **msgspec.structs.asdict(believed.facts),
+        job=believed.job,
+        state=believed.state,
+        cause=believed.cause and worded(believed.cause, job=believed.job),
+        ranks=tuple(rank.result for rank in ranks),
+        nodes=tuple(machines[node] for node in sorted(machines)),
+        home=f"{results}/{believed.job}",
+        world_size=len(ranks),
+        restarts=believed.restarts,
+        started=started,
+        ended=ended_at,
+        progress=progress,
+        slowest_rank=slowest_rank(progress),
+        usage=tuple(one for found in of_nodes for one in found.samples),
     )
-    usage = tuple(msgspec.convert(one, RankUsage) for said in answers for one in said.get("samples", ()))
-    return replace(job, progress=progress, slowest_rank=slowest_rank(progress), usage=usage)
 
 
 def worded(cause: Cause, *, job: str) -> Cause:
@@ -75,7 +72,7 @@ def worded(cause: Cause, *, job: str) -> Cause:
         cause,
         explanation=" ".join(cause.explanation.split())[:_MOST_CHARACTERS],
         next=row.next.format(job=job) if row is not None and cause.next else "",
-        tail=tuple(line for text in cause.tail for line in text.splitlines() or [""]),
+        tail=tuple(line for text in cause.tail for line in text.splitlines() or [""])[-MOST_LINES:],
     )
 
 
@@ -91,15 +88,13 @@ def slowest_rank(progress: Sequence[RankProgress]) -> int | None:
     return slowest.rank if slowest is not None and pace(slowest) < _KEEPS_UP else None
 
 
-def jobs(
-    documents: Mapping[int, Iterable[Mapping[str, Any]]], *, results: str = "runs"
-) -> tuple[JobRecord, ...]:
-    """Return all jobs, oldest first, that the nodes report: "jobs" in the answers to `state_request()`."""
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for node, several in documents.items():
-        for document in several:
-            found.setdefault(document["job"], {})[node] = document
-    ordered = sorted(found.values(), key=lambda nodes: min(told["created"] for told in nodes.values()))
+def jobs(told: Mapping[int, Iterable[NodeJob]], *, results: str = "runs") -> tuple[JobRecord, ...]:
+    """Return all jobs that the nodes know, oldest first."""
+    found: dict[str, dict[int, NodeJob]] = {}
+    for node, several in told.items():
+        for one in several:
+            found.setdefault(one.job, {})[node] = one
+    ordered = sorted(found.values(), key=lambda nodes: min(one.created for one in nodes.values()))
     return tuple(job_document(nodes, results=results) for nodes in ordered)
 
 
@@ -116,19 +111,18 @@ def decode(data: bytes) -> JobRecord:
         raise ConfigError("job.json cannot be read", str(error), "awsddp fetch") from error
 
 
-def _weight(document: Mapping[str, Any]) -> tuple[bool, bool, int]:
-    final = document["state"] not in ACTIVE
-    return not document["complete"], not final, _BY_WEIGHT.index(document["state"])
+def _weight(told: NodeJob) -> tuple[bool, bool, int]:
+    return not told.complete, told.state in ACTIVE, _BY_WEIGHT.index(told.state)
 
 
-def _times(state: str, ranks: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
+def _times(state: str, ranks: Iterable[RankLine]) -> tuple[str | None, str | None]:
     """Return when the first rank started and, at the end of the job, when the last one ended."""
-    begun = [rank for rank in ranks if rank.get("started")]
-    ended = [rank["started"] + rank["seconds"] for rank in begun if rank["exit_code"] is not None]
-    return {
-        "started": _utc(min(rank["started"] for rank in begun)) if begun else None,
-        "ended": _utc(max(ended)) if ended and state not in ACTIVE else None,
-    }
+    begun = [(rank, rank.started) for rank in ranks if rank.started]
+    ended = [started + rank.seconds for rank, started in begun if rank.exit_code is not None]
+    return (
+        _utc(min(started for _, started in begun)) if begun else None,
+        _utc(max(ended)) if ended and state not in ACTIVE else None,
+    )
 
 
 def _utc(moment: float) -> str | None:

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from awsddp.local.place import Place
+from awsddp.local.machine import Place
 
 ROOT = Path("/sys/fs/cgroup")
 CPU = ROOT / "cpu"

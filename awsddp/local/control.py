@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.errors import LocalCloudError, UsageError
-from awsddp.local import cgroups, ending, network, nspawn, requirements
-from awsddp.local.place import Place, run_into
+from awsddp.local import cgroups, ending, machine, network, nspawn
+from awsddp.local.machine import Place, run_into, write_json
 from awsddp.state import make_folder, take
 
 REGION = "us-east-1"
@@ -128,39 +128,14 @@ def sweep(place: Place) -> None:
         shutil.rmtree(place.folder)
 
 
-def status(info: LocalInfo) -> dict[str, Any]:
-    """Return the document of `awsddp local status`.
+def ask(info: LocalInfo, order: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the document of `awsddp local status`, after an order to the daemon.
 
+    :param order: {"add": the fields of a fault} (faults.py), which is in force once this returns, or
+        {"clear": its number, None for all}.
+    :raises UsageError: no such operation, instance, effect or number.
     :raises LocalCloudError: its daemon does not answer.
     """
-    shown = ("endpoint", "region", "access_key_id", "secret_access_key", "mode", "why")
-    return {**{name: getattr(info, name) for name in shown}, **_ask(info)}
-
-
-def fault_add(info: LocalInfo, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
-    """Make calls of `operation` go wrong (faults.py), or the node of that id (node_faults.py); return all
-    faults in force, once they are.
-
-    :param choices: `for_s`: heals by itself after so long; `notice_s` of a node's "reclaim". Of calls:
-        `times`, how often, else until it is cleared; `seconds`; `only`: strikes requests with a parameter of
-        this value (a launch has its zone).
-    :raises UsageError: no such operation, instance or effect.
-    :raises LocalCloudError: its daemon does not answer.
-    """
-    return _ask(info, {"add": {"operation": operation, "effect": effect, **choices}})["faults"]
-
-
-def fault_clear(info: LocalInfo, number: int | None = None) -> list[dict[str, Any]]:
-    """Take one fault away, or all; return those that stay.
-
-    :raises UsageError: there is none of that number.
-    :raises LocalCloudError: its daemon does not answer.
-    """
-    return _ask(info, {"clear": number})["faults"]
-
-
-def _ask(info: LocalInfo, order: dict[str, Any] | None = None) -> dict[str, list[dict[str, Any]]]:
-    """Return the daemon's instances, and its faults after this order."""
     from http.client import HTTPConnection, HTTPException
 
     line = HTTPConnection(info.endpoint.removeprefix("http://"), timeout=10)  # never through a proxy
@@ -172,7 +147,9 @@ def _ask(info: LocalInfo, order: dict[str, Any] | None = None) -> dict[str, list
         if reply.status == 400:
             refused = said["error"]
             raise UsageError(refused["message"], refused["why"], refused["next"])
-        return {"instances": said["instances"], "faults": said["faults"]}
+        shown = ("endpoint", "region", "access_key_id", "secret_access_key", "mode", "why")
+        known = {name: getattr(info, name) for name in shown}
+        return {**known, "instances": said["instances"], "faults": said["faults"]}
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         # A daemon that ends may cut its answer; another program may have its port by then.
         raise LocalCloudError(
@@ -180,14 +157,6 @@ def _ask(info: LocalInfo, order: dict[str, Any] | None = None) -> dict[str, list
         ) from error
     finally:
         line.close()
-
-
-def write_json(path: Path, document: dict[str, Any] | list[dict[str, Any]]) -> None:
-    """Writes a file whole or not at all, readable by its owner alone."""
-    new = path.with_suffix(".new")
-    new.touch(mode=0o600)
-    new.write_text(json.dumps(document, indent=1))
-    new.rename(path)
 
 
 def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, ...]) -> dict[str, Any]:
@@ -201,7 +170,7 @@ def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, 
             next=f"awsddp local stop && awsddp local start {flag}",
         )
     if not earlier:
-        chosen, why = requirements.choose(mode, place.home)
+        chosen, why = machine.choose_mode(mode, place.home)
         earlier = {"version": VERSION, "mode": chosen, "why": why, "auto": True, "share": []}
     shared = [*earlier["share"], *(str(folder.resolve()) for folder in share)]
     auto = earlier["auto"] and auto
@@ -278,7 +247,7 @@ def _spawn(place: Place) -> bool:
         if report := read_report(place):
             write_json(place.report, {key: report[key] for key in report if key not in ("pid", "error")})
         daemon = [sys.executable, "-m", "awsddp.local.daemon", str(place.home.resolve()), str(lock.fileno())]
-        environ = {**os.environ, "PYTHONPATH": path, "PATH": requirements.SEARCH}
+        environ = {**os.environ, "PYTHONPATH": path, "PATH": machine.SEARCH}
         run_into(log, "setsid", "--fork", *daemon, env=environ, pass_fds=[lock.fileno()], check=True)
     return True
 
@@ -292,7 +261,7 @@ def _running(place: Place) -> LocalInfo:
         report = read_report(place)
         if alive and "pid" in report:
             with suppress(LocalCloudError):
-                _ask(info := _info(place, alive=True))
+                ask(info := _info(place, alive=True))
                 return info
         if spawned and "error" in report:
             error = report["error"]

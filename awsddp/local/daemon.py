@@ -24,11 +24,10 @@ from typing import Any
 
 from awsddp.errors import AwsddpError, LocalCloudError
 from awsddp.local import ending, network
-from awsddp.local.control import REGION, client_lock, read_report, sweep, write_json
-from awsddp.local.hosts import Hosts
-from awsddp.local.loopback import LoopbackHosts
+from awsddp.local.control import REGION, client_lock, read_report, sweep
+from awsddp.local.hosts import Hosts, LoopbackHosts
+from awsddp.local.machine import Place, write_json
 from awsddp.local.nspawn import NspawnHosts
-from awsddp.local.place import Place
 from awsddp.state import take
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
@@ -72,12 +71,10 @@ def serve(place: Place) -> None:
     gc.disable()  # moto's tables are read once and never dropped
     from werkzeug.serving import make_server
 
-    from awsddp.local import metadata
-    from awsddp.local.emulator import Emulator
+    from awsddp.local.emulator import Emulator, Store
     from awsddp.local.faults import Faults
-    from awsddp.local.front import Front
+    from awsddp.local.front import Front, respond_metadata, serve_metadata
     from awsddp.local.lifecycle import Lifecycle
-    from awsddp.local.store import Store
 
     gc.freeze()
     gc.enable()
@@ -88,7 +85,7 @@ def serve(place: Place) -> None:
     key, secret = emulator.credentials()
     store.save()
     if mode == "nspawn":
-        metadata.serve(partial(metadata.respond, emulator, store, secret), place.switch)
+        serve_metadata(partial(respond_metadata, emulator, store, secret), place.switch)
     faults = Faults(place.faults)
     lifecycle = Lifecycle(emulator, store, hosts, faults)
     front = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode)

@@ -1,4 +1,4 @@
-"""moto's EC2, made to behave like a cloud that has machines behind it.
+"""moto's EC2, made to behave like a cloud that has machines behind it, and its state on the disk.
 
 What moto decides on its own here is changed in one place: instances take time and end when their host
 has ended, addresses come from the block that is really routed, and the images are Deep Learning AMIs.
@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import copy
 import ipaddress
+import os
+import pickle
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+import moto
+from moto.backends import get_backend
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.utils import utcnow
 from moto.ec2 import exceptions as ec2_exceptions
@@ -30,7 +38,8 @@ from moto.iam.models import iam_backends
 from moto.kms import models as kms_models
 from moto.sts.models import sts_backends
 
-from awsddp.local import dlami
+from awsddp.errors import LocalCloudError
+from awsddp.local import offers
 from awsddp.local.network import hardware_address
 
 USER = "local"
@@ -134,8 +143,8 @@ def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
         (Instance, "__init__", _instance_init),
         (Instance, "capacity_reservation_id", None),  # that it is in, or was in when it was stopped
         (Attachment, "__init__", _attachment),
-        (Instance, "terminate", _terminate),
-        (Instance, "stop", _stop),
+        (Instance, "terminate", _leave("shutting-down", "pending", "running", "stopping", "stopped")),
+        (Instance, "stop", _leave("stopping", "pending", "running")),
         (Instance, "start", _start),
         (Instance, "reboot", _reboot),
         (NetworkInterface, "check_auto_public_ip", _public_ip),
@@ -169,47 +178,34 @@ def _attachment(self: Any, eni: Any) -> None:
     self.network_card_index = eni.device_index
 
 
-def _terminate(self: Any) -> Any:
-    previous = copy.copy(self._state)
-    if previous.name not in ("shutting-down", "terminated"):
-        set_state(self, "shutting-down")
-        set_reason(self, USER_SHUTDOWN)
-    return previous
+def _leave(state: str, *states: str) -> Callable[[Any], Any]:
+    """Return what a request to end or to stop does to an instance that is in one of these states."""
 
+    def change(self: Any) -> Any:
+        previous = copy.copy(self._state)
+        if previous.name in states:
+            set_state(self, state)
+            set_reason(self, USER_SHUTDOWN)
+        return previous
 
-def _stop(self: Any) -> Any:
-    previous = copy.copy(self._state)
-    if previous.name in ("shutting-down", "terminated"):
-        raise _wrong_state(self, "stopped")
-    if previous.name in ("pending", "running"):
-        set_state(self, "stopping")
-        set_reason(self, USER_SHUTDOWN)
-    return previous
+    return change
 
 
 def _start(self: Any) -> Any:
     previous = copy.copy(self._state)
-    if previous.name in ("shutting-down", "terminated", "stopping"):
-        raise _wrong_state(self, "started")
     if previous.name == "stopped":
         for nic in self.nics.values():
             nic.start()
+        reservation = offers.held(self.ec2_backend).get(self.capacity_reservation_id)
+        if reservation is not None and not reservation.available_instance_count:
+            self.capacity_reservation_id = None  # it runs outside of it
         set_state(self, "pending")
         self._reason, self.state_reason = "", StateReason()
     return previous
 
 
 def _reboot(self: Any) -> None:
-    if self._state.name not in ("pending", "running"):
-        raise _wrong_state(self, "rebooted")
     self.reboot_wanted = True
-
-
-def _wrong_state(instance: Any, wish: str) -> Exception:
-    return ec2_exceptions.EC2ClientError(
-        "IncorrectInstanceState",
-        f"The instance '{instance.id}' is not in a state from which it can be {wish}.",
-    )
 
 
 def _public_ip(self: Any) -> None:
@@ -265,26 +261,112 @@ def route_out(backend: Any, vpc: Any) -> None:
 
 
 def _load_images(self: Any, tags: dict[str, str]) -> None:
-    for image in dlami.IMAGES:
+    for image in offers.IMAGES:
         ami: Any = Ami(
             self,
             image.id(self.region_name),
             name=image.name,
-            owner_id=dlami.OWNER,
+            owner_id=offers.OWNER,
             owner_alias="amazon",
             public=True,
             architecture=image.architecture,
             creation_date=datetime.fromisoformat(image.created).replace(tzinfo=None),
             root_device_type="ebs",
-            root_device_name=dlami.ROOT_DEVICE,
+            root_device_name=offers.ROOT_DEVICE,
             tags={"awsddp:gpus": "rehearsed", "awsddp:internet": "none", **tags},
         )
-        ami.ebs_snapshot.volume.size = dlami.ROOT_GIB
+        ami.ebs_snapshot.volume.size = offers.ROOT_GIB
         ami.ena_support = True
         self.amis[ami.id] = ami
 
 
 def _image_disks(self: Any) -> list[dict[str, Any]]:
     [disk] = _original_disks(self)
-    disk["Ebs"] |= {"VolumeSize": dlami.ROOT_GIB, "DeleteOnTermination": True, "VolumeType": "gp3"}
+    disk["Ebs"] |= {"VolumeSize": offers.ROOT_GIB, "DeleteOnTermination": True, "VolumeType": "gp3"}
     return [disk]
+
+
+BACKENDS: dict[str, Any] = {name: get_backend(name) for name in ("ec2", "iam", "kms", "sts")}
+KEPT = 1000  # so many states are remembered
+
+
+@dataclass
+class Store:
+    """The pickled state in one file."""
+
+    path: Path
+    living: Path
+    _past: list[tuple[float, bytes]] | None = None
+
+    def remember(self, wanted: bool) -> None:
+        """From now on keeps what was, for `as_it_was`; or forgets it."""
+        if wanted and self._past is None:
+            self._past = [(time.time(), self._pickled())]
+        elif not wanted:
+            self._past = None
+
+    @contextmanager
+    def as_it_was(self, region: str, *, seconds: float) -> Iterator[None]:
+        """Within it EC2 is in this region as it was so long ago, or when it was first kept."""
+        kept = [data for moment, data in self._past or () if moment <= time.time() - seconds]
+        data = kept[-1] if kept else self._past[0][1] if self._past else self._pickled()
+        regions = ec2_backends[DEFAULT_ACCOUNT_ID]
+        now = regions[region]
+        then = pickle.loads(data)["backends"]["ec2"].get((DEFAULT_ACCOUNT_ID, region), now)
+        dict.__setitem__(regions, region, then)
+        try:
+            yield
+        finally:
+            dict.__setitem__(regions, region, now)
+
+    def load(self) -> None:
+        """Puts what was saved back into moto; nothing saved is fine.
+
+        :raises LocalCloudError: the file cannot be read, or another version of moto wrote it.
+        """
+        if not self.path.exists():
+            return
+        try:
+            saved = pickle.loads(self.path.read_bytes())
+            version = saved["moto"]
+        except Exception as error:  # a cut or foreign pickle may raise anything
+            raise _unusable(f"{self.path} cannot be read: {type(error).__name__}: {error}") from error
+        if version != moto.__version__:
+            raise _unusable(f"it was made with moto {version}, and moto {moto.__version__} is installed")
+        for service, regions in saved["backends"].items():
+            for (account, region), backend in regions.items():
+                dict.__setitem__(BACKENDS[service][account], region, backend)
+
+    def save(self) -> None:
+        """Writes everything down; when it returns a power cut loses nothing."""
+        data = self._pickled()
+        if self._past is not None:
+            self._past = [*self._past[-KEPT:], (time.time(), data)]
+        backends: list[Any] = [backend for _, _, backend in ec2_backends.iter_backends()]
+        if alive := any(one.state != "terminated" for each in backends for one in each.all_instances()):
+            self.living.touch()
+        new = self.path.with_suffix(".new")
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(self.path)
+        if not alive:
+            self.living.unlink(missing_ok=True)
+
+    def _pickled(self) -> bytes:
+        regions = {
+            service: {(account, region): backend for account, region, backend in backends.iter_backends()}
+            for service, backends in BACKENDS.items()
+        }
+        return pickle.dumps({"moto": moto.__version__, "backends": regions}, pickle.HIGHEST_PROTOCOL)
+
+    def size(self) -> int:
+        """How many back ends of EC2 there are: a read makes that of a region, with its VPC, on first use."""
+        return sum(1 for _ in ec2_backends.iter_backends())
+
+
+def _unusable(why: str) -> LocalCloudError:
+    return LocalCloudError(
+        "the local cloud's state cannot be used", why=why, next="awsddp local stop   # it ends all instances"
+    )

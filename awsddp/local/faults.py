@@ -1,16 +1,4 @@
-"""Faults on purpose: what goes wrong with calls of the API, asked for by name of the operation.
-
-    RunInstances InsufficientInstanceCapacity    refused with this code of EC2's
-    DescribeInstances delay                      answered `seconds` late, before it takes effect
-    RunInstances late                            takes effect, and is answered `seconds` late
-    RunInstances cut                             the connection is cut before it takes effect
-    RunInstances lost                            takes effect, and the connection is cut instead of a reply
-    DescribeInstances stale                      answered as things were `seconds` ago
-    RunInstances stale                           does not know what was made less than `seconds` ago
-
-Those of nodes are kept with them (node_faults.py), under the id of the instance. They are kept in a file, so
-that a daemon that is killed goes on with them.
-"""
+"""Faults on purpose: what goes wrong with calls of the API, or with a node."""
 
 from __future__ import annotations
 
@@ -18,20 +6,21 @@ import difflib
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from awsddp.errors import UsageError
-from awsddp.local.control import write_json
-from awsddp.local.node_faults import check_options, invalid, names_node
+from awsddp.local import cgroups
+from awsddp.local.machine import write_json
+from awsddp.local.nspawn import faketime
 from awsddp.local.requests import Refusal, kept
 from awsddp.local.scope import OPERATIONS
 
-EFFECTS = ("delay", "late", "cut", "lost", "stale")
-OPTIONS = {"times", "seconds", "only", "for_s"}
+CALL_EFFECTS = ("delay", "late", "cut", "lost", "stale")
+CALL_OPTIONS = {"times", "seconds", "only", "for_s"}
 CODE = re.compile(r"[A-Z][A-Za-z0-9]+(\.[A-Za-z0-9]+)*")
 _ERROR, _BUSY = "500 Internal Server Error", "503 Service Unavailable"
 STATUS = {
@@ -170,7 +159,7 @@ def _checked(asked: dict[str, Any], *, number: int) -> Fault:
     heals_at = None if lasts_s is None else time.time() + lasts_s
     if names_node(asked["operation"]):
         return Fault(id=number, heals_at=heals_at, **fields)
-    check_options(asked, OPTIONS)
+    check_options(asked, CALL_OPTIONS)
     fault = Fault(id=number, heals_at=heals_at, **fields)
     # Prices are asked for, too, though nobody answers here.
     operations = ["*", "GetProducts", *(name for rows in OPERATIONS.values() for name in rows)]
@@ -178,9 +167,69 @@ def _checked(asked: dict[str, Any], *, number: int) -> Fault:
         near = difflib.get_close_matches(fault.operation, operations, n=1)
         known = "it is one that the local cloud carries out, or *; or the id of an instance"
         raise invalid(f"unknown operation {fault.operation}", f"did you mean {near[0]}?" if near else known)
-    if fault.effect not in EFFECTS and not CODE.fullmatch(fault.effect):
-        known = f"it is one of {', '.join(EFFECTS)}, or a code of EC2's such as RequestLimitExceeded"
+    if fault.effect not in CALL_EFFECTS and not CODE.fullmatch(fault.effect):
+        known = f"it is one of {', '.join(CALL_EFFECTS)}, or a code of EC2's such as RequestLimitExceeded"
         raise invalid(f"unknown fault {fault.effect}", known)
     if fault.seconds < 0 or (fault.times is not None and fault.times < 1):
         raise invalid("a fault's seconds and times are positive")
     return fault
+
+
+LASTING = (
+    *("cut", "one-way", "slow-network", "slow-cpu", "frozen"),
+    *("full-disk", "oom", "clock", "hostkey"),
+)
+ONCE = ("reboot", "poweroff", "reclaim")
+EFFECTS = LASTING + ONCE
+OPTIONS: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
+"""The options of what happens once; what lasts takes `--for`."""
+NOTICE_S = 120.0
+"""How long before its end EC2 tells a spot instance that it is taken back."""
+
+
+def names_node(operation: str) -> bool:
+    """Whether a fault is of an instance, not of calls."""
+    return operation.startswith("i-")
+
+
+def check_node(asked: Mapping[str, Any], instances: Mapping[str, Any], *, mode: str) -> None:
+    """Looks at a fault of a node before it is taken up.
+
+    :param asked: the fields of the fault.
+    :param instances: those of all regions by their ids, terminated ones too.
+    :raises UsageError: no such instance or effect, choices that are for calls, a mode that cannot do it.
+    """
+    instance_id, effect = asked["operation"], asked["effect"]
+    if effect not in EFFECTS:
+        raise invalid(f"invalid fault of a node: {effect}", f"it is one of {', '.join(EFFECTS)}")
+    alive = [id for id, one in instances.items() if one.state not in ("shutting-down", "terminated")]
+    if instance_id not in alive:
+        known = ", ".join(alive) or "none: run awsddp up --local"
+        raise invalid(f"instance not found: {instance_id}", f"the instances are {known}")
+    check_options(asked, OPTIONS.get(effect, {"for_s"}))
+    if effect in ONCE and instances[instance_id].state != "running":
+        raise invalid(f"{instance_id} is {instances[instance_id].state}", f"{effect} is for a node that runs")
+    if effect == "reclaim":
+        if instances[instance_id].lifecycle != "spot":
+            raise invalid(f"{instance_id} is not a spot instance", "create one: awsddp up --local --spot")
+    elif mode != "nspawn":
+        why = f"this local cloud runs in {mode} mode; as root: awsddp local stop, then awsddp local start"
+        raise invalid(f"{effect} needs nodes that are machines of their own", why)
+    elif effect == "frozen" and not cgroups.can_freeze():
+        raise invalid("this machine cannot freeze a node", "it has no cgroup v2")
+    elif effect == "clock" and faketime() is None:
+        why = "Debian's package faketime is missing: apt-get install faketime"
+        raise invalid("this machine cannot shift a node's clock", why)
+
+
+def check_options(asked: Mapping[str, Any], possible: Set[str]) -> None:
+    """Raise UsageError where a fault has an option that is not for it."""
+    if more := sorted(set(asked) - possible - {"operation", "effect"}):
+        option = more[0].removesuffix("_s")
+        known = " and ".join(f"--{name.removesuffix('_s')}" for name in sorted(possible))
+        raise invalid(f"--{option} is not for {asked['effect']}", f"it takes {known or 'no options'}")
+
+
+def invalid(message: str, why: str = "") -> UsageError:
+    """Return the error of a fault that cannot be."""
+    return UsageError(message, why, "awsddp local fault add --help")

@@ -17,12 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from awsddp.local import emulator as records
-from awsddp.local import node_faults
-from awsddp.local.emulator import Emulator
+from awsddp.local.emulator import Emulator, Store
 from awsddp.local.faults import Faults
-from awsddp.local.groups import ruleset
 from awsddp.local.hosts import Condition, Hosts, HostSpec
-from awsddp.local.store import Store
+from awsddp.local.network import fault_rules, group_rules
 
 BUSY_POLL_S = 0.05
 IDLE_POLL_S = 0.5
@@ -89,7 +87,7 @@ class Lifecycle:
             self._faults.forget_nodes({one.id for one in living})
             effects = {one.id: self._faults.of(one.id) for one in living}
             cut = {one.id: effects[one.id] | _OFF.get(one.state, set()) for one in living}
-            rules = {one.id: _rules(one, living) + node_faults.rules(cut[one.id]) for one in living}
+            rules = {one.id: _rules(one, living) + fault_rules(cut[one.id]) for one in living}
             names = {one.private_ip: one.private_dns_name for one in living}
             unsettled = bool(self._busy) or any(
                 one.state not in (*ENDED, "running") or one.reboot_wanted for one in living
@@ -184,7 +182,7 @@ class Lifecycle:
     def _boot(self, instance: Any) -> None:
         spec = _spec(instance)
         rules = _rules(instance, [one for one in self._emulator.instances() if one.state != "terminated"])
-        rules += node_faults.rules(self._faults.of(instance.id))
+        rules += fault_rules(self._faults.of(instance.id))
 
         def boot() -> None:
             try:
@@ -240,4 +238,4 @@ def _rules(instance: Any, living: list[Any]) -> str:
     for one in living:
         for group_id in _groups(one):
             members.setdefault(group_id, []).append(one.private_ip)
-    return ruleset(_groups(instance).values(), members)
+    return group_rules(_groups(instance).values(), members)

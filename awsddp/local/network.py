@@ -3,6 +3,9 @@
 A bridge in the machine's own namespace would be cut by Docker's rules (br_netfilter); one in a namespace
 needs no rule in the machine's firewall. Nothing leads out: nodes have no default route, and the switch drops
 what is not between addresses of the block.
+
+A node's own namespace holds its security groups as nftables rules: stateful, default closed, the union of all
+rules of all groups of the instance (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html).
 """
 
 from __future__ import annotations
@@ -11,34 +14,20 @@ import ipaddress
 import json
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from awsddp.errors import LocalCloudError
-from awsddp.local.place import Place
+from awsddp.local.machine import Place, run
 
 BLOCKS = tuple(ipaddress.IPv4Network(f"10.{second}.0.0/16") for second in range(77, 128))
 NAMESPACES = Path("/run/netns")
 LOOPBACK_BLOCKS = tuple(ipaddress.IPv4Network(f"127.{second}.0.0/16") for second in range(77, 128))
 METADATA_ADDRESS = "169.254.169.254"
-
-
-def run(
-    *argv: str,
-    text: str = "",
-    failed: str = "the local cloud's network could not be set up",
-    next: str = "awsddp local stop",
-) -> str:
-    """Run a command of the system and return its output.
-
-    :raises LocalCloudError: it failed; `why` holds what it said last.
-    """
-    done = subprocess.run(argv, input=text, capture_output=True, text=True)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise LocalCloudError(failed, why="\n".join(lines[-5:]), next=next)
-    return done.stdout
+SLOW_NETWORK = "1 mbytes/second burst 64 kbytes"
+"""What nftables lets pass of each direction: what the rate allows in a second may come at once."""
 
 
 def ip(*lines: str, namespace: str | None = None) -> None:
@@ -181,3 +170,70 @@ def close_network(place: Place) -> None:
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
     if Path("/sys/class/net", place.interface).exists():
         subprocess.run(["ip", "link", "del", place.interface], capture_output=True)
+
+
+def group_rules(groups: Collection[Any], members: Mapping[str, list[str]]) -> str:
+    """The whole ruleset of a node; loading it replaces the one before at once.
+
+    :param groups: the node's security groups, as moto has them.
+    :param members: the addresses in each group, by its id: the peers of a rule that names the group.
+    """
+    lines = ["table inet groups", "delete table inet groups", "table inet groups {"]
+    ingress = [rule for group in groups for rule in group.ingress_rules]
+    egress = [rule for group in groups for rule in group.egress_rules]
+    lines += _chain("input", "iif", "saddr", {_match(rule, "saddr", members) for rule in ingress})
+    lines += _chain("output", "oif", "daddr", {_match(rule, "daddr", members) for rule in egress})
+    return "\n".join([*lines, "}", ""])
+
+
+def _chain(hook: str, interface: str, side: str, matches: set[str]) -> list[str]:
+    return [
+        f" chain {hook} {{",
+        f"  type filter hook {hook} priority 0; policy drop;",
+        "  ct state established,related accept",
+        f"  {interface} lo accept",
+        f"  ip {side} {METADATA_ADDRESS} accept",  # EC2's groups do not hold the metadata service
+        *(f"  {match} accept" for match in sorted(matches - {""})),
+        " }",
+    ]
+
+
+def _match(rule: Any, side: str, members: Mapping[str, list[str]]) -> str:
+    """What a permission lets pass, "" where it lets nobody (IPv4)."""
+    protocol, network = rule.ip_protocol or "-1", rule.ip_range.get("CidrIp")
+    named = members.get((rule.source_group or {}).get("GroupId", ""), [])
+    peers = {*named, network} if network else {*named}
+    if not peers:
+        return ""
+    source = "" if "0.0.0.0/0" in peers else f"ip {side} {{ {', '.join(sorted(peers))} }} "
+    if protocol == "-1":
+        return source.strip() or "meta nfproto ipv4"
+    if protocol in ("tcp", "udp"):
+        low, high = rule.from_port or 0, 65535 if rule.to_port is None else rule.to_port
+        ports = f"{low}-{high}" if low != high else str(low)
+        return f"{source}meta nfproto ipv4 {protocol} dport {ports}"
+    if protocol == "icmp":
+        kind = "" if rule.from_port in (None, -1) else f" icmp type {rule.from_port}"
+        return f"{source}ip protocol icmp{kind}"
+    return f"{source}ip protocol {protocol}"
+
+
+def fault_rules(effects: frozenset[str]) -> str:
+    """What nftables does in the node's namespace, as text to load; it replaces what was in force.
+
+    What passes is dropped, not refused: connections live on once it heals.
+    """
+    chains = ""
+    for hook, side, peer in (("input", "iif", "saddr"), ("output", "oif", "daddr")):
+        verdicts = []
+        if "cut" in effects or (hook == "output" and "one-way" in effects):
+            verdicts.append("drop")
+        if "slow-network" in effects:
+            verdicts.append(f"limit rate over {SLOW_NETWORK} drop")
+        if verdicts:
+            dropped = "".join(f"  {side} != lo {verdict}\n" for verdict in verdicts)
+            chains += (
+                f" chain {hook} {{\n  type filter hook {hook} priority -10;\n"
+                f"  ip {peer} {METADATA_ADDRESS} accept\n{dropped} }}\n"
+            )
+    return f"table inet faults\ndelete table inet faults\ntable inet faults {{\n{chains}}}\n"

@@ -12,20 +12,25 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
 
-from awsddp.local import cgroups, network, node_faults, rootfs, torchenv
+from awsddp.local import cgroups, image, network
 from awsddp.local.hosts import Condition, Hosts, HostSpec
-from awsddp.local.place import Place, run_into
+from awsddp.local.machine import Place, run, run_into
 from awsddp.state import take
 
 REBOOT_STATUS = 133
 SEED = "var/lib/cloud/seed/nocloud"
-MARKS = str(Path(rootfs.UP_MARK).parent)
-ANSWERS = f"marks/{Path(rootfs.UP_MARK).name}"
+MARKS = str(Path(image.UP_MARK).parent)
+ANSWERS = f"marks/{Path(image.UP_MARK).name}"
 RUNTIME = Path("/run/systemd/nspawn")
+FILLER = "filler"
+CLOCK = "FAKETIME=+120s\nDONT_FAKE_MONOTONIC=1\nNO_FAKE_STAT=1\nLD_PRELOAD={library}\n"
+"""The variables of a login that sees the wrong time: https://manpages.debian.org/faketime"""
+HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 # $1 cgroups, one a line, the rest what to run in them. Who waits for this knows that the host is in them.
 # The daemon's mark ends there: it would have the next daemon end the host.
@@ -66,7 +71,7 @@ class NspawnHosts(Hosts):
             self._make(node, spec)
         _write_seed(node / "seed", spec)
         if spec.rehearsal is not None:
-            torchenv.rehearse(node / "rehearsal" / torchenv.PACKAGES, spec.rehearsal)
+            image.rehearse(node / "rehearsal" / image.PACKAGES, spec.rehearsal)
         for name in ("exit", "pid", "wrapper", ANSWERS):
             (node / name).unlink(missing_ok=True)
         network.unplug(self._place, spec.instance_id)
@@ -91,7 +96,7 @@ class NspawnHosts(Hosts):
         with self._layer_lock:
             if not (self._place.layer / "work").exists():
                 shutil.rmtree(self._place.layer, ignore_errors=True)
-                rootfs.build_layer(self._place.layer / "upper")
+                image.build_layer(self._place.layer / "upper")
                 (self._place.layer / "work").mkdir()
         _format(node / "disk.img", gib=spec.disk_gib, content=self._place.layer)
         (node / "hosts").write_text(self._hosts)
@@ -102,15 +107,15 @@ class NspawnHosts(Hosts):
         settings = json.loads(self._place.settings.read_text())  # a later `local start --share` adds to it
         shown = [f"--bind-ro={_escape(path)}" for path in settings["share"]]
         if spec.has_torch:
-            torch = _escape(torchenv.ensure("nspawn"))
+            torch = _escape(image.ensure("nspawn"))
             if spec.rehearsal is None:
-                shown.append(f"--bind-ro={torch}:{torchenv.AT}")
+                shown.append(f"--bind-ro={torch}:{image.AT}")
             else:
-                shown.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{torchenv.AT}")
-            if torchenv.BASE_AT != torchenv.BASE:
-                shown.append(f"--bind-ro={_escape(torchenv.BASE)}:{torchenv.BASE_AT}")
+                shown.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{image.AT}")
+            if image.BASE_AT != image.BASE:
+                shown.append(f"--bind-ro={_escape(image.BASE)}:{image.BASE_AT}")
             # The machine's own of that name (another patch release, perhaps) gives way.
-            if library := torchenv.library():
+            if library := image.library():
                 same = [path.parent for path in Path("/usr/lib").glob(f"*/{library.name}")]
                 shown += [f"--bind-ro={_escape(library)}:{at}/{library.name}" for at in ("/usr/lib", *same)]
         return [
@@ -177,11 +182,11 @@ class NspawnHosts(Hosts):
             return False
         try:
             if "full-disk" in effects:
-                node_faults.fill(disk)
+                fill(disk)
             else:
-                (disk / node_faults.FILLER).unlink(missing_ok=True)
-            node_faults.set_clock(root, ahead="clock" in effects)
-            if node_faults.set_host_key(root, other="hostkey" in effects):
+                (disk / FILLER).unlink(missing_ok=True)
+            set_clock(root, ahead="clock" in effects)
+            if set_host_key(root, other="hostkey" in effects):
                 self._reload_sshd(instance_id)
         except FileNotFoundError:  # it is just ending
             return False
@@ -227,7 +232,7 @@ def _format(disk: Path, *, gib: int, content: Path) -> None:
     options = ["-m", "0", "-i", "65536", "-O", "^has_journal,^resize_inode"]
     options += ["-E", "lazy_itable_init=1,nodiscard"]
     command = ("mkfs.ext4", "-q", "-F", *options, "-d", str(content), str(disk))
-    network.run(*command, failed="a node's disk could not be made")
+    run(*command, failed="a node's disk could not be made")
 
 
 def _write_seed(folder: Path, spec: HostSpec) -> None:
@@ -245,3 +250,45 @@ def _write_seed(folder: Path, spec: HostSpec) -> None:
 def _escape(path: Path | str) -> str:
     """nspawn splits bind arguments at colons."""
     return str(path).replace("\\", "\\\\").replace(":", "\\:")
+
+
+def fill(disk: Path) -> None:
+    """Takes all that is free of a file system, without writing it."""
+    with (disk / FILLER).open("ab") as file:
+        block = os.statvfs(disk).f_frsize
+        blocks = os.statvfs(disk).f_bavail
+        while blocks:
+            try:
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, blocks * block)
+            except OSError:  # its own tables take room too
+                blocks //= 2
+
+
+def faketime() -> Path | None:
+    """The library that changes what processes see of the clock, None where it is not installed."""
+    return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+
+
+def set_clock(root: Path, *, ahead: bool) -> None:
+    """Lets what a login starts in a node see a clock that is ahead, or the true one.
+
+    :param root: the node's files.
+    """
+    path, variables = root / "etc/environment", CLOCK.format(library=faketime())
+    text = path.read_text().replace(variables, "")
+    path.write_text(text + variables if ahead else text)
+
+
+def set_host_key(root: Path, *, other: bool) -> bool:
+    """Put another host key in the place of a node's own, or its own back; true if sshd has to read it."""
+    shown, own = root / HOST_KEY, root / f"{HOST_KEY}.own"
+    if other == own.exists():
+        return False
+    if other:
+        made = root / f"{HOST_KEY}.other"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(made)], check=True)
+        shown.rename(own)
+        made.rename(shown)
+    else:
+        own.rename(shown)
+    return True

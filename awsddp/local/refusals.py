@@ -1,144 +1,447 @@
-"""What EC2 refuses and moto lets pass, checked before moto sees the request. Launches: launches.py."""
+"""What EC2 refuses and moto lets pass, as rows: the first one that finds something in a request counts."""
 
 from __future__ import annotations
 
+import base64
+import importlib
+import re
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from ipaddress import IPv4Network
 from typing import Any
 
+from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.utils import get_service_model
-from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+from moto.iam.models import iam_backends
 
-from awsddp.local import quotas, reservations
-from awsddp.local.requests import Refusal, Request
+from awsddp import limits
+from awsddp.local import offers
+from awsddp.local.launches import image_of, subnet_of, type_of
+from awsddp.local.requests import Refusal, Request, kept
+
+# What of a cloud-config hosts carry out: https://docs.cloud-init.io/en/latest/reference/modules.html
+USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_files", "bootcmd", "runcmd"})
 
 
-def check_reservation(request: Request, backend: Any) -> None:
-    """What CreateCapacityReservation refuses: reserved machines count against the quota, used or not.
+class Call:
+    """A request, and what the rows look at. Most of it is of launches."""
 
-    :raises Refusal: with EC2's code.
+    def __init__(self, request: Request, backend: Any) -> None:
+        self.request, self.backend = request, backend
+        self.asked = {"MinCount": 1, "MaxCount": 1, **request.asked}
+        self.type = type_of(request)
+        self.offered = offers.zones_offering(self.type, request.region)
+        self.zones = ", ".join(sorted(self.offered))
+        self.nics: list[dict[str, Any]] = self.asked.get("NetworkInterfaces", [])
+        self.disks: list[dict[str, Any]] = self.asked.get("BlockDeviceMappings", [])
+        self.price = self.asked.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("MaxPrice")
+        self.group = self.asked.get("GroupName") or self.asked.get("Placement", {}).get("GroupName")
+        self.quota = self.asked.get("QuotaCode", "")
+        self.groups = kept(backend, "placement_groups")
+        self.user_data: bytes | None = None
+        with suppress(ValueError):
+            text = "".join(self.asked.get("UserData", "").split())
+            self.user_data = base64.b64decode(text, validate=True)
+
+    @cached_property
+    def image(self) -> Any:
+        return image_of(self.request, self.backend)
+
+    @cached_property
+    def zone(self) -> str:
+        zone = self.asked.get("AvailabilityZone")
+        return str(zone or subnet_of(self.request, self.backend).availability_zone)
+
+    @property
+    def least_price(self) -> float:
+        return offers.price_usd_per_hour(self.type, self.zone, datetime.now(UTC).date())
+
+    @property
+    def reservation(self) -> Any:
+        return offers.choose_reservation(self.request, self.backend, zone=self.zone)
+
+
+Found = dict[str, Callable[[Call], Any]]
+"""The code and the text of a refusal, and what returns whether a call is refused so.
+
+Instead of True it may return the words that the text names beside the call and its parameters.
+"""
+
+
+def check(request: Request, backend: Any) -> None:
+    """Refuse what a row refuses; a launch that is sent again is not looked at again.
+
+    :raises ServiceException: with EC2's code; moto's own for names of things that are not there.
     """
-    name, zone = request.asked.get("InstanceType", ""), request.asked.get("AvailabilityZone", "")
-    check_zone(name, zone, region=request.region)
-    quotas.check(backend, name, request.asked.get("InstanceCount", 1))
+    asked = request.asked
+    if request.action == "RunInstances":
+        if asked.get("ClientToken") in kept(backend, "launches"):
+            return
+        image_of(request, backend)
+        backend.describe_key_pairs([asked.get("KeyName")])
+    if request.action in ("CreateTags", "DeleteTags"):
+        backend.get_multi_instances_by_id([one for one in asked.get("Resources", ()) if one.startswith("i-")])
+    call = Call(request, backend)
+    for operations, rows in ROWS.items():
+        for refusal, found in rows.items() if re.fullmatch(operations, request.action) else ():
+            if words := found(call):
+                code, _, text = refusal.partition(": ")
+                more = words if isinstance(words, dict) else {}
+                raise Refusal(code, text.format(call=call, **call.asked, **more))
 
 
-def check_start(request: Request, backend: Any) -> None:
-    """What StartInstances refuses: stopped machines need their reservation, or the quota, again.
-
-    Those that did not ask for their reservation by name run outside of it where it has no room.
-
-    :raises Refusal: ReservationCapacityExceeded, VcpuLimitExceeded.
-    """
-    named = backend.get_multi_instances_by_id(request.asked.get("InstanceIds", ()))
-    stopped = [one for one in named if one.state == "stopped"]
-    outside = [one for one in stopped if one.capacity_reservation_id is None]
-    for key, count in Counter(one.capacity_reservation_id for one in stopped).items():
-        if key is None or reservations.held(backend)[key].available_instance_count >= count:
-            continue
-        inside = [one for one in stopped if one.capacity_reservation_id == key]
-        if any(hasattr(one, "capacity_reservation_specification") for one in inside):
-            raise reservations.exceeded()
-        outside += inside
-    for name, count in Counter(one.instance_type for one in outside).items():
-        quotas.check(backend, name, count)
-    for instance in () if request.dry else outside:
-        instance.capacity_reservation_id = None
+# Parameters of calls, what they are to match, and what is said where they do not.
+_NAMES = r"(Create|Import)\w+ (KeyName|GroupName|GroupDescription)"
+_TEXTS = (
+    (_NAMES, r"[\s\S]{0,255}", "{name} is invalid. Length exceeds maximum of 255."),
+    (_NAMES, r"[\x00-\x7f]*", "{name} is invalid. Character sets beyond ASCII are not supported."),
+    (
+        *("CreateSecurityGroup (GroupName|GroupDescription)", limits.GROUP_TEXT.pattern),
+        "{name} is invalid. Valid characters are a-zA-Z0-9 and ._-:/()#,@[]+=&;{{}}!$*",
+    ),
+    (
+        "CreateSecurityGroup GroupName",
+        "(?!sg-).*",
+        "{name} is invalid. Group names may not be in the format sg-*.",
+    ),
+    (
+        *(r"\w+ ClientToken", rf"[\x00-\x7f]{{0,{limits.CLIENT_TOKEN}}}"),
+        f"clientToken is invalid. It must be at most {limits.CLIENT_TOKEN} ASCII characters.",
+    ),
+)
 
 
-def check_tagged(request: Request, backend: Any) -> None:
-    """Tags of instances that are not there.
-
-    :raises ServiceException: InvalidInstanceID.NotFound.
-    """
-    named = [one for one in request.asked.get("Resources", ()) if one.startswith("i-")]
-    backend.get_multi_instances_by_id(named)
-
-
-def check_unused(request: Request, backend: Any) -> None:
-    """A subnet with interfaces, or a VPC with groups or a gateway of its own, cannot be deleted.
-
-    :raises Refusal: DependencyViolation.
-    """
-    subnet_id, vpc_id = request.asked.get("SubnetId"), request.asked.get("VpcId", "")
-    users = [one for one in backend.enis.values() if one.subnet.id == subnet_id]
-    users += backend.describe_internet_gateways(filters={"attachment.vpc-id": [vpc_id]})
-    users += [one for one in backend.groups.get(vpc_id, {}).values() if one.name != "default"]
-    if users:
-        name = f"subnet '{subnet_id}'" if subnet_id else f"vpc '{vpc_id}'"
-        raise Refusal("DependencyViolation", f"The {name} has dependencies and cannot be deleted.")
+def _bad_text(call: Call) -> dict[str, str] | None:
+    for parameters, right, why in _TEXTS:
+        for name, value in call.request.parameters.items():
+            is_meant = re.fullmatch(parameters, f"{call.request.action} {name}")
+            if is_meant and not re.fullmatch(right, value):
+                return {"value": value[:300], "why": why.format(name=name)}
+    return None
 
 
-def check_group_unused(request: Request, backend: Any) -> None:
-    """A group that an interface, or a rule of another group, still needs cannot be deleted.
+def _tags(call: Call) -> list[dict[str, str]]:
+    """The tags that a call puts on things, by what it tags."""
+    given = [one.get("Tags", ()) for one in (call.asked, *call.asked.get("TagSpecifications", ()))]
+    return [{tag.get("Key", ""): tag.get("Value", "") for tag in tags} for tags in given]
 
-    :raises Refusal: DependencyViolation.
-    """
-    wanted = request.asked.get("GroupId", "")
-    users = {group.id for eni in backend.enis.values() for group in eni.group_set}
+
+def _long_filter(call: Call) -> bool:
+    return any(len(one.get("Values", ())) > limits.FILTER_VALUES for one in call.asked.get("Filters", ()))
+
+
+def _bad_tag(call: Call) -> dict[str, str] | None:
+    for key, value in (pair for tags in _tags(call) for pair in tags.items()):
+        if fault := limits.tag_fault(key, value):
+            return {"key": key[:200], "fault": fault}
+    return None
+
+
+def _too_many_tags(call: Call) -> bool:
+    things = [call.backend.tags.get(one, {}).keys() for one in call.asked.get("Resources", [""])]
+    return any(len(has | tags.keys()) > limits.TAGS for has in things for tags in _tags(call))
+
+
+def _too_many_rules(call: Call) -> bool:
+    """Count the rules that a group has and gets: one that names a group counts as IPv4 and as IPv6."""
+    group = call.backend.get_security_group_from_id(call.asked.get("GroupId", ""))
+    if group is None:
+        return False
+    rules = group.ingress_rules if call.request.action.endswith("Ingress") else group.egress_rules
+    asked = call.asked.get("IpPermissions", ())
+    counts = [
+        sum(bool(rule.source_group or rule.ip_range.get(key)) for rule in rules)
+        + sum(len(one.get(kind, ())) + len(one.get("UserIdGroupPairs", ())) for one in asked)
+        for kind, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"))
+    ]
+    return max(counts) > limits.RULES
+
+
+def _used_subnet(call: Call) -> bool:
+    return any(one.subnet.id == call.asked.get("SubnetId") for one in call.backend.enis.values())
+
+
+def _used_vpc(call: Call) -> bool:
+    vpc_id = call.asked.get("VpcId", "")
+    gateways = call.backend.describe_internet_gateways(filters={"attachment.vpc-id": [vpc_id]})
+    groups = call.backend.groups.get(vpc_id, {}).values()
+    return bool(gateways) or any(one.name != "default" for one in groups)
+
+
+def _used_group(call: Call) -> bool:
+    """Whether an interface, or a rule of another group, still needs a group."""
+    wanted = call.asked.get("GroupId", "")
+    users = {group.id for eni in call.backend.enis.values() for group in eni.group_set}
     users |= {
         rule.source_group.get("GroupId")
-        for group in backend.describe_security_groups()
+        for group in call.backend.describe_security_groups()
         for rule in (*group.ingress_rules, *group.egress_rules)
         if group.id != wanted
     }
-    if wanted in users:
-        raise Refusal("DependencyViolation", f"resource {wanted} has a dependent object")
+    return wanted in users
 
 
-def check_interface_free(request: Request, backend: Any) -> None:
-    """An interface of an instance cannot be deleted.
-
-    :raises Refusal: InvalidNetworkInterface.InUse.
-    """
-    interface = backend.enis.get(request.asked.get("NetworkInterfaceId", ""))
-    if interface is not None and interface.instance is not None:
-        raise Refusal(
-            "InvalidNetworkInterface.InUse", f"Network interface '{interface.id}' is currently in use."
-        )
+def _unknown_profile(call: Call) -> dict[str, str] | None:
+    known = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.values()
+    for key, text in call.asked.get("IamInstanceProfile", {}).items():
+        if text not in {one.name if key == "Name" else one.arn for one in known}:
+            return {"value": text[:300], "key": key.lower(), "what": "ARN" if key == "Arn" else "name"}
+    return None
 
 
-def check_type(name: str, image: Any, *, region: str) -> None:
-    """Refuse a type that EC2 does not have, not in this region, or not for this image.
+def _other_interfaces(call: Call) -> bool:
+    """A node has one interface: what is EFA alone is no device of the network."""
+    kinds = [(nic.get("InterfaceType"), nic.get("NetworkCardIndex")) for nic in call.nics]
+    return any(kind != ("efa-only", place) for place, kind in enumerate(kinds) if place)
 
-    :raises Refusal: InvalidParameterValue, Unsupported.
-    """
+
+def _unknown_group(call: Call) -> dict[str, str] | None:
+    """moto makes one of an unknown id."""
+    named = [
+        *call.asked.get("SecurityGroupIds", ()),
+        *(one for nic in call.nics for one in nic.get("Groups", ())),
+    ]
+    unknown = [one for one in named if call.backend.get_security_group_from_id(one) is None]
+    return {"group": unknown[0]} if unknown else None
+
+
+def _small_disk(call: Call) -> dict[str, int] | None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_EbsBlockDevice.html"""
+    least = call.image.ebs_snapshot.volume.size
+    sizes = [one.get("Ebs", {}).get("VolumeSize", least) for one in call.disks]
+    return {"size": min(sizes), "least": least} if sizes and min(sizes) < least else None
+
+
+def _known_types() -> list[str]:
     shape: Any = get_service_model("ec2").shape_for("InstanceType")
-    if name not in shape.enum:
-        raise Refusal("InvalidParameterValue", f"Invalid value '{name}' for InstanceType.")
-    if not zones_offering(name, region):
-        raise Refusal(
-            "Unsupported",
-            "The requested configuration is currently not supported. "
-            "Please check the documentation for supported configurations.",
-        )
-    supported = INSTANCE_TYPES[name]["ProcessorInfo"]["SupportedArchitectures"]
-    if image.architecture not in supported:
-        raise Refusal(
-            "InvalidParameterValue",
-            f"The architecture '{','.join(supported)}' of the specified instance type does not match the "
-            f"architecture '{image.architecture}' of the specified AMI. Specify an instance type and an AMI "
-            "that have matching architectures, and try again.",
-        )
+    return list(shape.enum)
 
 
-def check_zone(name: str, zone: str, *, region: str) -> None:
-    """Refuse a type that its zone does not offer.
+def _other_architecture(call: Call) -> dict[str, str] | None:
+    supported = INSTANCE_TYPES[call.type]["ProcessorInfo"]["SupportedArchitectures"]
+    return None if call.image.architecture in supported else {"supported": ",".join(supported)}
 
-    :raises Refusal: Unsupported.
+
+def _not_of_a_host(call: Call) -> dict[str, str] | None:
+    """What no host would have, where hosts boot. They are reached at addresses of the block alone."""
+    if call.backend.tags[call.image.id].get("awsddp:hosts") == "none":
+        return None
+    data, subnet = call.user_data or b"", subnet_of(call.request, call.backend)
+    block = IPv4Network(call.backend.default_vpc.cidr_block)
+    missing = [f"{key} of the user data" for key in _cloud_config(data) if key not in USER_DATA_KEYS]
+    if data and not data.startswith((b"#!", b"#cloud-config")):
+        missing = ["user data that is neither a script nor a cloud-config"]
+    if not IPv4Network(subnet.cidr_block).subnet_of(block):
+        missing = [f"a launch into {subnet.cidr_block} ({subnet.id}): {block} alone is routed"]
+    return {"what": ", ".join(missing)} if missing else None
+
+
+def _cloud_config(data: bytes) -> dict[str, Any]:
+    """The keys of user data. What cannot be parsed is left to cloud-init, which complains in its place."""
+    yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
+    found = None
+    with suppress(yaml.YAMLError, ValueError):
+        found = yaml.safe_load(data) if data.startswith(b"#cloud-config") else None
+    return found if isinstance(found, dict) else {}
+
+
+def _used_placement_group(call: Call) -> bool:
+    alive = [one for one in call.backend.all_instances() if one.state != "terminated"]
+    return any(one.placement.group_name == call.group for one in alive)
+
+
+def _unknown_reservation(call: Call) -> dict[str, str] | None:
+    named = [offers.named_reservation(call.request), call.asked.get("CapacityReservationId")]
+    named += call.asked.get("CapacityReservationIds", ())
+    unknown = [one for one in named if one and one not in offers.held(call.backend)]
+    return {"id": unknown[0]} if unknown else None
+
+
+def _wrong_state(call: Call) -> dict[str, str] | None:
+    wish, wrong = _WRONG_STATES[call.request.action]
+    named = call.backend.get_multi_instances_by_id(call.asked.get("InstanceIds", ()))
+    return next(({"id": one.id, "wish": wish} for one in named if one.state in wrong), None)
+
+
+def _outside(call: Call) -> list[Any]:
+    """The stopped instances to be started that have no reservation, or no room in theirs."""
+    named = call.backend.get_multi_instances_by_id(call.asked.get("InstanceIds", ()))
+    stopped = [one for one in named if one.state == "stopped"]
+    counts = Counter(one.capacity_reservation_id for one in stopped)
+    free = {key: one.available_instance_count for key, one in offers.held(call.backend).items()}
+    full = {key for key, count in counts.items() if count > free.get(key, 0)}
+    return [one for one in stopped if one.capacity_reservation_id in full]
+
+
+def _full_reservation(call: Call) -> bool:
+    """No code tells one without room from one that does not fit.
+
+    https://github.com/hashicorp/terraform-provider-aws/issues/32458
     """
-    if zone not in (offered := zones_offering(name, region)):
-        raise Refusal(
-            "Unsupported",
-            f"Your requested instance type ({name}) is not supported in your requested Availability Zone "
-            f"({zone}). Please retry your request by not specifying an Availability Zone or choosing "
-            f"{', '.join(sorted(offered))}.",
-        )
+    if call.request.action == "RunInstances":
+        return bool(offers.named_reservation(call.request)) and call.reservation is None
+    return any(hasattr(one, "capacity_reservation_specification") for one in _outside(call))
 
 
-def zones_offering(instance_type: str, region: str) -> set[str]:
-    """The zones of a region where a type can be launched."""
-    return {
-        offer["Location"]
-        for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
-        if offer["InstanceType"] == instance_type
-    }
+def _over_quota(call: Call, *, spot: bool = False) -> dict[str, float] | None:
+    """Held against a quota: launches and starts outside of a reservation, and reserved machines."""
+    if spot != ("InstanceMarketOptions" in call.asked):
+        return None
+    if call.request.action == "RunInstances" and call.reservation is not None:
+        return None
+    counts = Counter({call.type: call.asked.get("InstanceCount", call.asked["MaxCount"])})
+    if call.request.action == "StartInstances":
+        counts = Counter(one.instance_type for one in _outside(call))
+    over = [offers.exceeded_limit(call.backend, name, count, spot=spot) for name, count in counts.items()]
+    return next(({"limit": one} for one in over if one is not None), None)
+
+
+_WRONG_STATES = {
+    "StopInstances": ("stopped", ("shutting-down", "terminated")),
+    "StartInstances": ("started", ("shutting-down", "terminated", "stopping")),
+    "RebootInstances": ("rebooted", ("shutting-down", "terminated", "stopping", "stopped")),
+}
+_INVALID = "InvalidParameterValue: Value ({value}) for parameter"
+_LACKING = "UnsupportedOperation: The local cloud does not carry out"
+_LAUNCH: Found = {
+    "InvalidParameterValue: Value ({MinCount}) for parameter minCount is invalid. It must be at least 1 and "
+    "at most maxCount ({MaxCount}).": lambda call: not 1 <= call.asked["MinCount"] <= call.asked["MaxCount"],
+    "InvalidParameterValue: Invalid BASE64 encoding of user data.": lambda call: call.user_data is None,
+    f"InvalidParameterValue: User data is limited to {limits.USER_DATA_BYTES} bytes": (
+        lambda call: len(call.user_data or b"") > limits.USER_DATA_BYTES
+    ),
+    f"{_INVALID} iamInstanceProfile.{{key}} is invalid. Invalid IAM Instance Profile {{what}}": (
+        _unknown_profile
+    ),
+    "InvalidParameterCombination: Network interfaces and an instance-level security groups may not be "
+    "specified on the same request": lambda call: (
+        call.nics and {"SecurityGroupIds", "SecurityGroups"} & call.asked.keys()
+    ),
+    "InvalidParameterCombination: The associatePublicIPAddress parameter cannot be specified when launching "
+    "with multiple network interfaces.": lambda call: (
+        len(call.nics) > 1 and any(one.get("AssociatePublicIpAddress") for one in call.nics)
+    ),
+    f"{_LACKING} network interfaces beside the first, but an efa-only one of each further card.": (
+        _other_interfaces
+    ),
+    "InvalidGroup.NotFound: The security group '{group}' does not exist": _unknown_group,
+    f"{_LACKING} more than one EBS volume (BlockDeviceMapping).": (
+        lambda call: any(one.get("DeviceName") != call.image.root_device_name for one in call.disks)
+    ),
+    "InvalidBlockDeviceMapping: Volume of size {size}GB is smaller than snapshot "
+    "'{call.image.ebs_snapshot.id}', expect size>= {least}GB": _small_disk,
+    "InvalidParameterValue: Invalid value '{call.type}' for InstanceType.": (
+        lambda call: call.type not in _known_types()
+    ),
+    "Unsupported: The requested configuration is currently not supported. Please check the documentation for "
+    "supported configurations.": lambda call: not call.offered,
+    "InvalidParameterValue: The architecture '{supported}' of the specified instance type does not match the "
+    "architecture '{call.image.architecture}' of the specified AMI. Specify an instance type and an AMI that "
+    "have matching architectures, and try again.": _other_architecture,
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
+    "InvalidParameterValue: Value ({call.price}) for parameter price is invalid. It is no number.": (
+        lambda call: call.price is not None and not re.fullmatch(r"\d*\.?\d+", call.price)
+    ),
+    "SpotMaxPriceTooLow: Your Spot request price of {call.price} is lower than the minimum required Spot "
+    "request fulfillment price of {call.least_price:.6f}.": lambda call: (
+        call.price is not None and float(call.price) < call.least_price
+    ),
+    f"{_LACKING} {{what}}.": _not_of_a_host,
+}
+ROWS: dict[str, Found] = {
+    ".*": {
+        f"FilterLimitExceeded: The maximum number of filter values specified on a single call is "
+        f"{limits.FILTER_VALUES}": _long_filter,
+    },
+    "(?!Describe|Get|List).*": {f"{_INVALID} {{why}}": _bad_text},
+    "(?!Describe|Get|List|DeleteTags).*": {
+        "InvalidTagKey.Malformed: Tag '' is not valid: its key is empty.": (
+            lambda call: any("" in tags for tags in _tags(call))
+        ),
+        "InvalidParameterValue: Tag '{key}' is not valid: {fault}.": _bad_tag,
+        "TagLimitExceeded: The maximum number of Tags for a resource has been reached.": _too_many_tags,
+    },
+    "AuthorizeSecurityGroup.*": {
+        "RulesPerSecurityGroupLimitExceeded: The maximum number of rules per security group has been "
+        "reached.": _too_many_rules,
+    },
+    "DeleteSubnet": {
+        "DependencyViolation: The subnet '{SubnetId}' has dependencies and cannot be deleted.": _used_subnet,
+    },
+    "DeleteVpc": {
+        "DependencyViolation: The vpc '{VpcId}' has dependencies and cannot be deleted.": _used_vpc
+    },
+    "DeleteSecurityGroup": {
+        "DependencyViolation: resource {GroupId} has a dependent object": _used_group,
+    },
+    "DeleteNetworkInterface": {
+        "InvalidNetworkInterface.InUse: Network interface '{NetworkInterfaceId}' is currently in use.": (
+            lambda call: getattr(
+                call.backend.enis.get(call.asked.get("NetworkInterfaceId")), "instance", None
+            )
+        ),
+    },
+    "(Stop|Start|Reboot)Instances": {
+        "IncorrectInstanceState: The instance '{id}' is not in a state from which it can be {wish}.": (
+            _wrong_state
+        ),
+    },
+    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
+    "RunInstances": _LAUNCH,
+    "RunInstances|CreateCapacityReservation": {
+        "Unsupported: Your requested instance type ({call.type}) is not supported in your requested "
+        "Availability Zone ({call.zone}). Please retry your request by not specifying an Availability Zone "
+        "or choosing {call.zones}.": lambda call: call.zone not in call.offered,
+    },
+    "CreatePlacementGroup": {
+        "InvalidPlacementGroup.Duplicate: The Placement Group '{GroupName}' already exists.": (
+            lambda call: call.group in call.groups
+        ),
+    },
+    "RunInstances|DeletePlacementGroup": {
+        "InvalidPlacementGroup.Unknown: The Placement Group '{call.group}' is unknown.": (
+            lambda call: call.group and call.group not in call.groups
+        ),
+    },
+    "DeletePlacementGroup": {
+        "InvalidPlacementGroup.InUse: The placement group '{GroupName}' is in use and may not be deleted.": (
+            _used_placement_group
+        ),
+    },
+    "RunInstances|(Describe|Cancel)CapacityReservations?": {
+        "InvalidCapacityReservationId.NotFound: The capacity reservation ID '{id}' does not exist": (
+            _unknown_reservation
+        ),
+    },
+    "(Run|Start)Instances": {
+        "ReservationCapacityExceeded: The requested reservation does not have sufficient compatible and "
+        "available capacity for this request.": _full_reservation,
+    },
+    "(Run|Start)Instances|CreateCapacityReservation": {
+        "MaxSpotInstanceCountExceeded: Max spot instance count exceeded": partial(_over_quota, spot=True),
+        "VcpuLimitExceeded: You have requested more vCPU capacity than your current vCPU limit of "
+        "{limit:.0f} allows for the instance bucket that the specified instance type belongs to. Please "
+        "visit http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this "
+        "limit.": _over_quota,
+    },
+    ".*ServiceQuota.*": {
+        "NoSuchResourceException: The request failed because the specified quota does not exist.": (
+            lambda call: call.asked.get("ServiceCode") != "ec2" or call.quota not in offers.QUOTAS
+        ),
+    },
+    "RequestServiceQuotaIncrease": {
+        "IllegalArgumentException: You must provide a quota value greater than the current quota value": (
+            lambda call: float(call.asked["DesiredValue"]) <= offers.quota_value(call.backend, call.quota)
+        ),
+    },
+    "GetParameter": {
+        "ParameterNotFound: Parameter {Name} not found.": (
+            lambda call: call.asked.get("Name") not in offers.parameters(call.request.region)
+        ),
+    },
+}
+"""By operation (a pattern)."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from moto.core.utils import get_service_model
 
-from awsddp.local import dlami, launches, market, quotas, refusals, reservations
+from awsddp.local import launches, offers
 from awsddp.local.requests import Refusal, Request, invalid, lacking
 
 COMMON = frozenset({"Action", "Version", "DryRun"})
@@ -24,14 +24,12 @@ class Operation:
     """What of an operation is carried out.
 
     Names of parameters are as they are sent, without their numbers; each stands for all that is below it,
-    too. `makes`: the kinds of resources that it makes and tags. `check` raises what EC2 refuses and moto
-    lets pass; `answer` takes moto's place.
+    too. `makes`: the kinds of resources that it makes and tags. `answer` takes moto's place.
     """
 
     parameters: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
-    check: Callable[[Request, Any], None] | None = None
     answer: Callable[[Request, Any], Any] | None = None
 
     def takes(self, name: str) -> bool:
@@ -45,7 +43,6 @@ def _row(*parameters: str, **more: Any) -> Operation:
     return Operation(parameters=parameters, **more)
 
 
-_INSTANCES = _row("InstanceId")
 _LAUNCH = (
     *("ImageId", "InstanceType", "MinCount", "MaxCount", "ClientToken", "KeyName", "UserData", "SubnetId"),
     *("SecurityGroupId", "SecurityGroup", "IamInstanceProfile.Name", "IamInstanceProfile.Arn"),
@@ -79,7 +76,7 @@ VALUES = {
     "MetadataOptions.HttpTokens": ("optional", "required"),
     "NetworkInterface.DeleteOnTermination": ("true",),
     "NetworkInterface.InterfaceType": ("interface", "efa", "efa-only"),
-    "ProductDescription": (market.PRODUCT, f"{market.PRODUCT} (Amazon VPC)"),
+    "ProductDescription": (offers.PRODUCT, f"{offers.PRODUCT} (Amazon VPC)"),
     "Strategy": ("cluster",),
     "Value": ("stop", "terminate"),
 }
@@ -87,7 +84,6 @@ _EC2: dict[str, Operation] = {
     "RunInstances": _row(
         *_LAUNCH,
         makes=("instance", "volume", "network-interface", "spot-instances-request"),
-        check=launches.check,
         answer=launches.answer,
     ),
     "DescribeInstances": _row(
@@ -100,33 +96,31 @@ _EC2: dict[str, Operation] = {
         ),
     ),
     "DescribeInstanceStatus": _row("InstanceId", "IncludeAllInstances"),
-    "StartInstances": _row("InstanceId", check=refusals.check_start),
-    **dict.fromkeys(("StopInstances", "RebootInstances", "TerminateInstances"), _INSTANCES),
-    "GetConsoleOutput": _row("InstanceId"),
+    **{f"{verb}Instances": _row("InstanceId") for verb in ("Start", "Stop", "Reboot", "Terminate")},
     "DescribeInstanceAttribute": _row("InstanceId", "Attribute"),
     "ModifyInstanceAttribute": _row("InstanceId", "Attribute", "Value"),
     "AssociateIamInstanceProfile": _row("InstanceId", "IamInstanceProfile.Name", "IamInstanceProfile.Arn"),
     "DescribeIamInstanceProfileAssociations": _row("AssociationId"),
     "DisassociateIamInstanceProfile": _row("AssociationId"),
-    "CreateTags": _row("ResourceId", "Tag", check=refusals.check_tagged),
-    "DeleteTags": _row("ResourceId", "Tag", check=refusals.check_tagged),
+    "CreateTags": _row("ResourceId", "Tag"),
+    "DeleteTags": _row("ResourceId", "Tag"),
     "DescribeTags": _row(filters=("key", "resource-id", "resource-type", "value")),
     "CreateKeyPair": _row("KeyName", "KeyType", makes=("key-pair",)),
     "ImportKeyPair": _row("KeyName", "PublicKeyMaterial", makes=("key-pair",)),
     "DescribeKeyPairs": _row("KeyName", "IncludePublicKey", filters=("key-name", *TAGS)),
     "DeleteKeyPair": _row("KeyName"),
     "CreatePlacementGroup": _row(
-        "GroupName", "Strategy", makes=("placement-group",), answer=reservations.create_group
+        "GroupName", "Strategy", makes=("placement-group",), answer=offers.create_group
     ),
     "DescribePlacementGroups": _row(
-        "GroupName", filters=("group-name", "state", *TAGS), answer=reservations.describe_groups
+        "GroupName", filters=("group-name", "state", *TAGS), answer=offers.describe_groups
     ),
-    "DeletePlacementGroup": _row("GroupName", answer=reservations.delete_group),
+    "DeletePlacementGroup": _row("GroupName", answer=offers.delete_group),
     "CreateSecurityGroup": _row("GroupName", "GroupDescription", "VpcId", makes=("security-group",)),
     "DescribeSecurityGroups": _row(
         "GroupId", "GroupName", filters=("group-id", "group-name", "vpc-id", *TAGS)
     ),
-    "DeleteSecurityGroup": _row("GroupId", check=refusals.check_group_unused),
+    "DeleteSecurityGroup": _row("GroupId"),
     **{
         f"{verb}SecurityGroup{side}": _RULES
         for verb in ("Authorize", "Revoke")
@@ -135,17 +129,17 @@ _EC2: dict[str, Operation] = {
     "DescribeNetworkInterfaces": _row(
         "NetworkInterfaceId", filters=("attachment.instance-id", "group-id", "subnet-id", "vpc-id", *TAGS)
     ),
-    "DeleteNetworkInterface": _row("NetworkInterfaceId", check=refusals.check_interface_free),
+    "DeleteNetworkInterface": _row("NetworkInterfaceId"),
     "DescribeVolumes": _row("VolumeId", "MaxResults", filters=("attachment.instance-id", *TAGS)),
     "DeleteVolume": _row("VolumeId"),
     "CreateVpc": _row("CidrBlock", makes=("vpc",)),
     "DescribeVpcs": _row("VpcId", filters=("cidr", "is-default", *TAGS)),
-    "DeleteVpc": _row("VpcId", check=refusals.check_unused),
+    "DeleteVpc": _row("VpcId"),
     "CreateSubnet": _row("VpcId", "CidrBlock", "AvailabilityZone", makes=("subnet",)),
     "DescribeSubnets": _row(
         "SubnetId", filters=("availability-zone", "default-for-az", "state", "subnet-id", "vpc-id", *TAGS)
     ),
-    "DeleteSubnet": _row("SubnetId", check=refusals.check_unused),
+    "DeleteSubnet": _row("SubnetId"),
     "CreateInternetGateway": _row(makes=("internet-gateway",)),
     "AttachInternetGateway": _row("InternetGatewayId", "VpcId"),
     "DetachInternetGateway": _row("InternetGatewayId", "VpcId"),
@@ -162,13 +156,12 @@ _EC2: dict[str, Operation] = {
         *("InstanceType", "InstancePlatform", "AvailabilityZone", "InstanceCount"),
         *("InstanceMatchCriteria", "EndDate", "EndDateType"),
         makes=("capacity-reservation",),
-        check=refusals.check_reservation,
-        answer=reservations.create,
+        answer=offers.create_reservation,
     ),
     "DescribeCapacityReservations": _row(
-        "CapacityReservationId", filters=("state", *TAGS), answer=reservations.describe
+        "CapacityReservationId", filters=("state", *TAGS), answer=offers.describe_reservations
     ),
-    "CancelCapacityReservation": _row("CapacityReservationId", answer=reservations.cancel),
+    "CancelCapacityReservation": _row("CapacityReservationId", answer=offers.cancel_reservation),
     "DescribeImages": _row(
         "ImageId", "Owner", "IncludeDeprecated", filters=("architecture", "image-id", "name", "state")
     ),
@@ -177,15 +170,15 @@ _EC2: dict[str, Operation] = {
     "DescribeRegions": _row("AllRegions", "RegionName"),
     "DescribeAvailabilityZones": _row("ZoneName"),
     "DescribeSpotPriceHistory": _row(
-        "InstanceType", "ProductDescription", "StartTime", answer=market.history
+        "InstanceType", "ProductDescription", "StartTime", answer=offers.spot_prices
     ),
 }
 _QUOTA = ("ServiceCode", "QuotaCode")
 OPERATIONS: dict[str, dict[str, Operation]] = {
     "ec2": _EC2,
     "ssm": {
-        "GetParameter": _row("Name", answer=dlami.parameters),
-        "GetParameters": _row("Names", answer=dlami.parameters),
+        "GetParameter": _row("Name", answer=offers.image_parameters),
+        "GetParameters": _row("Names", answer=offers.image_parameters),
     },
     "sts": {
         "GetCallerIdentity": _row(),
@@ -209,8 +202,8 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
         "DisableKey": _row("KeyId"),
     },
     "servicequotas": {
-        "GetServiceQuota": _row(*_QUOTA, answer=quotas.answer),
-        "RequestServiceQuotaIncrease": _row(*_QUOTA, "DesiredValue", answer=quotas.answer),
+        "GetServiceQuota": _row(*_QUOTA, answer=offers.quota),
+        "RequestServiceQuotaIncrease": _row(*_QUOTA, "DesiredValue", answer=offers.quota),
     },
 }
 

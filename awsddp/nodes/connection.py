@@ -18,10 +18,10 @@ import paramiko
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import Layer, NodeFailure
+from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.jump import Jump, Line
-from awsddp.nodes.parallel import ignore
-from awsddp.parallel import soon
+from awsddp.nodes.login import Endpoint, Login
+from awsddp.parallel import ignore, soon
 from awsddp.report import Event, OnEvent, node_name
 
 # paramiko logs each failed handshake; what matters of it is in our own errors.
@@ -34,20 +34,6 @@ _UNANSWERED_MS = 30_000
 _EARLY_S = 15.0
 _LOGIN_PATIENCE_S = 5.0  # at boot sshd may answer a moment before the account is there
 _WINDOW = 8 * 2**20  # bytes in flight: 2 MiB, the default, holds a log to 10 MB/s at 200 ms
-
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """How a node is reached. `instance_id` names its host keys."""
-
-    node: int
-    instance_id: str
-    host: str
-    port: int = 22
-    user: str
-
-    def __str__(self) -> str:
-        return f"{self.instance_id} at {self.host}:{self.port}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,16 +123,15 @@ def connect(
     endpoint: Endpoint,
     *,
     key: paramiko.PKey,
-    known_hosts: Path,
-    jump: Jump | None = None,
+    login: Login,
     deadline_s: float,
     stop: threading.Event,
     on_event: OnEvent,
 ) -> Connection:
     """Return a connection to a node; until the deadline try again while it boots.
 
-    Raises NodeFailure: at once for a host key that is not in `known_hosts`, after a few seconds for a login
-    that is refused, at the deadline for the rest, with the last cause; JumpFailure where `jump` forbids it.
+    Raises NodeFailure: at once for a host key that is not accepted, after a few seconds for a login that is
+    refused, at the deadline for the rest, with the last cause; JumpFailure where the jump host forbids it.
     """
     began = time.monotonic()
     refused_since: float | None = None
@@ -154,7 +139,7 @@ def connect(
     while True:
         try:
             left_s = max(1.0, began + deadline_s - time.monotonic())
-            return _attempt(endpoint, key, known_hosts, jump, left_s)
+            return _attempt(endpoint, key, login, left_s)
         except NodeFailure as failure:
             now = time.monotonic()
             refused_since = (refused_since or now) if failure.layer == "login" else None
@@ -165,7 +150,7 @@ def connect(
                 told = failure.layer
                 on_event(Event(f"waiting for SSH ({told})", who=node_name(endpoint.node)))
         stop.wait(pause)
-        pause = min(1.0 if jump else 0.3, pause * 1.3)  # over a jump host each try is a process
+        pause = min(1.0 if login.jump else 0.3, pause * 1.3)  # over a jump host each try is a process
 
 
 class Preconnect:
@@ -175,12 +160,12 @@ class Preconnect:
     invalid login key.
     """
 
-    def __init__(self, endpoints: Collection[Endpoint], *, key: Path, known_hosts: Path) -> None:
+    def __init__(self, endpoints: Collection[Endpoint], login: Login) -> None:
         self._begun: dict[Endpoint, Future[Connection]] = {}
         if endpoints:
             once = threading.Event()
             once.set()
-            connected = partial(connect, key=load_key(key), known_hosts=known_hosts, deadline_s=_EARLY_S)
+            connected = partial(connect, key=load_key(login.key), login=login, deadline_s=_EARLY_S)
             self._begun = {one: soon(connected, one, stop=once, on_event=ignore) for one in endpoints}
 
     def take(self, endpoint: Endpoint) -> Connection | None:
@@ -200,14 +185,12 @@ def _cut(begun: Future[Connection]) -> None:
         begun.result().drop()
 
 
-def _attempt(
-    endpoint: Endpoint, key: paramiko.PKey, known_hosts: Path, jump: Jump | None, left_s: float
-) -> Connection:
-    accepted = hostkeys.read(known_hosts).get(endpoint.instance_id, ())
+def _attempt(endpoint: Endpoint, key: paramiko.PKey, login: Login, left_s: float) -> Connection:
+    accepted = hostkeys.read(login.known_hosts).get(endpoint.instance_id, ())
     if not accepted:
-        raise _failure(endpoint, "host key", "unknown host key", f"nothing for it in {known_hosts}")
+        raise endpoint.failure("host key", "unknown host key", f"nothing for it in {login.known_hosts}")
     with contextlib.ExitStack() as on_failure:
-        line = _dial(endpoint, jump, left_s)
+        line = _dial(endpoint, login.jump, left_s)
         on_failure.callback(line.close)
         transport = paramiko.Transport(line.socket, default_window_size=_WINDOW)
         on_failure.callback(transport.close)
@@ -217,7 +200,7 @@ def _attempt(
         _shake_hands(endpoint, transport, accepted)
         shown = _public(transport.get_remote_server_key())
         if shown not in accepted:
-            raise _failure(endpoint, "host key", "host key mismatch", f"it showed: {shown}")
+            raise endpoint.failure("host key", "host key mismatch", f"it showed: {shown}")
         _log_in(endpoint, transport, key)
         on_failure.pop_all()
     transport.set_keepalive(_KEEPALIVE_S)
@@ -233,11 +216,11 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
         late = isinstance(error, TimeoutError)
         if jump is not None:
             why, message = "no answer" if late else str(error), f"unreachable through {jump.name}"
-            raise _failure(endpoint, "no route", message, why, jump.advice) from error
+            raise endpoint.failure("no route", message, why, jump.advice) from error
         if isinstance(error, ConnectionRefusedError):
-            raise _failure(endpoint, "refused", "no sshd is listening", "connection refused") from error
+            raise endpoint.failure("refused", "no sshd is listening", "connection refused") from error
         why = "no answer" if late else error.strerror or str(error)
-        raise _failure(endpoint, "no route", "unreachable", why) from error
+        raise endpoint.failure("no route", "unreachable", why) from error
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each command waits 40 ms for an ACK
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a peer that acknowledges nothing is gone
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
@@ -252,10 +235,10 @@ def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tu
         transport.start_client(timeout=transport.handshake_timeout)
         transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
-        raise _failure(endpoint, "host key", "no host key of the expected type", str(error)) from error
+        raise endpoint.failure("host key", "no host key of the expected type", str(error)) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         why = str(error) or "connection closed"
-        raise _failure(endpoint, "banner", "SSH handshake failed", why) from error
+        raise endpoint.failure("banner", "SSH handshake failed", why) from error
 
 
 def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKey) -> None:
@@ -265,13 +248,9 @@ def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKe
         said = (transport.get_banner() or b"").decode(errors="replace").strip()
         why = said or str(error)
         if not transport.is_active():  # as pam_nologin does while "System is booting up"
-            raise _failure(endpoint, "banner", "connection closed during login", why) from error
-        raise _failure(endpoint, "login", f"login refused for {endpoint.user}", why) from error
+            raise endpoint.failure("banner", "connection closed during login", why) from error
+        raise endpoint.failure("login", f"login refused for {endpoint.user}", why) from error
 
 
 def _public(key: paramiko.PKey) -> str:
     return f"{key.get_name()} {key.get_base64()}"
-
-
-def _failure(endpoint: Endpoint, layer: Layer, message: str, why: str, next: str = "") -> NodeFailure:
-    return NodeFailure(endpoint.node, layer, f"{message} ({endpoint})", why, next)

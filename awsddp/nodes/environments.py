@@ -1,22 +1,21 @@
 """Makes the ranks' environment on all nodes at once, where it is not there already, and holds them alike."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from awsddp.answers import Environment, Platform, environment, take
+import msgspec
+
+from awsddp.answers import Environment, Platform, read_answer, take
 from awsddp.errors import NodeError
-from awsddp.nodes.command import Request, Result
 from awsddp.nodes.failures import NodeFailure, split
-from awsddp.nodes.listing import files_to_send
 from awsddp.nodes.packages import LINES, collect
-from awsddp.nodes.parallel import ignore
-from awsddp.nodes.sync import push
-from awsddp.nodes.transport import Fleet
+from awsddp.nodes.sync import files_to_send, push
+from awsddp.nodes.transport import Fleet, Request, Result
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
-from awsddp.report import Event, OnEvent, node_name
+from awsddp.report import Event, node_name
 from awsddp.resources import template
 
 WHEELS = "wheels"
@@ -31,43 +30,38 @@ def ensure(
     *,
     pythons: Mapping[int, str],
     cache: Path,
-    ssh_config: Path,
     send_files: Callable[[], object] = lambda: None,
-    on_event: OnEvent = ignore,
 ) -> dict[int, Environment]:
     """Return each node's environment, made where it is not there; one round trip where it is everywhere.
 
     `pythons` are the image's, `cache` keeps packages that are fetched here, `send_files` sends the synced
     folder, in which commands of `env.setup` run. Raises NodeError for nodes that failed, each with its last
-    lines, and for nodes that differ; ConfigError.
+    lines, and for nodes that differ; ConfigError. Events go where the fleet's go.
     """
-    found = _ask(
-        fleet, plan, {node: {"do": "look", "image": pythons[node]} for node in fleet.nodes}, on_event
-    )
+    looks = {node: _request(plan, "look", pythons[node]) for node in fleet.nodes}
+    found = _ask(fleet, plan, looks, _LOOK_S)
     missing = [node for node, one in found.items() if not one.ready]
     if missing:
         if plan.setup:
             send_files()
-        platforms = [found[node].platform for node in missing]
-        sent = _send_packages(fleet, plan, platforms, cache, ssh_config, on_event)
-        found |= _ask(
-            fleet,
-            plan,
-            {
-                node: {
-                    "do": "build",
-                    "image": pythons[node],
-                    "wheels": sent is not None,
-                    "lines": plan.lines if sent is None else sent,
-                    "constraints": [*plan.constraints, *_pins(plan, found[node])],
-                }
-                for node in missing
-            },
-            on_event,
-        )
+        sent = _send_packages(fleet, plan, [found[node].platform for node in missing], cache)
+        builds = {
+            node: _request(
+                plan,
+                "build",
+                pythons[node],
+                wheels=sent is not None,
+                lines=plan.lines if sent is None else sent,
+                constraints=[*plan.constraints, *_pins(plan, found[node])],
+            )
+            for node in missing
+        }
+        found |= _ask(fleet, plan, builds, _SILENT_S)
         for node in missing:
             torch = found[node].facts.get("torch")
-            on_event(Event(f"environment: {plan.name}, torch {torch}", who=node_name(node), fraction=1.0))
+            fleet.on_event(
+                Event(f"environment: {plan.name}, torch {torch}", who=node_name(node), fraction=1.0)
+            )
     refuse_unlike({node: one.facts for node, one in found.items()})
     return found
 
@@ -82,8 +76,6 @@ def _send_packages(
     plan: EnvironmentPlan,
     platforms: Sequence[Platform | None],
     cache: Path,
-    ssh_config: Path,
-    on_event: OnEvent,
 ) -> list[str] | None:
     """Send packages where this machine provides them, and return the requirements that they meet, else None.
 
@@ -98,46 +90,51 @@ def _send_packages(
             "packages that are fetched here fit one Python and one set of installed packages",
             "awsddp down && awsddp up   # with one image",
         )
-    wheels = collect(plan, first, folder=cache, on_event=on_event)
-    push(files_to_send(wheels), fleet, ssh_config=ssh_config, folder=WHEELS, on_event=on_event)
+    wheels = collect(plan, first, folder=cache, on_event=fleet.on_event)
+    push(files_to_send(wheels), fleet, folder=WHEELS, on_event=fleet.on_event)
     return (wheels / LINES).read_text().splitlines()
 
 
+def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Request:
+    """Return the request to "look" whether the environment is there, or to "build" it."""
+    asked = {
+        **asdict(plan),
+        "stamp": plan.stamp,
+        "setup_stamp": plan.setup_stamp,
+        "offline": plan.packages_from == "client",
+        "do": do,
+        "image": image,
+        **more,
+    }
+    # By stdin: an index URL may hold a password, and everybody on a node may read a command line.
+    return ["python3", "-I", "-c", template("environment.py")], json.dumps(asked).encode()
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A line of templates/environment.py: what it does now, or else (`at` is None) its answer."""
+
+    at: str | None = None
+
+
 def _ask(
-    fleet: Fleet, plan: EnvironmentPlan, words: Mapping[int, Mapping[str, Any]], on_event: OnEvent
+    fleet: Fleet, plan: EnvironmentPlan, requests: Mapping[int, Request], silent_s: float
 ) -> dict[int, Environment]:
-    said = {node: bytearray() for node in words}
+    said = {node: bytearray() for node in requests}
     last: dict[int, bytes] = {}
 
     def on_data(node: int, data: bytes) -> None:
         take(said[node], data, node=node)
         *lines, said[node] = said[node].split(b"\n")
-        for line in filter(None, map(_json, lines)):
-            if "at" in line:
-                on_event(Event(str(line["at"])[:200], who=node_name(node)))
-            else:
-                last[node] = json.dumps(line).encode()
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError):  # what a login shell's own files print is no JSON
+                step = msgspec.json.decode(line, type=_Line)
+                if step.at is None:
+                    last[node] = bytes(line)
+                else:
+                    fleet.on_event(Event(step.at[:200], who=node_name(node)))
 
-    requests: dict[int, Request] = {node: _request(plan, one) for node, one in words.items()}
-    looks = all(one["do"] == "look" for one in words.values())
-    ends = fleet.stream(requests, on_data, silent_after_s=_LOOK_S if looks else _SILENT_S)
+    ends = fleet.stream(requests, on_data, silent_after_s=silent_s)
     return split({node: _outcome(plan, node, last.get(node), end) for node, end in ends.items()})
-
-
-def _json(line: bytearray) -> dict[str, Any] | None:
-    """Return a line of the program; None for what a login shell's own files print."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _request(plan: EnvironmentPlan, words: Mapping[str, Any]) -> Request:
-    offline = plan.packages_from == "client"
-    asked = {**asdict(plan), "stamp": plan.stamp, "setup_stamp": plan.setup_stamp, "offline": offline}
-    # By stdin: an index URL may hold a password, and everybody on a node may read a command line.
-    return ["python3", "-I", "-c", template("environment.py")], json.dumps({**asked, **words}).encode()
 
 
 def _outcome(
@@ -148,7 +145,7 @@ def _outcome(
     if last is None:
         return NodeFailure(node, "command", "its environment could not be created", end.tail())
     try:
-        found = environment(last, node=node)
+        found = read_answer(last, Environment, node=node)
     except NodeError as error:
         return error
     if not found.failed:

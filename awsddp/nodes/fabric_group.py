@@ -8,8 +8,7 @@ import paramiko
 
 from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
-from awsddp.nodes.connection import Endpoint
-from awsddp.nodes.jump import Jump
+from awsddp.nodes.login import Endpoint, Login
 
 try:
     import fabric
@@ -19,17 +18,15 @@ except ImportError as error:
     ) from error
 
 
-def fabric_group(
-    endpoints: Iterable[Endpoint], *, key: Path, known_hosts: Path, jump: Jump | None
-) -> fabric.Group:
+def fabric_group(endpoints: Iterable[Endpoint], login: Login) -> fabric.Group:
     """Return a group with one connection per endpoint, in order; each accepts the node's own host keys only.
 
     Connections open when they are first used. Raises ConfigError.
     """
-    pinned = hostkeys.read(known_hosts)
-    proxy = jump.proxy_command() if jump is not None else None
+    pinned = hostkeys.read(login.known_hosts)
+    proxy = login.jump.proxy_command() if login.jump is not None else None
     return fabric.ThreadingGroup.from_connections(
-        [_connection(one, pinned.get(one.instance_id, ()), key, proxy) for one in endpoints]
+        [_connection(one, pinned.get(one.instance_id, ()), login.key, proxy) for one in endpoints]
     )
 
 

@@ -2,11 +2,12 @@
 
 import shutil
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import AwsddpError, ConfigError, NodeError
 from awsddp.report import node_name
 
+Outcome = TypeVar("Outcome")
 Layer = Literal["no route", "refused", "banner", "host key", "login", "lost", "silent", "command", "files"]
 
 _NEXT: dict[Layer, str] = {
@@ -64,10 +65,17 @@ class NodesFailed(NodeError):
         self.results = dict(results)
 
 
-def split(outcomes: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the results by node. Raises NodesFailed where any outcome is a NodeError."""
-    failures = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, NodeError)}
-    results = {node: outcome for node, outcome in outcomes.items() if node not in failures}
+def split(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
+    """Return the results by node. Raises NodesFailed for NodeErrors among them, any other error as it is."""
+    failures: dict[int, NodeError] = {}
+    results: dict[int, Outcome] = {}
+    for node, outcome in outcomes.items():
+        if isinstance(outcome, NodeError):
+            failures[node] = outcome
+        elif isinstance(outcome, AwsddpError):
+            raise outcome
+        else:
+            results[node] = outcome
     if failures:
         raise NodesFailed(failures, results, len(outcomes))
     return results

@@ -23,10 +23,8 @@ from awsddp.state import make_folder
 _BUILDS = 20
 """How many packages without a wheel are built here before that is no longer tried."""
 _NO_WHEEL = re.compile(r"No matching distribution found for ([^\s(;]+)")
-_DIRECT = re.compile(
-    r"(?:[\w.-]+\s*(?P<extras>\[[^]]*\])?\s*@\s*)?(?P<url>[a-z+]+://[^\s;]+)\s*(?P<marker>;.*)?"
-)
-"""A requirement that is a URL, with or without its name."""
+_DIRECT = re.compile(r"(?:[\w.-]+\s*(\[[^]]*\])?\s*@\s*)?([a-z+]+://[^\s;]+)\s*(;.*)?")
+"""A requirement that is a URL, with or without its name: extras, URL, marker."""
 _NO_EXTRA = re.compile(r"(\S+) \S+ does not provide the extra ")
 _ANY_VERSION = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(\[[^]]*\])?\s*(>=?[^,;]*)?(;.*)?")
 """A requirement that the newest release meets."""
@@ -99,9 +97,9 @@ class _Work:
         """
         for number, line in enumerate(self.plan.lines):
             if direct := _DIRECT.fullmatch(line):
-                wheel = self._fetch_url(direct["url"])
+                extras, url, marker = direct.groups(default="")
+                wheel = self._fetch_url(url)
                 name, version = wheel.name.split("-")[:2]
-                extras, marker = direct["extras"] or "", direct["marker"] or ""
                 self.lines[number] = f"{name}{extras} @ {wheel.as_uri()} {marker}"
                 self.sent[number] = f"{name}{extras}=={version} {marker}"
         said = self._choose()

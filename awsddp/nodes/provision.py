@@ -1,95 +1,136 @@
-"""Makes launched instances ready: their own host key, what they have."""
+"""What instances boot with, and how launched ones are made ready: their own host key, what they have."""
 
 import json
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from awsddp.answers import check
-from awsddp.errors import NodeError
+from awsddp.answers import Inspected, read_answer
+from awsddp.errors import ConfigError, NodeError
+from awsddp.limits import USER_DATA_BYTES
 from awsddp.nodes import hostkeys
-from awsddp.nodes.command import Request, Result
 from awsddp.nodes.failures import NodeFailure, NodesFailed, split
-from awsddp.nodes.parallel import ignore
-from awsddp.nodes.transport import Fleet
-from awsddp.nodes.user_data import moment
+from awsddp.nodes.hostkeys import KeyPair
 from awsddp.records import Node, Prepared
-from awsddp.report import Event, OnEvent, node_name
-from awsddp.resources import template
+from awsddp.report import Event, node_name
+from awsddp.resources import render, template
+
+if TYPE_CHECKING:  # the user data is made before a launch: nothing of SSH is imported for it
+    from awsddp.nodes.transport import Fleet
 
 _REKEY_S = 30.0
+Answer = TypeVar("Answer")
+
+
+class _Inspect(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="inspect"):
+    """The request to wait until the boot has ended and the GPUs answer, and to say what there is."""
+
+    user: str
+    address: str | None
+    rank0: str | None
+    expires: tuple[int, str] | None
+    idle: int | None
+    patience_s: float
+    gpus: int
+    gpus_patience_s: float
+
+
+class _Rekey(msgspec.Struct, frozen=True, tag_field="do", tag="rekey"):
+    """The request that sshd uses the host key that was made on the node."""
+
+
+class _Rekeyed(msgspec.Struct, frozen=True):
+    """The answer to it: that it does."""
+
+
+def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:
+    """Return the cloud-config that every node of a launch boots with.
+
+    It installs the throw-away `host_key` before sshd answers, and a watchdog that powers the machine off at
+    `expires_at` (aware of its zone), or after `idle_s` seconds without use (0: never), with nobody's help.
+    Raises ConfigError over EC2's limit of 16 KB.
+    """
+    seconds, text = moment(expires_at)
+    rendered = render(
+        "user_data.yaml",
+        host_private=json.dumps(host_key.private),
+        host_public=json.dumps(host_key.public),
+        expires_s=seconds,
+        expires=text,
+        idle_s=idle_s,
+    )
+    if len(rendered.encode()) > USER_DATA_BYTES:
+        raise ConfigError("the user data is too large", "EC2 accepts 16 KB")
+    return rendered
+
+
+def moment(when: datetime) -> tuple[int, str]:
+    """Return a moment as seconds since 1970 and as people read it, in UTC."""
+    when = when.astimezone(UTC)
+    return int(when.timestamp()), when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def prepare(
-    fleet: Fleet,
+    fleet: "Fleet",
     nodes: Sequence[Node],
     *,
-    known_hosts: Path,
     expires_at: datetime | None = None,
     idle_s: int | None = None,
     gpus: int = 0,
     deadline_s: float = 600,
     gpus_deadline_s: float = 300,
-    on_event: OnEvent = ignore,
 ) -> tuple[Prepared, ...]:
     """Make connected nodes ready, all at once, and return what was found, by node number. May be repeated.
 
     Waits for the end of the boot, replaces the throw-away host key by one made on the node, finds the
     environment and the network interface. `expires_at` moves the expiry, `idle_s` the idle time. Torch is to
     find `gpus` GPUs on each node; those behind NVSwitches are waited for. Raises NodesFailed for all nodes
-    that cannot be made ready; the others are.
+    that cannot be made ready; the others are. Events go where the fleet's go.
     """
     nodes = sorted(nodes, key=lambda node: node.node)
     for node in nodes:
-        on_event(Event("preparing", who=node_name(node.node)))
+        fleet.on_event(Event("preparing", who=node_name(node.node)))
     failures: dict[int, NodeError] = {}
     requests = {
-        node.node: {
-            "do": "inspect",
-            "user": fleet.endpoints[node.node].user,
-            "address": node.private_ip or node.address,
-            "rank0": nodes[0].private_ip or nodes[0].address,
-            "expires": moment(expires_at) if expires_at else None,
-            "idle": idle_s,
-            "patience_s": deadline_s,
-            "gpus": gpus,
-            "gpus_patience_s": gpus_deadline_s,
-        }
+        node.node: _Inspect(
+            user=fleet.endpoints[node.node].user,
+            address=node.private_ip or node.address,
+            rank0=nodes[0].private_ip or nodes[0].address,
+            expires=moment(expires_at) if expires_at else None,
+            idle=idle_s,
+            patience_s=deadline_s,
+            gpus=gpus,
+            gpus_patience_s=gpus_deadline_s,
+        )
         for node in nodes
     }
-    found = _ask(fleet, requests, deadline_s + gpus_deadline_s + 120, failures)
-    _change_host_keys(fleet, found, known_hosts, failures)
-    prepared: dict[int, Prepared] = {}
-    for node in nodes:
-        if node.node in failures:
-            continue
+    found = _ask(fleet, requests, Inspected, deadline_s + gpus_deadline_s + 120, failures)
+    _change_host_keys(fleet, {node: facts.host_key for node, facts in found.items()}, failures)
+    outcomes: dict[int, Prepared | NodeError] = {**failures}
+    for node in (one for one in nodes if one.node not in failures):
         facts = found[node.node]
-        if (problem := _problem(node, facts, gpus)) is not None:
-            failures[node.node] = problem
-            continue
-        record = {**facts, "node": node.node, "instance_id": node.instance_id}
-        prepared[node.node] = msgspec.convert(record, Prepared)
-        on_event(Event(_summary(prepared[node.node], facts), who=node_name(node.node), fraction=1.0))
-    return tuple(split({**prepared, **failures}).values())
+        outcomes[node.node] = _problem(node, facts, gpus) or msgspec.convert(
+            {**msgspec.structs.asdict(facts), "node": node.node, "instance_id": node.instance_id}, Prepared
+        )
+        if isinstance(outcomes[node.node], Prepared):
+            fleet.on_event(Event(_summary(facts), who=node_name(node.node), fraction=1.0))
+    return tuple(split(outcomes).values())
 
 
-def _change_host_keys(
-    fleet: Fleet, found: Mapping[int, dict[str, Any]], known_hosts: Path, failures: dict[int, NodeError]
-) -> None:
+def _change_host_keys(fleet: "Fleet", final: Mapping[int, str], failures: dict[int, NodeError]) -> None:
     """Replace the seed by the final key. There is no moment at which the key shown is not accepted here.
 
     The final key's public half is written down before sshd uses it; the seed is dropped after the first
     connection that the final key verified.
     """
-    final = {node: facts["host_key"] for node, facts in found.items()}
-    names = {node: fleet.endpoints[node].instance_id for node in found}
+    known_hosts = fleet.login.known_hosts
+    names = {node: fleet.endpoints[node].instance_id for node in final}
     pending = [node for node, key in final.items() if fleet.host_key(node) != key]
     hostkeys.accept(known_hosts, {names[node]: final[node] for node in pending})
-    pending = list(_ask(fleet, {node: {"do": "rekey"} for node in pending}, 60, failures))
+    pending = list(_ask(fleet, dict.fromkeys(pending, _Rekey()), _Rekeyed, 60, failures))
     deadline = time.monotonic() + _REKEY_S
     while pending:  # sshd is told by a signal: a connection made in that very moment may still show the seed
         try:
@@ -106,16 +147,20 @@ def _change_host_keys(
 
 
 def _ask(
-    fleet: Fleet, requests: Mapping[int, dict[str, Any]], timeout_s: float, failures: dict[int, NodeError]
-) -> dict[int, dict[str, Any]]:
+    fleet: "Fleet",
+    requests: Mapping[int, _Inspect | _Rekey],
+    answer: type[Answer],
+    timeout_s: float,
+    failures: dict[int, NodeError],
+) -> dict[int, Answer]:
     """Return the nodes' answers; who gives none is added to `failures`."""
-    commands: dict[int, Request] = {}
+    commands = {}
     for node, request in requests.items():
         sudo = [] if fleet.endpoints[node].user == "root" else ["sudo", "-n"]
-        argv = [*sudo, "python3", "-I", "-", json.dumps(request)]
+        argv = [*sudo, "python3", "-I", "-", msgspec.json.encode(request).decode()]
         commands[node] = argv, template("prepare.py").encode()
     try:
-        results: dict[int, Result] = fleet.run_each(commands, timeout_s=timeout_s)
+        results = fleet.run_each(commands, timeout_s=timeout_s)
     except NodesFailed as error:
         failures.update(error.failures)
         results = error.results
@@ -126,26 +171,26 @@ def _ask(
             failures[node] = NodeFailure(node, "command", "preparation failed", why)
             continue
         try:  # what the login shell's own files print stands before the answer
-            answers[node] = check(result.stdout.splitlines()[-1], request=requests[node], node=node)
+            answers[node] = read_answer(result.stdout.splitlines()[-1], answer, node=node)
         except NodeError as error:
             failures[node] = error
     return answers
 
 
-def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None:
+def _problem(node: Node, facts: Inspected, gpus: int) -> NodeFailure | None:
     """Return why a node is not ready, None where it is."""
-    if facts["python"] and facts["gpus"] < gpus:
-        message = f"torch sees {facts['gpus']} of {gpus} GPUs"
+    if facts.python and facts.gpus < gpus:
+        message = f"torch sees {facts.gpus} of {gpus} GPUs"
         advice = "awsddp up   # again\nawsddp down && awsddp up   # if that does not help"
-        return NodeFailure(node.node, "command", message, facts["gpus_said"], advice)
-    boot = facts["complaint"]
-    if not facts["watched"]:
+        return NodeFailure(node.node, "command", message, facts.gpus_said, advice)
+    boot = facts.complaint
+    if not facts.watched:
         message, why = "its expiry watchdog is not running, so it would not shut down by itself", boot
-    elif not facts["python"]:
+    elif not facts.python:
         message, why = "no Python with torch found", "searched /opt/pytorch and in conda's folders"
-    elif not facts["nic"]:
+    elif not facts.nic:
         message, why = "no network interface has its private address", f"{node.private_ip}"
-    elif not facts["rsync"]:
+    elif not facts.rsync:
         message, why = "rsync is not installed", "files are transferred by rsync"
     else:
         return None
@@ -154,7 +199,7 @@ def _problem(node: Node, facts: dict[str, Any], gpus: int) -> NodeFailure | None
     )
 
 
-def _summary(prepared: Prepared, facts: dict[str, Any]) -> str:
-    gpus = f", {prepared.gpus} {'rehearsed ' * facts['rehearsed']}GPUs" if prepared.gpus else ""
-    trouble = f" (cloud-init reports: {facts['complaint'].splitlines()[0]})" if facts["complaint"] else ""
-    return f"ready: torch {prepared.torch}{gpus}, {prepared.nic}{trouble}"
+def _summary(facts: Inspected) -> str:
+    gpus = f", {facts.gpus} {'rehearsed ' * facts.rehearsed}GPUs" if facts.gpus else ""
+    trouble = f" (cloud-init reports: {facts.complaint.splitlines()[0]})" if facts.complaint else ""
+    return f"ready: torch {facts.torch}{gpus}, {facts.nic}{trouble}"

@@ -6,12 +6,14 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from awsddp.errors import ConfigError
 from awsddp.nodes.failures import Layer, NodeFailure, find_program, tail
+from awsddp.report import Event, OnEvent, node_name
 
 SPARSE = ("--sparse", "--compress")
 """Options for files with holes: they travel as few bytes, and are holes again."""
@@ -36,6 +38,20 @@ def program() -> str:
     return path
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What is reported of a transfer: its text, and the share of `size` bytes that is done."""
+
+    text: str
+    size: int
+    on_event: OnEvent
+
+    def report(self, node: int, done: int) -> None:
+        """Report that `done` bytes have been transferred."""
+        fraction = min(1.0, done / max(1, self.size))
+        self.on_event(Event(self.text, who=node_name(node), fraction=fraction, size=self.size))
+
+
 def transfer(
     words: Sequence[str],
     paths: Iterable[str],
@@ -43,12 +59,12 @@ def transfer(
     node: int,
     ssh_config: Path,
     stop: threading.Event,
-    on_bytes: Callable[[int], None],
+    progress: Progress,
     partly: bool = False,
 ) -> None:
     """Run rsync with `words` (options, source, destination) for `paths`, which go in by stdin.
 
-    `on_bytes` is told the bytes so far. Raises NodeFailure with rsync's last lines; a file that vanished at
+    `progress` is reported. Raises NodeFailure with rsync's last lines; a file that vanished at
     its sender meanwhile is none, and with `partly` none that could not be sent. Ends early, without an error,
     once `stop` is set.
     """
@@ -70,7 +86,7 @@ def transfer(
         try:
             assert process.stdout is not None
             with process.stdout as stdout:
-                _follow(stdout, on_bytes)
+                _follow(stdout, node, progress)
             code = process.wait()
         finally:
             done.set()
@@ -89,7 +105,7 @@ def _end_on(stop: threading.Event, done: threading.Event, process: "subprocess.P
             return
 
 
-def _follow(stdout: IO[bytes], on_bytes: Callable[[int], None]) -> None:
+def _follow(stdout: IO[bytes], node: int, progress: Progress) -> None:
     """Read rsync's progress, lines that end with a carriage return, until its end."""
     rest = b""
     while data := os.read(stdout.fileno(), 65536):
@@ -97,7 +113,7 @@ def _follow(stdout: IO[bytes], on_bytes: Callable[[int], None]) -> None:
         for line in lines[-1:]:
             match = _PROGRESS.match(line)
             if match:
-                on_bytes(int(match[1]))
+                progress.report(node, int(match[1]))
 
 
 def _failure(node: int, code: int, said: str) -> NodeFailure:

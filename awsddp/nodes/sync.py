@@ -1,24 +1,28 @@
-"""Send files to the nodes: only those that differ, and never over files that a node made."""
+"""Send a folder to the nodes: everything, less what .awsddpignore (else .gitignore) names.
+
+Only what differs there is sent, and never over files that a node made.
+"""
 
 import contextlib
 import os
+import stat
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from awsddp.errors import NodeError
+from pathspec import GitIgnoreSpec
+
+from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import rsync
-from awsddp.nodes.command import Result
-from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodeFailure, NodesFailed, split
-from awsddp.nodes.jump import Jump
-from awsddp.nodes.listing import Entry, Listing
-from awsddp.nodes.parallel import ignore, run_on_nodes
-from awsddp.nodes.rendering import config_path, render
-from awsddp.nodes.transport import Fleet
+from awsddp.parallel import ignore, run_on_nodes
 from awsddp.report import Event, OnEvent, amount, node_name
 from awsddp.resources import template
+
+if TYPE_CHECKING:
+    from awsddp.nodes.transport import Fleet, Result
 
 REMOTE_DIR = "awsddp"
 """The folder of the synced folders, in the home folder of the node's user."""
@@ -33,6 +37,12 @@ Both are needed. To two local nodes, on two busy cores: 1 kB in 0.6 s (rsync: 4.
 HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
 _ASK_S = 120.0
+_NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
+_OURSELVES = "awsddp"
+_MOST_FILES = 200_000
+_MOST_BYTES = 100 * 10**9
+_Spec = tuple[str, GitIgnoreSpec]
+"""Patterns, and what holds them: the path of an ignore file, or sync.ignore."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,38 +53,186 @@ class Sent:
     bytes: int
 
 
-def ssh_config(
-    endpoints: Sequence[Endpoint], key: Path, known_hosts: Path, *, jump: Jump | None = None, prefix: str = ""
-) -> str:
-    """Return an ssh_config that reaches the nodes as node0, node1...: strict, by this key alone.
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One path to send, relative to the folder, with "/" between its parts.
 
-    It sets nothing for other hosts; `prefix` is put before each name. Host keys go by instance id. Raises
-    ConfigError for a path that ssh_config cannot hold.
+    `kind` is f (a file), l (a link) or d (a folder that would be empty). Bytes of a name that are no UTF-8
+    are kept as Python's surrogates (os.fsencode gives them back). `mode` holds the permission bits.
     """
-    over = f"    ProxyCommand {jump.proxy_command()}\n" if jump else ""
-    hosts = "".join(
-        f"Host {prefix}{node_name(one.node)}\n"
-        f"    HostName {one.host}\n"
-        f"    Port {one.port}\n"
-        f"    User {one.user}\n"
-        f"    HostKeyAlias {one.instance_id}\n"
-        f"{over}"
-        for one in endpoints
-    )
-    return render(
-        "ssh_config",
-        hosts=hosts,
-        names=" ".join(f"{prefix}{node_name(one.node)}" for one in endpoints),
-        key=config_path(key),
-        known_hosts=config_path(known_hosts),
-    )
+
+    path: str
+    kind: str
+    mode: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What of a folder is sent. `skipped` tells what is not, and why: links that lead out, sockets.
+
+    `kept` are the paths that stay here, a folder with a "/" at its end, each with what names it: an
+    ignore file, "sync.ignore", or "awsddp" (results, virtual environments).
+    """
+
+    root: Path
+    entries: list[Entry] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    kept: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(entry.size for entry in self.entries)
+
+    def keeper(self, path: str) -> tuple[str, str] | None:
+        """Return what of `kept` is `path` (relative), or is a folder that holds it, and what names it."""
+        return next(
+            ((kept, by) for kept, by in self.kept if f"{path}/".startswith(f"{kept.rstrip('/')}/")), None
+        )
+
+    def largest(self, count: int = 3) -> tuple[tuple[str, int], ...]:
+        """Return the top folders and files with the most bytes: what to name in .awsddpignore first."""
+        sizes: dict[str, int] = {}
+        for entry in self.entries:
+            top, slash, _ = entry.path.partition("/")
+            sizes[top + slash] = sizes.get(top + slash, 0) + entry.size
+        return tuple(sorted(sizes.items(), key=lambda item: -item[1])[:count])
+
+
+def files_to_send(
+    workdir: Path, ignore: Sequence[str] = (), *, results: str = "runs", exclude: Iterable[Path] = ()
+) -> Listing:
+    """Return what of `workdir` is sent.
+
+    `ignore` holds gitignore patterns that win over those of the ignore files; `results` is the folder of
+    results, `exclude` holds folders (awsddp's own home) that are never sent. Raises ConfigError for a folder
+    that is not there, that cannot be meant (/, the home folder), or that is far too large.
+    """
+    root = _checked(workdir)
+    never = {os.path.realpath(path) for path in (*exclude, root / results)}
+    walk = _Walk(root, ignore, never)
+    walk.add_folder("", ())
+    return walk.found
+
+
+def _checked(workdir: Path) -> Path:
+    root = workdir.resolve()
+    if not root.is_dir():
+        raise ConfigError(f"folder to sync not found: {workdir}", "", "set sync.workdir")
+    home = Path.home().resolve()
+    if root == home or root in home.parents:
+        raise ConfigError(
+            f"the folder to sync is {root}",
+            "the whole home folder or system would be sent to every node",
+            "go to your project's folder (cd), or set sync.workdir",
+        )
+    return root
+
+
+class _Walk:
+    """Walks the folder once, with the ignore files met on the way."""
+
+    def __init__(self, root: Path, ignore: Sequence[str], never: set[str]) -> None:
+        self.found = Listing(root=root)
+        self._name = ".awsddpignore" if (root / ".awsddpignore").is_file() else ".gitignore"
+        self._own = _spec(ignore, "sync.ignore")
+        self._never = never
+        self._size = 0
+
+    def add_folder(self, folder: str, specs: tuple[_Spec, ...]) -> int:
+        """Add what a folder holds; return how many entries that gave. `folder` is "" or ends with "/"."""
+        try:
+            found = sorted(os.scandir(Path(self.found.root, folder)), key=lambda item: item.name)
+        except OSError as error:
+            self.found.skipped.append((folder, error.strerror or str(error)))
+            return 1
+        names = {item.name for item in found}
+        if folder and "pyvenv.cfg" in names:
+            self.found.kept.append((folder, _OURSELVES))  # it holds paths of this machine
+            return 1
+        if self._name in names:
+            specs = (self._ignore_file(folder + self._name), *specs)
+        before = len(self.found.entries)
+        for item in found:
+            path = folder + item.name
+            is_folder = item.is_dir(follow_symlinks=False)
+            if item.name in _NEVER:
+                continue
+            if by := self._ignored_by(path + "/" * is_folder, specs):
+                self.found.kept.append((path + "/" * is_folder, by))
+            elif is_folder:
+                if os.path.realpath(item.path) in self._never:
+                    self.found.kept.append((path + "/", _OURSELVES))
+                elif not self.add_folder(path + "/", specs):
+                    self._add(path, "d", item.stat(follow_symlinks=False))
+            else:
+                self._file(path, item)
+        return len(self.found.entries) - before
+
+    def _ignored_by(self, path: str, specs: tuple[_Spec, ...]) -> str:
+        """Return what keeps the path here, "" if it goes.
+
+        As git decides: the innermost file that names it, and in it the last line that does.
+        """
+        for place, spec in (self._own, *specs):
+            verdict = spec.check_file(path[place.rfind("/") + 1 :]).include  # relative to the file's folder
+            if verdict is not None:
+                return place if verdict else ""
+        return ""
+
+    def _ignore_file(self, path: str) -> _Spec:
+        try:
+            text = Path(self.found.root, path).read_bytes().decode("utf-8-sig", "surrogateescape")
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}", error.strerror or str(error)) from error
+        return _spec(text.splitlines(), path)
+
+    def _file(self, path: str, item: "os.DirEntry[str]") -> None:
+        found = item.stat(follow_symlinks=False)
+        if stat.S_ISREG(found.st_mode):
+            self._add(path, "f", found)
+        elif not stat.S_ISLNK(found.st_mode):
+            self.found.skipped.append((path, "neither a file nor a folder"))
+        elif _leads_out(self.found.root, path):
+            self.found.skipped.append((path, "a link that leads out of the folder"))
+        else:
+            self._add(path, "l", found)
+
+    def _add(self, path: str, kind: str, status: os.stat_result) -> None:
+        size = 0 if kind == "d" else status.st_size
+        mode = 0 if kind == "l" else stat.S_IMODE(status.st_mode) & 0o777
+        mtime_ns = 0 if kind == "d" else status.st_mtime_ns
+        found = self.found
+        found.entries.append(Entry(path=path, kind=kind, mode=mode, size=size, mtime_ns=mtime_ns))
+        self._size += size
+        if len(found.entries) > _MOST_FILES or self._size > _MOST_BYTES:
+            largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in found.largest())
+            raise ConfigError(
+                f"the folder to sync, {found.root}, is far too large",
+                f"over {len(found.entries):,} files or {self._size / 1e9:.0f} GB; the largest: {largest}",
+                "name what is not needed in .awsddpignore, or set sync.workdir",
+            )
+
+
+def _spec(lines: Iterable[str], place: str) -> _Spec:
+    try:
+        return place, GitIgnoreSpec.from_lines(lines)
+    except ValueError as error:
+        raise ConfigError(f"{place}: not a gitignore pattern", str(error)) from error
+
+
+def _leads_out(root: Path, path: str) -> bool:
+    """Whether a link would point to something else on another machine."""
+    link = Path(root, path)
+    return link.readlink().is_absolute() or not Path(os.path.realpath(link)).is_relative_to(root)
 
 
 def push(
     listing: Listing,
-    fleet: Fleet,
+    fleet: "Fleet",
     *,
-    ssh_config: Path,
     folder: str = WORK,
     nodes: Collection[int] | None = None,
     on_event: OnEvent = ignore,
@@ -85,116 +243,112 @@ def push(
     else by rsync. A path that an earlier sync sent and that no longer exists here is removed, unless the node
     changed it; files that a node made stay. Raises NodesFailed; the other nodes are complete then.
     """
-    failures: dict[int, NodeError] = {}
-    changed, gone = _compare(listing, fleet, folder, failures, nodes)
-    _remove(fleet, folder, gone, failures)
-    complete = _send_at_once(listing.root, fleet, folder, changed)
+    sending = _Push(listing, fleet, folder)
+    sending.compare(nodes)
+    sending.remove()
+    sending.send_at_once()
+    left = [node for node in sending.changed if node not in sending.failures]
+    return split({**run_on_nodes(sending.carry, left, on_event=on_event), **sending.failures})
 
-    def carry(node: int, tell: OnEvent, stop: threading.Event) -> Sent:
-        sent = Sent(files=len(changed[node]), bytes=sum(entry.size for entry in changed[node]))
-        who, size = node_name(node), amount(sent.files, sent.bytes)
 
-        def on_bytes(done: int) -> None:
-            done_part = min(1.0, done / max(1, sent.bytes))
-            tell(Event(f"sending {size}", who=who, fraction=done_part, size=sent.bytes))
+class _Push:
+    """A push: by node the entries that differ there, and why it failed."""
 
-        if changed[node] and node not in complete:
+    def __init__(self, listing: Listing, fleet: "Fleet", folder: str) -> None:
+        self._listing, self._root, self._fleet, self._folder = listing, listing.root, fleet, folder
+        self.changed: dict[int, list[Entry]] = {}
+        self.failures: dict[int, NodeError] = {}
+        self._gone: dict[int, list[bytes]] = {}  # paths sent earlier that no longer exist here
+        self._complete: set[int] = set()
+
+    def compare(self, nodes: Collection[int] | None) -> None:
+        """Ask the nodes (None: all) what differs. An answer is not trusted: only listed entries are sent."""
+        entries = {os.fsencode(entry.path): entry for entry in self._listing.entries}
+        records = b"".join(_record(entry) for entry in self._listing.entries)
+        told = self._fleet.run(self._script(), stdin=records, nodes=nodes, timeout_s=_ASK_S)
+        for node, result in told.items():
+            if self._has_worked(node, result):
+                answers = [answer.partition(b" ") for answer in result.stdout.split(b"\0")]
+                differing = [path for word, _, path in answers if word == b"changed"]
+                self.changed[node] = [entries[path] for path in differing if path in entries]
+                missing = [path for word, _, path in answers if word == b"missing"]
+                self._gone[node] = [path for path in missing if not self._is_here(path)]
+
+    def remove(self) -> None:
+        """Have the nodes remove what no longer exists here."""
+        requests = {
+            node: (self._script("remove"), b"".join(path + b"\0" for path in paths))
+            for node, paths in self._gone.items()
+            if paths
+        }
+        for node, result in self._fleet.run_each(requests, timeout_s=_ASK_S).items():
+            self._has_worked(node, result)
+
+    def send_at_once(self) -> None:
+        """Send small differences over the open connection. Silent where it fails: rsync comes next."""
+        little = {
+            node: tuple(entries)
+            for node, entries in self.changed.items()
+            if entries and sum(entry.size for entry in entries) <= AT_ONCE_BYTES
+        }
+        try:
+            packed = {entries: self._packed(entries) for entries in set(little.values())}
+        except OSError:
+            return
+        requests = {node: (self._script("receive"), packed[entries]) for node, entries in little.items()}
+        try:
+            told = self._fleet.run_each(requests, timeout_s=_ASK_S)
+        except NodesFailed as error:
+            told = error.results
+        self._complete = {node for node, one in told.items() if one.stdout.endswith(b"\0received\0")}
+
+    def carry(self, node: int, on_event: OnEvent, stop: threading.Event) -> Sent:
+        """Send by rsync what a node does not have yet. Raises NodeFailure."""
+        changed, who = self.changed[node], node_name(node)
+        sent = Sent(files=len(changed), bytes=sum(entry.size for entry in changed))
+        size = amount(sent.files, sent.bytes)
+        if changed and node not in self._complete:
             # Which files differ is known: rsync is not to find, by whole seconds, that they do not.
             options = ["-lpt", "--dirs", "--no-implied-dirs", "--ignore-times", "--modify-window=-1"]
-            options += rsync.SPARSE if any(_has_holes(listing.root, entry) for entry in changed[node]) else ()
+            options += rsync.SPARSE if any(self._has_holes(entry) for entry in changed) else ()
             rsync.transfer(
-                [*options, "--", f"{os.fspath(listing.root)}/", f"{who}:{REMOTE_DIR}/{folder}/"],
-                [f"./{entry.path}" for entry in changed[node]],  # rsync drops names that begin with # or ;
+                [*options, "--", f"{os.fspath(self._root)}/", f"{who}:{REMOTE_DIR}/{self._folder}/"],
+                [f"./{entry.path}" for entry in changed],  # rsync drops names that begin with # or ;
                 node=node,
-                ssh_config=ssh_config,
+                ssh_config=self._fleet.login.ssh_config,
                 stop=stop,
-                on_bytes=on_bytes,
+                progress=rsync.Progress(f"sending {size}", sent.bytes, on_event),
             )
-        tell(Event(f"synced: {size}", who=who, fraction=1.0))
+        on_event(Event(f"synced: {size}", who=who, fraction=1.0))
         return sent
 
-    outcomes = run_on_nodes(carry, [node for node in changed if node not in failures], on_event=on_event)
-    return split({**outcomes, **failures})
+    def _script(self, *words: str) -> list[str]:
+        return ["python3", "-I", "-c", template("work_folder.py"), self._folder, *words]
 
-
-def _compare(
-    listing: Listing,
-    fleet: Fleet,
-    folder: str,
-    failures: dict[int, NodeError],
-    nodes: Collection[int] | None,
-) -> tuple[dict[int, list[Entry]], dict[int, list[bytes]]]:
-    """Return, by node, the entries that differ there, and the paths sent earlier that no longer exist here.
-
-    A node's answer is not trusted: only listed entries are sent.
-    """
-    entries = {os.fsencode(entry.path): entry for entry in listing.entries}
-    records = b"".join(_record(entry) for entry in listing.entries)
-    changed, gone = {}, {}
-    for node, result in fleet.run(_script(folder), stdin=records, nodes=nodes, timeout_s=_ASK_S).items():
+    def _has_worked(self, node: int, result: "Result") -> bool:
         if result.exit_code:
-            failures[node] = _refused(node, result)
-            continue
-        answers = [answer.partition(b" ") for answer in result.stdout.split(b"\0")]
-        differing = [path for word, _, path in answers if word == b"changed"]
-        changed[node] = [entries[path] for path in differing if path in entries]
-        missing = [path for word, _, path in answers if word == b"missing"]
-        gone[node] = [path for path in missing if not _at_home(listing.root, path)]
-    return changed, gone
+            self.failures[node] = NodeFailure(node, "files", "its folders are not usable", result.tail())
+        return not result.exit_code
 
+    def _is_here(self, path: bytes) -> bool:
+        """Return whether the path still exists here: as no folder, and below no link."""
+        whole = Path(self._root, os.fsdecode(path))
+        is_folder = whole.is_dir() and not whole.is_symlink()
+        return os.path.lexists(whole) and not is_folder and whole.parent.resolve() == whole.parent
 
-def _at_home(root: Path, path: bytes) -> bool:
-    """Return whether the path still exists here: as no folder, and below no link."""
-    whole = Path(root, os.fsdecode(path))
-    is_folder = whole.is_dir() and not whole.is_symlink()
-    return os.path.lexists(whole) and not is_folder and whole.parent.resolve() == whole.parent
+    def _packed(self, entries: Iterable[Entry]) -> bytes:
+        """Return entries with their contents, without those that no longer exist. Raises OSError."""
+        parts = []
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                held = _held(Path(self._root, entry.path), entry.kind)
+                parts += [_record(replace(entry, size=len(held))), held]
+        return b"".join(parts)
 
-
-def _remove(
-    fleet: Fleet, folder: str, gone: Mapping[int, list[bytes]], failures: dict[int, NodeError]
-) -> None:
-    requests = {
-        node: (_script(folder, "remove"), b"".join(path + b"\0" for path in paths))
-        for node, paths in gone.items()
-        if paths
-    }
-    for node, result in fleet.run_each(requests, timeout_s=_ASK_S).items():
-        if result.exit_code:
-            failures[node] = _refused(node, result)
-
-
-def _send_at_once(
-    root: Path, fleet: Fleet, folder: str, changed: Mapping[int, list[Entry]]
-) -> frozenset[int]:
-    """Send small differences over the open connection, and return the nodes that have all of theirs now.
-
-    A failure is silent: rsync is tried next, and reports it.
-    """
-    little = {
-        node: tuple(entries)
-        for node, entries in changed.items()
-        if entries and sum(entry.size for entry in entries) <= AT_ONCE_BYTES
-    }
-    try:
-        packed = {entries: _packed(root, entries) for entries in set(little.values())}
-    except OSError:
-        return frozenset()
-    requests = {node: (_script(folder, "receive"), packed[entries]) for node, entries in little.items()}
-    try:
-        told = fleet.run_each(requests, timeout_s=_ASK_S)
-    except NodesFailed as error:
-        told = error.results
-    return frozenset(node for node, one in told.items() if one.stdout.endswith(b"\0received\0"))
-
-
-def _packed(root: Path, entries: Iterable[Entry]) -> bytes:
-    """Return entries with their contents, without those that no longer exist. Raises OSError."""
-    parts = []
-    for entry in entries:
-        with contextlib.suppress(FileNotFoundError):
-            held = _held(Path(root, entry.path), entry.kind)
-            parts += [_record(replace(entry, size=len(held))), held]
-    return b"".join(parts)
+    def _has_holes(self, entry: Entry) -> bool:
+        with contextlib.suppress(OSError):
+            return entry.size - Path(self._root, entry.path).lstat().st_blocks * 512 >= HOLES_BYTES
+        return False
 
 
 def _held(path: Path, kind: str) -> bytes:
@@ -203,23 +357,6 @@ def _held(path: Path, kind: str) -> bytes:
     return path.read_bytes() if kind == "f" else b""
 
 
-def _has_holes(root: Path, entry: Entry) -> bool:
-    with contextlib.suppress(OSError):
-        return entry.size - Path(root, entry.path).lstat().st_blocks * 512 >= HOLES_BYTES
-    return False
-
-
-def _script(*words: str) -> list[str]:
-    return ["python3", "-I", "-c", template("work_folder.py"), *words]
-
-
-def _refused(node: int, result: Result) -> NodeFailure:
-    return NodeFailure(node, "files", "its folders are not usable", result.tail())
-
-
 def _record(entry: Entry) -> bytes:
-    return (
-        f"{entry.kind} {entry.mode:o} {entry.size} {entry.mtime_ns} ".encode()
-        + os.fsencode(entry.path)
-        + b"\0"
-    )
+    fields = f"{entry.kind} {entry.mode:o} {entry.size} {entry.mtime_ns} "
+    return fields.encode() + os.fsencode(entry.path) + b"\0"

@@ -1,21 +1,188 @@
-"""The nodes, connected: one SSH transport a node, all opened at once, kept for the complete command."""
+"""The nodes, connected: one SSH transport a node, all opened at once, and commands over their channels."""
 
+import shlex
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
-from pathlib import Path
 from types import TracebackType
 
-from awsddp.answers import take
+import paramiko
+
+from awsddp.answers import MOST_BYTES, take
 from awsddp.errors import NodeError
-from awsddp.nodes.command import RemoteCommand, Request, Result, Wakeup, command_line
-from awsddp.nodes.connection import Connection, Endpoint, Preconnect, connect, load_key
-from awsddp.nodes.failures import NodeFailure, split
-from awsddp.nodes.jump import Jump, JumpFailure
-from awsddp.nodes.parallel import ignore, run_on_nodes
+from awsddp.nodes.connection import Connection, Preconnect, connect, load_key
+from awsddp.nodes.failures import Layer, NodeFailure, split, tail
+from awsddp.nodes.jump import JumpFailure
+from awsddp.nodes.login import Endpoint, Login
+from awsddp.parallel import ignore, run_on_nodes, soon
 from awsddp.report import OnEvent
 
 _CHECK_S = 0.25  # between checks of the deadlines while no data arrives
+_CHUNK = 256 * 1024
+_START_S = 1.0
+
+Request = tuple[Sequence[str], bytes]  # argv, stdin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Exit code and output of a command on a node. `exit_code` is -1 if a signal ended it."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+    def tail(self) -> str:
+        """Return the last lines of stderr, of stdout if stderr is empty."""
+        return tail((self.stderr.strip() or self.stdout).decode(errors="replace"))
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """Return the line that a remote shell parses to `argv`. Every remote command line is made here."""
+    return shlex.join(argv)
+
+
+class Wakeup(threading.Event):
+    """Wakes the reader of many channels: paramiko sets it when one of them has data or has ended.
+
+    paramiko also clears it when one buffer is empty. Another may still hold data, so `clear` does nothing.
+    """
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, then reset it."""
+        is_set = super().wait(timeout)
+        super().clear()
+        return is_set
+
+
+class RemoteCommand:
+    """One command on one node. Its own thread starts it and sends stdin; the caller's thread reads.
+
+    The stdin of a `persistent` one stays open: `send` sends more.
+    """
+
+    def __init__(
+        self, connection: Connection, line: str, stdin: bytes, wakeup: Wakeup, *, persistent: bool = False
+    ) -> None:
+        self.connection = connection
+        self._line = line
+        self._stdin = stdin
+        self._wakeup = wakeup
+        self._persistent = persistent
+        self._channel: paramiko.Channel | None = None
+        self._unread: BaseException | None = None
+        self._stderr = bytearray()
+        self._in_background(self._start)
+
+    def send(self, data: bytes) -> None:
+        """Send more on stdin, after what is still being sent; deadlines count from now."""
+        before = self._sending
+
+        def send_next() -> None:
+            before.result()
+            self._send(data)
+
+        self._in_background(send_next)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the command is being started, or stdin is being sent."""
+        return not self._sending.done()
+
+    def wait_started(self) -> None:
+        """Wait a moment for a command that was only just started, so that its channel can be closed."""
+        futures.wait([self._sending], _START_S)
+
+    def read(self) -> bytes:
+        """Return what stdout holds now, one chunk at most; stderr is kept for `read_stderr`."""
+        channel = self._channel
+        if channel is None:
+            return b""
+        try:
+            if channel.recv_stderr_ready():
+                self._stderr += channel.recv_stderr(_CHUNK)
+                self._heard = time.monotonic()
+                if len(self._stderr) > MOST_BYTES:
+                    raise EOFError(f"over {MOST_BYTES >> 20} MB on stderr")
+            if not channel.recv_ready():
+                return b""
+            self._heard = time.monotonic()
+            return channel.recv(_CHUNK)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            self._unread = error
+            return b""
+
+    def read_stderr(self) -> bytes:
+        """Return what came on stderr since the last call."""
+        said = bytes(self._stderr)
+        self._stderr.clear()
+        return said
+
+    def outcome(self) -> Result | NodeError | None:
+        """Return how it ended, None while it runs."""
+        channel = self._channel
+        alive = self.connection.transport.is_active()
+        if self.is_sending and alive:
+            return None
+        if channel is not None and channel.closed:
+            if channel.recv_ready() or channel.recv_stderr_ready():
+                return None
+            if channel.exit_status != -1 or (alive and self._error is None):
+                return Result(exit_code=channel.exit_status, stdout=b"", stderr=bytes(self._stderr))
+        elif alive and self._error is None:
+            return None
+        cause = self._error or self.connection.transport.get_exception()
+        return self.failure("lost", str(cause or "") or "the connection ended")
+
+    def overdue(self, timeout_s: float | None, silent_after_s: float | None) -> NodeError | None:
+        """Return the error of a command that runs, or of a node that is silent, for too long."""
+        now = time.monotonic()
+        if timeout_s is not None and now - self._began > timeout_s:
+            return self.failure("silent", f"still running after {timeout_s:g} s")
+        if silent_after_s is not None and now - self._heard > silent_after_s:
+            return self.failure("silent", f"no output for {silent_after_s:g} s")
+        return None
+
+    def failure(self, layer: Layer, why: str) -> NodeFailure:
+        """Return the error of this node."""
+        said = tail(self._stderr.decode(errors="replace"))
+        message = "no answer" if layer == "silent" else "the connection was lost"
+        return self.connection.endpoint.failure(layer, message, f"{why}\n{said}".strip())
+
+    def close(self) -> None:
+        """Close the channel; the command sees the end of its stdin and a closed stdout."""
+        if self._channel is not None:
+            self._channel.close()
+
+    @property
+    def _error(self) -> BaseException | None:
+        """Why nothing more is read or sent; a command that ends before it reads all its stdin is none."""
+        return self._unread or (None if self.is_sending else self._sending.exception())
+
+    def _in_background(self, act: Callable[[], None]) -> None:
+        self._began = self._heard = time.monotonic()
+        self._sending = soon(act)
+        self._sending.add_done_callback(lambda _: self._wakeup.set())
+
+    def _start(self) -> None:
+        channel = self.connection.open_channel()
+        channel.in_buffer.set_event(self._wakeup)
+        channel.in_stderr_buffer.set_event(self._wakeup)
+        self._channel = channel
+        channel.exec_command(self._line)
+        self._send(self._stdin)
+        if not self._persistent:
+            channel.shutdown_write()
+
+    def _send(self, data: bytes) -> None:
+        assert self._channel is not None
+        for start in range(0, len(data), _CHUNK):  # sendall() copies all that is left, each 32 KB
+            self._channel.sendall(data[start : start + _CHUNK])
 
 
 @dataclass(eq=False)
@@ -23,16 +190,13 @@ class Fleet:
     """Connections to nodes, as a context manager.
 
     Entering connects to all nodes at once and raises NodesFailed when any cannot be reached; with `partial`
-    the others are used and `failures` holds the rest. `key` is the file of the login key, `known_hosts` the
-    accepted host keys by instance id, `jump` the jump host, `preconnect` what may be connected already.
+    the others are used and `failures` holds the rest. `preconnect` holds what may be connected already.
     Events come from the caller's thread, as do calls of `meanwhile` while nodes are connected to.
     """
 
     given: InitVar[Iterable[Endpoint]]
+    login: Login
     _: KW_ONLY
-    key: Path
-    known_hosts: Path
-    jump: Jump | None = None
     deadline_s: float = 600
     partial: bool = False
     preconnect: Preconnect | None = None
@@ -75,15 +239,14 @@ class Fleet:
 
         Raises NodesFailed, and JumpFailure if the jump host is unreachable.
         """
-        key = load_key(self.key)
+        key = load_key(self.login.key)
 
         def work(node: int, on_event: OnEvent, stop: threading.Event) -> Connection:
             early = self.preconnect.take(self.endpoints[node]) if self.preconnect is not None else None
             connection = early or connect(
                 self.endpoints[node],
                 key=key,
-                known_hosts=self.known_hosts,
-                jump=self.jump,
+                login=self.login,
                 deadline_s=deadline_s,
                 stop=stop,
                 on_event=on_event,
@@ -96,8 +259,8 @@ class Fleet:
         for node in chosen:
             self._drop(node)
         try:
-            if self.jump is not None:
-                self.jump.reach(deadline_s=deadline_s if partial else 0)
+            if self.login.jump is not None:
+                self.login.jump.reach(deadline_s=deadline_s if partial else 0)
             outcomes = run_on_nodes(work, chosen, meanwhile=self.meanwhile, on_event=self.on_event)
         except JumpFailure as failure:
             if not partial:

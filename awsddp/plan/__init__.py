@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from awsddp import limits
-from awsddp.compat.images import misfit, unlisted
+from awsddp.billing import Budget, Rate
+from awsddp.compat.releases import misfit, unlisted
 from awsddp.compat.types import (
     ADDRESS_USD_PER_HOUR,
     GPU_TYPES,
@@ -20,11 +21,12 @@ from awsddp.compat.types import (
 )
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
-from awsddp.plan.records import Budget, Facts, Image, LaunchPlan, Price, Rate, Zone
+from awsddp.plan.records import Facts, Image, LaunchPlan, Price, Zone
 from awsddp.plan.requests import requests
 from awsddp.plan.selection import Candidate, candidate, choices, tries, zones
 from awsddp.report import duration
-from awsddp.spec import ClusterSpec, seconds
+from awsddp.spec import ClusterSpec
+from awsddp.values import seconds
 
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
@@ -119,11 +121,6 @@ def _plan(
         choices=choices(facts, kind, spec.cluster.nodes, market),
         price=_price(spec, facts, candidate, [zone.name for zone in tried], disk_gb),
         quota=candidate.quota,
-        budget=None,
-        requests=(),
-        warnings=(),
-        exists=False,
-        steps=(),
         expires_s=int(seconds(spec.cluster.expires)),
         untried=(
             *(("capacity blocks",) if market == "capacity-block" else ()),

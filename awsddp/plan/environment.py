@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,14 @@ from typing import Any, Literal
 
 from awsddp.compat.releases import RELEASES, Release, least_driver, release
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan.requirements import FOLDERS, IMAGE_PACKAGES, Requirements, is_folder_here, read_requirements
+from awsddp.plan.requirements import (
+    FOLDERS,
+    IMAGE_PACKAGES,
+    Requirements,
+    is_folder_here,
+    read_requirements,
+    toml_list,
+)
 from awsddp.report import node_name
 from awsddp.spec import EnvSection
 
@@ -196,6 +204,40 @@ def _ca(env: EnvSection) -> str:
         return Path(env.ca_bundle).expanduser().read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"env.ca_bundle: {env.ca_bundle} cannot be read", str(error)) from error
+
+
+def source_folders(project: Path) -> tuple[str, ...]:
+    """Return the folders, relative to the project's, from which its pyproject.toml has its packages imported.
+
+    Build backends that are not told take `src`, where it holds packages
+    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). () is the project itself.
+    """
+    try:
+        document = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()
+    tools = document.get("tool", {})
+    if not (document.keys() & {"project", "build-system"} or tools.keys() & {"poetry", "setuptools"}):
+        return ()
+    named = [
+        *toml_list(tools, "setuptools", "packages", "find", "where"),
+        *toml_list(tools, "setuptools", "package-dir", ""),
+        *(one.get("from") for one in toml_list(tools, "poetry", "packages") if isinstance(one, dict)),
+        *(
+            str(Path(one).parent)
+            for one in toml_list(tools, "hatch", "build", "targets", "wheel", "packages")
+            if isinstance(one, str)
+        ),
+        "src",
+    ]
+    found = dict.fromkeys(Path(one).as_posix() for one in named if isinstance(one, str) and one)
+    return tuple(one for one in found if _holds_packages(project, one))
+
+
+def _holds_packages(project: Path, name: str) -> bool:
+    folder = project / name
+    inside = name != "." and folder.is_dir() and folder.resolve().is_relative_to(project.resolve())
+    return inside and not (folder / "__init__.py").exists() and any(folder.rglob("*.py"))
 
 
 def image_constraints(packages: Mapping[str, str], *, every: bool = False) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from awsddp.compat.images import DLAMI_PARAMETERS
+from awsddp.compat.releases import DLAMI_PARAMETERS
 from awsddp.compat.types import GPU_TYPES
 from awsddp.resources import template
 from awsddp.spec import SSM, ClusterSpec

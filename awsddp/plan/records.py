@@ -1,17 +1,35 @@
 """The records of a plan: the facts read from AWS, the requests, the steps."""
 
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, Literal
 
-from awsddp.compat.types import GpuType, Market
-from awsddp.errors import ConfigError
-from awsddp.records import TargetName
-from awsddp.report import duration, node_name
+import msgspec
 
-LEAST_TERM_S = 300.0
-"""The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
+from awsddp.billing import Budget
+from awsddp.compat.releases import image_facts
+from awsddp.compat.types import EGRESS_USD_PER_GB, GpuType, Market
+from awsddp.records import TargetName
+from awsddp.report import node_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDocument:
+    """A machine image; `torch`, `cuda` and `driver` where its name tells them."""
+
+    id: str
+    name: str
+    created: str
+    owner: str
+    deprecated: str | None
+    torch: str | None
+    cuda: str | None
+    driver: int | None
+
+
+WayOut = Literal["internet", "private", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +69,13 @@ class Image:
         return replace(self, tags={**self.tags, "awsddp:gpus": "pretended"})
 
     @property
+    def shown(self) -> ImageDocument:
+        """What `plan --json` tells of it."""
+        told = {key: getattr(self, key) for key in ("id", "name", "created", "owner", "deprecated")}
+        name = image_facts(self.name)
+        return ImageDocument(**told, torch=name.torch or None, cuda=name.cuda or None, driver=name.driver)
+
+    @property
     def has_internet(self) -> bool:
         """Whether its instances reach the internet (the tag `awsddp:internet`)."""
         return self.tags.get("awsddp:internet") != "none"
@@ -69,7 +94,7 @@ class Subnet:
     zone: str
     vpc: str
     free_addresses: int
-    route: Literal["internet", "private", "none"] | None = None
+    route: WayOut | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +159,16 @@ class Facts:
     credentials_s: float | None = None
 
 
+Parameters = dict[str, Any]
+"""Parameters of a call of the EC2 API, or a part of them, in AWS's shape."""
+
+
 @dataclass(frozen=True)
 class Request:
     """One call of the EC2 API."""
 
     operation: str
-    parameters: dict[str, Any]
+    parameters: Parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,54 +208,14 @@ class Price(PriceParts):
     source: str
 
     @property
+    def parts(self) -> PriceParts:
+        """The parts alone."""
+        return PriceParts(machines=self.machines, disks=self.disks, addresses=self.addresses)
+
+    @property
     def total(self) -> float | None:
         """All parts together, US dollars per hour."""
         return None if self.machines is None else round(self.machines + self.disks + self.addresses, 4)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """What a budget assumes that all nodes cost per hour (None: unknown), in US dollars.
-
-    `source` tells which price that is; "" is the price of the plan, which does not change.
-    """
-
-    usd_per_hour: float | None = None
-    source: str = ""
-
-    def __str__(self) -> str:
-        cost = "an unknown amount" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f}"
-        return f"up to {cost} per hour, {self.source}" if self.source else f"{cost} per hour"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget(Rate):
-    """A budget in US dollars, what of it is spent, and the rate that it assumes."""
-
-    usd: float
-    spent_usd: float = 0.0
-
-    def __str__(self) -> str:
-        spent = f" (${self.spent_usd:,.2f} spent)" if self.spent_usd else ""
-        return f"${self.usd:,.2f}{spent} at {super().__str__()}"
-
-    @property
-    def lasts_s(self) -> float:
-        """How long what is left of it lasts (s); for no time where no price is known.
-
-        Raises ConfigError where that is too short.
-        """
-        if self.usd_per_hour == 0:
-            return float("inf")
-        left_usd = max(0.0, self.usd - self.spent_usd)
-        term_s = left_usd / self.usd_per_hour * 3600 if self.usd_per_hour is not None else 0.0
-        if term_s < LEAST_TERM_S:
-            raise ConfigError(
-                f"cluster.budget_usd: ${self.usd:,.2f} is spent, or does not last {duration(LEAST_TERM_S)}",
-                f"the budget is {self}",
-                "a larger --budget, fewer --nodes, or another --instance-type",
-            )
-        return term_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +252,19 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A plan that is tried next."""
+
+    region: str
+    instance_type: str
+    market: Market
+    zones: list[str]
+    price_usd_per_hour: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a plan and its JSON document share; prices are of all `nodes` together.
+    """What of a plan its JSON document has as it is; prices are of all `nodes` together.
 
     `why` tells how the type was chosen. `placement` is the placement group that is created for the nodes,
     {"$ref": "name"}, None for none. SSH goes through the host `jump` and is allowed from `ssh_cidrs`, blocks
@@ -289,11 +289,11 @@ class Planned:
     placement_why: str
     choices: tuple[Choice, ...]
     quota: str
-    budget: Budget | None
-    requests: tuple[Request, ...]
-    warnings: tuple[str, ...]
-    exists: bool
-    steps: tuple[Step, ...]
+    budget: Budget | None = None
+    requests: tuple[Request, ...] = ()
+    warnings: tuple[str, ...] = ()
+    exists: bool = False
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +315,7 @@ class LaunchPlan(Planned):
     untried: tuple[str, ...] = ()
     experimental: bool = False
     alternatives: tuple["LaunchPlan", ...] = ()
+    egress_usd_per_gb: float = EGRESS_USD_PER_GB
 
     @property
     def instance_type(self) -> str:
@@ -335,6 +336,21 @@ class LaunchPlan(Planned):
     def price_usd_per_hour(self) -> float | None:
         """Instances, disks and addresses of all nodes; None where no price is known."""
         return self.price.total
+
+    @property
+    def price_until_expiry_usd(self) -> float | None:
+        """What all nodes cost until they expire, in US dollars; None where no price is known."""
+        return None if self.price.total is None else round(self.price.total * self.expires_s / 3600, 2)
+
+    @property
+    def expires(self) -> dict[str, int]:
+        """When the nodes expire, as their requests have it."""
+        return {"$now": self.expires_s}
+
+    @property
+    def next(self) -> list[Alternative]:
+        """The alternatives in short."""
+        return msgspec.convert(self.alternatives, list[Alternative], from_attributes=True)
 
     @property
     def makes(self) -> list[str]:
@@ -365,11 +381,62 @@ def _several(count: int, word: str, ending: str = "s") -> str:
     return f"{count} {word}{ending * (count != 1)}"
 
 
+_SHOWN = {one.name: one.name for one in fields(Planned)} | {
+    "instance_type": "kind.name",
+    "gpus_per_node": "kind.gpus",
+    "gpu": "kind.gpu",
+    "gpu_memory_gb": "kind.memory_gb",
+    "vcpus": "kind.vcpus",
+    "memory_gb": "kind.ram_gb",
+    "network_gbit": "kind.network",
+    "rehearsed": "image.rehearses",
+    "image": "image.shown",
+    "zones": "zones",
+    "makes": "makes",
+    "uses": "uses",
+    "price_usd_per_hour": "price.total",
+    "price_parts": "price.parts",
+    "price_date": "price.date",
+    "price_source": "price.source",
+    "price_until_expiry_usd": "price_until_expiry_usd",
+    "egress_usd_per_gb": "egress_usd_per_gb",
+    "expires": "expires",
+    "alternatives": "next",
+}
+"""The keys of `plan --json`, each with the attribute of LaunchPlan that is its value."""
+
+
+def shown(plan: LaunchPlan) -> Any:
+    """Return what is shown of a plan, a `PlanDocument`. It holds no secret."""
+    return PlanDocument(**{key: attrgetter(path)(plan) for key, path in _SHOWN.items()})
+
+
+def document(plan: LaunchPlan) -> dict[str, Any]:
+    """Return the plan as its JSON document."""
+    made: dict[str, Any] = msgspec.to_builtins(shown(plan))
+    return made
+
+
+def _type_of(path: str) -> Any:
+    """Return the type of an attribute of LaunchPlan, of a field or of what a property returns."""
+    kind: Any = LaunchPlan
+    for name in path.split("."):
+        found = getattr(kind, name, None)
+        getter = found.fget if isinstance(found, property) else None
+        kind = typing.get_type_hints(getter)["return"] if getter else typing.get_type_hints(kind)[name]
+    return kind
+
+
+PlanDocument = msgspec.defstruct(
+    "PlanDocument",
+    [(key, _type_of(path)) for key, path in _SHOWN.items()],
+    namespace={
+        "__doc__": "What `up` would do. Ids, secrets and times that do not exist yet are placeholders."
+    },
+)
+"""The type of `plan --json`, for docs/schema.json."""
+
+
 def names(cluster: str, cluster_id: str) -> dict[str, str]:
     """Return the ids known before anything exists: the cluster's id, and its group's and key's name."""
     return {"cluster_id": cluster_id, "name": f"awsddp-{cluster}-{cluster_id}"}
-
-
-def utc(moment: datetime) -> str:
-    """Return a moment as tags and documents write it: "2026-11-21T08:45:00Z"."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

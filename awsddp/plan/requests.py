@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from awsddp.plan.records import Facts, LaunchPlan, Request, utc
+from awsddp.plan.records import Facts, LaunchPlan, Parameters, Request
 from awsddp.records import write_numbers
+from awsddp.report import utc
 from awsddp.spec import ClusterSpec
 
 
@@ -70,7 +71,7 @@ def requests(plan: LaunchPlan, spec: ClusterSpec, facts: Facts) -> tuple[Request
     return (*made, _run_instances(plan, spec, facts, common))
 
 
-def _group(plan: LaunchPlan, vpc: str, common: Mapping[str, Any]) -> list[Request]:
+def _group(plan: LaunchPlan, vpc: str, common: Parameters) -> list[Request]:
     group = {"$ref": "security_group"}
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     return [
@@ -91,9 +92,9 @@ def _group(plan: LaunchPlan, vpc: str, common: Mapping[str, Any]) -> list[Reques
     ]
 
 
-def ssh_permission(cidr: str) -> dict[str, Any]:
+def ssh_permission(cidr: str) -> Parameters:
     """Return the rule that lets SSH come in from a block of addresses, or from a group's members."""
-    source: dict[str, Any] = {"IpRanges": [{"CidrIp": cidr}]}
+    source: Parameters = {"IpRanges": [{"CidrIp": cidr}]}
     if cidr.startswith("sg-"):
         source = {"UserIdGroupPairs": [{"GroupId": cidr}]}
     elif ":" in cidr:
@@ -101,11 +102,11 @@ def ssh_permission(cidr: str) -> dict[str, Any]:
     return {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **source}
 
 
-def _tagged(kind: str, tags: Mapping[str, Any]) -> dict[str, Any]:
+def _tagged(kind: str, tags: Parameters) -> Parameters:
     return {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
 
 
-def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Mapping[str, Any]) -> Request:
+def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Parameters) -> Request:
     named = {"Name": f"awsddp-{plan.cluster}", **common}
     instance = {
         **named,
@@ -140,7 +141,7 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Ma
     )
 
 
-def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[dict[str, Any]]:
+def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[Parameters]:
     """Return the interfaces of a node: one, or one for each network card where EFA is on several.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html: the first interface carries
@@ -151,7 +152,7 @@ def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[
         "Groups": [group or {"$ref": "security_group"}],
         "DeleteOnTermination": True,
     }
-    first: dict[str, Any] = {"DeviceIndex": 0}
+    first: Parameters = {"DeviceIndex": 0}
     cards = range(1, plan.kind.cards) if plan.efa.count > 1 else range(0)
     if plan.efa.count:
         plain = plan.kind.cards > plan.kind.efa
@@ -162,9 +163,9 @@ def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[
     return [{**interface, **common} for interface in (first, *further)]
 
 
-def _market(plan: LaunchPlan, facts: Facts) -> dict[str, Any]:
+def _market(plan: LaunchPlan, facts: Facts) -> Parameters:
     """Return how the machines are bought. A spot request is for once: it never starts others later."""
-    requested: dict[str, Any] = {}
+    requested: Parameters = {}
     if plan.market == "spot":
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         requested["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
@@ -176,7 +177,7 @@ def _market(plan: LaunchPlan, facts: Facts) -> dict[str, Any]:
     return requested
 
 
-def _profile(requested: str | None) -> dict[str, Any]:
+def _profile(requested: str | None) -> Parameters:
     if not requested:
         return {}
     return {"IamInstanceProfile": {"Arn" if requested.startswith("arn:") else "Name": requested}}

@@ -2,17 +2,22 @@
 
 import codecs
 import dataclasses
+import difflib
+import json
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
+
 from awsddp.errors import ConfigError
-from awsddp.plan.conda import line_of, not_on_a_node, read_conda
+from awsddp.values import VARIABLE
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s+--hash[= ]\S+")
@@ -29,6 +34,27 @@ FOLDERS = frozenset({"-f", "--find-links"})
 CONDA_SUFFIXES = (".yml", ".yaml")
 IMAGE_PACKAGES = re.compile(r"torch|torchvision|torchaudio|triton|nvidia[-_].*|pytorch[-_]triton.*")
 """Names that the image's build of torch decides; nothing that a project asks for may replace them."""
+
+_CONDA_KEYS = ("name", "channels", "dependencies", "prefix", "variables", "platforms")
+_KEYS_ARE = f"an environment.yml has the keys {', '.join(_CONDA_KEYS)}"
+_CLAUSE = r"[\w.*+!-]+"
+_OPERATOR = r"(?:==|>=|<=|!=|~=|=|<|>)\s*"
+_VERSIONS = rf"(?:\s+|\s*{_OPERATOR}){_CLAUSE}(?:\s*[,|]\s*(?:{_OPERATOR})?{_CLAUSE})*"
+_BRACKET = r"\s*\[\s*\w+\s*=[^]]*\]"
+# https://docs.conda.io/projects/conda/en/stable/user-guide/concepts/pkg-specs.html#package-match-specifications
+_SPEC = re.compile(
+    r"(?:[^\s\[\]=<>!~;@]+::)?[A-Za-z0-9_][\w.-]*"
+    rf"(?:{_VERSIONS}(?:(?:\s*=\s*|\s+)[\w.*^$+]+)?)?(?:{_BRACKET})?"
+    r"|https?://\S+\.(?:conda|tar\.bz2)(?:#\w+)?"
+)
+_PATH = re.compile(r"\.{0,2}/|~|file:")
+_OTHER = r"(?:win|osx|not (?:linux|unix))\w*"
+_ELSEWHERE = re.compile(rf"^[ \t]*-[ \t].*#[ \t]*\[ *{_OTHER}(?: or {_OTHER})* *\][ \t]*$", re.M)
+"""A line for other systems than the nodes', as conda-build and conda-lock mark it. conda reads a comment."""
+_YAML_KEY = re.compile(r"^[\"']?(\w+)[\"']?\s*:", re.M)
+
+Table = dict[Any, Any]
+"""A table of TOML or YAML, in the shape of uv, of pyproject.toml or of conda."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +98,7 @@ def _text(file: Path) -> str:
         ) from error
 
 
-def _toml(file: Path) -> dict[str, Any]:
+def _toml(file: Path) -> Table:
     try:
         return tomllib.loads(_text(file))
     except tomllib.TOMLDecodeError as error:
@@ -80,9 +106,39 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 def _conda(text: str, file: Path) -> Requirements:
-    """Return what conda gets: its `pip` lines are read as those of a requirements file are."""
-    found = read_conda(text, file)
-    pip = _collected("\n".join(found.pip), file, lambda line: line_of(line, text, file))
+    """Return what conda gets: each text in quotes, without the name and prefix of another machine.
+
+    Read here, because conda ignores a key that it does not know, and fails late. Its `pip` lines are read as
+    those of a requirements file are; its variables are set by `conda activate`, which no rank runs.
+    """
+    document = _yaml(_ELSEWHERE.sub("", text), file)
+    for key in document:
+        if key not in _CONDA_KEYS and not str(key).startswith("x-"):  # where YAML's anchors are kept
+            near = difflib.get_close_matches(str(key), _CONDA_KEYS, 1)
+            advice = f"did you mean {near[0]!r}?" if near else ""
+            if key == "pip":
+                advice = "write '- pip:' as the last line of dependencies, and the packages below it"
+            where, keys = _line_of(str(key), text, file), ", ".join(_CONDA_KEYS)
+            raise ConfigError(
+                f"env.file: {where}: unknown key {str(key)!r}",
+                f"an environment.yml has the keys {keys}",
+                advice,
+            )
+    for key, times in Counter(_YAML_KEY.findall(text)).items():
+        if times > 1:
+            raise ConfigError(f"env.file: {file} has {key!r} {times} times", "YAML keeps the last one only")
+    packages: list[str] = []
+    below_pip: list[str] = []
+    for one in _list(document, "dependencies", file):
+        if isinstance(one, dict) and list(one) == ["pip"]:
+            below_pip += _strings(one, "pip", file)
+        else:
+            packages.append(_spec(one, text, file))
+    if not packages and not below_pip:
+        raise ConfigError(f"env.file: {file} has no dependencies", "nothing would be installed")
+    channels = [_filled(one) for one in _strings(document, "channels", file)]
+    platforms, variables = _strings(document, "platforms", file), _variables(document, file)
+    pip = _collected("\n".join(below_pip), file, lambda line: _line_of(line, text, file))
     if pip.constraints:
         raise ConfigError(
             f"env.file: {file}: constraints below pip",
@@ -93,10 +149,14 @@ def _conda(text: str, file: Path) -> Requirements:
     for one in options:
         name, _, folder = one.partition(" ")
         if is_folder_here(name, folder):
-            raise not_on_a_node(one, str(file))
-    channels = tuple(_VARIABLE.sub(_value, one) for one in found.channels)
-    found = dataclasses.replace(found, channels=channels, pip=(*options, *pip.lines))
-    return Requirements(conda=found.text, variables=dict(found.variables))
+            raise _not_on_a_node(one, str(file))
+    lines: list[str] = []
+    for key, values in (("channels", channels), ("platforms", platforms), ("dependencies", packages)):
+        if values or key == "dependencies":
+            lines += [f"{key}:", *(f"- {json.dumps(value)}" for value in values)]
+    if pip_lines := (*options, *pip.lines):
+        lines += ["- pip:", *(f"  - {json.dumps(one)}" for one in pip_lines)]
+    return Requirements(conda="\n".join(lines) + "\n", variables=variables)
 
 
 def _collected(
@@ -112,7 +172,7 @@ def _collected(
     options: list[str] = []
     seen = (*seen, file.resolve())
     for number, raw in enumerate(text.replace("\\\n", " ").splitlines(), 1):
-        line = _VARIABLE.sub(_value, _HASH.sub("", _COMMENT.sub("", raw)).strip())
+        line = _filled(_HASH.sub("", _COMMENT.sub("", raw)).strip())
         if not line:
             continue
         where = place(line) if place else f"{file}, line {number}"
@@ -144,11 +204,11 @@ def _collected(
 def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -> list[str]:
     """Return the dependencies of the project itself, whose folder is synced; none where it names none."""
     document = _toml(file) if file.is_file() else {}
-    lines = [] if seen else _at(document, "project", "dependencies")
+    lines = [] if seen else toml_list(document, "project", "dependencies")
     for key in extras:
         if key and key not in seen:
-            lines = [*lines, *_at(document, "project", "optional-dependencies", key)]
-    name = "".join(map(str, _at(document, "project", "name")))
+            lines = [*lines, *toml_list(document, "project", "optional-dependencies", key)]
+    name = "".join(map(str, toml_list(document, "project", "name")))
     own = re.compile(rf"{re.escape(name)}\s*\[([^\]]*)\]", re.IGNORECASE)
     found: list[str] = []
     for line in filter(lambda one: isinstance(one, str), lines):
@@ -177,9 +237,9 @@ def _option(line: str, file: Path) -> list[str]:
     return [name, *value]
 
 
-def _value(match: re.Match[str]) -> str:
-    """Return the value of a variable in a requirements file; pip leaves one alone that is not set."""
-    return os.environ.get(match[1]) or match[0]
+def _filled(text: str) -> str:
+    """Return a text with the values of its variables; pip leaves one alone that is not set."""
+    return _VARIABLE.sub(lambda match: os.environ.get(match[1]) or match[0], text)
 
 
 def _checked(line: str, place: str) -> str:
@@ -191,7 +251,7 @@ def _checked(line: str, place: str) -> str:
             "remove the line, or write the option into the nodes' pip.conf by env.setup",
         )
     if line.startswith(("-", ".", "/")) or "file:" in line:
-        raise not_on_a_node(line, place)
+        raise _not_on_a_node(line, place)
     if line == "@EXPLICIT":
         raise ConfigError(
             f"env.file: {place}: this is a conda package list, not a requirements file",
@@ -209,7 +269,7 @@ def _checked(line: str, place: str) -> str:
     return line
 
 
-def _dependencies(document: dict[str, Any], file: Path) -> tuple[str, ...]:
+def _dependencies(document: Table, file: Path) -> tuple[str, ...]:
     found = document.get("project", {}).get("dependencies")
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise ConfigError(
@@ -220,10 +280,10 @@ def _dependencies(document: dict[str, Any], file: Path) -> tuple[str, ...]:
     return tuple(_checked(one, str(file)) for one in found)
 
 
-def _locked(document: dict[str, Any], file: Path) -> Iterator[str]:
+def _locked(document: Table, file: Path) -> Iterator[str]:
     """Yield the locked packages that the project needs, without what torch itself brings."""
-    packages: dict[str, Any] = {one.get("name", ""): one for one in document.get("package", [])}
-    roots = [one for one in packages.values() if _is_project(one.get("source", {}))]
+    packages: Table = {one.get("name", ""): one for one in document.get("package", [])}
+    roots = [one for one in packages.values() if _folder(one) == "."]
     if not roots:
         raise ConfigError(
             f"env.file: {file} locks no project", "no package in it has the source '.'", "uv lock"
@@ -235,10 +295,10 @@ def _locked(document: dict[str, Any], file: Path) -> Iterator[str]:
         name = edge["name"]
         marker = " and ".join(f"({one})" for one in (outer, edge.get("marker")) if one)
         package = packages.get(name, {})
-        if (name, marker) in seen or _is_project(package.get("source", {})):
+        if (name, marker) in seen or _folder(package) == ".":
             continue
         seen.add((name, marker))
-        if not _is_folder(package.get("source", {})):
+        if _folder(package) is None:  # else it is synced
             yield _pinned(edge, package, file) + (f" ; {marker}" if marker else "")
         if not IMAGE_PACKAGES.fullmatch(name):
             optional = package.get("optional-dependencies", {})
@@ -246,7 +306,7 @@ def _locked(document: dict[str, Any], file: Path) -> Iterator[str]:
             wanted += [(one, marker) for one in (*package.get("dependencies", []), *extras)]
 
 
-def _pinned(edge: dict[str, Any], package: dict[str, Any], file: Path) -> str:
+def _pinned(edge: Table, package: Table, file: Path) -> str:
     """Return the requirement that a locked package is."""
     name, source = edge["name"], package.get("source", {})
     if "git" in source:
@@ -266,51 +326,108 @@ def _pinned(edge: dict[str, Any], package: dict[str, Any], file: Path) -> str:
     return f"{name}=={version}"
 
 
-def _is_folder(source: dict[str, Any]) -> bool:
-    """Whether a package is a folder of the project's own, which is synced."""
-    return bool(source.keys() & {"editable", "virtual", "directory"})
+def _folder(package: Table) -> str | None:
+    """Return the folder that a locked package is, relative to the project; None where it is none."""
+    source = package.get("source", {})
+    return next((source[kind] for kind in ("editable", "virtual", "directory") if kind in source), None)
 
 
-def _is_project(source: dict[str, Any]) -> bool:
-    return "." in (source.get("editable"), source.get("virtual"), source.get("directory"))
-
-
-def source_folders(project: Path) -> tuple[str, ...]:
-    """Return the folders, relative to the project's, from which its pyproject.toml has its packages imported.
-
-    Build backends that are not told take `src`, where it holds packages
-    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). () is the project itself.
-    """
-    try:
-        document = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ()
-    tools = document.get("tool", {})
-    if not (document.keys() & {"project", "build-system"} or tools.keys() & {"poetry", "setuptools"}):
-        return ()
-    named = [
-        *_at(tools, "setuptools", "packages", "find", "where"),
-        *_at(tools, "setuptools", "package-dir", ""),
-        *(one.get("from") for one in _at(tools, "poetry", "packages") if isinstance(one, dict)),
-        *(
-            str(Path(one).parent)
-            for one in _at(tools, "hatch", "build", "targets", "wheel", "packages")
-            if isinstance(one, str)
-        ),
-        "src",
-    ]
-    found = dict.fromkeys(Path(one).as_posix() for one in named if isinstance(one, str) and one)
-    return tuple(one for one in found if _holds_packages(project, one))
-
-
-def _at(table: Any, *keys: str) -> list[Any]:
+def toml_list(table: Any, *keys: str) -> list[Any]:
     """Return what a TOML document has at a path of keys, as a list; [] for nothing."""
     for key in keys:
         table = table.get(key) if isinstance(table, dict) else None
     return table if isinstance(table, list) else [table] if isinstance(table, str) else []
 
 
-def _holds_packages(project: Path, name: str) -> bool:
-    folder = project / name
-    inside = name != "." and folder.is_dir() and folder.resolve().is_relative_to(project.resolve())
-    return inside and not (folder / "__init__.py").exists() and any(folder.rglob("*.py"))
+def _line_of(words: str, text: str, file: Path) -> str:
+    """Return where a file has `words`, as "FILE, line 3"."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if words and words in line.partition(" #")[0]:
+            return f"{file}, line {number}"
+    return str(file)
+
+
+def _yaml(text: str, file: Path) -> Table:
+    try:
+        document = msgspec.yaml.decode(text.encode())
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a date without such a day; [[[[...
+        tab = next((number for number, line in enumerate(text.splitlines(), 1) if re.match(r" *\t", line)), 0)
+        fault, why = " is not valid YAML", str(error).replace('"<byte string>", ', "")
+        if tab:
+            fault, why = f", line {tab}: a tab", "YAML is indented by spaces"
+        raise ConfigError(f"env.file: {file}{fault}", why) from error
+    if isinstance(document, dict):
+        return document
+    raise ConfigError(f"env.file: {file} has no dependencies", _KEYS_ARE)
+
+
+def _list(table: Table, key: str, file: Path) -> list[Any]:
+    found = table.get(key)
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise ConfigError(
+            f"env.file: {file}: {key} is not a list",
+            "each entry is a line that begins with '- '",
+            f"{key}:\n- ...",
+        )
+    return found
+
+
+def _strings(table: Table, key: str, file: Path) -> tuple[str, ...]:
+    found = _list(table, key, file)
+    for one in found:
+        if not isinstance(one, str):
+            raise _not_text(f"{key}: {one!r}", file)
+    return tuple(found)
+
+
+def _not_text(words: str, file: Path) -> ConfigError:
+    why, advice = "YAML reads it as another type", "write it in quotes"
+    return ConfigError(f"env.file: {file}: {words} is not text", why, advice)
+
+
+def _spec(one: Any, text: str, file: Path) -> str:
+    """Return a package of conda. Raises ConfigError for what is none."""
+    if isinstance(one, dict) and len(one) == 1:
+        name, version = next((str(key), value) for key, value in one.items())
+        place = _line_of(f"{name}:", text, file)
+        written = re.search(rf"-\s+{re.escape(name)}\s*:\s*([\w.*]+)", text)
+        exact = written[1] if written else version
+        raise ConfigError(
+            f"env.file: {place}: {name!r} is a key, not a package",
+            "a package is one text: its name, =, its version",
+            f"write '- {name}={exact}'" if isinstance(version, str | int | float) else "",
+        )
+    words = one.strip() if isinstance(one, str) else str(one)
+    if isinstance(one, str) and _PATH.match(words):
+        raise _not_on_a_node(words, _line_of(words, text, file))
+    if not isinstance(one, str) or not _SPEC.fullmatch(words):
+        raise ConfigError(
+            f"env.file: {_line_of(words, text, file)}: {words!r} is not a conda package",
+            "expected a name, optionally with a version: numpy, numpy=1.26, 'numpy>=1.24,<2', "
+            "conda-forge::numpy",
+            "what only pip understands (extras, markers, git+https://...) belongs below '- pip:'",
+        )
+    return words
+
+
+def _not_on_a_node(words: str, place: str) -> ConfigError:
+    """Return the refusal of a path of this machine."""
+    return ConfigError(
+        f"env.file: {place}: {words!r} does not work on a node",
+        "a node gets names, versions and URLs; the synced folder holds the project itself",
+        "name a package, or put a wheel into a folder, and add a line for pip: --find-links FOLDER",
+    )
+
+
+def _variables(document: Table, file: Path) -> dict[str, str]:
+    found = document.get("variables") or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"env.file: {file}: variables are not a table", "each is a line NAME: value")
+    for name, value in found.items():
+        if not VARIABLE.fullmatch(str(name)):
+            raise ConfigError(f"env.file: {file}: variables: {name!r} is not the name of a variable", "")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):  # on, yes, true
+            raise _not_text(f"variables: {name}: {value!r}", file)
+    return {str(name): str(value) for name, value in found.items()}

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from awsddp.compat.images import misfit, unlisted
+from awsddp.compat.releases import misfit, unlisted
 from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of
 from awsddp.errors import CloudError, ConfigError
 from awsddp.plan.network import answers

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from awsddp.local import node_faults
+from awsddp.local import nspawn
 from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
 
@@ -33,7 +33,7 @@ WAYS: dict[str, frozenset[str]] = {
 
 def possible() -> list[str]:
     """Return the ways that this machine can bring about."""
-    return [way for way in WAYS if way != "clock" or node_faults.faketime() is not None]
+    return [way for way in WAYS if way != "clock" or nspawn.faketime() is not None]
 
 
 def is_named(found: dict[str, Any], way: str, culprit: int) -> bool:

@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,28 +32,30 @@ from unittest import mock
 
 from awsddp import answers
 from awsddp.cli import failures
+from awsddp.cli.command_line import Globals
 from awsddp.cli.doctor_page import why_page
-from awsddp.cli.options import Globals
-from awsddp.cli.pages import cluster_page, job_page, jobs_page, report_page, sync_page
+from awsddp.cli.pages import cluster_page, fetch_page, job_page, jobs_page, report_page
 from awsddp.cli.screen import Screen
+from awsddp.cluster import Cluster
+from awsddp.config import load
+from awsddp.doctor import why
 from awsddp.errors import AwsddpError, NodeError
+from awsddp.files import moved
+from awsddp.follow import Watch, merger_of
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
+from awsddp.known import choose_job, end_ranks, jobs_document, told_jobs
 from awsddp.nodes import provision, rsync
-from awsddp.nodes.command import Result
-from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodeFailure, NodesFailed
+from awsddp.nodes.login import Endpoint, Login
+from awsddp.nodes.transport import Result
+from awsddp.parallel import ignore
 from awsddp.records import Listed, Node, Target
-from awsddp.spec import load
+from awsddp.report import OnEvent
+from awsddp.results import bring, job_result
+from awsddp.returns import FetchDocument
 from awsddp.state import Folder, Record
-from awsddp.verbs.cluster import ClusterHandle, choose_job
-from awsddp.verbs.context import Context
-from awsddp.verbs.jobs import jobs_document
-from awsddp.verbs.logs import merger_of
-from awsddp.verbs.report import report
-from awsddp.verbs.results import job_result
-from awsddp.verbs.status import cluster_document
-from awsddp.verbs.watching import Watch
-from awsddp.verbs.why import why
+from awsddp.status import cluster_document
+from awsddp.status import write_report as report
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 130}
 JOB = "job1"
@@ -391,12 +392,14 @@ def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
 class FakeFleet:
     """Two nodes behind the calls of nodes/transport.py, without a network."""
 
-    def __init__(self, drawn: Drawn) -> None:
+    def __init__(self, drawn: Drawn, folder: Folder) -> None:
         self._drawn = drawn
+        self.login = Login(key=folder.key, known_hosts=folder.known_hosts, ssh_config=folder.ssh_config)
         self.endpoints = {
             node: Endpoint(node=node, instance_id=f"i-{node}", host="127.0.0.1", user="ubuntu")
             for node in (0, 1)
         }
+        self.on_event: OnEvent = ignore
         self.failures: dict[int, NodeError] = {}
         self._reconnected = 0
 
@@ -493,7 +496,7 @@ def one(home: Home, seed: str) -> str | None:
     """Play one case and return what is wrong with what came of it, None for nothing."""
     drawn, fleet = Drawn(seed), None
     before = home.begin()
-    fleet = FakeFleet(drawn)
+    fleet = FakeFleet(drawn, home.folder)
     out, err = _Out(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _faked(drawn):
@@ -559,20 +562,20 @@ def _faked(drawn: Drawn) -> Iterator[None]:
         mock.patch("awsddp.aws.power.release"),
         mock.patch("awsddp.aws.power.unfetched_of"),
         mock.patch("awsddp.aws.clusters.describe", return_value=[]),
-        mock.patch("awsddp.verbs.watching.BEYOND_S", -5.0),
-        mock.patch("awsddp.verbs.watching.time.sleep"),
+        mock.patch("awsddp.follow.BEYOND_S", -5.0),
+        mock.patch("awsddp.follow.time.sleep"),
         mock.patch.object(answers, "MOST_BYTES", 1 << 20),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _found(cluster: ClusterHandle) -> Iterator[None]:
+def _found(cluster: Cluster) -> Iterator[None]:
     """Let a verb find this cluster, and be connected to its nodes."""
     with (
-        mock.patch.object(ClusterHandle, "partly_ready", lambda _: contextlib.nullcontext(cluster)),
+        mock.patch.object(Cluster, "partly_ready", lambda _: contextlib.nullcontext(cluster)),
         mock.patch.object(
-            ClusterHandle, "connect_reachable", lambda _: contextlib.nullcontext(cluster.connections)
+            Cluster, "connect_reachable", lambda _: contextlib.nullcontext(cluster.connections)
         ),
     ):
         yield
@@ -584,7 +587,7 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
         "default", environ={}, overrides={"sync.workdir": str(home.project), "job.heartbeat_timeout": "5s"}
     )
     screen = Screen(Globals())
-    ctx = Context(spec=spec, job=job_spec, folder=home.folder, on_event=screen.event)
+    ctx = Cluster().but(spec=spec, job_spec=job_spec, folder=home.folder, on_event=screen.event)
     record = home.folder.read()
     assert record is not None
     machine: dict[str, Any] = {"state": "running", "instance_type": "x", "zone": "a", "image_id": "ami"}
@@ -592,19 +595,18 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
         Node(node=node, instance_id=f"i-{node}", private_ip=f"10.0.0.{node}", **machine) for node in (0, 1)
     )
     aws: Any = object()
-    cluster = ClusterHandle(
-        ctx=ctx, target=record.target, gateway=aws, known=record, nodes=nodes, connections=fleet
-    )
+    cluster = ctx.but(target=record.target, gateway=aws, known=record, nodes=nodes, connections=fleet)
     name = JOB if drawn.named else None
     try:
         if drawn.verb == "prepare":
-            provision.prepare(fleet, nodes, known_hosts=home.folder.known_hosts, on_event=screen.event)
+            fleet.on_event = screen.event
+            provision.prepare(fleet, nodes)
             return 0
         if drawn.verb == "why":
             with _found(cluster):
                 why_page(why(ctx, JOB))
             return 0
-        jobs = cluster.jobs()
+        jobs = told_jobs(cluster)
         if drawn.verb == "jobs":
             home.folder.remember(*jobs)
             jobs_page(jobs_document(ctx, jobs), verbose=True)
@@ -613,17 +615,17 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
             home.folder.remember(*jobs)
             listed = Listed(**_LISTED, nodes=nodes)
             known = home.folder.read()
-            cluster_page(cluster_document(replace(cluster, gateway=None, listed=listed, known=known)))
+            cluster_page(cluster_document(cluster.but(gateway=None, listed=listed, known=known)))
             return 0
         job = choose_job(jobs, name)
         if drawn.verb == "cancel":
-            cluster.cancel(job.job)
+            end_ranks(cluster, job.job)
         if drawn.verb == "logs":
             home.folder.remember(job)
             merger = merger_of(ctx, job)
             job = Watch(cluster, job, merger=merger, on_lines=screen.lines).run()
-        came = cluster.fetch(job)
-        sync_page({"nodes": [{"node": node, **vars(one)} for node, one in came.items()], "home": job.home})
+        came = bring(cluster, job)
+        fetch_page(FetchDocument(nodes=moved(came), job=job.job, home=job.home))
         job_page(job_result(ctx, job))
         report_page(report(ctx, job=job.job))
         return 0

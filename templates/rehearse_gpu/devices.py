@@ -152,23 +152,24 @@ def _missing(name):
     raise AttributeError(refusal(f"torch._C.{name}") if name.startswith("_cuda") else missing)
 
 
-def answer_cuda(cuda):
-    """Have `torch.cuda` say what it would on the node."""
+def _known(device=None):
+    return current_device() if device is None else index(device)
 
-    def one(device=None):
-        return current_device() if device is None else index(device)
 
-    def properties(device=None):
-        one(device)
-        major, minor = GPUS.capability
-        return types.SimpleNamespace(
-            name=f"{GPUS.name} (rehearsed)",
-            total_memory=GPUS.memory_bytes,
-            major=major,
-            minor=minor,
-            multi_processor_count=1,
-        )
+def _properties(device=None):
+    _known(device)
+    major, minor = GPUS.capability
+    return types.SimpleNamespace(
+        name=f"{GPUS.name} (rehearsed)",
+        total_memory=GPUS.memory_bytes,
+        major=major,
+        minor=minor,
+        multi_processor_count=1,
+    )
 
+
+def _answers():
+    """What `torch.cuda` says on the node, by name."""
     answers = {
         "is_available": lambda: bool(visible()),
         "is_initialized": lambda: True,
@@ -176,14 +177,14 @@ def answer_cuda(cuda):
         "current_device": current_device,
         "set_device": set_device,
         "device": Device,
-        "get_device_name": lambda device=None: properties(device).name,
-        "get_device_capability": lambda device=None: (one(device), GPUS.capability)[1],
-        "get_device_properties": properties,
+        "get_device_name": lambda device=None: _properties(device).name,
+        "get_device_capability": lambda device=None: (_known(device), GPUS.capability)[1],
+        "get_device_properties": _properties,
         "get_arch_list": lambda: [f"sm_{GPUS.capability[0]}{GPUS.capability[1]}"],
-        "can_device_access_peer": lambda device, peer: one(device) != one(peer),
+        "can_device_access_peer": lambda device, peer: _known(device) != _known(peer),
         "is_bf16_supported": lambda *args, **named: GPUS.capability >= (8, 0),
         "is_current_stream_capturing": lambda: False,
-        "mem_get_info": lambda device=None: (properties(device).total_memory, GPUS.memory_bytes),
+        "mem_get_info": lambda device=None: (_properties(device).total_memory, GPUS.memory_bytes),
         "memory_stats": lambda device=None: {},
         "memory_summary": lambda *args, **named: "rehearsal: no memory of a GPU is used\n",
         "utilization": lambda device=None: 0,
@@ -205,6 +206,12 @@ def answer_cuda(cuda):
     none = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached"
     answers |= {name: lambda *args, **named: None for name in nothing.split()}
     answers |= {name: lambda device=None: 0 for name in f"{none} max_memory_cached".split()}
+    return answers
+
+
+def answer_cuda(cuda):
+    """Have `torch.cuda` say what it would on the node."""
+    answers = _answers()
     for name, value in answers.items():
         setattr(cuda, name, value)
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):

@@ -11,93 +11,80 @@ import torch
 from rehearse_gpu.devices import NCCL, index, visible
 from rehearse_gpu.tensors import Tensor, place_of, places, put
 
+FLAT = "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"
+
+
+class Groups:
+    """By process group: the backends that it was asked for with, and whether its ranks have met."""
+
+    def __init__(self, distributed):
+        self.distributed, self.core = distributed, distributed.distributed_c10d
+        self.asked, self.met = {}, set()
+
+    def backends(self, group):
+        return self.asked.get(group or self.core._get_default_group(), "")
+
+    def meet(self, tensor, group):
+        """As NCCL does when its ranks first meet, refuse a wrong interface, and two of them on one GPU."""
+        group = group or self.core._get_default_group()
+        if "nccl" not in self.backends(group) or group in self.met:
+            return
+        self.met.add(group)
+        _find_interface(self.distributed)
+        host = f"{socket.gethostname()} {os.environ.get('GROUP_RANK')}"
+        own = torch.tensor([zlib.crc32(host.encode()), visible()[place_of(tensor)]])
+        everybody = [torch.empty_like(own) for _ in range(self.core.get_world_size(group))]
+        self.core.all_gather(everybody, own, group)
+        everybody = [one.tolist() for one in everybody]
+        for rank, one in enumerate(everybody):
+            if (other := everybody.index(one)) != rank:
+                raise self.distributed.DistBackendError(
+                    f"NCCL error: Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device "
+                    f"{one[1]}. Call torch.cuda.set_device(local_rank) before anything is moved"
+                )
+
 
 def answer_nccl(distributed):
     """Have process groups meet over gloo, DistributedDataParallel take modules that are on the CPU."""
-    core = distributed.distributed_c10d
-    asked, met = {}, set()  # by group: the backends that it was asked for with; whether its ranks have met
-    begin, divide = core.init_process_group, core.new_group
+    groups = Groups(distributed)
+    _answer_making(distributed, groups)
+    _answer_collectives(distributed, groups)
+    _answer_ddp(torch.nn.parallel.DistributedDataParallel, groups.meet)
+    _answer_hooks(distributed.GradBucket)
 
-    def backends(group):
-        return asked.get(group or core._get_default_group(), "")
+
+def _answer_making(distributed, groups):
+    core = groups.core
+    begin, divide = core.init_process_group, core.new_group
 
     @functools.wraps(begin)
     def init_process_group(backend=None, *args, **named):
         index(named.pop("device_id", None))
         text = str(backend or "cpu:gloo,cuda:nccl").lower()
         begin("gloo" if "nccl" in text else backend, *args, **named)
-        asked[core._get_default_group()] = text
+        groups.asked[core._get_default_group()] = text
 
     @functools.wraps(divide)
     def new_group(*args, **named):
         named.pop("device_id", None)
-        text = str(named.get("backend") or backends(None)).lower()
+        text = str(named.get("backend") or groups.backends(None)).lower()
         group = divide(*args, **{**named, "backend": "gloo" if "nccl" in text else named.get("backend")})
-        asked[group] = text
+        groups.asked[group] = text
         return group
-
-    def meet(tensor, group):
-        """As NCCL does when its ranks first meet, refuse a wrong interface, and two of them on one GPU."""
-        group = group or core._get_default_group()
-        if "nccl" not in backends(group) or group in met:
-            return
-        met.add(group)
-        _find_interface(distributed)
-        host = f"{socket.gethostname()} {os.environ.get('GROUP_RANK')}"
-        own = torch.tensor([zlib.crc32(host.encode()), visible()[place_of(tensor)]])
-        everybody = [torch.empty_like(own) for _ in range(core.get_world_size(group))]
-        core.all_gather(everybody, own, group)
-        everybody = [one.tolist() for one in everybody]
-        for rank, one in enumerate(everybody):
-            if (other := everybody.index(one)) != rank:
-                raise distributed.DistBackendError(
-                    f"NCCL error: Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device "
-                    f"{one[1]}. Call torch.cuda.set_device(local_rank) before anything is moved"
-                )
-
-    def average(value):
-        return isinstance(value, (core.ReduceOp, core.ReduceOp.RedOpType)) and value == core.ReduceOp.AVG
-
-    def flattened(tensor):
-        """As nccl takes it, in whatever shape; gloo compares shapes."""
-        return tensor.view(-1) if tensor.is_contiguous() else tensor
-
-    def collective(function):
-        name = function.__name__
-
-        @functools.wraps(function)
-        def call(*args, **named):
-            group = next((one for one in args if isinstance(one, core.ProcessGroup)), named.get("group"))
-            found = places((*args, *named.values()))
-            if backends(group) == "nccl" and any(place is None for _, place in found):
-                raise RuntimeError("No backend type associated with device type cpu")
-            if found and found[0][1] is not None and not name.endswith(("send", "recv")):
-                meet(found[0][0], group)
-            if any(map(average, (*args, named.get("op")))):
-                for tensor, _ in found if name in ("all_reduce", "reduce") else found[1:]:
-                    tensor.div_(core.get_world_size(group))  # gloo knows no average
-                args = [core.ReduceOp.SUM if average(one) else one for one in args]
-                named = {key: core.ReduceOp.SUM if average(one) else one for key, one in named.items()}
-            if name in flat:
-                args, named = torch.utils._pytree.tree_map_only(Tensor, flattened, (args, named))
-            return function(*args, **named)
-
-        return call
-
-    def barrier(group=None, async_op=False, device_ids=None):
-        for device in device_ids or ():
-            index(device)
-        return core.barrier(group, async_op)
 
     for module in (distributed, core):
         module.init_process_group, module.new_group = init_process_group, new_group
         module.is_nccl_available = lambda: True
+    distributed.get_backend = lambda group=None: groups.backends(group) or core.get_backend(group)
+
+
+def _answer_collectives(distributed, groups):
+    core = groups.core
     together = "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter"
     together += " reduce_scatter_tensor all_to_all all_to_all_single all_gather_single reduce_scatter_single"
-    flat = "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"
     for name in f"{together} send recv isend irecv".split():  # as scripts call them; torch's own calls stay
         if hasattr(core, name):
-            setattr(distributed, name, collective(getattr(core, name)))
+            setattr(distributed, name, _collective(getattr(core, name), groups))
     coalesced = distributed._broadcast_coalesced
 
     def broadcast_coalesced(group, tensors, *others):
@@ -105,12 +92,44 @@ def answer_nccl(distributed):
         for goal in dict.fromkeys(map(place_of, tensors)):
             coalesced(group, [one for one in tensors if place_of(one) == goal], *others)
 
+    def barrier(group=None, async_op=False, device_ids=None):
+        for device in device_ids or ():
+            index(device)
+        return core.barrier(group, async_op)
+
     distributed._broadcast_coalesced = broadcast_coalesced
     core.isend, core.irecv = distributed.isend, distributed.irecv  # batch_isend_irecv compares with them
     distributed.barrier = barrier
-    distributed.get_backend = lambda group=None: backends(group) or core.get_backend(group)
-    _answer_ddp(torch.nn.parallel.DistributedDataParallel, meet)
-    _answer_hooks(distributed.GradBucket)
+
+
+def _collective(function, groups):
+    name, core = function.__name__, groups.core
+
+    def is_average(value):
+        return isinstance(value, (core.ReduceOp, core.ReduceOp.RedOpType)) and value == core.ReduceOp.AVG
+
+    def flattened(tensor):
+        """As nccl takes it, in whatever shape; gloo compares shapes."""
+        return tensor.view(-1) if tensor.is_contiguous() else tensor
+
+    @functools.wraps(function)
+    def call(*args, **named):
+        group = next((one for one in args if isinstance(one, core.ProcessGroup)), named.get("group"))
+        found = places((*args, *named.values()))
+        if groups.backends(group) == "nccl" and any(place is None for _, place in found):
+            raise RuntimeError("No backend type associated with device type cpu")
+        if found and found[0][1] is not None and not name.endswith(("send", "recv")):
+            groups.meet(found[0][0], group)
+        if any(map(is_average, (*args, named.get("op")))):
+            for tensor, _ in found if name in ("all_reduce", "reduce") else found[1:]:
+                tensor.div_(core.get_world_size(group))  # gloo knows no average
+            args = [core.ReduceOp.SUM if is_average(one) else one for one in args]
+            named = {key: core.ReduceOp.SUM if is_average(one) else one for key, one in named.items()}
+        if name in FLAT:
+            args, named = torch.utils._pytree.tree_map_only(Tensor, flattened, (args, named))
+        return function(*args, **named)
+
+    return call
 
 
 def end_after_peers(distributed):

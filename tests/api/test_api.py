@@ -93,20 +93,20 @@ def test_unknown_keyword_and_invalid_name_are_errors_of_the_command_line(here: L
 
 
 def test_up_needs_consent_to_a_price_unless_the_cloud_is_local(here: Lab) -> None:
-    from awsddp.api import _consent
+    from awsddp.up import consent
 
     local = awsddp.Cluster("priced", local=True)
     plan = local.plan(nodes=2)
-    remote = awsddp.Cluster("priced")._context()
-    _consent(local._context(), None, None)(plan.launch)
+    remote = awsddp.Cluster("priced")
+    consent(local, None)(plan.launch)
     with pytest.raises(awsddp.UsageError, match="needs consent to a price") as refused:
-        _consent(remote, None, None)(plan.launch)
+        consent(remote, None)(plan.launch)
     assert "max_price_usd" in refused.value.next
     price = plan.price_usd_per_hour
     assert price is not None
-    _consent(remote, price, None)(plan.launch)
+    consent(awsddp.Cluster("priced", max_price_usd=price), None)(plan.launch)
     with pytest.raises(awsddp.UsageError, match="the price is now"):
-        _consent(remote, price - 1, plan)(plan.launch)
+        consent(awsddp.Cluster("priced", max_price_usd=price - 1), None)(plan.launch)
 
 
 @pytest.mark.prove

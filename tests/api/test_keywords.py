@@ -11,7 +11,9 @@ from typing import Any, Literal, Unpack
 
 import pytest
 
-from awsddp import api
+import awsddp
+from awsddp import keywords, reconcile, returns
+from awsddp.cluster import KEYS
 from awsddp.spec import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +38,7 @@ with awsddp.run("short", node=2):
 def module() -> str:
     """Return the module with the rows of its keys made anew."""
     text = "".join(
-        f"    {name}: {_type(_hint(key))}\n" for name, key in api._KEYS.items() if name not in _ELSEWHERE
+        f"    {name}: {_type(_hint(key))}\n" for name, key in KEYS.items() if name not in _ELSEWHERE
     )
     return _ROWS.sub(lambda _: text, MODULE.read_text())
 
@@ -61,20 +63,31 @@ def test_the_keywords_are_the_keys_of_spec_py() -> None:
     assert MODULE.read_text() == module(), "run: python -m tests.api.test_keywords"
 
 
+NAMES = {
+    **vars(keywords),
+    "Cluster": awsddp.Cluster,
+    "Confirm": reconcile.Confirm,
+    "Job": awsddp.Job,
+    "Plan": awsddp.Plan,
+    "returns": returns,
+}
+"""What is imported for its types alone."""
+
+
 @pytest.mark.parametrize(
     ("function", "keys"),
     [
-        (api.Cluster.__init__, api.Keys),
-        (api.Cluster.plan, api.Keys),
-        (api.Cluster.up, api.Keys),
-        (api.Cluster.train, api.JobKeys),
-        (api.run, api.Keys),
+        (awsddp.Cluster.__init__, keywords.Keys),
+        (awsddp.Cluster.plan, keywords.Keys),
+        (awsddp.Cluster.up, keywords.Keys),
+        (awsddp.Cluster.train, keywords.JobKeys),
+        (awsddp.run, keywords.Keys),
     ],
 )
 def test_a_method_takes_every_key_as_a_keyword(function: Any, keys: Any) -> None:
-    hints = typing.get_type_hints(function)
+    hints = typing.get_type_hints(function, localns=NAMES)
     assert hints["keys"] == Unpack[keys]
-    assert api._KEYS.keys() - {*_ELSEWHERE} == keys.__annotations__.keys() - {*_ELSEWHERE}
+    assert KEYS.keys() - {*_ELSEWHERE} == keys.__annotations__.keys() - {*_ELSEWHERE}
     assert not keys.__annotations__.keys() & (hints.keys() - {"keys"})
 
 

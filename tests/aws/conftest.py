@@ -17,7 +17,7 @@ from werkzeug.serving import make_server
 
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, Clock
-from awsddp.compat.images import DLAMI_PARAMETERS
+from awsddp.compat.releases import DLAMI_PARAMETERS
 from awsddp.local.emulator import route_out
 
 

@@ -7,12 +7,12 @@ from typing import Any
 from moto_cloud import Cloud, find_cluster
 
 from awsddp.aws.session import Aws
+from awsddp.cluster import Cluster
+from awsddp.config import load
 from awsddp.plan.records import LaunchPlan
 from awsddp.records import Listed
-from awsddp.spec import load
 from awsddp.state import Folder
-from awsddp.verbs.context import Context
-from awsddp.verbs.up import up
+from awsddp.up import up
 
 
 class Machine:
@@ -25,14 +25,14 @@ class Machine:
         self.said: list[str] = []
         self.questions: list[LaunchPlan | str] = []
 
-    def context(self, **keys: Any) -> Context:
+    def context(self, **keys: Any) -> Cluster:
         asked = {"cluster.region": "us-east-1"} | {
             key.replace("__", "."): value for key, value in keys.items()
         }
         spec, job = load("demo", file=self.file, environ={}, overrides=asked)
-        return Context(
+        return Cluster().but(
             spec=spec,
-            job=job,
+            job_spec=job,
             folder=self.folder,
             on_event=lambda event: self.said.append(event.text),
         )

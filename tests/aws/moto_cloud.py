@@ -20,12 +20,12 @@ from awsddp.aws.clusters import find_clusters
 from awsddp.aws.facts import gather
 from awsddp.aws.instances import launch
 from awsddp.aws.session import Aws
-from awsddp.local import scope
+from awsddp.local import refusals, scope
 from awsddp.local.requests import Refusal, answered, dry_run, read
 from awsddp.plan import make_plan
 from awsddp.plan.records import LaunchPlan, names
 from awsddp.plan.requests import Values
-from awsddp.records import Listed, Node, Target
+from awsddp.records import Intent, Listed, Node, Target
 from awsddp.report import Event
 from awsddp.spec import ClusterSection, ClusterSpec
 
@@ -182,8 +182,7 @@ class Server:
         try:
             request = read({**environ, "wsgi.input": BytesIO(body)})
             backend, row = self.cloud.backend_of(request.region), scope.find(request)
-            if row.check:
-                row.check(request, backend)
+            refusals.check(request, backend)
             if request.dry:
                 raise dry_run()
             assert row.answer is not None
@@ -218,8 +217,8 @@ class Launcher:
     """Carries a plan out as `up` does, and keeps what it wrote down and said."""
 
     aws: Aws
-    intents: list[dict[str, Any]] = field(default_factory=list)
-    on_intent: Callable[[dict[str, Any]], None] = lambda intent: None
+    intents: list[Intent] = field(default_factory=list)
+    on_intent: Callable[[Intent], None] = lambda intent: None
     events: list[Event] = field(default_factory=list)
 
     def __call__(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> tuple[Node, ...]:
@@ -235,7 +234,7 @@ class Launcher:
     def access(self, plan: LaunchPlan, *, ids: dict[str, str] = IDS) -> str:
         return ensure_access(self.aws, plan, values(ids), on_event=self.events.append)
 
-    def _write(self, intent: dict[str, Any]) -> None:
+    def _write(self, intent: Intent) -> None:
         self.intents.append(intent)
         self.on_intent(intent)
 

@@ -1,6 +1,5 @@
 """`up` on a cluster that exists: it becomes what is asked for, by the calls that this takes and no others."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +7,17 @@ import pytest
 from machine import On
 from moto_cloud import Cloud, find_cluster
 
-from awsddp.aws.clusters import describe, find_clusters, tagged, tags_of
+from awsddp.advice import advised, interruption
+from awsddp.aws.clusters import find_clusters, tagged, tags_of
 from awsddp.aws.session import Aws
+from awsddp.down import down
 from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
+from awsddp.known import jobs_document
 from awsddp.nodes.failures import NodeFailure
 from awsddp.plan.records import LaunchPlan
 from awsddp.records import Listed
 from awsddp.report import Event, cluster_state
-from awsddp.verbs.advice import advised, interruption
-from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.down import down
-from awsddp.verbs.jobs import jobs_document
-from awsddp.verbs.plan import plan
-from awsddp.verbs.up import up
+from awsddp.up import plan, up
 
 
 def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: Cloud, aws: Aws) -> None:
@@ -31,7 +28,9 @@ def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: C
     assert (sent["MinCount"], sent["MaxCount"], sent["InstanceType"]) == ("2", "2", "g5.xlarge")
     assert [node["node"] for node in result["nodes"]] == [0, 1, 2, 3]
     assert {node["instance_id"] for node in result["nodes"]} > {node.instance_id for node in before.live}
-    found = describe(aws, tagged("awsddp:id", before.id))
+    asked = {"Filters": tagged("awsddp:id", before.id)}
+    described = aws.pages("DescribeInstances", asked, "Reservations")
+    found = [item for reservation in described for item in reservation["Instances"]]
     for shared in ("KeyName", "ImageId", "SubnetId"):
         assert len({item[shared] for item in found}) == 1, shared
     assert len({item["NetworkInterfaces"][0]["Groups"][0]["GroupId"] for item in found}) == 1
@@ -222,9 +221,9 @@ def test_the_plan_of_a_cluster_that_exists_shows_the_steps_and_changes_nothing(o
 
 def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, monkeypatch: Any) -> None:
     laptop, desk = on("laptop"), on("desk")
-    from awsddp.verbs import up as verb
+    from awsddp import up as verb
 
-    read = verb.read
+    read = verb.read_all
     laptop_began: list[str] = []
 
     def late(*given: Any) -> Any:
@@ -235,7 +234,7 @@ def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, mon
             laptop.first()
         return found
 
-    monkeypatch.setattr(verb, "read", late)
+    monkeypatch.setattr(verb, "read_all", late)
     try:  # the older stays; within one second the id decides
         desk.first()
         stays = desk
@@ -334,7 +333,7 @@ def test_an_interrupted_up_goes_on_with_its_own_size_whatever_the_file_says(on: 
         if event.text.startswith("i-"):  # "i-0ab pending"
             raise KeyboardInterrupt
 
-    ctx = replace(laptop.context(**typed), on_event=stop)
+    ctx = laptop.context(**typed).but(on_event=stop)
     with pytest.raises(KeyboardInterrupt):
         up(ctx, confirm=lambda what: None)
     record = laptop.folder.read()
@@ -388,7 +387,7 @@ def test_up_names_what_the_file_says_otherwise_and_the_options_that_apply_it(on:
 def test_nodes_that_another_command_terminates_are_named_with_what_ec2_says(on: On) -> None:
     laptop = on("laptop")
     nodes = laptop.first().live
-    with pytest.raises(NodeFailure) as failed, ClusterHandle.find(laptop.context()) as cluster:
+    with pytest.raises(NodeFailure) as failed, laptop.context().find() as cluster:
         cluster.use(nodes, of=nodes)
         down(laptop.context(), confirm=lambda _: None)
         raise NodeFailure(1, "files", "the transfer was interrupted")

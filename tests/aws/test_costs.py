@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from machine import Machine, On
 
+from awsddp.down import down, stop
 from awsddp.errors import NotFoundError
+from awsddp.known import jobs_document
+from awsddp.known import jobs_of_all as jobs
+from awsddp.search import NoNodes
 from awsddp.state import Folder
-from awsddp.verbs.cluster import NoNodes
-from awsddp.verbs.down import down
-from awsddp.verbs.jobs import jobs, jobs_document
-from awsddp.verbs.status import status
-from awsddp.verbs.stop import stop
+from awsddp.status import status
 
 MACHINE, ADDRESS, DISK = 1.006, 0.005, 200 * 0.08 / 730
 
@@ -42,7 +42,7 @@ def test_jobs_of_a_name_that_was_never_used_are_an_error_beside_what_is_known(on
     laptop = on("laptop")
     laptop.first()
     ctx = laptop.context()
-    other = replace(ctx, spec=replace(ctx.spec, name="typo"), folder=Folder(ctx.home, "typo"))
+    other = ctx.but(spec=replace(ctx.spec, name="typo"), folder=Folder(ctx.home, "typo"))
     with pytest.raises(NotFoundError) as error:
         jobs(other)
     assert error.value.result is not None

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from botocore.credentials import CredentialResolver
 
-from awsddp.aws import credentials, session
-from awsddp.aws.credentials import end_of, session_name, session_of
-from awsddp.aws.session import Aws
+from awsddp.aws import session
+from awsddp.aws.session import Aws, credentials_end, session_name, session_of
 from awsddp.errors import ConfigError
 from awsddp.records import Target
 
@@ -124,12 +123,12 @@ def test_only_credentials_that_nobody_renews_have_an_end(
     one = session_of(Target(region="us-east-1", profile="gpu"))
     one.get_component("credential_provider").get_provider("assume-role")._client_creator = Sts()
     one.get_credentials().get_frozen_credentials()
-    assert end_of(one) is None
+    assert credentials_end(one) is None
     ends = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ASIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", ends.isoformat())
-    assert end_of(session_of(Target(region="us-east-1"))) == ends
+    assert credentials_end(session_of(Target(region="us-east-1"))) == ends
 
 
 def test_a_name_that_the_next_command_would_not_have_is_refused(
@@ -151,7 +150,7 @@ def test_the_gateways_of_all_regions_share_one_login(
 
     def counted(target: Target) -> Any:
         made.append(target)
-        return credentials.session_of(target)
+        return session_of(target)
 
     monkeypatch.setattr(session, "session_of", counted)
     keys = {"access_key_id": "AKIA", "secret_access_key": "secret"}

@@ -9,17 +9,16 @@ import pytest
 from machine import On
 from moto_cloud import IDS, NOW, USER_ID, Cloud, Launcher, plan_for
 
+from awsddp import status as verb
 from awsddp.aws import power
-from awsddp.aws.clusters import describe, find_clusters
-from awsddp.aws.everywhere import Everywhere, Holding, find_everywhere, find_in
+from awsddp.aws.clusters import Everywhere, Holding, describe, find_clusters, find_everywhere, find_in
 from awsddp.aws.session import Aws
+from awsddp.cluster import Cluster
+from awsddp.config import load
 from awsddp.errors import Interrupted, LeftoverError
 from awsddp.plan.records import LaunchPlan, names
-from awsddp.spec import load
 from awsddp.state import Folder
-from awsddp.verbs import everywhere as verb
-from awsddp.verbs.context import Context
-from awsddp.verbs.status import status
+from awsddp.status import status
 
 OTHER = "AIDASOMEBODYELSE"
 
@@ -108,17 +107,19 @@ def test_a_region_that_refuses_does_not_hide_the_others(aws: Aws, cloud: Cloud, 
 
 
 @pytest.fixture
-def ctx(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+def ctx(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The context of a verb whose region is the cloud's."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     spec, job = load("demo", environ={}, overrides={"cluster.region": "us-east-1"})
-    return Context(spec=spec, job=job, folder=Folder(tmp_path, "demo"), on_event=lambda event: None)
+    return Cluster().but(
+        spec=spec, job_spec=job, folder=Folder(tmp_path, "demo"), on_event=lambda event: None
+    )
 
 
 def test_orphans_are_listed_asked_for_and_ended_and_no_others(
-    aws: Aws, launcher: Launcher, ctx: Context
+    aws: Aws, launcher: Launcher, ctx: Cluster
 ) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     launcher(tagging(plan, expires="2099-01-01T00:00:00Z"))
@@ -126,7 +127,7 @@ def test_orphans_are_listed_asked_for_and_ended_and_no_others(
     launcher(tagging(plan, expires=past), ids=ids("aaaaaaaa"))
     launcher(tagging(plan, expires=past, owner=OTHER), ids=ids("bbbbbbbb"))
     launcher.access(plan, ids=ids("cccccccc"))
-    before = {item["InstanceId"] for item in describe(aws, [])}
+    before = {node.instance_id for node in describe(aws, [])}
     states = {one["id"]: (one["mine"], one["orphan"]) for one in verb.status_all(ctx)}
     assert states == {
         IDS["cluster_id"]: (True, False),
@@ -142,17 +143,17 @@ def test_orphans_are_listed_asked_for_and_ended_and_no_others(
         verb.down_orphans(ctx, confirm=refuse)
     assert "aaaaaaaa" in caught.value.message
     assert "bbbbbbbb" not in caught.value.message
-    assert {item["InstanceId"] for item in describe(aws, []) if item["State"]["Name"] == "running"} == before
+    assert {node.instance_id for node in describe(aws, []) if node.state == "running"} == before
 
     ended = verb.down_orphans(ctx, confirm=lambda what: None)
     assert len(ended["terminated"]) == 2
     assert {one["id"] for one in verb.status_all(ctx)} == {IDS["cluster_id"], "bbbbbbbb"}
     assert len(find_clusters(aws, "demo", OTHER)[0].live) == 2
-    assert verb.down_orphans(ctx, confirm=refuse)["terminated"] == []
+    assert verb.down_orphans(ctx, confirm=refuse)["terminated"] == ()
 
 
 def test_orphan_with_results_is_kept_unless_they_are_discarded(
-    aws: Aws, launcher: Launcher, ctx: Context
+    aws: Aws, launcher: Launcher, ctx: Cluster
 ) -> None:
     past = tagging(plan_for(aws, instance_type="g5.xlarge"), expires="2001-01-01T00:00:00Z")
     launcher(past, ids=ids("aaaaaaaa"))
@@ -166,12 +167,12 @@ def test_orphan_with_results_is_kept_unless_they_are_discarded(
     assert "bbbbbbbb" in asked[0]
     assert "aaaaaaaa" not in asked[0]
     assert {one["id"] for one in verb.status_all(ctx)} == {"aaaaaaaa"}
-    assert verb.down_orphans(ctx, discard=True, confirm=asked.append)["clusters"] == ["aaaaaaaa"]
+    assert verb.down_orphans(ctx, discard=True, confirm=asked.append)["clusters"] == ("aaaaaaaa",)
     assert verb.status_all(ctx) == []
 
 
 def test_an_orphan_that_cannot_be_ended_is_a_leftover(
-    aws: Aws, cloud: Cloud, launcher: Launcher, ctx: Context
+    aws: Aws, cloud: Cloud, launcher: Launcher, ctx: Cluster
 ) -> None:
     launcher.access(plan_for(aws, instance_type="g5.xlarge"))
     cloud.fail("DeleteKeyPair", "UnauthorizedOperation")

@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 from machine import Machine, On
 
-from awsddp.aws.clusters import describe, tagged, tags_of
-from awsddp.aws.credentials import session_name
-from awsddp.aws.session import Aws
-from awsddp.cli.options import Globals
-from awsddp.cli.questions import launch_question
+from awsddp.aws.clusters import describe, tagged
+from awsddp.aws.session import Aws, session_name
+from awsddp.cli.command_line import Globals
+from awsddp.cli.plan_page import launch_question
 from awsddp.cli.screen import Screen
+from awsddp.down import down
 from awsddp.errors import ConfigError, NotFoundError, UsageError
-from awsddp.verbs.down import down
-from awsddp.verbs.status import status
+from awsddp.status import status
 
 
 def log_in_otherwise(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +39,7 @@ def test_a_cluster_that_grows_under_another_login_keeps_its_owner(
     log_in_otherwise(aws, monkeypatch)
     assert len(laptop.up(cluster__nodes=3)["nodes"]) == 3
     found = describe(aws, tagged("awsddp:id", before.id))
-    assert {tags_of(item)["awsddp:owner"] for item in found} == {before.owner}
+    assert {node.tags["awsddp:owner"] for node in found} == {before.owner}
     assert len(end(laptop)[0]["terminated"]) == 3
 
 
@@ -54,7 +53,7 @@ def test_what_replaces_lost_nodes_under_another_login_has_the_owner_of_the_clust
     log_in_otherwise(aws, monkeypatch)
     assert len(laptop.up()["nodes"]) == 2
     found = describe(aws, tagged("awsddp:id", before.id))
-    assert {tags_of(item)["awsddp:owner"] for item in found} == {before.owner}
+    assert {node.tags["awsddp:owner"] for node in found} == {before.owner}
 
 
 def test_another_account_is_named_and_nothing_is_forgotten(on: On, aws: Aws) -> None:

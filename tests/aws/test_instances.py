@@ -13,14 +13,14 @@ from botocore.serialize import create_serializer
 from moto_cloud import IDS, NOW, Cloud, Launcher, find_cluster, plan_for, values, without_zones
 
 from awsddp.aws import instances
-from awsddp.aws.clusters import by_id, describe, end_of, find_clusters, tag, tags_of
+from awsddp.aws.clusters import by_id, describe, end_of, find_clusters, node_of, tag, tags_of
 from awsddp.aws.instances import appear, refuse_off, resume, wait_running
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import give_up
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError, CapacityError, NodeError
 from awsddp.plan.records import Request
-from awsddp.records import Node
+from awsddp.records import Intent, Node
 
 
 def on_the_wire(request: Request) -> dict[str, str]:
@@ -41,7 +41,7 @@ SIDE_BY_SIDE = (
 
 
 def living(aws: Aws) -> list[str]:
-    return [item["InstanceId"] for item in describe(aws, []) if item["State"]["Name"] == "running"]
+    return [node.instance_id for node in describe(aws, []) if node.state == "running"]
 
 
 def test_what_is_sent_is_what_the_plan_resolves_to(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
@@ -74,19 +74,18 @@ def test_instances_volumes_groups_and_keys_are_tagged_in_the_creating_call(
         ("DescribeSecurityGroups", "SecurityGroups"),
         ("DescribeKeyPairs", "KeyPairs"),
     )
-    found = describe(aws, [])
+    found = [node.tags for node in describe(aws, [])]
     for operation, key in kinds:
         items = [item for item in aws.pages(operation, {}, key) if item.get("GroupName") != "default"]
         assert items
-        found += items
-    for item in found:
-        tags = tags_of(item)
+        found += map(tags_of, items)
+    for tags in found:
         assert tags["awsddp:cluster"] == "demo"
         assert tags["awsddp:id"] == "0a1b2c3d"
         assert tags["awsddp:owner"] == aws.identity().user_id
         assert tags["awsddp:created"] == "2026-11-21T08:45:00Z"
     assert not cloud.sent("CreateTags")
-    assert tags_of(describe(aws, [])[0])["awsddp:expires"] == "2026-11-22T08:45:00Z"
+    assert describe(aws, [])[0].tags["awsddp:expires"] == "2026-11-22T08:45:00Z"
 
 
 def test_nodes_are_numbered_by_the_tag_and_the_launch_index(aws: Aws, launcher: Launcher) -> None:
@@ -114,7 +113,7 @@ def test_a_zone_without_capacity_is_followed_by_the_next_with_a_new_token(
     nodes = launcher(plan)
     first, second = cloud.sent("RunInstances")
     assert first["ClientToken"] != second["ClientToken"]
-    assert [intent["zone"] for intent in launcher.intents] == list(plan.zones[:2])
+    assert [intent.zone for intent in launcher.intents] == list(plan.zones[:2])
     assert {node.zone for node in nodes} == {plan.zones[1]}
 
 
@@ -166,7 +165,7 @@ def test_a_launch_that_was_cut_off_is_finished_and_never_doubled(
     class Killed(Exception):
         pass
 
-    def stop(intent: dict[str, Any]) -> None:
+    def stop(intent: Intent) -> None:
         raise Killed
 
     if sent:
@@ -196,7 +195,7 @@ def test_instances_of_another_owner_that_carry_the_same_id_are_not_taken_for_the
     aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
-    copied = copy.deepcopy(launcher.intents[0]["parameters"]) | {"ClientToken": "another"}
+    copied = copy.deepcopy(launcher.intents[0].parameters) | {"ClientToken": "another"}
     for specification in copied["TagSpecifications"]:
         for pair in specification["Tags"]:
             pair["Value"] = "AIDAOTHER" if pair["Key"] == "awsddp:owner" else pair["Value"]
@@ -232,7 +231,7 @@ def test_nodes_of_a_large_cluster_are_described_by_no_more_values_than_a_filter_
     cloud.requests.clear()
     ids = [f"i-{number:017x}" for number in range(400)]
     found = describe(aws, by_id(*ids, *(node.instance_id for node in nodes)))
-    assert {one["InstanceId"] for one in found} == {node.instance_id for node in nodes}
+    assert {one.instance_id for one in found} == {node.instance_id for node in nodes}
     sent = cloud.sent("DescribeInstances")
     assert [len([name for name in form if name.startswith("Filter.1.Value.")]) for form in sent] == [
         200,
@@ -242,7 +241,7 @@ def test_nodes_of_a_large_cluster_are_described_by_no_more_values_than_a_filter_
 
 
 def test_looking_by_tag_ends_after_two_minutes(aws: Aws, cloud: Cloud, clock: Clock) -> None:
-    assert appear(aws, {"cluster_id": "ffffffff"}, on_event=lambda event: None) is None
+    assert appear(aws, Intent(cluster_id="ffffffff"), on_event=lambda event: None) is None
     assert 120 <= clock.monotonic() < 130
 
 
@@ -261,9 +260,9 @@ def test_a_node_that_runs_without_an_address_yet_is_waited_for(
     launcher(plan_for(aws))
     answers = []
 
-    def late(*asked: Any) -> list[dict[str, Any]]:
-        hidden = ("PrivateIpAddress", "PublicIpAddress") if not answers else ()
-        answers.append([{key: item[key] for key in item if key not in hidden} for item in describe(*asked)])
+    def late(*asked: Any) -> list[Node]:
+        hidden: dict[str, None] = {"private_ip": None, "public_ip": None} if not answers else {}
+        answers.append([replace(node, **hidden) for node in describe(*asked)])
         return answers[-1]
 
     monkeypatch.setattr(instances, "describe", late)
@@ -331,7 +330,7 @@ def test_a_tag_is_written_once_aws_knows_the_node(
     nodes = launcher(plan_for(aws))
     cloud.fail("CreateTags", "InvalidInstanceID.NotFound", "InvalidInstanceID.NotFound")
     tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", "left")
-    assert {tags_of(one)["awsddp:nodes"] for one in describe(aws, [])} == {"left"}
+    assert {node.tags["awsddp:nodes"] for node in describe(aws, [])} == {"left"}
 
 
 def test_two_ids_of_one_name_are_both_found(aws: Aws, launcher: Launcher) -> None:
@@ -352,8 +351,7 @@ def test_two_ids_of_one_name_are_both_found(aws: Aws, launcher: Launcher) -> Non
     ],
 )
 def test_reason_for_which_an_instance_ended_is_a_kind_of_cause(code: str, kind: str) -> None:
-    assert end_of({"StateReason": {"Code": code, "Message": f"{code}: as EC2 says"}}) == (
-        kind,
-        f"{code}: as EC2 says",
-    )
-    assert end_of({}) == ("node_lost", "no reason was given")
+    described = {"InstanceId": "i-1", "InstanceType": "g5.xlarge", "State": {"Name": "terminated"}}
+    reason = {"Code": code, "Message": f"{code}: as EC2 says"}
+    assert end_of(node_of({**described, "StateReason": reason})) == (kind, f"{code}: as EC2 says")
+    assert end_of(node_of(described)) == ("node_lost", "no reason was given")

@@ -10,16 +10,15 @@ from awsddp.aws.clusters import describe, tagged
 from awsddp.aws.facts import gather
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
-from awsddp.compat.images import DLAMI_PARAMETERS
+from awsddp.cluster import Cluster
+from awsddp.compat.releases import DLAMI_PARAMETERS
+from awsddp.config import load
 from awsddp.errors import CapacityError, CloudError, ConfigError
+from awsddp.launch import launch, plan_everywhere
 from awsddp.plan.records import LaunchPlan
 from awsddp.records import Node
 from awsddp.report import Event
-from awsddp.spec import load
 from awsddp.state import Folder, Record
-from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.context import Context
-from awsddp.verbs.launching import launch, plan_everywhere
 
 NONE = "InsufficientInstanceCapacity"
 
@@ -31,20 +30,20 @@ class Launches:
         self.home, self.aws, self.cloud = home, aws, cloud
         self.said: list[str] = []
 
-    def context(self, **keys: Any) -> Context:
+    def context(self, **keys: Any) -> Cluster:
         asked = {key.replace("__", "."): value for key, value in keys.items()}
         spec, job = load("demo", environ={}, overrides=asked)
-        return Context(spec=spec, job=job, folder=Folder(self.home, "demo"), on_event=self.hear)
+        return Cluster().but(spec=spec, job_spec=job, folder=Folder(self.home, "demo"), on_event=self.hear)
 
     def hear(self, event: Event) -> None:
         self.said.append(event.text)
 
-    def plan(self, ctx: Context) -> LaunchPlan:
+    def plan(self, ctx: Cluster) -> LaunchPlan:
         facts = gather(self.aws, ctx.spec, caller_address="10.77.0.1", target="local")
         return plan_everywhere(self.cluster(ctx), facts)
 
-    def cluster(self, ctx: Context) -> ClusterHandle:
-        return ClusterHandle(ctx=ctx, target=self.cloud.target, gateway=self.aws)
+    def cluster(self, ctx: Cluster) -> Cluster:
+        return ctx.but(target=self.cloud.target, gateway=self.aws)
 
     def __call__(self, **keys: Any) -> tuple[Record, tuple[Node, ...]]:
         ctx = self.context(**keys)
@@ -177,14 +176,6 @@ def test_a_key_pair_that_is_not_there_is_refused(up: Launches, aws: Aws) -> None
 
 def test_instances_of_a_launch_are_all_in_one_zone(up: Launches, aws: Aws) -> None:
     _, nodes = up(cluster__nodes=4, cluster__instance_type="g5.xlarge")
-    assert (
-        len(
-            {
-                item["Placement"]["AvailabilityZone"]
-                for item in describe(aws, tagged("awsddp:cluster", "demo"))
-            }
-        )
-        == 1
-    )
+    assert len({node.zone for node in describe(aws, tagged("awsddp:cluster", "demo"))}) == 1
     assert len(nodes) == 4
     assert aws.region == REGION

@@ -9,10 +9,10 @@ import pytest
 from moto_cloud import Cloud
 
 from awsddp.aws.session import Aws
+from awsddp.config import load
 from awsddp.errors import ConfigError
 from awsddp.plan import make_plan
-from awsddp.spec import load
-from awsddp.verbs.context import facts_of
+from awsddp.search import facts_of
 
 Look = Callable[..., Any]
 

@@ -9,15 +9,16 @@ import pytest
 from moto_cloud import Cloud, find_cluster, plan_for, spec, values
 
 from awsddp.aws.facts import gather
-from awsddp.aws.permissions import dry_run
-from awsddp.aws.preflight import Check, before_launch
+from awsddp.aws.preflight import before_launch, dry_run
 from awsddp.aws.session import Aws
+from awsddp.cluster import Cluster
+from awsddp.config import load
+from awsddp.doctor import request_quota
 from awsddp.errors import ConfigError, Interrupted
 from awsddp.plan import make_plan
-from awsddp.spec import ClusterSpec, NetworkSection, load
+from awsddp.records import Check
+from awsddp.spec import ClusterSpec, NetworkSection
 from awsddp.state import Folder
-from awsddp.verbs.context import Context
-from awsddp.verbs.doctor import request_quota
 
 
 def every_check(aws: Aws, asked: ClusterSpec | None = None) -> tuple[Check, ...]:
@@ -246,7 +247,7 @@ def test_a_missing_quota_is_asked_for_on_a_yes_and_only_then(
         "network.ssh_cidr": "10.0.0.0/8",
     }
     own, job = load("demo", environ={}, overrides=asked)
-    ctx = Context(spec=own, job=job, folder=Folder(tmp_path, "demo"), on_event=lambda event: None)
+    ctx = Cluster().but(spec=own, job_spec=job, folder=Folder(tmp_path, "demo"), on_event=lambda event: None)
     cloud.quotas = {"L-DB2E81BA": 0.0}
 
     def refuse(what: str) -> None:

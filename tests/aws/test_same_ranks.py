@@ -12,6 +12,7 @@ from moto_cloud import Cloud, spec
 from awsddp.aws.facts import gather
 from awsddp.aws.session import Aws
 from awsddp.cli.main import cli
+from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError, CloudError, UsageError
 from awsddp.jobs.ranks import Rank
 from awsddp.local import cgroups
@@ -19,9 +20,8 @@ from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.records import TargetName
 from awsddp.spec import ClusterSpec, LocalSection
-from awsddp.verbs.context import Context
-from awsddp.verbs.run import with_gpus
-from awsddp.verbs.train import check_ranks, ranks_on
+from awsddp.train import check_ranks, ranks_on
+from awsddp.whole_run import with_gpus
 
 IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 9.9 (Ubuntu 24.04) 20260822"
 TAGS: Mapping[TargetName, dict[str, str]] = {"aws": {}, "local": {"awsddp:gpus": "rehearsed"}}
@@ -69,7 +69,7 @@ class Sides:
     """What AWS, and the local cloud, say to a plan."""
 
     facts: dict[TargetName, Facts]
-    context: Callable[[str], Context]
+    context: Callable[[str], Cluster]
 
     def start(self, lines: Lines, target: TargetName) -> tuple[LaunchPlan, tuple[Rank, ...]]:
         """Return the plan, and the ranks of the job, of these lines."""
@@ -77,7 +77,7 @@ class Sides:
         if lines[0].startswith("run"):
             first = with_gpus(first)
         plan = make_plan(first.spec, self.facts[target])
-        return plan, ranks_on(last.job.job, dict.fromkeys(range(plan.nodes), plan.job_gpus))
+        return plan, ranks_on(last.job_spec.job, dict.fromkeys(range(plan.nodes), plan.job_gpus))
 
 
 @pytest.fixture
@@ -88,16 +88,18 @@ def sides(aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Sides:
         for target, tags in TAGS.items()
     }
 
-    def typed(ctx: Context, **_: Any) -> None:
+    def typed(ctx: Cluster, **_: Any) -> None:
         raise Typed(ctx)
 
-    def context(line: str) -> Context:
+    def context(line: str) -> Cluster:
         words = shlex.split(line)
         with monkeypatch.context() as patch, pytest.raises(Typed) as caught:
-            verb = words[0]
-            patch.setattr(importlib.import_module(f"awsddp.verbs.{verb}"), verb, typed)
+            module, name = {"run": ("whole_run", "run_job"), "plan": ("up", "plan")}.get(
+                words[0], 2 * words[:1]
+            )
+            patch.setattr(importlib.import_module(f"awsddp.{module}"), name, typed)
             cli(words, standalone_mode=False)
-        found: Context = caught.value.args[0]
+        found: Cluster = caught.value.args[0]
         return found
 
     return Sides(facts, context)

@@ -23,7 +23,7 @@ def end(aws: Aws, clock: Clock, events: list[str] | None = None) -> Teardown:
 
 def ours(aws: Aws) -> list[Any]:
     filters = tagged("awsddp:id", IDS["cluster_id"])
-    living = [item for item in describe(aws, filters) if item["State"]["Name"] != "terminated"]
+    living = [node for node in describe(aws, filters) if node.state != "terminated"]
     return [
         *living,
         *aws.pages("DescribeSecurityGroups", {"Filters": filters}, "SecurityGroups"),
@@ -55,13 +55,13 @@ def test_what_another_owner_made_under_the_same_id_survives(
     aws: Aws, launcher: Launcher, clock: Clock
 ) -> None:
     nodes = launcher(plan_for(aws))
-    copied = copy.deepcopy(launcher.intents[0]["parameters"]) | {"ClientToken": "another"}
+    copied = copy.deepcopy(launcher.intents[0].parameters) | {"ClientToken": "another"}
     for pair in [pair for part in copied["TagSpecifications"] for pair in part["Tags"]]:
         pair["Value"] = "AIDAOTHER" if pair["Key"] == "awsddp:owner" else pair["Value"]
     theirs = [one["InstanceId"] for one in aws.call("RunInstances", copied)["Instances"]]
     assert sorted(end(aws, clock).terminated) == sorted(node.instance_id for node in nodes)
     found = describe(aws, [{"Name": "instance-id", "Values": theirs}])
-    assert [one["State"]["Name"] for one in found] == ["running"] * len(theirs)
+    assert [one.state for one in found] == ["running"] * len(theirs)
 
 
 def test_a_second_end_finds_nothing_to_do(aws: Aws, launcher: Launcher, clock: Clock) -> None:

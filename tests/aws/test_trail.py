@@ -11,8 +11,8 @@ from awsddp import __version__
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
+from awsddp.search import Trail
 from awsddp.state import Folder
-from awsddp.verbs.context import Trail
 
 
 def test_every_call_is_written_down_with_its_request_id_and_without_secrets(

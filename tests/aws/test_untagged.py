@@ -8,11 +8,11 @@ from moto_cloud import Cloud
 
 from awsddp.aws.clusters import describe
 from awsddp.aws.waits import CLOCK
+from awsddp.down import down
 from awsddp.errors import LeftoverError
+from awsddp.fetch import fetch
 from awsddp.records import Listed
-from awsddp.verbs.down import down
-from awsddp.verbs.fetch import fetch
-from awsddp.verbs.status import status
+from awsddp.status import status
 
 TAGS = ["awsddp:owner", "awsddp:id", "awsddp:cluster", "awsddp:nodes"]
 
@@ -55,7 +55,7 @@ def test_a_node_without_its_tags_is_no_lost_node(on: On, cloud: Cloud, tags: lis
 
 
 def test_a_node_without_its_tags_still_owes_its_results(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("awsddp.verbs.cluster.REACH_S", 1.0)
+    monkeypatch.setattr("awsddp.search.REACH_S", 1.0)
     laptop = on("laptop")
     key = untag(laptop, laptop.first(), 1, *TAGS)
     laptop.said.clear()
@@ -86,7 +86,7 @@ def test_a_machine_without_the_record_names_what_holds_the_group(on: On) -> None
         end(desk)
     assert CLOCK.monotonic() - began < 60
     assert f"of {key}, which lacks the cluster's tags: terminate it" in left.value.why
-    states = {item["InstanceId"]: item["State"]["Name"] for item in describe(desk.aws, [])}
+    states = {node.instance_id: node.state for node in describe(desk.aws, [])}
     assert states[key] == "running"
-    assert end(laptop)["terminated"] == [key]
+    assert end(laptop)["terminated"] == (key,)
     assert not laptop.folder.path.exists()

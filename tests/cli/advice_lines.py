@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from awsddp.cli.verbs import VERBS
+from awsddp.cli.main import VERBS
 from tests.cli.test_pages_of_docs import parse
 
 PACKAGE = Path(__file__).resolve().parents[2] / "awsddp"

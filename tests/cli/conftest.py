@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.local import control, torchenv
+from awsddp.local import control, image
 from tests.cli import schema
 from tests.cli.advice_lines import type_in
 
@@ -122,7 +122,7 @@ def hearing() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def torch_of_the_nodes() -> None:
     """Install it where this machine has none yet: no command of a test then says that it does so."""
-    torchenv.ensure("nspawn" if os.geteuid() == 0 else "loopback")
+    image.ensure("nspawn" if os.geteuid() == 0 else "loopback")
 
 
 @pytest.fixture

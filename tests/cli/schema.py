@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from awsddp.cli.verbs import VERBS
-from awsddp.documents import DOCUMENTS, ErrorDocument, EventLine
+from awsddp.cli.main import VERBS
 from awsddp.errors import SCHEMA
+from awsddp.returns import DOCUMENTS, ErrorDocument, EventLine
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "schema.json"
 

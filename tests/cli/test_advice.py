@@ -14,21 +14,20 @@ import click
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from awsddp.api import Cluster, Job, JobFailed
+from awsddp.advice import HAS_OPTION, advised, interruption
 from awsddp.aws.refusals import translate
 from awsddp.cli import failures
-from awsddp.cli.advice import named
+from awsddp.cli.command_line import WATCH, Globals, named
 from awsddp.cli.main import cli
-from awsddp.cli.options import Globals
-from awsddp.cli.signals import WATCH
+from awsddp.cluster import Cluster
+from awsddp.config import load, option_words
 from awsddp.errors import CloudError
+from awsddp.job import Job, JobFailed
 from awsddp.nodes.failures import NodeFailure
 from awsddp.records import JobRecord as JobRecord
 from awsddp.records import Prepared, Target, TargetName
-from awsddp.spec import OPTIONS, load, option_words
+from awsddp.spec import OPTIONS
 from awsddp.state import Folder, Record
-from awsddp.verbs.advice import HAS_OPTION, advised, interruption
-from awsddp.verbs.context import Context
 from tests.cli.advice_lines import texts, type_in
 from tests.cli.conftest import Lab
 
@@ -57,18 +56,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
     made = Folder(tmp_path, "second")
     spec, job = load("second", environ={})
-    context = Context(spec=spec, job=job, folder=made, on_event=lambda _: None)
-    monkeypatch.setattr(WATCH, "context", context)
+    context = Cluster().but(spec=spec, job_spec=job, folder=made, on_event=lambda _: None)
+    monkeypatch.setattr(WATCH, "cluster", context)
     monkeypatch.setattr(WATCH, "json", False)
     yield made
 
 
 def asked(
     folder: Folder, local: bool = False, verb: Literal["train", "run"] = "train", **keys: object
-) -> Context:
+) -> Cluster:
     """The context of a command line that sets these keys."""
     spec, job = load(folder.name, environ={}, overrides=keys)
-    return Context(spec=spec, job=job, folder=folder, on_event=lambda _: None, local=local, verb=verb)
+    return Cluster().but(
+        spec=spec, job_spec=job, folder=folder, on_event=lambda _: None, local=local, verb=verb
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_command_carries_the_options_that_it_needs(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, options: Globals, said: str
 ) -> None:
     monkeypatch.setattr(WATCH, "options", options)
-    monkeypatch.setattr(WATCH, "context", None)  # nothing of the verb is known yet
+    monkeypatch.setattr(WATCH, "cluster", None)  # nothing of the verb is known yet
     assert named("awsddp up   # continue") == said
     assert named("awsddp -c other-name up") == "awsddp -c other-name up"
 
@@ -139,7 +140,7 @@ def test_a_machine_without_rsync_3_is_told_before_anything_is_launched(lab: Lab,
 
 
 # Lines of which a part is an option or a verb, made beside them.
-BUILT = {"plan/selection.py", "verbs/everywhere.py", "local/control.py", "jobs/health.py"}
+BUILT = {"plan/selection.py", "status.py", "local/control.py", "jobs/health.py"}
 
 
 def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:
@@ -299,9 +300,7 @@ def test_a_lost_connection_is_told_in_one_line() -> None:
 
 def test_a_job_that_failed_names_its_cluster_and_the_local_cloud(folder: Folder) -> None:
     cluster = Cluster("second", local=True)
-    assert type_in(JobFailed(Job(cluster._context(), "j"), "failed", None).next) == [
-        "awsddp -c second --local logs j"
-    ]
+    assert type_in(JobFailed(Job(cluster, "j"), "failed", None).next) == ["awsddp -c second --local logs j"]
 
 
 NEEDS = """

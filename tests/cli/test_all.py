@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR, disk_usd_per_hour
-from awsddp.local.market import price_usd_per_hour
+from awsddp.local.offers import price_usd_per_hour
 from tests.cli.conftest import Lab
 
 

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from test_make_plan import plan
 
-from awsddp.cli import advice, doctor_page, failures, pages, plan_page, render
+from awsddp.cli import command_line, doctor_page, failures, local, pages, plan_page, render
+from awsddp.cli.command_line import WATCH, Globals
 from awsddp.cli.home import home_page
 from awsddp.cli.main import cli
-from awsddp.cli.options import Globals
-from awsddp.cli.signals import WATCH
 from awsddp.errors import ConfigError
+from awsddp.returns import DOCUMENTS
+from tests.cli.schema import verb_of
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
 PAGES: dict[str, Callable[[Any], None]] = {
@@ -37,8 +39,8 @@ PAGES: dict[str, Callable[[Any], None]] = {
     "doctor --why": doctor_page.why_page,
     "report": pages.report_page,
     "down": pages.down_page,
-    "local status": pages.local_page,
-    "local fault list": pages.faults_page,
+    "local status": local.local_page,
+    "local fault list": local.faults_page,
 }
 
 
@@ -92,7 +94,7 @@ def test_a_page_fits(
     verb: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow(monkeypatch, columns)
-    PAGES[verb](RECORDED[verb])
+    PAGES[verb](msgspec.convert(RECORDED[verb], DOCUMENTS[verb_of(tuple(verb.split()))]))
     shown = capsys.readouterr()
     assert shown.out + shown.err
     assert too_long(shown.out + shown.err, columns) == []
@@ -138,7 +140,7 @@ def test_an_error_is_wrapped_and_its_commands_stay_whole(
     assert [line for line in lines if not line.startswith("       ")] == [
         "error: " + ("word " * 14).strip(),
         "  why: " + ("why " * 18).strip(),
-        " next: " + advice.named(command),
+        " next: " + command_line.named(command),
     ]
     assert all(line.lstrip().startswith("# ") for line in lines if "comment" in line)
 

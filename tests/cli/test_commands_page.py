@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from awsddp import errors
-from awsddp.cli.verbs import VERBS
+from awsddp.cli.main import VERBS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
 _REPEATED = re.compile(r"(\nOptions:)?\n  -h, --help +Show this message and exit\.|\n  Global options \(.*")

@@ -123,7 +123,7 @@ def _number(text: str) -> bool:
 
 def _time(text: str) -> bool:
     from awsddp.errors import ConfigError
-    from awsddp.spec import seconds
+    from awsddp.values import seconds
 
     try:
         return seconds(text) >= 0
@@ -132,7 +132,7 @@ def _time(text: str) -> bool:
 
 
 def _name(text: str) -> bool:
-    from awsddp.spec import NAME
+    from awsddp.values import NAME
 
     return NAME.fullmatch(text) is not None
 

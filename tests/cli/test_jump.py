@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.user_data import user_data
+from awsddp.nodes.provision import user_data
 from tests.cli.conftest import Lab
 from tests.cli.test_reservations import client
 from tests.local.conftest import needs_root, until

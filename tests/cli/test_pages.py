@@ -1,7 +1,7 @@
 """What a person reads of a job: when it was last seen to run, and where its results are."""
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,30 +10,34 @@ from test_make_plan import plan as planned
 from awsddp.cli.doctor_page import checks_page
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.cli.plan_page import plan_page
-from awsddp.records import JobRecord, JobState
+from awsddp.records import JobState, widened
 from awsddp.report import iso
+from awsddp.returns import JobDocument, SeenJob
+from tests.records import read
 
 
-def job(state: JobState, **more: object) -> dict[str, object]:
-    return asdict(JobRecord(job="j", state=state, cause=None, ranks=(), home="runs/j")) | more
+def job(state: JobState, **more: object) -> JobDocument:
+    return JobDocument(job="j", state=state, cause=None, ranks=(), home="runs/j", **more)  # type: ignore[arg-type]
 
 
 def shown(capsys: pytest.CaptureFixture[str], **seen: object) -> str:
     cluster_page(
-        {
-            "cluster": "default",
-            "state": "ready",
-            "target": "local",
-            "region": "here",
-            "instance_type": "g6.xlarge",
-            "nodes": [],
-            "jobs": [job("running", fetched=False, **seen)],
-            "price_usd_per_hour": 1.0,
-            "cost_usd": 1.0,
-            "budget_usd": None,
-            "idle": None,
-            "expires": None,
-        }
+        read(
+            {
+                "cluster": "default",
+                "state": "ready",
+                "target": "local",
+                "region": "here",
+                "instance_type": "g6.xlarge",
+                "nodes": [],
+                "jobs": [widened(SeenJob, job("running"), fetched=False, **seen)],
+                "price_usd_per_hour": 1.0,
+                "cost_usd": 1.0,
+                "budget_usd": None,
+                "idle": None,
+                "expires": None,
+            }
+        )
     )
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("j "))
 
@@ -57,11 +61,13 @@ def test_job_that_runs_is_told_as_last_seen_by_this_machines_clock(
 
 def test_sync_v_shows_the_largest_and_what_stays_here(capsys: pytest.CaptureFixture[str]) -> None:
     sync_page(
-        {
-            "nodes": [{"node": 0, "files": 3, "bytes": 1_200_000}],
-            "largest": [{"path": "data/", "bytes": 1_200_000}],
-            "kept": [{"by": ".gitignore", "paths": [f"{number}.pt" for number in range(12)]}],
-        },
+        read(
+            {
+                "nodes": [{"node": 0, "files": 3, "bytes": 1_200_000}],
+                "largest": [{"path": "data/", "bytes": 1_200_000}],
+                "kept": [{"by": ".gitignore", "paths": [f"{number}.pt" for number in range(12)]}],
+            }
+        ),
         verbose=True,
     )
     said = capsys.readouterr().out
@@ -74,7 +80,7 @@ def test_results_are_told_where_they_are() -> None:
     assert job_lines(job("cancelled", fetched=False)) == ["Job j: cancelled", kept]
     assert job_lines(job("succeeded", fetched=True)) == ["Job j: succeeded", "  results: runs/j/"]
     partly = "  results: runs/j/, incomplete, missing node1: awsddp fetch j"
-    assert job_lines(job("failed", fetched=False, missing=[1])) == ["Job j: failed", partly]
+    assert job_lines(job("failed", fetched=False, missing=(1,))) == ["Job j: failed", partly]
 
 
 ARN = "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Administrator_0123456789abcdef/me@example.com"
@@ -86,16 +92,18 @@ def test_every_check_is_within_80_columns_with_whole_commands(capsys: pytest.Cap
 
     command = "awsddp up --nodes 1 --instance-type g6.12xlarge   # 4 x L4 per node, $4.60 per hour"
     checks_page(
-        {
-            "checks": [
-                check("credentials", True, ARN),
-                check("quota", False, "too small " * 20, f"{command}\nawsddp doctor --request-quota"),
-                *(
-                    check(f"permission {name}Instances", None, "not checked: needs plan")
-                    for name in "ABCDEFG"
-                ),
-            ]
-        }
+        read(
+            {
+                "checks": [
+                    check("credentials", True, ARN),
+                    check("quota", False, "too small " * 20, f"{command}\nawsddp doctor --request-quota"),
+                    *(
+                        check(f"permission {name}Instances", None, "not checked: needs plan")
+                        for name in "ABCDEFG"
+                    ),
+                ]
+            }
+        )
     )
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -116,7 +124,7 @@ def test_usage_of_a_rank_that_is_far_from_the_others_has_a_star(capsys: pytest.C
         {"rank": rank, "cpu_percent": cpu, "gpu_percent": None, "gpu_memory_bytes": 4.2e10}
         for rank, cpu in enumerate((101.0, 99.0, 12.0))
     ]
-    ranks_table({"progress": [], "usage": usage, "slowest_rank": 2})
+    ranks_table(read({"progress": [], "usage": usage, "slowest_rank": 2}))
     heading, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert heading == ["rank", "CPU", "GPU", "memory"]
     assert rows[1:] == [["1", "99%", "42.0", "GB"], ["slowest", "2", "12%", "*", "42.0", "GB"]]

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
+from awsddp.cli.command_line import Globals
 from awsddp.cli.main import cli
-from awsddp.cli.options import Globals
-from awsddp.spec import load
+from awsddp.config import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]

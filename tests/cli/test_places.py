@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.local.place import Place
+from awsddp.local.machine import Place
 from tests.cli.conftest import Lab
 from tests.cli.test_reservations import client
 from tests.seed import SEED

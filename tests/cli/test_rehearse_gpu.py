@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.local import torchenv
+from awsddp.local import image
 from tests.cli.conftest import Lab
 
 ANSWERS = """
@@ -449,7 +449,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a script sees on a node that rehearses two GPUs, and under "said" what it was told."""
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("node")
-    torchenv.rehearse(folder, "g6.24xlarge")
+    image.rehearse(folder, "g6.24xlarge")
     text = (folder / "rehearse_gpu.pth").read_text().replace("'count': 4", "'count': 2")
     (folder / "script.py").write_text(text + ANSWERS + DEEPER)
     shown = subprocess.run(

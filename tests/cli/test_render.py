@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from awsddp.cli import failures, screen
-from awsddp.cli.options import Globals
+from awsddp.cli.command_line import WATCH, Globals
 from awsddp.cli.render import progress, table_lines
 from awsddp.cli.screen import Screen
-from awsddp.cli.signals import WATCH
 from awsddp.errors import NodeError
 from awsddp.report import Event, amount
 from tests.test_harmless import on_terminal

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from awsddp.cli.pages import jobs_page, report_page
+from tests.records import read
 
 JOB: dict[str, Any] = {
     "job": "main-20261121-180107-3fa2",
@@ -14,6 +15,7 @@ JOB: dict[str, Any] = {
     "data": None,
     "home": "runs/one",
     "fetched": True,
+    "checkpoint": None,
     "missing": [],
     "ranks": [{"rank": 0, "local_rank": 0, "node": 1, "exit_code": 0, "seconds": 20.0}],
     "target": "local",
@@ -38,7 +40,7 @@ CLUSTER = {
 
 
 def test_report_shows_the_end_the_cost_and_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    report_page(JOB)
+    report_page(read(JOB))
     assert capsys.readouterr().out.splitlines() == [
         "Job main-20261121-180107-3fa2: succeeded",
         "  accuracy on held-out data: 50.00%",
@@ -52,12 +54,14 @@ def test_jobs_stand_below_their_cluster_with_costs_in_80_columns(capsys: pytest.
     other = {**CLUSTER, "id": "1", "target": "local", "ended": "2026-11-22T13:00:00Z", "cost_usd": None}
     lost = JOB | {"job": "lost", "cluster_id": None, "state": "running"}
     jobs_page(
-        {
-            "jobs": [JOB, lost],
-            "clusters": [CLUSTER, other | {"idle_usd": None}],
-            "total_usd": 14.0,
-            "would_have_cost_usd": 0.0,
-        }
+        read(
+            {
+                "jobs": [JOB, lost],
+                "clusters": [CLUSTER, other | {"idle_usd": None}],
+                "total_usd": 14.0,
+                "would_have_cost_usd": 0.0,
+            }
+        )
     )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[1:3]] == [
@@ -77,5 +81,5 @@ def test_jobs_stand_below_their_cluster_with_costs_in_80_columns(capsys: pytest.
 
 
 def test_without_jobs_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
-    jobs_page({"jobs": [], "clusters": [], "total_usd": 0.0, "would_have_cost_usd": 0.0})
+    jobs_page(read({"jobs": [], "clusters": [], "total_usd": 0.0, "would_have_cost_usd": 0.0}))
     assert capsys.readouterr().out == "No jobs yet. Start one: awsddp train\n"

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from awsddp import errors
-from awsddp.cli.main import cli
-from awsddp.cli.verbs import VERBS
-from awsddp.documents import DOCUMENTS
+from awsddp.cli.main import VERBS, cli
+from awsddp.returns import DOCUMENTS
 from tests.cli import schema
 from tests.cli.conftest import Lab
 

@@ -13,7 +13,7 @@ import boto3
 import pytest
 
 from awsddp.local import control
-from awsddp.local.place import Place
+from awsddp.local.machine import Place
 from tests.cli.conftest import Lab
 from tests.local.conftest import needs_root
 from tests.nodes.ssm import StandIn

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.api import Cluster
 from awsddp.cli import failures
 from awsddp.cli.main import cli
+from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError
 from awsddp.jobs.ranks import interpreter
 from awsddp.spec import JobSection, JobSpec, SyncSection
@@ -25,10 +25,10 @@ def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
     jobs: list[JobSpec] = []
 
     def reach(ctx, **_):  # type: ignore[no-untyped-def]
-        jobs.append(ctx.job)
+        jobs.append(ctx.job_spec)
         raise failures.UsageError("reached")
 
-    monkeypatch.setattr("awsddp.verbs.train.train", reach)
+    monkeypatch.setattr("awsddp.train.train", reach)
 
     def run(*words: str) -> tuple[JobSpec | None, str, int]:
         monkeypatch.setattr(sys, "argv", ["awsddp", *words])
@@ -165,7 +165,7 @@ def test_an_error_names_what_was_typed(  # type: ignore[no-untyped-def]
         Path("awsddp.toml").write_text(f"[{section}]\n{name} = {value!r}\n")
     if way == "keyword":
         with pytest.raises(AwsddpError) as refused:
-            Cluster("typed", **{name: value})
+            Cluster("typed", **{name: value}).plan()
         said, code = f"error: {refused.value}", refused.value.exit_code
     else:
         _, said, code = typed("run", *words)

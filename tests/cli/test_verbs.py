@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.spec import OF_ONE_COMMAND, load
+from awsddp.config import OF_ONE_COMMAND, load
 from tests.cli.conftest import Lab
 
 COUNTS = """

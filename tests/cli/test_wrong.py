@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from awsddp.errors import NotFoundError
+from awsddp.known import choose_job
 from awsddp.records import JobRecord
-from awsddp.verbs.cluster import choose_job
 from tests.cli.conftest import Lab
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 def traces(home: Path) -> list[str]:
     """Return the namespaces, interfaces, mounts and processes that belong to the daemon of `home`."""
-    from awsddp.local.place import Place
+    from awsddp.local.machine import Place
 
     mark = Place(home).tag
     return sorted(

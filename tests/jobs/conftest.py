@@ -10,19 +10,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import pytest
 
+from awsddp import answers
 from awsddp.jobs import protocol
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.ranks import Host, Rank, layout
 from awsddp.jobs.results import job_document
+from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.requests import Launch, Request
 from awsddp.records import JobRecord, Node, Prepared
 from awsddp.spec import JobSection, JobSpec
 
+Told = TypeVar("Told")
 NODE_PYTHON = os.environ.get("AWSDDP_TEST_NODE_PYTHON", sys.executable)
 
 
@@ -42,6 +46,33 @@ def prepared_of(number: int, **found: Any) -> Prepared:
     """Return what was found on the node of `node_of`."""
     usual = {"home": "/home/ubuntu", "python": "python", "nic": "ens5"}
     return Prepared(node=number, instance_id=f"i-{number}", **{**usual, **found})
+
+
+def launch_of(node: int = 0, **given: Any) -> Launch:
+    """Return what launched a job without processes on nodes 0 and 1, a rank each."""
+    usual = {
+        "job": "job",
+        "launch": "l",
+        "slot": 0,
+        "created": "",
+        "node": node,
+        "nodes": [{"node": one, "private_ip": "127.0.0.1", "instance_id": f"i-{one}"} for one in (0, 1)],
+        "layout": [[0, 0, 0], [1, 0, 1]],
+        "folder": "",
+        "workdir": "",
+        "path": "",
+        "processes": [],
+        "secret": "s",
+        "master_port": 0,
+        "link_port": 0,
+        "join_s": 60.0,
+        "silent_s": 5.0,
+        "timeout": None,
+        "grace": 30.0,
+        "outputs": [],
+        "defaults": {},
+    }
+    return Launch.from_json({**usual, **given})
 
 
 class Fleet:
@@ -72,7 +103,7 @@ class Fleet:
             (folder / name).write_text(text)
 
     def start(
-        self, node: int, *requests: dict[str, Any] | bytes, close: bool = True
+        self, node: int, *requests: Request[Any] | bytes, close: bool = True
     ) -> subprocess.Popen[bytes]:
         """Send requests, as SSH would, and return at once; the connection ends, or stays."""
         messages = [one if isinstance(one, bytes) else protocol.message(one) for one in requests]
@@ -94,12 +125,12 @@ class Fleet:
             process.stdin = None
         return process
 
-    def ask(self, node: int, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, node: int, request: Request[Told]) -> Told:
         """Send a request and return its answer."""
         out, err = self.start(node, request).communicate(timeout=90)
         return protocol.answer(out, request=request, node=node, stderr=err)
 
-    def requests(self, script: str, *, job: str = "job", slot: int = 0, **settings: Any) -> dict[int, Any]:
+    def requests(self, script: str, *, job: str = "job", slot: int = 0, **settings: Any) -> dict[int, Launch]:
         """Return what launches `script` (a file, or the text of one) on all nodes, two ranks each."""
         if "\n" in script:
             self.write(f"{job}.py", script)
@@ -124,13 +155,17 @@ class Fleet:
 
     def document(self, node: int, job: str = "job") -> dict[str, Any]:
         """Return what a node knows of a job, read in this process: a request costs one of its own."""
-        return JobFolder(job, self.folder(node, job)).document()
+        return JobFolder(job, self.folder(node, job)).document().to_json()
+
+    def told(self, node: int, job: str = "job") -> answers.NodeJob:
+        """Return the same as a client has it."""
+        return answers.converted(self.document(node, job), answers.NodeJob)
 
     def wait(self, job: str = "job", *, nodes: list[int] | None = None, seconds: float = 60) -> JobRecord:
         """Return the job when it is over on all nodes."""
         chosen = list(range(len(self.hosts))) if nodes is None else nodes
         until(lambda: all(self.document(node, job)["state"] != "running" for node in chosen), seconds=seconds)
-        return job_document({node: self.document(node, job) for node in chosen})
+        return job_document({node: self.told(node, job) for node in chosen})
 
     def run(self, script: str, **settings: Any) -> JobRecord:
         """Launch a job and return it when it is over."""
@@ -155,7 +190,7 @@ class Fleet:
 
     def follow(self, merger: Merger, node: int, job: str = "job") -> bytes:
         """Follow a job on a node to its end and return what is shown."""
-        request = protocol.follow_request(job, offsets=merger.attach(node))
+        request = requests.Follow(job=job, offsets=merger.attach(node))
         process = self.start(node, request)
         assert process.stdout is not None
         shown = b""

@@ -1,11 +1,14 @@
 """Each row of the table of causes is recognized by an example."""
 
 import re
+import signal
+import types
 from pathlib import Path
 
 import pytest
 
-from awsddp.jobs.supervisor.causes import ECHOES, TABLE, Evidence, explain
+from awsddp.jobs import protocol
+from awsddp.jobs.supervisor.causes import CONDITIONS, ECHOES, TABLE, Evidence, explain
 from awsddp.jobs.supervisor.diagnose import last_loss
 from awsddp.jobs.supervisor.job_causes import (
     JOB_TABLE,
@@ -13,7 +16,9 @@ from awsddp.jobs.supervisor.job_causes import (
     Row,
     cause_of_node,
     left_early,
+    rows,
 )
+from tests.jobs.conftest import launch_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "why.md"
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n'
@@ -281,14 +286,14 @@ EXAMPLES = [
 @pytest.mark.parametrize(("code", "said", "kind", "words"), EXAMPLES)
 def test_end_of_a_rank_has_a_kind_and_an_explanation(code: int, said: str, kind: str, words: str) -> None:
     cause = explain(Evidence(code, said))
-    assert (cause["kind"], words in cause["explanation"]) == (kind, True), cause
+    assert (cause.kind, words in cause.explanation) == (kind, True), cause
 
 
 @pytest.mark.parametrize("error", ["EOFError", "OSError: [Errno 22] Invalid argument"])
 def test_bare_error_is_that_of_a_checkpoint_only_in_torch(error: str) -> None:
     frames = TRACEBACK + '  File "/x/torch/serialization.py", line 900, in load\n'
-    assert explain(Evidence(1, f"{frames}{error}\n"))["kind"] == "checkpoint_corrupt"
-    assert explain(Evidence(1, f"{TRACEBACK}{error}\n"))["kind"] == "exit"
+    assert explain(Evidence(1, f"{frames}{error}\n")).kind == "checkpoint_corrupt"
+    assert explain(Evidence(1, f"{TRACEBACK}{error}\n")).kind == "exit"
 
 
 DIRECT = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -310,21 +315,21 @@ def test_exception_that_says_nothing_is_explained_by_the_one_it_follows(
 ) -> None:
     text = f"{TRACEBACK}{first}\n{link}{TRACEBACK}RuntimeError: step 12 failed\n"
     cause = explain(Evidence(1, raised(text)))
-    assert cause["kind"] == kind, cause
-    assert cause["explanation"].startswith("RuntimeError: step 12 failed.")
-    assert (first.rstrip(".") in cause["explanation"]) == (kind != "exit")
+    assert cause.kind == kind, cause
+    assert cause.explanation.startswith("RuntimeError: step 12 failed.")
+    assert (first.rstrip(".") in cause.explanation) == (kind != "exit")
 
 
 def test_memory_is_the_cause_if_the_kernel_killed_for_it() -> None:
     cause = explain(Evidence(-9, "", oom_kills=1))
-    assert (cause["kind"], cause["retryable"]) == ("host_oom", False)
-    assert "SIGKILL. The node ran out of memory, and its kernel killed the rank." in cause["explanation"]
+    assert (cause.kind, cause.retryable) == ("host_oom", False)
+    assert "SIGKILL. The node ran out of memory, and its kernel killed the rank." in cause.explanation
     log = (
         "Memory cgroup out of memory: Killed process 15710 (python3) total-vm:221384kB, anon-rss:68096kB, "
         "file-rss:6684kB, shmem-rss:0kB, UID:0 pgtables:200kB oom_score_adj:0"
     )
     cause = explain(Evidence(-9, "", oom_kills=1, kernel=lambda: log))
-    assert "killed process 15710 (python3), which used 0.0697 GB." in cause["explanation"]
+    assert "killed process 15710 (python3), which used 0.0697 GB." in cause.explanation
 
 
 @pytest.mark.parametrize(
@@ -343,8 +348,8 @@ def test_fault_of_a_gpu_is_read_in_the_log_of_the_kernel(line: str, kind: str, w
     log = f"NVRM: Xid (PCI:0000:23:00): {line}"
     said = raised("torch.AcceleratorError: CUDA error: unspecified launch failure")
     cause = explain(Evidence(1, said, kernel=lambda: log))
-    assert (cause["kind"], words in cause["explanation"]) == (kind, True), cause
-    assert explain(Evidence(1, raised("ValueError: no"), kernel=lambda: log))["kind"] == "exit"
+    assert (cause.kind, words in cause.explanation) == (kind, True), cause
+    assert explain(Evidence(1, raised("ValueError: no"), kernel=lambda: log)).kind == "exit"
 
 
 def test_loss_that_is_not_finite_is_read_in_the_metrics(tmp_path: Path) -> None:
@@ -352,7 +357,7 @@ def test_loss_that_is_not_finite_is_read_in_the_metrics(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(rows)
     losses = [last_loss(tmp_path / "metrics.jsonl", rank, first=0) for rank in (0, 1, 2)]
     assert [str(loss) for loss in losses] == ["0.5", "nan", "None"]
-    kinds = [explain(Evidence(1, raised("AssertionError"), loss=loss))["kind"] for loss in losses]
+    kinds = [explain(Evidence(1, raised("AssertionError"), loss=loss)).kind for loss in losses]
     assert kinds == ["exit", "loss_not_finite", "exit"]
 
 
@@ -362,13 +367,49 @@ def test_kinds_that_another_rank_may_bring_about_are_rows() -> None:
 
 def test_rank_that_waited_for_one_that_had_ended_is_explained_by_that() -> None:
     words = explain(Evidence(1, raised(f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:49360.")))
-    plain = left_early(words, ["train.py", "in all_reduce"], "Rank 1 had ended. ")
-    assert (plain["kind"], plain["retryable"]) == ("left_early", False)
-    assert plain["explanation"].startswith("Rank 1 had ended. RuntimeError: ")
-    uneven = left_early(
-        words, ['  File "/x/torch/autograd/graph.py", line 979, in _engine'], "Rank 1 had ended. "
+    plain = left_early(words._replace(tail=["train.py", "in all_reduce"]), "Rank 1 had ended. ")
+    assert (plain.kind, plain.retryable) == ("left_early", False)
+    assert plain.explanation.startswith("Rank 1 had ended. RuntimeError: ")
+    tail = ['  File "/x/torch/autograd/graph.py", line 979, in _engine']
+    uneven = left_early(words._replace(tail=tail), "Rank 1 had ended. ")
+    assert uneven.kind == "uneven_batches"
+
+
+def test_row_of_a_table_has_its_conditions_and_its_next_step() -> None:
+    table = """
+# a comment
+a_kind (retryable): A text: with {value}.
+  said ^one|two
+  said (?P<value>three)
+  killed
+  next do this   # or that
+exit:"""
+    conditions = {"said": "^one|two|(?P<value>three)", "killed": ""}
+    assert rows(table) == (
+        Row("a_kind", "A text: with {value}.", True, conditions, "do this   # or that"),
+        Row("exit", "", False, {}),
     )
-    assert uneven["kind"] == "uneven_batches"
+
+
+def test_every_condition_is_known_and_its_pattern_can_be_read() -> None:
+    for row in TABLE:
+        assert row.conditions.keys() <= CONDITIONS.keys(), row.kind
+        for condition, text in row.conditions.items():
+            if condition in ("said", "log", "kernel"):
+                assert text
+                assert re.compile(text)
+            elif condition == "signal":
+                assert signal.Signals[text]
+            else:
+                assert text.isdigit() == (condition == "code"), row.kind
+    assert not any(row.conditions for row in JOB_TABLE)
+
+
+def test_a_node_gets_the_same_table() -> None:
+    for name, table in (("causes", "TABLE"), ("job_causes", "JOB_TABLE")):
+        module = types.ModuleType(f"awsddp.jobs.supervisor.{name}")
+        exec(compile(protocol._source(name), name, "exec"), module.__dict__)
+        assert list(map(tuple, getattr(module, table))) == list(map(tuple, globals()[table]))
 
 
 def test_every_row_that_recognizes_has_an_example() -> None:
@@ -382,7 +423,7 @@ def test_the_page_has_the_causes() -> None:
 
 
 def test_cause_of_a_node_names_its_instance_and_what_to_do() -> None:
-    request = {"nodes": [{"node": 1, "instance_id": "i-1"}]}
+    request = launch_of()
     cause = cause_of_node(request, 1, "node_lost", why="node1 was lost")
     assert (cause["instance_id"], cause["explanation"], cause["retryable"]) == (
         "i-1",

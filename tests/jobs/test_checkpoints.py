@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.jobs.checkpoints import newest
+from awsddp.jobs.files import newest_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_newest_checkpoint(tmp_path: Path, files: list[str], expected: list[str]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (moment, moment))
-    assert [str(path.relative_to(tmp_path)) for path in newest(tmp_path)] == expected
+    assert [str(path.relative_to(tmp_path)) for path in newest_checkpoint(tmp_path)] == expected
 
 
 def test_link_latest_counts_if_it_stays_in_the_results(tmp_path: Path) -> None:
@@ -55,11 +55,11 @@ def test_link_latest_counts_if_it_stays_in_the_results(tmp_path: Path) -> None:
     (run / "step-3.pt").touch()
     (run / "step-4.pt").touch()
     (run / "latest").symlink_to("step-3.pt")
-    assert newest(tmp_path / "job") == [run / "step-3.pt"]
+    assert newest_checkpoint(tmp_path / "job") == [run / "step-3.pt"]
     (run / "latest").unlink()
     (run / "latest").symlink_to(tmp_path)
     os.utime(run / "step-3.pt", (0, 0))
-    assert newest(tmp_path / "job") == [run / "step-4.pt"]
+    assert newest_checkpoint(tmp_path / "job") == [run / "step-4.pt"]
 
 
 def test_results_may_be_named_from_the_current_folder_or_through_a_link(
@@ -70,7 +70,7 @@ def test_results_may_be_named_from_the_current_folder_or_through_a_link(
     (latest / "__0.distcp").touch()
     (tmp_path / "runs").symlink_to("disk")
     monkeypatch.chdir(tmp_path)
-    assert newest(Path("runs", "job")) == [latest]
+    assert newest_checkpoint(Path("runs", "job")) == [latest]
 
 
 def test_file_whose_end_was_not_written_is_no_checkpoint(tmp_path: Path) -> None:
@@ -81,4 +81,4 @@ def test_file_whose_end_was_not_written_is_no_checkpoint(tmp_path: Path) -> None
     content = (run / "whole.pt").read_bytes()
     (run / "half.pt").write_bytes(content[:-1])
     os.utime(run / "whole.pt", (0, 0))
-    assert newest(tmp_path) == [run / "whole.pt"]
+    assert newest_checkpoint(tmp_path) == [run / "whole.pt"]

@@ -9,6 +9,7 @@ import pytest
 
 from awsddp.errors import InUse
 from awsddp.jobs import protocol
+from awsddp.jobs.supervisor import requests
 from tests.jobs.conftest import free_ports, until
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ def until_claimed(holder: subprocess.Popen[bytes]) -> None:
 
 def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, job="one")
-    told = fleet.ask(0, protocol.slots_request())
-    assert (told["used"], told["jobs"]) == ([0], {"one": [0, 1]})
+    told = fleet.ask(0, requests.Slots(ports=protocol.job_ports()))
+    assert (told.used, told.jobs) == ((0,), {"one": (0, 1)})
     fleet.port = free_ports()
     with pytest.raises(InUse, match="job one runs on this node"):
         fleet.ask(0, fleet.requests("print()\n", job="two", slot=1)[0])
     assert not fleet.folder(0, "two").exists()
-    fleet.ask(0, protocol.cancel_request("one"))
-    assert fleet.ask(0, protocol.slots_request())["jobs"] == {"one": []}
+    fleet.ask(0, requests.Cancel(job="one"))
+    assert fleet.ask(0, requests.Slots(ports=protocol.job_ports())).jobs == {"one": ()}
     fleet.launch("print()\n", job="two")
     assert fleet.wait("two").state == "succeeded"
 
@@ -43,59 +44,58 @@ def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> 
 def test_cancel_of_a_refused_launch_leaves_another_launchs_job_of_the_name_alone(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     mine = json.loads((fleet.folder(0) / "job.json").read_text())["launch"]
-    assert fleet.ask(0, protocol.cancel_request("job", grace=0, launch="other"))["state"] == "running"
+    assert fleet.ask(0, requests.Cancel(job="job", grace=0, launch="other")).state == "running"
     assert fleet.document(1)["state"] == "running"
-    assert fleet.ask(0, protocol.cancel_request("job", grace=0, launch=mine))["state"] == "cancelled"
+    assert fleet.ask(0, requests.Cancel(job="job", grace=0, launch=mine)).state == "cancelled"
 
 
 def test_second_client_waits_for_the_claim_and_is_told_who_holds_it(fleet: "Fleet") -> None:
-    first = protocol.claim_request("ann on laptop", wait_s=0)
+    first = requests.Claim(owner="ann on laptop", wait_s=0)
     holder = fleet.start(0, first, close=False)
     until_claimed(holder)
     with pytest.raises(InUse, match="another client is starting a job") as refused:
-        fleet.ask(0, protocol.claim_request("bob", wait_s=0.2))
+        fleet.ask(0, requests.Claim(owner="bob", wait_s=0.2))
     assert refused.value.why == "held by ann on laptop"
     holder.kill()
     holder.communicate()
-    assert fleet.ask(0, protocol.claim_request("bob", wait_s=0))["claimed"]
+    assert fleet.ask(0, requests.Claim(owner="bob", wait_s=0)).claimed
 
 
 def test_claim_tells_for_how_long_no_other_client_has_held_it(fleet: "Fleet") -> None:
-    request = protocol.claim_request("ann", wait_s=0)
-    assert fleet.ask(0, request)["free_s"] > 1e9
+    request = requests.Claim(owner="ann", wait_s=0)
+    assert fleet.ask(0, request).free_s > 1e9
     began = time.time()
-    holder = fleet.start(0, protocol.claim_request("bob", wait_s=0), close=False)
+    holder = fleet.start(0, requests.Claim(owner="bob", wait_s=0), close=False)
     until_claimed(holder)
     time.sleep(1.0)
     holder.communicate(b"")
-    assert 0.0 <= fleet.ask(0, request)["free_s"] < time.time() - began - 1.0
+    assert 0.0 <= fleet.ask(0, request).free_s < time.time() - began - 1.0
 
 
 def test_claim_that_is_given_back_is_free_while_its_client_stays_connected(fleet: "Fleet") -> None:
-    requests = protocol.claim_request("ann", wait_s=0), {"do": "unclaim"}
-    holder = fleet.start(0, *requests, close=False)
+    holder = fleet.start(0, requests.Claim(owner="ann", wait_s=0), requests.Unclaim(), close=False)
     assert holder.stdout is not None
     while b'"claimed": false' not in holder.stdout.readline():  # the claim was held, and given back
         pass
-    assert fleet.ask(0, protocol.claim_request("bob", wait_s=5))["claimed"]
+    assert fleet.ask(0, requests.Claim(owner="bob", wait_s=5)).claimed
     assert holder.poll() is None
     holder.kill()
     holder.communicate()
 
 
 def test_claim_of_a_client_that_vanished_ends_by_itself_and_a_launch_ends_its_own(fleet: "Fleet") -> None:
-    holder = fleet.start(0, {**protocol.claim_request("ann", wait_s=0), "lease_s": 1}, close=False)
+    holder = fleet.start(0, requests.Claim(owner="ann", wait_s=0, lease_s=1), close=False)
     until_claimed(holder)
-    assert fleet.ask(0, protocol.claim_request("bob", wait_s=10))["claimed"]
+    assert fleet.ask(0, requests.Claim(owner="bob", wait_s=10)).claimed
     assert holder.poll() is None
     holder.kill()
     holder.communicate()
 
-    requests = fleet.requests(SLEEP)
+    launches = fleet.requests(SLEEP)
     fleet.jobs.append("job")
-    holder = fleet.start(0, protocol.claim_request("ann", wait_s=0), requests[0], close=False)
+    holder = fleet.start(0, requests.Claim(owner="ann", wait_s=0), launches[0], close=False)
     until((fleet.folder(0) / "state.json").exists)
-    assert fleet.ask(0, protocol.claim_request("bob", wait_s=5))["claimed"]
+    assert fleet.ask(0, requests.Claim(owner="bob", wait_s=5)).claimed
     assert holder.poll() is None
     holder.kill()
     holder.communicate()

@@ -2,24 +2,19 @@
 
 from typing import Any
 
-from awsddp.jobs.supervisor.coordinator import Coordinator
-from awsddp.jobs.supervisor.elastic import Elastic
+from awsddp.jobs.supervisor.coordinator import Coordinator, Elastic, Order, Report
+from awsddp.jobs.supervisor.job_causes import Cause
+from tests.jobs.conftest import launch_of
 
-REQUEST: dict[str, Any] = {
-    "job": "job",
-    "nodes": [{"node": node, "instance_id": f"i-{node}"} for node in (0, 1)],
-    "layout": [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)],
-    "join_s": 60.0,
-    "timeout": None,
-    "grace": 30.0,
-}
-GO = {"do": "go"}
-STOP = {"do": "stop", "grace": 1.0}
-LOOK = {"do": "stacks"}
+LAYOUT = [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
+REQUEST = launch_of(layout=LAYOUT)
+GO = Order("go")
+STOP = Order("stop", 1.0)
+LOOK = Order("stacks")
 
 
 def joined(**settings: Any) -> Coordinator:
-    coordinator = Coordinator({**REQUEST, **settings}, now=0)
+    coordinator = Coordinator(launch_of(layout=LAYOUT, **settings), now=0)
     for node in (0, 1):
         coordinator.hear(node, {"is": "here"}, now=1)
     return coordinator
@@ -27,16 +22,20 @@ def joined(**settings: Any) -> Coordinator:
 
 def answer(node: int, stopped: int | None = None) -> dict[str, Any]:
     blank = {"pid": 7, "parent": 1, "joined": True, "stacks": "", "records": {}}
-    ranks = [rank for rank, _, on in REQUEST["layout"] if on == node]
+    ranks = [rank for rank, _, on in LAYOUT if on == node]
     states = ["T" if rank == stopped else "S" for rank in ranks]
     processes = [{**blank, "rank": rank, "state": state} for rank, state in zip(ranks, states, strict=True)]
     return {"workdir": "/w", "silent_s": 9.0, "processes": processes}
 
 
-def exit_of(rank: int, code: int, fault: str = "own", said: str = "") -> dict[str, Any]:
-    report = {"is": "exit", "rank": rank, "exit_code": code, "seconds": 1.0, "started": 5.0}
-    cause = {"kind": "exit", "retryable": False, "explanation": said, "next": ""}
-    return {**report, "tail": [said], "cause": cause, "fault": fault}
+def exit_of(
+    rank: int, code: int, fault: str = "own", said: str = "", kind: str = "exit", restart: int = 0
+) -> dict[str, Any]:
+    report = Report(rank, 5.0, 1.0, code, restart)
+    if code:
+        cause = Cause(kind, False, said, "", rank=rank, exit_code=code, tail=[said])
+        report = report._replace(cause=cause, fault=fault)
+    return report.message("exit")
 
 
 def gone(coordinator: Coordinator) -> None:
@@ -114,7 +113,7 @@ def test_cancel_is_no_failure_whatever_the_ranks_then_say() -> None:
     gone(coordinator)
     document = coordinator.document()
     assert (document["state"], document["cause"]) == ("cancelled", None)
-    assert coordinator.orders[1] == {"do": "stop", "grace": 30.0}
+    assert coordinator.orders[1] == Order("stop", 30.0)
 
 
 def test_rank_that_ends_at_once_leaves_the_others_their_grace() -> None:
@@ -122,7 +121,7 @@ def test_rank_that_ends_at_once_leaves_the_others_their_grace() -> None:
     coordinator.hear(1, {"is": "stop", "state": "interrupted", "grace": 30.0, "cause": {"node": 1}}, now=2)
     coordinator.hear(1, exit_of(3, -15, "stopped"), now=3)
     coordinator.lose(1, "it closed the connection")
-    assert coordinator.orders == [GO, {"do": "stop", "grace": 30.0}]
+    assert coordinator.orders == [GO, Order("stop", 30.0)]
     coordinator.hear(0, {"is": "gone"}, now=9)
     assert coordinator.document()["state"] == "interrupted"
     assert coordinator.document()["cause"] == {"node": 1}
@@ -158,7 +157,7 @@ def test_timeout_counts_from_the_start_of_the_ranks() -> None:
     assert coordinator.orders == [GO, LOOK]
     coordinator.hear(1, {"is": "stacks", "answer": answer(1)}, now=12.5)
     coordinator.tick(now=12.5)
-    assert coordinator.orders == [GO, LOOK, {"do": "stop", "grace": 30.0}]
+    assert coordinator.orders == [GO, LOOK, Order("stop", 30.0)]
     assert named(coordinator) is None
 
 
@@ -168,7 +167,7 @@ def test_node_that_does_not_look_delays_a_timeout_by_3_s() -> None:
     coordinator.tick(now=13.9)
     assert coordinator.orders == [GO, LOOK]
     coordinator.tick(now=14)
-    assert coordinator.orders[2:] == [{"do": "stop", "grace": 30.0}]
+    assert coordinator.orders[2:] == [Order("stop", 30.0)]
 
 
 def test_job_that_is_silent_is_ended_and_the_rank_that_stands_elsewhere_named() -> None:
@@ -180,7 +179,7 @@ def test_job_that_is_silent_is_ended_and_the_rank_that_stands_elsewhere_named() 
     for node in (0, 1):
         coordinator.hear(node, {"is": "stacks", "answer": answer(node, stopped=3)}, now=16)
     coordinator.tick(now=16)
-    assert coordinator.orders == [GO, LOOK, {"do": "stop", "grace": 30.0}]
+    assert coordinator.orders == [GO, LOOK, Order("stop", 30.0)]
     gone(coordinator)
     cause = coordinator.document()["cause"]
     assert (cause["kind"], cause["rank"], cause["node"], cause["instance_id"]) == ("hang", 3, 1, "i-1")
@@ -190,8 +189,7 @@ def test_job_that_is_silent_is_ended_and_the_rank_that_stands_elsewhere_named() 
 
 def timed_out(coordinator: Coordinator, *ranks: int) -> None:
     for rank in ranks:
-        report = exit_of(rank, 1, "echo", "RuntimeError: Timed out.")
-        report["cause"]["kind"] = "gloo_timeout"
+        report = exit_of(rank, 1, "echo", "RuntimeError: Timed out.", "gloo_timeout")
         coordinator.hear(rank // 2, report, now=5)
 
 
@@ -216,8 +214,7 @@ def test_ranks_that_still_run_when_the_others_time_out_are_named_with_their_line
 
 def test_rank_that_timed_out_is_named_before_those_that_lost_it() -> None:
     coordinator = joined()
-    lost = exit_of(0, 1, "echo", "Connection closed by peer.")
-    lost["cause"]["kind"] = "peer_lost"
+    lost = exit_of(0, 1, "echo", "Connection closed by peer.", "peer_lost")
     coordinator.hear(0, lost, now=5)
     timed_out(coordinator, 1)
     assert coordinator.orders == [GO, LOOK]
@@ -240,7 +237,7 @@ def test_nodes_know_when_the_job_is_silent_for_two_minutes() -> None:
     coordinator.tick(now=122)
     coordinator.hear(0, {"is": "output"}, now=123)
     coordinator.tick(now=123)
-    assert coordinator.orders == [GO, *({"do": "silence", "silent": silent} for silent in (True, False))]
+    assert coordinator.orders == [GO, *(Order("silence", silent=silent) for silent in (True, False))]
 
 
 def test_rank_that_left_with_0_is_named_first_when_the_others_time_out() -> None:
@@ -264,7 +261,7 @@ def test_rank_that_failed_by_itself_is_the_cause_and_not_a_node_that_is_lost_lat
 def elastic(*, min_nodes: int = 2, max_restarts: int = 0) -> Elastic:
     """A job under torchrun whose four workers have started."""
     settings = {"min_nodes": min_nodes, "max_restarts": max_restarts}
-    coordinator = Elastic({**REQUEST, "elastic": settings}, now=0)
+    coordinator = Elastic(launch_of(layout=LAYOUT, elastic=settings), now=0)
     for node in (0, 1):
         coordinator.hear(node, {"is": "here"}, now=1)
     starts(coordinator, 0, 1, 2, 3)
@@ -278,8 +275,7 @@ def starts(coordinator: Elastic, *ranks: int, world_size: int = 4) -> None:
 
 
 def fails(coordinator: Elastic, rank: int, restart: int, code: int = 1, **more: Any) -> None:
-    report = {**exit_of(rank, code, **more), "restart": restart}
-    coordinator.hear(rank // 2, report, now=3)
+    coordinator.hear(rank // 2, exit_of(rank, code, restart=restart, **more), now=3)
 
 
 def test_lost_node_is_the_cause_also_where_the_agents_were_just_restarting_their_workers() -> None:
@@ -338,7 +334,7 @@ def test_node_that_the_job_went_on_without_is_no_cause_of_what_comes_later() -> 
 def test_job_ends_when_the_agents_that_are_left_have_done_their_work() -> None:
     coordinator = elastic(min_nodes=1)
     coordinator.lose(1, "it closed the connection")
-    coordinator.hear(0, {"is": "agent", "exit_code": 0}, now=3)
+    coordinator.hear(0, {"is": "agent", "rank": 0, "exit_code": 0}, now=3)
     assert coordinator.orders == [GO, STOP]
     coordinator.hear(0, {"is": "gone"}, now=5)
     assert coordinator.document()["state"] == "succeeded"
@@ -346,7 +342,7 @@ def test_job_ends_when_the_agents_that_are_left_have_done_their_work() -> None:
 
 def test_job_that_waits_goes_on_waiting_without_a_node_that_was_lost() -> None:
     settings = {"min_nodes": 1, "max_restarts": 0}
-    coordinator = Elastic({**REQUEST, "elastic": settings, "after": ["other"]}, now=0)
+    coordinator = Elastic(launch_of(layout=LAYOUT, elastic=settings, after=["other"]), now=0)
     for node in (0, 1):
         coordinator.hear(node, {"is": "here"}, now=1)
     coordinator.lose(1, "it closed the connection")

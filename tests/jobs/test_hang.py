@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from awsddp.jobs.launchers import LAUNCHERS
+from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.hang import diagnose, ranges
-from awsddp.jobs.supervisor.stacks import DUMP, records
+from awsddp.jobs.supervisor.stacks import DUMP, Answer, Process, records
 from benchmarks.campaigns.hangs import HANGS, is_named, line_of
 from tests.seed import SEED, drawn
 
@@ -21,9 +23,12 @@ if TYPE_CHECKING:
 
 def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
     """Ask all nodes and read their answers, as `doctor --why` does."""
-    answers = {node: fleet.ask(node, {"do": "stacks", "job": job}) for node in range(len(fleet.hosts))}
+    answers = {
+        node: Answer.read(msgspec.to_builtins(fleet.ask(node, requests.Stacks(job=job))))
+        for node in range(len(fleet.hosts))
+    }
     layout = [(rank.rank, rank.local_rank, rank.node) for rank in fleet.ranks]
-    return diagnose(layout, answers, exit_codes={})
+    return diagnose(layout, answers, exit_codes={}).document()
 
 
 def settled(fleet: "Fleet") -> dict[str, Any]:
@@ -140,8 +145,8 @@ def test_process_without_the_helper_is_not_signalled(make_fleet: "Callable[[int]
     assert fleet.document(0)["state"] == "running"
 
 
-def nccl(rank: int, *entries: tuple[int, str, str]) -> dict[str, Any]:
-    """Return what a rank with NCCL's records answers: entries as torch 2.13 writes them."""
+def nccl(rank: int, *entries: tuple[int, str, str]) -> Process:
+    """Return a rank with NCCL's records: entries as torch 2.13 writes them."""
     base = {"pg_id": 0, "process_group": ["0", "default_pg"], "is_p2p": False, "input_sizes": [[1024]]}
     rows = [
         {
@@ -155,21 +160,13 @@ def nccl(rank: int, *entries: tuple[int, str, str]) -> dict[str, Any]:
         for number, operation, state in entries
     ]
     trace = json.dumps({"version": "2.10", "pg_config": {}, "entries": rows})
-    process = {
-        "pid": 10 + rank,
-        "parent": 1,
-        "rank": rank,
-        "joined": True,
-        "state": "R",
-        "records": records([trace]),
-    }
     frames = f'Thread 0x1 (most recent call first):\n  File "/w/train.py", line {rank + 1} in step\n'
-    return {**process, "stacks": frames}
+    return Process(10 + rank, 1, rank, "R", joined=True, stacks=frames, records=records([trace]))
 
 
-def seen(*processes: dict[str, Any]) -> dict[str, Any]:
+def seen(*processes: Process) -> dict[str, Any]:
     layout = [(rank, rank, 0) for rank in range(len(processes))]
-    return diagnose(layout, {0: {"workdir": "/w", "silent_s": 1.0, "processes": processes}}, exit_codes={})
+    return diagnose(layout, {0: Answer("/w", 1.0, list(processes))}, exit_codes={}).document()
 
 
 def test_records_of_nccl_name_the_rank_that_called_fewer_collectives() -> None:
@@ -197,26 +194,24 @@ def test_ranks_that_all_wait_in_the_same_collective_are_not_accused() -> None:
 
 
 def test_node_that_does_not_answer_is_named() -> None:
-    answer = {"workdir": "/w", "silent_s": 1.0, "processes": [nccl(0, (1, "all_reduce", "started"))]}
-    found = diagnose([(0, 0, 0), (1, 0, 1)], {0: answer, 1: None}, exit_codes={})
-    assert found["behind"] == [1]
-    assert "is on a node that does not answer" in found["explanation"]
+    answer = Answer("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
+    found = diagnose([(0, 0, 0), (1, 0, 1)], {0: answer}, exit_codes={})
+    assert found.behind == [1]
+    assert "is on a node that does not answer" in found.explanation
 
 
 def test_rank_that_runs_on_after_the_others_is_named_and_not_those_that_ended() -> None:
-    answer = {"workdir": "/w", "silent_s": 1.0, "processes": [nccl(0, (1, "all_reduce", "completed"))]}
+    answer = Answer("/w", 1.0, [nccl(0, (1, "all_reduce", "completed"))])
     found = diagnose([(0, 0, 0), (1, 1, 0), (2, 2, 0)], {0: answer}, exit_codes={1: 0, 2: 0})
-    assert found["behind"] == [0]
-    assert found["explanation"] == "Rank 0 (node0) runs: train.py:1 in step. Ranks 1-2 have ended."
+    assert found.behind == [0]
+    assert found.explanation == "Rank 0 (node0) runs: train.py:1 in step. Ranks 1-2 have ended."
 
 
 def test_ranks_that_wait_for_one_that_has_ended_name_it() -> None:
-    answer = {"workdir": "/w", "silent_s": 1.0, "processes": [nccl(0, (1, "all_reduce", "started"))]}
+    answer = Answer("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
     found = diagnose([(0, 0, 0), (1, 1, 0)], {0: answer}, exit_codes={1: 0})
-    assert found["behind"] == [1]
-    assert found["explanation"].startswith(
-        "Rank 1 (node0) has ended while the others run. Rank 0 (node0) wait"
-    )
+    assert found.behind == [1]
+    assert found.explanation.startswith("Rank 1 (node0) has ended while the others run. Rank 0 (node0) wait")
 
 
 def test_program_that_waits_for_a_thread_at_its_end_is_where_the_thread_is(

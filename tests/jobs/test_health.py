@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
-from awsddp.answers import RankStep
+from awsddp.answers import Probed, RankStep
 from awsddp.jobs import health
 from awsddp.jobs.ranks import layout
 from tests.jobs.conftest import node_of, prepared_of
@@ -31,7 +32,9 @@ def probes(count: int = 4, **differs: Mapping[str, Any]) -> health.Probes:
     return health.Probes(
         nodes={node: node_of(node) for node in nodes},
         prepared={node: prepared_of(node, gpus=8, driver="535") for node in nodes},
-        answers={node: {**ANSWER, **differs.get(f"node{node}", {})} for node in nodes},
+        answers={
+            node: msgspec.convert({**ANSWER, **differs.get(f"node{node}", {})}, Probed) for node in nodes
+        },
         asked=(1000.0, 1001.0),
     )
 
@@ -79,7 +82,7 @@ def test_the_node_that_is_not_fit_is_named(
 def test_without_the_thorough_probe_the_driver_counts_the_gpus() -> None:
     seen = probes(2)
     quick = {
-        node: {key: value for key, value in answer.items() if key != "smi"} | {"gpus": 8 - node}
+        node: msgspec.structs.replace(answer, smi=None, gpus=8 - node)
         for node, answer in seen.answers.items()
     }
     found = health.quick_checks(

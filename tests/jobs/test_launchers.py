@@ -11,7 +11,8 @@ import pytest
 from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs import launchers
 from awsddp.jobs.logs import Merger
-from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous
+from awsddp.jobs.ranks import Host, Rank, Rendezvous
+from awsddp.jobs.supervisor.requests import Process
 from awsddp.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def test_every_launcher_starts_the_ranks_with_the_environments_python(fleet: "Fl
         replace(host, prepared=replace(host.prepared, environment="/env/bin/python")) for host in fleet.hosts
     ]
     for request in fleet.requests("main.py", launcher=name).values():
-        words = [word for process in request["processes"] for word in process["argv"]]
+        words = [word for process in request.processes for word in process.argv]
         assert "/env/bin/python" in words
         assert sys.executable not in words
 
@@ -112,5 +113,5 @@ def test_program_of_the_prefix_that_a_node_does_not_have_is_named_before_the_sta
 def test_sources_of_a_project_follow_the_users_own_pythonpath(fleet: "Fleet") -> None:
     fleet.hosts = [replace(host, sources=("src",)) for host in fleet.hosts]
     for given, paths in (({}, "{}/src"), ({"PYTHONPATH": "vendor"}, "vendor:{}/src")):
-        environ = fleet.requests("main.py", variables=given)[1]["processes"][0]["environment"]
+        environ = fleet.requests("main.py", variables=given)[1].processes[0].environment
         assert environ["PYTHONPATH"] == paths.format(fleet.workdirs[1])

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from awsddp.config import load
 from awsddp.errors import ConfigError, UsageError
 from awsddp.jobs.ranks import layout, ordered
-from awsddp.spec import JobSection, gpus_of, load
+from awsddp.spec import JobSection
+from awsddp.values import gpus_of
 
 
 @pytest.mark.parametrize(

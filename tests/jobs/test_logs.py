@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from awsddp.errors import ConfigError, NodeError
-from awsddp.jobs import protocol
 from awsddp.jobs.logs import Labeller, Merger, Stream, last_lines
+from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
 
 if TYPE_CHECKING:
@@ -183,9 +183,9 @@ def test_merger_knows_when_every_node_has_ended(tmp_path: Path) -> None:
     merger.attach(0)
     merger.attach(1)
     merger.feed(0, MAGIC + frame(b"S", payload=document(0, "running")))
-    assert merger.documents == {0: json.loads(document(0, "running"))}
+    assert (merger.documents[0].job, merger.documents[0].state) == ("j", "running")
     merger.feed(0, frame(b"E", payload=document(0, "failed")))
-    assert (merger.documents[0]["state"], merger.ended(0), merger.ended(1)) == ("failed", True, False)
+    assert (merger.documents[0].state, merger.ended(0), merger.ended(1)) == ("failed", True, False)
     merger.feed(1, MAGIC + frame(b"E", payload=document(1, "failed")))
     assert merger.ended(1)
 
@@ -277,7 +277,7 @@ def test_only_a_pause_of_the_rank_itself_tears_its_line(fleet: "Fleet", tmp_path
     fleet.launch(PAUSES)
     clock = Clock()
     merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path, clock=clock)
-    process = fleet.start(1, protocol.follow_request("job", offsets=merger.attach(1)))
+    process = fleet.start(1, requests.Follow(job="job", offsets=merger.attach(1)))
     assert process.stdout is not None
     shown = b""
     while shown.count(b"Name: ") < 2:
@@ -294,7 +294,7 @@ def test_only_a_pause_of_the_rank_itself_tears_its_line(fleet: "Fleet", tmp_path
 
 def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tmp_path: Path) -> None:
     fleet.launch("for number in range(200_000): print('line', number)\n")
-    request = protocol.follow_request("job", offsets={})
+    request = requests.Follow(job="job", offsets={})
     deaf = fleet.start(0, request)
     dead = fleet.start(0, request)
     assert dead.stdout is not None
@@ -309,7 +309,7 @@ def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tm
 @pytest.mark.prove
 def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
     fleet.launch("import time\ntime.sleep(600)\n")
-    process = fleet.start(1, protocol.follow_request("job", offsets={2: 0, 3: 0}))
+    process = fleet.start(1, requests.Follow(job="job", offsets={2: 0, 3: 0}))
     assert process.stdout is not None
     stream, kinds = Stream(), b""
     while kinds.count(b"H") < 2:
@@ -331,7 +331,7 @@ def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> No
     merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path)
     shown = fleet.follow(merger, 1) + fleet.follow(merger, 0)
     assert b"[rank 3 @ node1] up\n" in shown
-    assert [merger.documents[node]["state"] for node in (0, 1)] == ["failed", "interrupted"]
+    assert [merger.documents[node].state for node in (0, 1)] == ["failed", "interrupted"]
     until(lambda: fleet.processes() == [])
 
 

@@ -15,10 +15,13 @@ import pytest
 from awsddp import answers
 from awsddp.answers import Manifest
 from awsddp.jobs import protocol
-from awsddp.jobs.selection import exclude_patterns
+from awsddp.jobs.files import exclude_patterns
 from awsddp.jobs.supervisor import manifest as on_node
+from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.follow import MAGIC
 from awsddp.jobs.supervisor.walk import snapshot
+from tests.jobs.conftest import Told, launch_of
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -44,6 +47,15 @@ Path(os.environ['HOME'], 'elsewhere').mkdir(); Path(os.environ['HOME'], 'elsewhe
 NOBODY = 65534
 
 
+def answered(request: requests.Request[Told], answer: dict[str, Any]) -> Told:
+    """Return an answer of node 2 as its client has it."""
+    return protocol.answer(MAGIC + json.dumps(answer).encode(), request=request, node=2)
+
+
+def listed(request: requests.Manifest, folder: JobFolder) -> Manifest:
+    return answers.manifest(answered(request, on_node.manifest(request, folder)), node=2, ranks=[5])
+
+
 class Node:
     """Node 2 and a job of one rank on it, as the launch left them."""
 
@@ -55,8 +67,8 @@ class Node:
         for path in (self.folder.logs, self.folder.run):
             path.mkdir(parents=True)
         self.folder.log(5).write_text("log")
-        request = {"node": 2, "workdir": str(self.work), "layout": [[5, 0, 2]], "outputs": list(outputs)}
-        (self.folder.path / "job.json").write_text(json.dumps(request))
+        request = launch_of(2, workdir=str(self.work), layout=[[5, 0, 2]], outputs=list(outputs))
+        (self.folder.path / "job.json").write_text(json.dumps(request.to_json()))
         self.begin()
 
     def begin(self) -> None:
@@ -77,10 +89,9 @@ class Node:
     def manifest(
         self, outputs: Sequence[str] = (), exclude: Sequence[str] = (), at_once: int = 0
     ) -> Manifest:
-        request = protocol.manifest_request("job", outputs=outputs, exclude=exclude_patterns(exclude))
-        answer = on_node.manifest(self.folder, {**request, "at_once": at_once})
-        said = json.dumps(answer).encode()
-        return answers.manifest(answers.check(said, request=request, node=2), node=2, ranks=[5])
+        request = requests.Manifest(job="job", outputs=outputs, exclude=exclude_patterns(exclude))
+        request.at_once = at_once
+        return listed(request, self.folder)
 
 
 @pytest.fixture
@@ -107,7 +118,7 @@ def skipped(manifest: Manifest) -> dict[str, str]:
 
 
 def found(fleet: "Fleet", node: int = 0) -> Manifest:
-    request = protocol.manifest_request("job")
+    request = requests.Manifest(job="job")
     return answers.manifest(fleet.ask(node, request), node=node, ranks=[0])
 
 
@@ -145,7 +156,7 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
         f"node0/outside{fleet.homes[0]}/elsewhere/e",
     }
     paths = [weights.path, str(fleet.homes[0])]
-    told = answers.hashes(fleet.ask(0, {"do": "hashes", "paths": paths}))
+    told = fleet.ask(0, requests.Hashes(paths=paths)).hashes
     assert (told[0].size, told[0].sha256, told[1].why) == (9, weights.sha256, "Is a directory")
 
 
@@ -273,9 +284,9 @@ def test_what_cannot_be_read_is_owed(node: Node) -> None:
 
 def as_a_user(node: Node) -> dict[str, Any]:
     """Return the manifest as somebody sees it who may not read everything, as root may."""
-    request = protocol.manifest_request("job")
+    request = requests.Manifest(job="job")
     if os.geteuid() != 0:
-        return on_node.manifest(node.folder, request)
+        return on_node.manifest(request, node.folder)
     for path in (node.top, *node.top.parents):
         if path == Path(tempfile.gettempdir()):
             break
@@ -284,7 +295,7 @@ def as_a_user(node: Node) -> dict[str, Any]:
         os.chown(path, NOBODY, -1)
     os.seteuid(NOBODY)
     try:
-        return on_node.manifest(node.folder, request)
+        return on_node.manifest(request, node.folder)
     finally:
         os.seteuid(0)
 
@@ -367,18 +378,20 @@ def test_while_a_job_is_followed_event_files_come_whole_once_they_have_grown(nod
     node.file(str(node.folder.run / "events.out.tfevents.5"), "in the run folder")
     node.file("huge/events.out.tfevents.6", "x" * (protocol.EVENTS_AT_ONCE_BYTES + 1))
 
-    def listed(known: dict[str, int]) -> dict[str, bytes | None]:
-        request = protocol.events_request(
-            "job", outputs=(), exclude=exclude_patterns(["private"]), known=known
+    def grown(known: dict[str, int]) -> dict[str, bytes | None]:
+        request = requests.Manifest(
+            job="job",
+            exclude=exclude_patterns(["private"]),
+            events=known,
+            at_once=protocol.EVENTS_AT_ONCE_BYTES,
         )
-        said = json.dumps(on_node.manifest(node.folder, request)).encode()
-        listing = answers.manifest(answers.check(said, request=request, node=2), node=2, ranks=[5])
+        listing = listed(request, node.folder)
         assert listing.links == ()
         return {file.home: file.data for file in listing.files}
 
     work, run = "node2/runs/a/events.out.tfevents.2", "node2/run/events.out.tfevents.5"
-    assert listed({}) == {work: b"grown", run: b"in the run folder"}
-    assert listed({work: 4, run: 17}) == {work: b"grown"}
+    assert grown({}) == {work: b"grown", run: b"in the run folder"}
+    assert grown({work: 4, run: 17}) == {work: b"grown"}
 
 
 def test_what_is_being_written_is_marked(node: Node) -> None:
@@ -394,7 +407,8 @@ def test_what_is_being_written_is_marked(node: Node) -> None:
             file.flush()
         found = node.manifest()
         paths = [one.path for one in found.files]
-        told = answers.hashes(on_node.hashes(paths))
+        request = requests.Hashes(paths=paths)
+        told = answered(request, on_node.hashes(request)).hashes
     assert [Path(one.path).name for one in found.files if one.writing] == ["half"]
     marked = {Path(path).name for path, one in zip(paths, told, strict=True) if one.writing}
     assert marked == {"half", "rank5.log"}

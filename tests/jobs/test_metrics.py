@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp.jobs import protocol, results
+from awsddp.jobs import results
+from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.folder import JobFolder, read_json
 from awsddp.jobs.supervisor.metrics import metrics
 from awsddp.jobs.supervisor.samples import Samples, cpu_seconds, network_bytes, read_gpus
 from awsddp.records import RankProgress
 from awsddp.report import far_from_others
-from tests.jobs.conftest import until
+from tests.jobs.conftest import launch_of, until
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -25,7 +26,9 @@ def measured(top: Path, text: str) -> list[dict[str, Any]]:
     """Return the metrics of node 1 with ranks 2 and 3, which wrote `text`."""
     folder = JobFolder("job", top)
     folder.run.mkdir(exist_ok=True)
-    (top / "job.json").write_text(json.dumps({"node": 1, "layout": [[0, 0, 0], [2, 0, 1], [3, 1, 1]]}))
+    (top / "job.json").write_text(
+        json.dumps(launch_of(1, layout=[[0, 0, 0], [2, 0, 1], [3, 1, 1]]).to_json())
+    )
     (folder.run / "metrics.jsonl").write_text(text)
     return metrics(folder)
 
@@ -110,8 +113,8 @@ def test_usage_of_a_rank_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     folder = JobFolder("job", tmp_path)
-    request = {"node": 1, "layout": [[0, 0, 0], [2, 0, 1], [3, 1, 1]], "gpus": []}
-    request["processes"] = [{"environment": {"GLOO_SOCKET_IFNAME": "lo"}}]
+    process = {"ranks": [2, 3], "argv": [], "environment": {"GLOO_SOCKET_IFNAME": "lo"}, "log": ""}
+    request = launch_of(1, layout=[[0, 0, 0], [2, 0, 1], [3, 1, 1]], processes=[process])
     variables = {"RANK": "3", "AWSDDP_RUN_DIR": str(folder.run)}
     with subprocess.Popen(
         [sys.executable, "-c", "while True: pass"], env={**os.environ, **variables}
@@ -155,12 +158,12 @@ def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:
         "print('up', flush=True)\ntime.sleep(600)\n"
     )
     until(fleet.up)
-    told = {node: fleet.ask(node, {"do": "state"})["jobs"][0] for node in (0, 1)}
+    told = {node: fleet.ask(node, requests.State()).jobs[0] for node in (0, 1)}
     job = results.job_document(told)
     assert [(one.rank, one.step, one.loss, one.fraction) for one in job.progress] == [
         (rank, 4, 0.25, 0.5) for rank in range(4)
     ]
     assert [one.steps_per_second for one in job.progress] == [1.0, 1.0, 1.0, 0.5]
     assert job.slowest_rank == 3
-    ended = fleet.ask(0, protocol.cancel_request("job", grace=0))
+    ended = fleet.ask(0, requests.Cancel(job="job", grace=0))
     assert results.job_document({0: ended}).progress == ()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from awsddp.jobs.supervisor.peers import Peers, report_lost
-from tests.jobs.conftest import free_ports
+from tests.jobs.conftest import free_ports, launch_of
 
 
 class Relay:
@@ -60,19 +60,17 @@ class Wire:
 
     def __init__(self) -> None:
         host, port = f"127.9.{secrets.randbelow(250)}", free_ports()
-        self.request: dict[str, Any] = {
-            "nodes": [{"node": node, "private_ip": f"{host}.1"} for node in (0, 1)],
-            "link_port": port,
-            "secret": "s",
-            "silent_s": 60.0,
-        }
-        far = {**self.request, "nodes": [{"node": 0, "private_ip": f"{host}.2"}, self.request["nodes"][1]]}
+        near, far = (
+            [{"node": node, "private_ip": f"{host}.{at}", "instance_id": f"i-{node}"} for node in (0, 1)]
+            for at in (1, 2)
+        )
+        self.request = launch_of(nodes=near, link_port=port, silent_s=60.0)
         self.now = 1000.0
         self.listener: socket.socket | None = socket.create_server((f"{host}.1", port))
         self.relay = Relay(f"{host}.2", (f"{host}.1", port))
         self.selectors = selectors.DefaultSelector(), selectors.DefaultSelector()
-        self.first = Peers({**self.request, "node": 0}, self.selectors[0], self.listener, now=self.now)
-        self.far = {**far, "node": 1}
+        self.first = Peers(self.request, self.selectors[0], self.listener, now=self.now)
+        self.far = launch_of(1, nodes=far, link_port=port, silent_s=60.0)
         self.second = Peers(self.far, self.selectors[1], None, now=self.now)
 
     def pass_time(self, seconds: float, *, alive: tuple[int, ...] = (0, 1)) -> None:
@@ -198,7 +196,7 @@ def test_report_with_a_kind_that_is_no_loss_is_that_of_a_lost_node(wire: Wire, k
 
 
 def test_report_to_a_supervisor_that_has_ended_is_given_up(wire: Wire) -> None:
-    assert not report_lost({**wire.request, "link_port": free_ports()}, 1, "it burnt", seconds=60)
+    assert not report_lost(launch_of(link_port=free_ports()), 1, "it burnt", seconds=60)
 
 
 @pytest.fixture

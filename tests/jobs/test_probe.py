@@ -1,14 +1,15 @@
 """The probe as it is sent, on two nodes of this machine."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from awsddp.errors import NodeError
 from awsddp.jobs import protocol
-from tests.jobs.conftest import Fleet
+from awsddp.jobs.supervisor import requests
+from awsddp.jobs.supervisor.follow import MAGIC
+from tests.jobs.conftest import Fleet, Told
 
 
 class Conversation:
@@ -19,7 +20,7 @@ class Conversation:
         self.address = str(fleet.hosts[node].node.private_ip)
         self._process = fleet.start(node, close=False)
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: requests.Request[Told]) -> Told:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(protocol.message(request))
         self._process.stdin.flush()
@@ -43,24 +44,24 @@ def test_nodes_connect_and_close_their_ports_before_anything_else(
     pair: tuple[Conversation, Conversation],
 ) -> None:
     one, two = pair
-    seen = one.ask(protocol.probe_request(one.address, ports=[0]))
-    assert len(seen["ports"]) == 2
-    two.ask(protocol.probe_request(two.address))
-    assert seen["disk_free"] > 0 and 0 < seen["memory_free"] <= seen["memory_size"] and seen["cpus"] > 0
-    peers = [(0, one.address, port) for port in seen["ports"]]
-    dial = protocol.dial_request(peers, seconds=20)
-    assert two.ask(dial)["dials"] == sorted([0, port, ""] for port in seen["ports"])
+    seen = one.ask(requests.Probe(address=one.address, ports=[0]))
+    assert len(seen.ports) == 2
+    two.ask(requests.Probe(address=two.address))
+    assert seen.disk_free > 0 and 0 < seen.memory_free <= seen.memory_size and seen.cpus > 0
+    peers = [(0, one.address, port) for port in seen.ports]
+    dial = requests.Dial(peers=peers, seconds=20)
+    assert list(two.ask(dial).dials) == sorted((0, port, "") for port in seen.ports)
 
-    one.ask({"do": "state"})
-    assert {why for _, _, why in two.ask(dial)["dials"]} == {"Connection refused"}
+    one.ask(requests.State())
+    assert {why for _, _, why in two.ask(dial).dials} == {"Connection refused"}
 
 
 def test_a_thorough_probe_finds_no_gpu_where_there_is_none(
     pair: tuple[Conversation, Conversation],
 ) -> None:
     one, _ = pair
-    seen = one.ask(protocol.probe_request(one.address, thorough=True))
-    assert (seen["smi"], seen["xids"], seen["links_down"]) == ([], [], 0)
+    seen = one.ask(requests.Probe(address=one.address, thorough=True))
+    assert (seen.smi, seen.xids, seen.links_down) == ((), (), 0)
 
 
 def test_a_memory_limit_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +77,6 @@ def test_a_memory_limit_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_an_answer_that_dials_others_than_asked_is_malformed() -> None:
-    from awsddp.answers import check
-    from awsddp.errors import NodeError
-
-    request = protocol.dial_request([(1, "10.0.0.1", 5)], seconds=1)
+    request = requests.Dial(peers=[(1, "10.0.0.1", 5)], seconds=1)
     with pytest.raises(NodeError, match="malformed"):
-        check(json.dumps({"dials": [[2, 5, ""]]}).encode(), request=request, node=0)
+        protocol.answer(MAGIC + b'{"dials": [[2, 5, ""]]}', request=request, node=0)

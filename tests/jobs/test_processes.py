@@ -3,7 +3,6 @@
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,23 +10,10 @@ from awsddp.jobs.supervisor import processes, serve
 from awsddp.jobs.supervisor.folder import JobFolder
 from awsddp.jobs.supervisor.processes import Ranks
 from awsddp.jobs.supervisor.serve import Supervisor
-from tests.jobs.conftest import until
+from tests.jobs.conftest import launch_of, until
 
-REQUEST: dict[str, Any] = {
-    "job": "job",
-    "node": 0,
-    "slot": 0,
-    "created": "",
-    "nodes": [{"node": node, "private_ip": "127.0.0.1", "instance_id": f"i-{node}"} for node in (0, 1)],
-    "layout": [(0, 0, 0), (1, 0, 1)],
-    "processes": [{"environment": {}}],
-    "gpus": [],
-    "secret": "s",
-    "join_s": 60.0,
-    "silent_s": 5.0,
-    "timeout": None,
-    "grace": 30.0,
-}
+PROCESS = {"ranks": [0], "argv": [], "environment": {}, "log": ""}
+REQUEST = launch_of(processes=[PROCESS])
 
 
 def test_later_stop_does_not_lengthen_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,18 +6,22 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from awsddp.answers import Slots
 from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
 from awsddp.jobs import protocol
+from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.follow import MAGIC
 from awsddp.spec import JobSection, JobSpec
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
 
+TYPES = ("awsddp",)
+"""Where requests.py has the types of answers from, for type checkers alone."""
 SUPERVISOR = Path(protocol.__file__).parent / "supervisor"
 
 
@@ -25,8 +29,8 @@ def test_command_is_the_same_for_every_request() -> None:
     argv, _ = protocol.program()
     assert argv[:3] == ["python3", "-I", "-c"]
     assert "$" not in "".join(argv)
-    message = protocol.message({"do": "state", "job": "$(touch canary)"})
-    assert message == b'41\n{"do": "state", "job": "$(touch canary)"}'
+    message = protocol.message(requests.Hashes(paths=["$(touch canary)"]))
+    assert message == b'46\n{"do": "hashes", "paths": ["$(touch canary)"]}'
 
 
 def test_program_that_is_sent_is_small() -> None:
@@ -40,7 +44,7 @@ def test_program_that_is_sent_is_whole_and_in_order() -> None:
     modules = json.loads(bz2.decompress(rest[: int(length)]))
     sent = [name.rpartition(".")[2] for name, _ in modules]
     # these travel with the requests that need them
-    others = {"__init__", "helper"}.union(*protocol._REQUEST_MODULES.values())
+    others = {"__init__", "helper"}.union(*(kind.extra for kind in requests.KINDS.values()))
     assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem not in others)
     texts = [text for _, text in modules]
     for place, name in enumerate(sent):
@@ -48,7 +52,7 @@ def test_program_that_is_sent_is_whole_and_in_order() -> None:
         assert texts[place].count("\n") == source.count("\n"), "a traceback is to name the right line"
         tree = ast.parse(source)
         needs = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        ours = [need.rpartition(".")[2] for need in needs if need.startswith("awsddp")]
+        ours = [need.rpartition(".")[2] for need in needs if need.startswith("awsddp.")]
         assert set(ours) - others <= set(sent[:place])
 
 
@@ -61,44 +65,51 @@ def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(path: Path) ->
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for name in names:
-            assert name.startswith("awsddp.jobs.supervisor.") or name.partition(".")[0] in {
-                *sys.stdlib_module_names,
-                "sitecustomize",
-            }
+            assert (
+                name.startswith("awsddp.jobs.supervisor.")
+                or name in TYPES
+                or name.partition(".")[0]
+                in {
+                    *sys.stdlib_module_names,
+                    "sitecustomize",
+                }
+            )
         assert not isinstance(node, ast.Match)
 
 
 def test_requests_differ_only_in_what_is_the_nodes_own(fleet: "Fleet") -> None:
-    requests = fleet.requests("main.py", args=("{rank}", "{local_rank}"))
+    launches = fleet.requests("main.py", args=("{rank}", "{local_rank}"))
     own = {"node", "folder", "workdir", "processes"}
-    common = [{key: value for key, value in requests[node].items() if key not in own} for node in (0, 1)]
+    common = [
+        {key: value for key, value in launches[node].to_json().items() if key not in own} for node in (0, 1)
+    ]
     assert common[0] == common[1]
-    assert [entry["argv"][1:] for entry in requests[1]["processes"]] == [
+    assert [process.argv[1:] for process in launches[1].processes] == [
         ("main.py", "2", "0"),
         ("main.py", "3", "1"),
     ]
-    assert requests[1]["link_port"] == requests[1]["master_port"] + 1
-    assert len(requests[0]["secret"]) == 64
+    assert launches[1].link_port == launches[1].master_port + 1
+    assert len(launches[0].secret) == 64
 
 
 def test_ports_follow_the_slot(fleet: "Fleet") -> None:
     fleet.port = protocol.FIRST_PORT + 30
     request = fleet.requests("main.py", slot=3)[0]
-    assert (request["master_port"], request["link_port"]) == (29430, 29431)
+    assert (request.master_port, request.link_port) == (29430, 29431)
 
 
 def test_module_and_option_like_names_are_no_options_of_python(fleet: "Fleet") -> None:
-    assert fleet.requests("pkg.train", module=True)[0]["processes"][0]["argv"][1:] == ("-m", "pkg.train")
-    assert fleet.requests("-c.py")[0]["processes"][0]["argv"][1:] == ("./-c.py",)
+    assert fleet.requests("pkg.train", module=True)[0].processes[0].argv[1:] == ("-m", "pkg.train")
+    assert fleet.requests("-c.py")[0].processes[0].argv[1:] == ("./-c.py",)
 
 
 def test_record_of_the_arguments_is_bounded_and_unicode(fleet: "Fleet") -> None:
     args = ("x" * 200_000, "\udcff", *map(str, range(2000)))
     request = fleet.requests("main.py", args=args)[0]
-    assert request["processes"][0]["argv"][2:] == args
-    assert [len(text) for text in request["facts"]["args"][:2]] == [1000, 1]
-    json.dumps(request["facts"], ensure_ascii=False).encode()
-    assert len(request["facts"]["args"]) == 1000
+    assert request.processes[0].argv[2:] == args
+    assert [len(text) for text in request.facts["args"][:2]] == [1000, 1]
+    json.dumps(request.facts, ensure_ascii=False).encode()
+    assert len(request.facts["args"]) == 1000
 
 
 def test_job_without_a_script_is_refused(fleet: "Fleet") -> None:
@@ -128,27 +139,27 @@ def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") 
 )
 def test_answer_that_is_none_becomes_an_error_of_its_kind(said: bytes, error: type[Exception]) -> None:
     with pytest.raises(error, match="node4"):
-        protocol.answer(said, request={"do": "state"}, node=4, stderr=b"sh: no")
+        protocol.answer(said, request=requests.State(), node=4, stderr=b"sh: no")
 
 
 def test_answer_is_found_behind_the_words_of_a_login_script() -> None:
     said = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
-    assert protocol.answer(said, request={"do": "state"}, node=0) == {"jobs": []}
+    assert protocol.answer(said, request=requests.State(), node=0).jobs == ()
 
 
 def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
-    answers: dict[int, dict[str, Any]] = {
-        0: {"used": [0], "taken": [29411]},
-        1: {"used": [2], "taken": [29430]},
+    answers = {
+        0: Slots(used=(0,), taken=(29411,), jobs={}),
+        1: Slots(used=(2,), taken=(29430,), jobs={}),
     }
     assert protocol.choose_slot(answers, first=0) == 3
     every = [port + 10 * slot for port in (29400, 29401) for slot in range(64)]
     with pytest.raises(ConfigError, match="node0 has no free ports"):
-        protocol.choose_slot({0: {"used": [], "taken": every}}, first=0)
+        protocol.choose_slot({0: Slots(used=(), taken=tuple(every), jobs={})}, first=0)
 
 
 def test_spec_reaches_the_request_in_seconds(fleet: "Fleet") -> None:
     fleet.requests("main.py")
     spec = JobSpec(job=JobSection(script="x.py", timeout="90m", grace="1m", outputs=("out",)))
     request = protocol.launch_requests(spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)[1]
-    assert (request["timeout"], request["grace"], request["outputs"]) == (5400.0, 60.0, ["out"])
+    assert (request.timeout, request.grace, request.outputs) == (5400.0, 60.0, ("out",))

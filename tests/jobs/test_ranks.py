@@ -99,7 +99,7 @@ def test_every_placeholder_that_is_named_is_filled_in() -> None:
 
 def test_users_variables_win_over_all_but_the_ranks_identity(fleet: "Fleet") -> None:
     mine = {"NCCL_SOCKET_IFNAME": "eth", "WORLD_SIZE": "99", "X": "1", "AWSDDP_RUN_DIR": "/mine"}
-    found = fleet.requests("main.py", variables=mine)[1]["processes"][0]["environment"]
+    found = fleet.requests("main.py", variables=mine)[1].processes[0].environment
     assert (found["NCCL_SOCKET_IFNAME"], found["X"], found["WORLD_SIZE"]) == ("eth", "1", "4")
     assert (found["GLOO_SOCKET_IFNAME"], found["AWSDDP_RUN_DIR"]) == ("lo", f"{fleet.folder(1)}/run")
 

@@ -3,14 +3,16 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from awsddp import answers
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.jobs.results import decode, encode, job_document, jobs
 
 
 def document(
     node: int, state: str, codes: list[int | None], *, complete: bool, **more: Any
-) -> dict[str, Any]:
+) -> answers.NodeJob:
     ranks = [
         {
             "rank": rank,
@@ -23,7 +25,8 @@ def document(
         for rank, code in enumerate(codes)
     ]
     more = {"job": "j", "created": "2026-01-01T00:00:00+00:00", "cause": None, **more}
-    return {"node": node, "state": state, "complete": complete, "ranks": ranks, **more}
+    said = {"node": node, "state": state, "complete": complete, "ranks": ranks, **more}
+    return answers.converted(said, answers.NodeJob)
 
 
 def lost(node: int) -> dict[str, Any]:
@@ -42,7 +45,7 @@ def test_final_word_on_any_node_counts() -> None:
     first = document(0, "interrupted", [None] * 4, complete=True, cause=lost(0))
     second = document(1, "succeeded", [0] * 4, complete=True)
     assert job_document({1: second}).state == "succeeded"
-    assert job_document({0: {**first, "state": "running"}, 1: second}).state == "succeeded"
+    assert job_document({0: replace(first, state="running"), 1: second}).state == "succeeded"
 
 
 def test_when_the_first_node_cannot_be_asked_the_others_tell() -> None:
@@ -88,4 +91,4 @@ def test_job_has_what_its_launch_kept_and_when_it_ran() -> None:
     assert (job.script, job.args, job.commit, job.dirty) == ("train.py", ("--lr", "0.1"), "c0", True)
     assert (job.world_size, job.launcher, job.missing) == (2, "ssh", ())
     assert (job.started, job.ended) == ("1970-01-01T00:00:01Z", None)
-    assert job_document({0: {**running, "state": "failed"}}).ended == "1970-01-01T00:00:02Z"
+    assert job_document({0: replace(running, state="failed")}).ended == "1970-01-01T00:00:02Z"

@@ -4,7 +4,7 @@ import pytest
 
 from awsddp.answers import Manifest, ResultFile, ResultLink
 from awsddp.errors import ConfigError
-from awsddp.jobs.selection import exclude_patterns, name_at_home, over_limit
+from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
 
 
 def file(home: str, *, path: str | None = None, size: int = 1, limited: bool = True) -> ResultFile:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
-from awsddp.jobs import protocol
 from awsddp.jobs.logs import Merger
+from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.serve import shutdown
 from awsddp.parallel import soon
+from tests.jobs.conftest import launch_of
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -168,7 +169,7 @@ def test_processes_that_a_rank_killed_with_its_guard_are_no_lost_node(fleet: "Fl
     os.kill(first, signal.SIGSTOP)  # it sends nothing more: what a dead process has not read resets its link
     stopped = Path(f"/proc/{first}/stat")
     wait(lambda: stopped.read_text().rpartition(")")[2].split()[0] == "T")  # a send that was begun is done
-    port = fleet.requests(SLEEP)[0]["link_port"]
+    port = fleet.requests(SLEEP)[0].link_port
     wait(lambda: not any(unread_bytes(port)))
     for pid in fleet.supervisors(1):  # as kill(-1, SIGKILL) does to all processes of its user on the node
         os.kill(pid, signal.SIGKILL)
@@ -185,16 +186,17 @@ def test_processes_that_a_rank_killed_with_its_guard_are_no_lost_node(fleet: "Fl
 def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet") -> None:
     from tests.jobs.test_peers import Relay
 
-    requests = fleet.requests(SLEEP)
-    first = requests[0]["nodes"][0]["private_ip"]
-    relay = Relay(first.rpartition(".")[0] + ".99", (first, requests[0]["link_port"]))
-    far = [{**requests[1]["nodes"][0], "private_ip": relay.host}, requests[1]["nodes"][1]]
+    launches = fleet.requests(SLEEP)
+    first = launches[0].first.private_ip
+    relay = Relay(first.rpartition(".")[0] + ".99", (first, launches[0].link_port))
+    far = requests.Machine(node=0, private_ip=relay.host, instance_id="i-0")
+    launches[1].nodes = [far, launches[1].nodes[1]]
 
     def pumped(condition: Any) -> Any:
         relay.pump()
         return condition()
 
-    for node, request in ((0, requests[0]), (1, {**requests[1], "nodes": far})):
+    for node, request in launches.items():
         fleet.ask(node, request)
     wait(lambda: pumped(lambda: len(fleet.processes()) == 4))
     os.kill(fleet.document(1)["pid"], signal.SIGKILL)
@@ -233,9 +235,9 @@ def test_silent_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     assert fleet.processes() == []
 
 
-def lost(why: str) -> dict[str, Any]:
+def lost(why: str) -> requests.Lost:
     """Return what tells a node that the first node of the job is gone."""
-    return {"do": "lost", "job": "job", "node": 0, "why": why, "kind": "node_lost"}
+    return requests.Lost(job="job", node=0, why=why, kind="node_lost")
 
 
 def test_nodes_whose_first_node_is_gone_end_their_ranks_when_a_client_says_so(fleet: "Fleet") -> None:
@@ -243,14 +245,14 @@ def test_nodes_whose_first_node_is_gone_end_their_ranks_when_a_client_says_so(fl
     wait(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
-    assert fleet.ask(1, lost("its instance is terminated")) == {"heard": True}
+    assert fleet.ask(1, lost("its instance is terminated")).heard
     job = fleet.wait(nodes=[1])
     os.kill(first, signal.SIGCONT)
     assert job.state == "failed"
     assert job.cause is not None
     assert (job.cause.node, job.cause.kind) == (0, "node_lost")
     assert "lost node0 (its instance is terminated)" in job.cause.explanation
-    assert fleet.ask(1, lost("again")) == {"heard": False}
+    assert not fleet.ask(1, lost("again")).heard
     fleet.wait()
     assert fleet.processes() == []
 
@@ -260,12 +262,12 @@ def test_a_cancelled_job_whose_first_node_is_gone_stays_cancelled(fleet: "Fleet"
     wait(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
-    cancelled = soon(fleet.ask, 1, protocol.cancel_request("job", grace=1))
+    cancelled = soon(fleet.ask, 1, requests.Cancel(job="job", grace=1))
     wait((fleet.folder(1) / "cancel.json").exists)
     wait(lambda: len(fleet.processes()) == 2)
-    assert fleet.ask(1, lost("its instance is terminated")) == {"heard": True}
-    assert cancelled.result()["state"] == "cancelled"
-    assert cancelled.result()["cause"]["kind"] == "cancelled"
+    assert fleet.ask(1, lost("its instance is terminated")).heard
+    assert cancelled.result().state == "cancelled"
+    assert cancelled.result().cause.kind == "cancelled"
     os.kill(first, signal.SIGCONT)
     fleet.wait()
 
@@ -294,7 +296,8 @@ def test_full_disk_is_named_and_the_end_is_still_written(fleet: "Fleet", node: i
 
 def test_missing_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     request = fleet.requests(SLEEP)[0]
-    fleet.ask(0, {**request, "join_s": 1.0})
+    request.join_s = 1.0
+    fleet.ask(0, request)
     job = fleet.wait(nodes=[0])
     assert job.cause is not None
     assert (job.state, job.cause.node) == ("failed", 1)
@@ -305,22 +308,25 @@ def test_missing_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
 def test_stranger_at_the_port_does_not_disturb_the_job(fleet: "Fleet") -> None:
     import socket
 
-    requests = fleet.requests("import time\ntime.sleep(1)\n")
-    fleet.ask(0, requests[0])
-    first = socket.create_connection((requests[0]["nodes"][0]["private_ip"], requests[0]["link_port"]))
+    launches = fleet.requests("import time\ntime.sleep(1)\n")
+    fleet.ask(0, launches[0])
+    address = launches[0].first.private_ip, launches[0].link_port
+    first = socket.create_connection(address)
     first.sendall(b'{"node": 1, "challenge": "x", "proof": "x"}\n{"is": "here"}\n')
-    second = socket.create_connection((requests[0]["nodes"][0]["private_ip"], requests[0]["link_port"]))
+    second = socket.create_connection(address)
     second.sendall(b"\0" * 10_000)
-    fleet.ask(1, requests[1])
+    fleet.ask(1, launches[1])
     assert fleet.wait().state == "succeeded"
     first.close()
     second.close()
 
 
 def test_node_with_another_secret_does_not_join(fleet: "Fleet") -> None:
-    requests = fleet.requests(SLEEP)
-    fleet.ask(0, {**requests[0], "join_s": 2.0})
-    fleet.ask(1, {**requests[1], "join_s": 2.0, "secret": "x"})
+    launches = fleet.requests(SLEEP)
+    launches[1].secret = "x"
+    for node, launch in launches.items():
+        launch.join_s = 2.0
+        fleet.ask(node, launch)
     job = fleet.wait()
     assert job.cause is not None
     assert (job.state, job.cause.node, codes(job)) == ("failed", 1, [None] * 4)
@@ -333,11 +339,11 @@ def test_cancel_gives_time_to_save(fleet: "Fleet") -> None:
         "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
     wait(fleet.up)
-    answer = fleet.ask(1, protocol.cancel_request("job", grace=20))
-    assert (answer["state"], answer["cause"]["kind"]) == ("cancelled", "cancelled")
+    answer = fleet.ask(1, requests.Cancel(job="job", grace=20))
+    assert (answer.state, answer.cause and answer.cause.kind) == ("cancelled", "cancelled")
     assert all(b"saved" in fleet.log(rank) for rank in range(4))
     assert fleet.wait().state == "cancelled"
-    assert fleet.ask(0, protocol.cancel_request("job"))["state"] == "cancelled"
+    assert fleet.ask(0, requests.Cancel(job="job")).state == "cancelled"
 
 
 def test_cancel_kills_after_the_grace(fleet: "Fleet") -> None:
@@ -345,7 +351,7 @@ def test_cancel_kills_after_the_grace(fleet: "Fleet") -> None:
         "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
     wait(fleet.up)
-    fleet.ask(0, protocol.cancel_request("job", grace=0.5))
+    fleet.ask(0, requests.Cancel(job="job", grace=0.5))
     job = fleet.wait()
     assert (job.state, codes(job)) == ("cancelled", [-9] * 4)
 
@@ -378,18 +384,18 @@ def test_node_that_shuts_down_interrupts_the_job(fleet: "Fleet") -> None:
 
 
 def test_shutdown_is_named_by_what_the_node_says_of_it(tmp_path: Path) -> None:
-    request = {"node": 1, "grace": 900.0, "nodes": [{"node": 1, "instance_id": "i-1"}]}
+    request = launch_of(1, grace=900.0)
     (tmp_path / "reason").write_text("expires\n")
     asked = shutdown(request, tmp_path / "reason")
-    assert (asked["state"], asked["grace"]) == ("interrupted", 110.0)
-    assert "it expired" in asked["cause"]["explanation"]
-    assert "SIGTERM" in shutdown(request, tmp_path / "none")["cause"]["explanation"]
+    assert (asked.state, asked.grace) == ("interrupted", 110.0)
+    assert "it expired" in asked.cause["explanation"]
+    assert "SIGTERM" in shutdown(request, tmp_path / "none").cause["explanation"]
 
 
 def test_a_spot_notice_is_the_cause_with_its_time(tmp_path: Path) -> None:
-    request = {"node": 1, "grace": 30.0, "nodes": [{"node": 1, "instance_id": "i-1"}]}
+    request = launch_of(1)
     (tmp_path / "reason").write_text("spot 2026-11-23T20:30:00Z\n")
-    cause = shutdown(request, tmp_path / "reason")["cause"]
+    cause = shutdown(request, tmp_path / "reason").cause
     assert (cause["kind"], cause["retryable"]) == ("spot_interruption", True)
     assert cause["values"]["time"] == "2026-11-23T20:30:00Z"
     assert "AWS reclaims the spot instance at 2026-11-23T20:30:00Z" in cause["explanation"]
@@ -406,7 +412,7 @@ def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fl
     os.kill(pid, signal.SIGKILL)
     wait(lambda: fleet.document(1)["state"] == "interrupted")
     assert "was shut down" in fleet.document(1)["cause"]["explanation"]
-    fleet.ask(0, protocol.cancel_request("job", grace=0))
+    fleet.ask(0, requests.Cancel(job="job", grace=0))
 
 
 def test_restarted_node_says_interrupted(fleet: "Fleet") -> None:
@@ -446,21 +452,21 @@ def test_weird_arguments_arrive_as_they_are(fleet: "Fleet") -> None:
 def test_launch_says_what_is_wrong_and_leaves_nothing(fleet: "Fleet") -> None:
     import socket
 
-    requests = fleet.requests("nowhere.py")
     with pytest.raises(UsageError, match=r"nowhere\.py not found on this node"):
-        fleet.ask(1, requests[1])
+        fleet.ask(1, fleet.requests("nowhere.py")[1])
     request = fleet.requests(SLEEP)[0]
     with socket.socket() as taken:
-        taken.bind((request["nodes"][0]["private_ip"], request["link_port"]))
+        taken.bind((request.first.private_ip, request.link_port))
         taken.listen()
         with pytest.raises(JobError, match=r"port \d+ .* is taken"):
             fleet.ask(0, request)
     with pytest.raises(NodeError, match="cannot be run"):
-        fleet.ask(0, {**request, "processes": [{**request["processes"][0], "argv": ["/no/python"]}]})
+        request.processes[0].argv = ["/no/python"]
+        fleet.ask(0, request)
     with pytest.raises(NotFoundError, match="job other not found"):
-        fleet.ask(0, protocol.cancel_request("other"))
+        fleet.ask(0, requests.Cancel(job="other"))
     with pytest.raises(UsageError, match="invalid job name"):
-        fleet.ask(0, protocol.cancel_request("../job"))
+        fleet.ask(0, requests.Cancel(job="../job"))
     assert not list((fleet.homes[0] / ".awsddp").glob("jobs/*"))
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.jobs import protocol
 from awsddp.jobs.logs import Merger
+from awsddp.jobs.supervisor import requests
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -156,8 +156,8 @@ def test_cancel_gives_ranks_the_grace_and_leaves_nothing(fleet: "Fleet") -> None
         launcher="torchrun",
     )
     wait_for_all(fleet)
-    answer = fleet.ask(1, protocol.cancel_request("job", grace=6))
-    assert answer["state"] == "cancelled"
+    answer = fleet.ask(1, requests.Cancel(job="job", grace=6))
+    assert answer.state == "cancelled"
     job = fleet.wait()
     assert [rank.exit_code for rank in job.ranks] == [1, 1, 1, -9]
     assert [b"saved" in fleet.log(rank) for rank in range(4)] == [True, True, True, False]

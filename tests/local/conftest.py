@@ -65,6 +65,16 @@ class Cloud:
         self.info = control.start(self.home)
 
 
+def fault_add(info: control.LocalInfo, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
+    """Make calls of an operation go wrong, or a node; all faults in force."""
+    return control.ask(info, {"add": {"operation": operation, "effect": effect, **choices}})["faults"]
+
+
+def fault_clear(info: control.LocalInfo, number: int | None = None) -> list[dict[str, Any]]:
+    """Take one fault away, or all; those that stay."""
+    return control.ask(info, {"clear": number})["faults"]
+
+
 def until(condition: Callable[[], bool], *, deadline_s: float = 60, every_s: float = 0.05) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
@@ -95,7 +105,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 
 def left_over(home: Path) -> dict[str, list[str]]:
     """All that a local cloud may leave on a machine, by its name."""
-    from awsddp.local.place import Place
+    from awsddp.local.machine import Place
 
     place = Place(home)
     loops = subprocess.run(["losetup", "--list"], capture_output=True, text=True).stdout.splitlines()

@@ -8,7 +8,7 @@ from botocore.exceptions import ClientError
 
 from awsddp.errors import LocalCloudError
 from awsddp.local import control
-from awsddp.local.place import Place
+from awsddp.local.machine import Place
 from tests.local.conftest import Cloud, refusal
 
 
@@ -179,7 +179,7 @@ def test_a_killed_daemon_goes_on_where_it_was(records: Cloud) -> None:
 
 def test_status_is_the_document_of_the_design(records: Cloud) -> None:
     made = records.client("ec2").run_instances(**records.request())["Instances"][0]["InstanceId"]
-    document = control.status(records.info)
+    document = control.ask(records.info)
     assert {name: document[name] for name in ("endpoint", "region", "mode")} == {
         "endpoint": records.info.endpoint,
         "region": "us-east-1",

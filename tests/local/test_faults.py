@@ -9,26 +9,26 @@ from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
 from awsddp.errors import UsageError
 from awsddp.local import control
-from tests.local.conftest import Cloud, refusal, until
+from tests.local.conftest import Cloud, fault_add, fault_clear, refusal, until
 
 
 @pytest.fixture(autouse=True)
 def cleared(records: Cloud) -> Iterator[None]:
     yield
-    control.fault_clear(records.info)
+    fault_clear(records.info)
 
 
 def test_a_call_is_refused_so_many_times_and_then_not(records: Cloud) -> None:
     launch = records.client("ec2").run_instances
-    control.fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity", times=2)
+    fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity", times=2)
     for _ in range(2):
         assert refusal(launch, **records.request()) == "InsufficientInstanceCapacity"
     assert launch(**records.request())["Instances"]
-    assert control.status(records.info)["faults"] == []
+    assert control.ask(records.info)["faults"] == []
 
 
 def test_a_lack_of_capacity_is_a_server_error_as_on_ec2(records: Cloud) -> None:
-    control.fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity")
+    fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity")
     patient = records.client("ec2", config=Config(retries={"total_max_attempts": 3, "mode": "standard"}))
     with pytest.raises(patient.exceptions.ClientError, match=r"reached max retries: 2\): .*g4dn\.12xlarge"):
         patient.run_instances(**records.request())
@@ -36,7 +36,7 @@ def test_a_lack_of_capacity_is_a_server_error_as_on_ec2(records: Cloud) -> None:
 
 def test_a_fault_may_hold_for_one_zone_alone(records: Cloud) -> None:
     ec2 = records.client("ec2")
-    control.fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity", only="us-east-1b")
+    fault_add(records.info, "RunInstances", "InsufficientInstanceCapacity", only="us-east-1b")
     subnets = {one["AvailabilityZone"]: one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]}
     request = records.request()
     assert refusal(ec2.run_instances, **request, SubnetId=subnets["us-east-1b"])
@@ -48,7 +48,7 @@ def test_a_fault_may_hold_for_one_zone_alone(records: Cloud) -> None:
     [("RequestLimitExceeded", 503), ("InternalError", 500), ("UnauthorizedOperation", 403), ("Blocked", 400)],
 )
 def test_a_refusal_has_the_status_that_ec2_gives_it(records: Cloud, code: str, status: int) -> None:
-    control.fault_add(records.info, "*", code)
+    fault_add(records.info, "*", code)
     ec2 = records.client("ec2")
     with pytest.raises(ec2.exceptions.ClientError) as caught:
         ec2.describe_vpcs()
@@ -59,7 +59,7 @@ def test_a_refusal_has_the_status_that_ec2_gives_it(records: Cloud, code: str, s
 @pytest.mark.parametrize(("effect", "made"), [("lost", 1), ("cut", 0)])
 def test_a_connection_ends_after_or_before_the_effect(records: Cloud, effect: str, made: int) -> None:
     before = len(records.instances())
-    control.fault_add(records.info, "RunInstances", effect, times=1)
+    fault_add(records.info, "RunInstances", effect, times=1)
     request = records.request(ClientToken=f"fault-{effect}")
     with pytest.raises(ConnectionClosedError):
         records.client("ec2").run_instances(**request)
@@ -71,7 +71,7 @@ def test_a_connection_ends_after_or_before_the_effect(records: Cloud, effect: st
 @pytest.mark.parametrize(("effect", "made"), [("late", 1), ("delay", 0)])
 def test_a_reply_is_late_after_or_before_the_effect(records: Cloud, effect: str, made: int) -> None:
     before = len(records.instances())
-    control.fault_add(records.info, "RunInstances", effect, times=1, seconds=3)
+    fault_add(records.info, "RunInstances", effect, times=1, seconds=3)
     hasty = records.client("ec2", config=Config(read_timeout=1, retries={"total_max_attempts": 1}))
     with pytest.raises(ReadTimeoutError):
         hasty.run_instances(**records.request())
@@ -82,13 +82,13 @@ def test_what_was_made_just_now_is_not_known_for_a_while(records: Cloud) -> None
     ec2 = records.client("ec2")
     made = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
     group = ec2.create_security_group(GroupName="young", Description="-")["GroupId"]
-    control.fault_add(records.info, "*", "stale", seconds=60)
+    fault_add(records.info, "*", "stale", seconds=60)
     assert refusal(ec2.describe_instances, InstanceIds=[made]) == "InvalidInstanceID.NotFound"
     assert refusal(ec2.create_tags, Resources=[made], Tags=[{"Key": "a", "Value": "b"}]).endswith("NotFound")
     assert refusal(ec2.authorize_security_group_ingress, GroupId=group, IpPermissions=[]).endswith("NotFound")
     assert refusal(ec2.run_instances, **records.request(SecurityGroupIds=[group])) == "InvalidGroup.NotFound"
     assert made not in {one["InstanceId"] for one in records.instances()}
-    control.fault_clear(records.info)
+    fault_clear(records.info)
     assert records.instances(made)
     ec2.delete_security_group(GroupId=group)
 
@@ -97,7 +97,7 @@ def test_what_was_made_just_now_is_not_known_for_a_while(records: Cloud) -> None
 def test_an_answer_may_be_old(records: Cloud) -> None:
     ec2 = records.client("ec2")
     made = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
-    control.fault_add(records.info, "DescribeInstances", "stale", seconds=3)
+    fault_add(records.info, "DescribeInstances", "stale", seconds=3)
     until(lambda: made in {one["InstanceId"] for one in records.instances()})
     records.wait("running", made)
     ec2.terminate_instances(InstanceIds=[made])
@@ -106,11 +106,11 @@ def test_an_answer_may_be_old(records: Cloud) -> None:
 
 
 def test_faults_outlive_the_daemon(records: Cloud) -> None:
-    (fault,) = control.fault_add(records.info, "RunInstances", "Blocked", times=3)
+    (fault,) = fault_add(records.info, "RunInstances", "Blocked", times=3)
     refusal(records.client("ec2").run_instances, **records.request())
     records.kill()
-    assert control.status(records.info)["faults"] == [{**fault, "times": 2}]
-    assert control.fault_clear(records.info, fault["id"]) == []
+    assert control.ask(records.info)["faults"] == [{**fault, "times": 2}]
+    assert fault_clear(records.info, fault["id"]) == []
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,6 @@ def test_a_fault_that_cannot_be_is_refused(
     records: Cloud, operation: str, effect: str, choices: dict[str, Any], hint: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        control.fault_add(records.info, operation, effect, **choices)
+        fault_add(records.info, operation, effect, **choices)
     assert hint in caught.value.why
-    assert control.status(records.info)["faults"] == []
+    assert control.ask(records.info)["faults"] == []

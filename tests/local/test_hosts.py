@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp.local import cgroups, control, node_faults, nspawn
-from awsddp.local.place import Place
-from tests.local.conftest import Cloud, left_over, needs_root, refusal, until
+from awsddp.local import cgroups, control, nspawn
+from awsddp.local.machine import Place
+from tests.local.conftest import Cloud, fault_add, fault_clear, left_over, needs_root, refusal, until
 
 pytestmark = needs_root
 
@@ -158,11 +158,11 @@ def test_a_node_is_what_a_deep_learning_image_is(pair: Pair) -> None:
 
 LIBRARIES = """\
 import threading
-from awsddp.local import torchenv
+from awsddp.local import image
 at_once, found = threading.Barrier(8), set()
 def boot():
     at_once.wait()
-    found.add(torchenv.library())
+    found.add(image.library())
 hosts = [threading.Thread(target=boot) for _ in range(8)]
 [host.start() for host in hosts]
 [host.join() for host in hosts]
@@ -406,7 +406,7 @@ def test_the_group_decides_what_peers_reach(pair: Pair) -> None:
 def whole(pair: Pair) -> Iterator[None]:
     """What a test breaks is healed after it."""
     yield
-    control.fault_clear(pair.cloud.info)
+    fault_clear(pair.cloud.info)
 
 
 def greets(pair: Pair, number: int, *, within_s: float = 0.5) -> bool:
@@ -421,11 +421,11 @@ def test_a_cut_node_is_not_reached_and_its_connections_live_on_once_it_heals(pai
     counting = subprocess.Popen(pair.ssh(1, count), stdout=subprocess.PIPE, text=True)
     assert counting.stdout is not None
     assert counting.stdout.readline() == "1\n"
-    control.fault_add(pair.cloud.info, pair.ids[1], "cut", for_s=1.5)
+    fault_add(pair.cloud.info, pair.ids[1], "cut", for_s=1.5)
     assert not greets(pair, 1)
     assert greets(pair, 0)
     until(lambda: greets(pair, 1))
-    assert control.status(pair.cloud.info)["faults"] == []
+    assert control.ask(pair.cloud.info)["faults"] == []
     assert counting.communicate(timeout=30)[0].split() == [str(number) for number in range(2, 21)]
 
 
@@ -440,10 +440,10 @@ def test_one_way_lets_in_what_comes_and_nothing_out(pair: Pair, whole: None) -> 
     try:
         assert hearing.stdout is not None
         assert hearing.stdout.readline() == "ready\n"
-        control.fault_add(pair.cloud.info, pair.ids[1], "one-way")
+        fault_add(pair.cloud.info, pair.ids[1], "one-way")
         assert not greets(pair, 1)
         pair.run(0, f"bash -c 'echo heard > /dev/udp/{pair.address(1)}/4000'")
-        control.fault_clear(pair.cloud.info)
+        fault_clear(pair.cloud.info)
         assert hearing.communicate(timeout=30)[0].strip() == "heard"
     finally:
         ec2.revoke_security_group_ingress(**pair.inside)
@@ -453,23 +453,23 @@ def test_one_way_lets_in_what_comes_and_nothing_out(pair: Pair, whole: None) -> 
 def test_a_frozen_node_says_nothing_until_it_thaws_though_the_daemon_is_killed(
     pair: Pair, whole: None
 ) -> None:
-    control.fault_add(pair.cloud.info, pair.ids[1], "frozen")
+    fault_add(pair.cloud.info, pair.ids[1], "frozen")
     assert not greets(pair, 1)
     pair.cloud.kill()
     assert not greets(pair, 1)
     assert pair.cloud.instances(pair.ids[1])[0]["State"]["Name"] == "running"
-    control.fault_clear(pair.cloud.info)
+    fault_clear(pair.cloud.info)
     assert greets(pair, 1, within_s=5)
 
 
 def test_a_full_disk_takes_nothing_until_it_heals(pair: Pair, whole: None) -> None:
     write = "echo more 2>&1 > more || true; cat more"
-    control.fault_add(pair.cloud.info, pair.ids[0], "full-disk")
+    fault_add(pair.cloud.info, pair.ids[0], "full-disk")
     assert "more" not in pair.run(0, write).split("\n")
     assert pair.run(0, "df --output=avail / | tail -1").strip() == "0"
     disk = Place(pair.cloud.home).nodes / pair.ids[0] / "disk.img"
     assert disk.stat().st_blocks * 512 < 2**30, "it fills the machine's own disk"
-    control.fault_clear(pair.cloud.info)
+    fault_clear(pair.cloud.info)
     assert pair.run(0, write) == "more\n"
 
 
@@ -482,21 +482,21 @@ def test_slow_short_of_memory_and_with_another_host_key_until_it_heals(pair: Pai
     take = 'python3 -c "print(len(bytearray(500 << 20)))" 2>/dev/null || echo killed'
     fast = int(pair.run(1, f"python3 -c {shlex.quote(hashed)}"))
     for effect in ("slow-cpu", "oom", "hostkey"):
-        control.fault_add(pair.cloud.info, pair.ids[1], effect)
+        fault_add(pair.cloud.info, pair.ids[1], effect)
     until(lambda: subprocess.run(key, capture_output=True).stdout not in (shown, b""))
-    control.fault_clear(pair.cloud.info, control.status(pair.cloud.info)["faults"][-1]["id"])
+    fault_clear(pair.cloud.info, control.ask(pair.cloud.info)["faults"][-1]["id"])
     until(lambda: subprocess.run(key, capture_output=True).stdout == shown)
     assert int(pair.run(1, f"python3 -c {shlex.quote(hashed)}")) < fast / 2
     assert pair.run(1, take) == "killed\n"
-    control.fault_clear(pair.cloud.info)
+    fault_clear(pair.cloud.info)
     assert pair.run(1, take) == f"{500 << 20}\n"
 
 
-@pytest.mark.skipif(node_faults.faketime() is None, reason="Debian's package faketime is missing")
+@pytest.mark.skipif(nspawn.faketime() is None, reason="Debian's package faketime is missing")
 def test_a_login_sees_a_clock_that_is_ahead_until_it_heals(pair: Pair, whole: None) -> None:
-    control.fault_add(pair.cloud.info, pair.ids[1], "clock")
+    fault_add(pair.cloud.info, pair.ids[1], "clock")
     assert int(pair.run(1, "date +%s")) - time.time() > 100
-    control.fault_clear(pair.cloud.info)
+    fault_clear(pair.cloud.info)
     assert int(pair.run(1, "date +%s")) - time.time() < 2
 
 
@@ -553,15 +553,15 @@ def test_a_process_group_forms_between_two_nodes_of_a_group_that_lets_itself_in(
 @pytest.mark.prove
 def test_units_of_the_user_data_start_again_after_a_reboot(pair: Pair) -> None:
     boots = pair.run(0, "cat /var/log/boots")
-    assert control.fault_add(pair.cloud.info, pair.ids[0], "reboot") == []
+    assert fault_add(pair.cloud.info, pair.ids[0], "reboot") == []
     until(lambda: pair.reaches("grep -c boot /var/log/boots") and pair.run(0, "cat /var/log/boots") > boots)
     assert pair.run(0, "cat /var/log/boots") == boots + "boot\n"
 
 
 def test_the_console_shows_the_boot_and_the_host_key(pair: Pair) -> None:
     public = (pair.folder / "host.pub").read_text().split()[1]
-    console = pair.cloud.client("ec2").get_console_output
-    until(lambda: public in console(InstanceId=pair.ids[1])["Output"])
+    console = Place(pair.cloud.home).nodes / pair.ids[1] / "console.log"
+    until(lambda: public in console.read_text(errors="replace"))
 
 
 def test_a_killed_daemon_finds_its_hosts_again(pair: Pair) -> None:

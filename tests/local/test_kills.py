@@ -14,7 +14,7 @@ from botocore.parsers import ResponseParserError
 
 from awsddp.errors import LocalCloudError
 from awsddp.local import control
-from awsddp.local.place import Place
+from awsddp.local.machine import Place
 from tests.local.conftest import Cloud, left_over, needs_root
 from tests.seed import FULL, SEED
 

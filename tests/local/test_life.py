@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import LocalCloudError
+from awsddp.local import client as local
 from awsddp.local import control
-from awsddp.local.place import Place
+from awsddp.local.machine import Place
 from awsddp.report import Event
-from awsddp.verbs import local
 from tests.http_answers import BAD_ANSWERS, answering
 from tests.local.conftest import Cloud, left_over, until
 
@@ -156,7 +156,7 @@ def test_an_answer_that_the_daemon_cut_as_it_ended_counts_as_none(raw: bytes) ->
             pid=None,
         )
         with pytest.raises(LocalCloudError) as caught:
-            control.status(info)
+            control.ask(info)
     assert caught.value.message == f"the local cloud at {endpoint} does not answer"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.local import control, network
-from awsddp.local.place import Place
+from awsddp.local.machine import Place, run
 from tests.local.conftest import left_over, needs_root
 
 GONE, NEW = "i-0000000000000000a", "i-0000000000000000b"
@@ -32,7 +32,7 @@ def test_a_node_that_is_gone_does_not_answer_at_its_address_whatever_holds_its_n
     with Path(f"/run/netns/{place.machine(GONE)}").open():  # what is open holds the namespace
         network.unplug(place, GONE)
         network.plug_in(place, NEW, address)
-        shown = network.run("ip", "-n", place.switch, "-json", "link", "show", "master", "vpc")
+        shown = run("ip", "-n", place.switch, "-json", "link", "show", "master", "vpc")
         assert [link["ifname"] for link in json.loads(shown)] == ["machine", f"v{NEW[-12:]}"]
 
 
@@ -44,7 +44,7 @@ def test_what_is_not_there_is_unplugged_in_silence(place: Place) -> None:
 
 @needs_root
 def test_stop_ends_a_namespace_that_is_all_that_is_left_of_a_cloud(tmp_path: Path) -> None:
-    network.run("ip", "netns", "add", Place(tmp_path).machine(GONE))
+    run("ip", "netns", "add", Place(tmp_path).machine(GONE))
     assert control.stop(tmp_path)
     assert left_over(tmp_path) == {}
     assert not control.stop(tmp_path)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws.clusters import end_of
+from awsddp.aws.clusters import end_of, node_of
 from awsddp.errors import UsageError
-from awsddp.local import control, node_faults
+from awsddp.local import control, faults, nspawn
 from awsddp.local.faults import Faults
-from tests.local.conftest import Cloud
+from tests.local.conftest import Cloud, fault_add
 
 INSTANCES = {
     key: SimpleNamespace(state=state, lifecycle=None)
@@ -23,15 +23,15 @@ def fault(instance_id: str, effect: str, **choices: Any) -> dict[str, Any]:
     return {"operation": instance_id, "effect": effect, **choices}
 
 
-@pytest.mark.parametrize("effect", [*node_faults.LASTING, *node_faults.ONCE])
+@pytest.mark.parametrize("effect", [*faults.LASTING, *faults.ONCE])
 def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
-    if effect == "clock" and node_faults.faketime() is None:
+    if effect == "clock" and nspawn.faketime() is None:
         with pytest.raises(UsageError, match="cannot shift a node's clock") as caught:
-            node_faults.check(fault("i-0a", effect), INSTANCES, mode="nspawn")
+            faults.check_node(fault("i-0a", effect), INSTANCES, mode="nspawn")
         assert "Debian's package faketime is missing" in caught.value.why
         return
     spot = SimpleNamespace(state="running", lifecycle="spot")
-    node_faults.check(fault("i-0a", effect), {"i-0a": spot}, mode="nspawn")
+    faults.check_node(fault("i-0a", effect), {"i-0a": spot}, mode="nspawn")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
 )
 def test_what_cannot_be_is_refused_with_the_choices(asked: dict[str, Any], message: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        node_faults.check(asked, INSTANCES, mode="nspawn")
+        faults.check_node(asked, INSTANCES, mode="nspawn")
     assert caught.value.message == message
     assert why in caught.value.why
 
@@ -61,8 +61,8 @@ def test_what_cannot_be_is_refused_with_the_choices(asked: dict[str, Any], messa
 def test_records_have_no_node_that_could_break(records: Cloud) -> None:
     (made,) = records.client("ec2").run_instances(**records.request())["Instances"]
     with pytest.raises(UsageError, match="machines of their own"):
-        control.fault_add(records.info, made["InstanceId"], "frozen")
-    assert control.status(records.info)["faults"] == []
+        fault_add(records.info, made["InstanceId"], "frozen")
+    assert control.ask(records.info)["faults"] == []
 
 
 def test_a_reclaimed_spot_instance_ends_after_its_notice_with_the_reason_of_ec2(records: Cloud) -> None:
@@ -72,14 +72,14 @@ def test_a_reclaimed_spot_instance_ends_after_its_notice_with_the_reason_of_ec2(
     (kept,) = ec2.run_instances(**records.request())["Instances"]
     records.wait("running", made["InstanceId"], kept["InstanceId"])
     began = time.time()
-    control.fault_add(records.info, made["InstanceId"], "reclaim", notice_s=1.5)
+    fault_add(records.info, made["InstanceId"], "reclaim", notice_s=1.5)
     assert records.instances(made["InstanceId"])[0]["State"]["Name"] == "running"
     (ended,) = records.wait("terminated", made["InstanceId"])
     assert time.time() - began >= 1.5
     assert ended["StateReason"]["Code"] == "Server.SpotInstanceTermination"
-    assert end_of(ended)[0] == "spot_interruption"
+    assert end_of(node_of(ended))[0] == "spot_interruption"
     with pytest.raises(UsageError, match="is not a spot instance"):
-        control.fault_add(records.info, kept["InstanceId"], "reclaim")
+        fault_add(records.info, kept["InstanceId"], "reclaim")
     ec2.terminate_instances(InstanceIds=[kept["InstanceId"]])
 
 

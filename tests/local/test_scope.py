@@ -9,9 +9,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from awsddp.cli.plan_page import _node_line
-from awsddp.local import dlami, market, scope
+from awsddp.local import offers, scope
 from tests.local.conftest import Cloud, refusal, until
 from tests.local.test_launches import send
+from tests.records import read
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +235,7 @@ def test_systems_manager_names_images_that_ec2_knows_and_nothing_else(records: C
     ssm = records.client("ssm")
     other = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
     assert refusal(ssm.get_parameter, Name=other) == "ParameterNotFound"
-    named = [image.parameter_name() for image in dlami.IMAGES if image.parameter]
+    named = [image.parameter_name() for image in offers.IMAGES if image.parameter]
     found = ssm.get_parameters(Names=[*named, other])
     assert found["InvalidParameters"] == [other]
     assert [one["Name"] for one in found["Parameters"]] == named
@@ -284,7 +285,7 @@ def test_spot_prices_change_each_day_and_are_listed_from_the_one_in_force_at_the
     assert len(week) == 8
     assert len({one["SpotPrice"] for one in week}) == 7
     assert {float(one["SpotPrice"]) for one in week} == {
-        round(market.price_usd_per_hour("g5.12xlarge", "us-east-1a", time.date()), 6) for time in times
+        round(offers.price_usd_per_hour("g5.12xlarge", "us-east-1a", time.date()), 6) for time in times
     }
     [current] = history(StartTime=datetime.now(UTC))
     assert current["SpotPrice"] == week[0]["SpotPrice"]
@@ -304,4 +305,4 @@ def test_a_roles_credentials_are_valid_with_their_token_alone(records: Cloud) ->
 def test_a_plan_of_a_type_without_gpus_says_so() -> None:
     facts = {"gpus_per_node": 0, "gpu": "", "gpu_memory_gb": 0, "pretended": True, "rehearsed": False}
     machine = {"vcpus": 2, "memory_gb": 8, "network_gbit": "<=10", "disk_gb": 200}
-    assert _node_line({**facts, **machine}) == "no GPU, 2 vCPUs, 8 GiB, <=10 Gbit/s, 200 GB disk"
+    assert _node_line(read({**facts, **machine})) == "no GPU, 2 vCPUs, 8 GiB, <=10 Gbit/s, 200 GB disk"

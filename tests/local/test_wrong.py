@@ -13,9 +13,9 @@ from botocore.exceptions import ClientError
 from botocore.handlers import base64_encode_user_data
 
 from awsddp.errors import LocalCloudError
-from awsddp.local import control, network, nspawn, requirements
-from awsddp.local.cloudconfig import carry_out
-from awsddp.local.place import Place
+from awsddp.local import control, machine, network, nspawn
+from awsddp.local.hosts import carry_out
+from awsddp.local.machine import Place
 from tests.local.conftest import Cloud, left_over, needs_root, refusal
 
 
@@ -64,28 +64,28 @@ def test_node_that_got_no_inotify_instance_says_which_limit_to_raise(
 def test_another_system_and_missing_python_packages_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LocalCloudError, match="not installed") as bare:
-        requirements.choose("records", tmp_path)
+        machine.choose_mode("records", tmp_path)
     assert ".[local]" in bare.value.next
-    monkeypatch.setattr(requirements.sys, "platform", "darwin")
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
     with pytest.raises(LocalCloudError, match="Linux only") as foreign:
-        requirements.choose(None, tmp_path)
+        machine.choose_mode(None, tmp_path)
     assert "docker build" in foreign.value.next
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(requirements, "SEARCH", str(tmp_path))
-    monkeypatch.setattr(requirements, "_lack", lambda: None)
+    monkeypatch.setattr(machine, "SEARCH", str(tmp_path))
+    monkeypatch.setattr(machine, "_lack", lambda: None)
     with pytest.raises(LocalCloudError) as caught:
-        requirements.choose(None, tmp_path)
+        machine.choose_mode(None, tmp_path)
     assert "systemd-container, cloud-init" in caught.value.why
     packages, loopback, records = caught.value.next.splitlines()
     assert packages.startswith("apt-get install")
     assert loopback.startswith("awsddp local start --loopback ")
     assert records.startswith("awsddp local start --no-hosts ")
     with pytest.raises(LocalCloudError) as caught:
-        requirements.choose("loopback", tmp_path)
+        machine.choose_mode("loopback", tmp_path)
     assert "openssh-server" in caught.value.why
     assert caught.value.next.splitlines()[1:] == [records]
 
@@ -94,14 +94,14 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_without_root_or_namespaces_it_says_so_and_takes_the_next_best(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lack: str
 ) -> None:
-    monkeypatch.setattr(requirements, "_lack", lambda: lack)
-    mode, why = requirements.choose(None, tmp_path)
+    monkeypatch.setattr(machine, "_lack", lambda: lack)
+    mode, why = machine.choose_mode(None, tmp_path)
     assert (mode, lack in why) == ("loopback", True)
 
 
 def test_a_home_that_a_shell_would_split_cannot_be_used_without_root(tmp_path: Path) -> None:
     with pytest.raises(LocalCloudError, match="without spaces"):
-        requirements.choose("loopback", tmp_path / "a b")
+        machine.choose_mode("loopback", tmp_path / "a b")
 
 
 def test_a_folder_that_is_not_there_cannot_be_shared(tmp_path: Path) -> None:

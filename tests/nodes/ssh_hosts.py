@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.jump import Jump
-from awsddp.nodes.sync import ssh_config
+from awsddp.nodes.login import Endpoint, Login, ssh_config
 from awsddp.nodes.transport import Fleet
 from tests.jobs.conftest import free_ports
 
@@ -158,8 +157,13 @@ class Lab:
         return [replace(one, host=one.instance_id) for one in found] if by_id else found
 
     def fleet(self, *, jump: Jump | None = None, deadline_s: float = 20, **settings: Any) -> Fleet:
-        options = {"key": self.key, "known_hosts": self.known_hosts, "deadline_s": deadline_s, **settings}
-        return Fleet(self.endpoints(jump), jump=jump, **options)
+        if jump is None:
+            self.write_ssh_config()
+        return Fleet(self.endpoints(jump), self.login(jump), deadline_s=deadline_s, **settings)
+
+    def login(self, jump: Jump | None = None) -> Login:
+        config = self.folder / "ssh config"
+        return Login(key=self.key, known_hosts=self.known_hosts, ssh_config=config, jump=jump)
 
     @property
     def ssh_config(self) -> Path:
@@ -167,7 +171,7 @@ class Lab:
 
     def write_ssh_config(self, jump: Jump | None = None) -> Path:
         path = self.folder / "ssh config"
-        path.write_text(ssh_config(self.endpoints(jump), self.key, self.known_hosts, jump=jump))
+        path.write_text(ssh_config(self.endpoints(jump), self.login(jump)))
         return path
 
     def ssh(self, node: int, command: str, *, jump: Jump | None = None) -> str:

@@ -44,14 +44,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 def made(
     here: Lab, plan: EnvironmentPlan, python: str, *, events: list[Event] | None = None
 ) -> dict[int, Environment]:
-    with here.fleet() as fleet:
+    with here.fleet(on_event=(events if events is not None else []).append) as fleet:
         return ensure(
             fleet,
             plan,
             pythons=dict.fromkeys(fleet.nodes, python),
             cache=here.folder / "packages",
-            ssh_config=here.ssh_config,
-            on_event=(events if events is not None else []).append,
         )
 
 
@@ -262,14 +260,12 @@ def test_setup_waits_for_the_package_lock(lab: Callable[[int], Lab], python: str
             assert not (here.hosts[0].work / "log").exists()
             held.close()
 
-    with here.fleet() as fleet:
+    with here.fleet(on_event=on_event) as fleet:
         ensure(
             fleet,
             EnvironmentPlan(name="image", setup=("echo done > log",)),
             pythons={0: python},
             cache=here.folder,
-            ssh_config=here.ssh_config,
-            on_event=on_event,
         )
     assert held.closed and (here.hosts[0].work / "log").read_text() == "done\n"
     assert order.index("waiting for the packages of the first boot") < order.index("echo done > log")
@@ -311,5 +307,5 @@ def test_nodes_that_differ_are_told_by_fact(lab: Callable[[int], Lab], python: s
     other = str(image(tmp_path / "other", torch="2.12.1+cpu"))
     plan = EnvironmentPlan(name="image", setup=("true",))
     with here.fleet() as fleet, pytest.raises(NodeError, match="the nodes differ") as refused:
-        ensure(fleet, plan, pythons={0: python, 1: other}, cache=here.folder, ssh_config=here.ssh_config)
+        ensure(fleet, plan, pythons={0: python, 1: other}, cache=here.folder)
     assert "torch: node0 2.13.0+cpu, node1 2.12.1+cpu" in refused.value.why

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from awsddp.config import load
 from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.jump import Jump, JumpFailure
-from awsddp.nodes.listing import files_to_send
-from awsddp.nodes.sync import push
-from awsddp.spec import jump_host, load
+from awsddp.nodes.sync import files_to_send, push
+from awsddp.values import jump_host
 from tests.nodes.ssh_hosts import Host, Lab, make_host, wait_until
 
 MakeLab = Callable[[int], Lab]
@@ -134,9 +134,9 @@ def test_files_and_a_shell_go_over_it_too(lab: MakeLab, bastion: Bastion, tmp_pa
     (tmp_path / "home").mkdir()
     data = os.urandom(3 * 2**20)  # more than goes over the first connection: rsync carries it
     (tmp_path / "home" / "data.bin").write_bytes(data)
-    config = one.write_ssh_config(bastion.jump)
+    one.write_ssh_config(bastion.jump)
     with one.fleet(jump=bastion.jump) as fleet:
-        sent = push(files_to_send(tmp_path / "home"), fleet, ssh_config=config)
+        sent = push(files_to_send(tmp_path / "home"), fleet)
     assert (sent[0].files, (one.hosts[0].work / "data.bin").read_bytes()) == (1, data)
     assert (bastion.lines(), bastion.logins()) == (2, 1)
     assert (one.ssh(0, "echo there", jump=bastion.jump), bastion.lines()) == ("there\n", 3)

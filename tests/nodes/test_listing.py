@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.nodes import listing as module
-from awsddp.nodes.listing import files_to_send
+from awsddp.nodes import sync as module
+from awsddp.nodes.sync import files_to_send
 
 HELL = [
     " ",
@@ -156,7 +156,7 @@ def test_what_is_neither_file_nor_folder_is_named(tmp_path: Path) -> None:
         line.bind(str(tmp_path / "socket"))
         found = files_to_send(tmp_path)
     assert [path for path, _ in found.skipped] == ["pipe", "socket"]
-    assert found.entries == ()
+    assert found.entries == []
 
 
 def test_the_size_and_what_makes_it(tmp_path: Path) -> None:

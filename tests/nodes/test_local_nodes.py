@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from awsddp.nodes import hostkeys
-from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.provision import prepare
+from awsddp.nodes.login import Endpoint, Login
+from awsddp.nodes.provision import prepare, user_data
 from awsddp.nodes.transport import Fleet
-from awsddp.nodes.user_data import user_data
 from awsddp.records import Node
 from tests.nodes.ssh_hosts import wait_until
 
@@ -56,7 +55,9 @@ class Launched:
             )
             for node in nodes or self.nodes
         ]
-        return Fleet(endpoints, key=self.folder / "key", known_hosts=self.known_hosts, deadline_s=60)
+        config = self.folder / "ssh_config"
+        login = Login(key=self.folder / "key", known_hosts=self.known_hosts, ssh_config=config)
+        return Fleet(endpoints, login, deadline_s=60)
 
     def describe(self) -> list[dict[str, Any]]:
         found = self.ec2.describe_instances(InstanceIds=[node.instance_id for node in self.nodes])
@@ -134,7 +135,7 @@ def test_machines_that_boot_are_prepared_survive_a_reboot_and_end_when_their_tim
 ) -> None:
     nodes, known_hosts = launched.nodes, launched.known_hosts
     with launched.fleet() as fleet:
-        found = prepare(fleet, nodes, known_hosts=known_hosts)
+        found = prepare(fleet, nodes)
         assert [(one.nic, one.python, one.home) for one in found] == [
             ("ens5", "/opt/pytorch/bin/python", "/home/ubuntu")
         ] * 2
@@ -142,14 +143,14 @@ def test_machines_that_boot_are_prepared_survive_a_reboot_and_end_when_their_tim
         keys = hostkeys.read(known_hosts)
         assert {len(accepted) for accepted in keys.values()} == {1}
         assert len(set(keys.values())) == 2
-        assert prepare(fleet, nodes, known_hosts=known_hosts) == found
+        assert prepare(fleet, nodes) == found
         shell = fleet.run(["bash", "-lc", "echo $NCCL_SOCKET_IFNAME $GLOO_SOCKET_IFNAME"], timeout_s=20)
         assert {result.stdout for result in shell.values()} == {b"=ens5 ens5\n"}
         timers = fleet.run(["systemctl", "is-enabled", "apt-daily.timer"], timeout_s=20)
         assert {result.stdout for result in timers.values()} == {b"masked\n"}
 
         since = fleet.run(WATCHED_SINCE, timeout_s=20)[1].stdout
-        prepare(fleet, nodes[:1], known_hosts=known_hosts, expires_at=datetime.now(UTC))
+        prepare(fleet, nodes[:1], expires_at=datetime.now(UTC))
     launched.ec2.reboot_instances(InstanceIds=[nodes[1].instance_id])
     wait_until(lambda: launched.state(0) == "terminated", "the end of the node whose time is over", 60)
 

@@ -20,7 +20,7 @@ def hung_up(host: Host) -> bool:
 
 
 def preconnect_to(lab: Lab) -> Preconnect:
-    return Preconnect([host.endpoint for host in lab.hosts], key=lab.key, known_hosts=lab.known_hosts)
+    return Preconnect([host.endpoint for host in lab.hosts], lab.login())
 
 
 def test_a_fleet_goes_on_with_the_connections_that_were_begun(lab: MakeLab) -> None:
@@ -40,9 +40,7 @@ def test_a_node_that_is_elsewhere_now_is_connected_to_there_and_the_other_connec
     two = lab(2)
     here, there = two.hosts
     hostkeys.accept(two.known_hosts, {here.endpoint.instance_id: there.seed.public})
-    preconnect = Preconnect(
-        [replace(here.endpoint, host=there.host, port=there.port)], key=two.key, known_hosts=two.known_hosts
-    )
+    preconnect = Preconnect([replace(here.endpoint, host=there.host, port=there.port)], two.login())
     wait_until(lambda: logins(there) == 1, "the login at the old address")
     with two.fleet(preconnect=preconnect) as fleet:
         said = fleet.run(["pwd"], nodes=[0], timeout_s=20)
@@ -56,6 +54,6 @@ def test_a_host_with_another_key_gets_no_login_and_the_node_is_asked_anew(lab: M
     here, there = two.hosts
     hostkeys.settle(two.known_hosts, {there.endpoint.instance_id: make_key("another").public})
     elsewhere = replace(there.endpoint, host=here.host, port=here.port)
-    preconnect = Preconnect([elsewhere], key=two.key, known_hosts=two.known_hosts)
+    preconnect = Preconnect([elsewhere], two.login())
     assert preconnect.take(elsewhere) is None
     assert logins(here) == 0

@@ -10,8 +10,9 @@ import pytest
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.provision import prepare
+from awsddp.parallel import ignore
 from awsddp.records import Node, Prepared
-from awsddp.report import Event
+from awsddp.report import Event, OnEvent
 from awsddp.resources import template
 from tests.nodes.ssh_hosts import Host, Lab
 
@@ -45,9 +46,10 @@ def nodes_of(lab: Lab) -> list[Node]:
     ]
 
 
-def ready(lab: Lab, **settings: object) -> tuple[Prepared, ...]:
+def ready(lab: Lab, *, on_event: OnEvent = ignore, **settings: object) -> tuple[Prepared, ...]:
     with lab.fleet() as fleet:
-        return prepare(fleet, nodes_of(lab), known_hosts=lab.known_hosts, **settings)  # type: ignore[arg-type]
+        fleet.on_event = on_event
+        return prepare(fleet, nodes_of(lab), **settings)  # type: ignore[arg-type]
 
 
 def shown(host: Host) -> str:

@@ -1,16 +1,17 @@
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
+from awsddp.answers import ResultFile
 from awsddp.errors import ConfigError
 from awsddp.nodes import results
 from awsddp.nodes.failures import NodesFailed
-from awsddp.nodes.results import PART, Fetched, Wanted
+from awsddp.nodes.results import PART, Fetched
 from awsddp.records import HomeLink
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
@@ -20,20 +21,22 @@ from tests.nodes.test_sync import tree
 MakeLab = Callable[[int], Lab]
 
 
-def made(host: Host, name: str, data: bytes, *, home: str | None = None) -> Wanted:
+def made(host: Host, name: str, data: bytes, *, home: str | None = None) -> ResultFile:
     """Let a node hold a file, and return what an honest node says of it."""
     path = host.work / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    return Wanted(
-        remote=str(path),
+    return ResultFile(
+        path=str(path),
         home=home if home is not None else f"node{host.node}/{name}",
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
     )
 
 
-def pull(lab: Lab, wanted: dict[int, list[Wanted]], target: Path, **settings: object) -> dict[int, Fetched]:
+def pull(
+    lab: Lab, wanted: dict[int, list[ResultFile]], target: Path, **settings: object
+) -> dict[int, Fetched]:
     return results.pull(wanted, target, ssh_config=lab.ssh_config, **settings)  # type: ignore[arg-type]
 
 
@@ -113,43 +116,43 @@ def test_nothing_wanted_is_a_folder_all_the_same(lab: MakeLab, target: Path) -> 
     assert tree(target) == {"job.json": b"{}"}
 
 
-def wrong_sha(host: Host) -> Wanted:
-    return Wanted(**{**vars(made(host, "x", b"data")), "sha256": "0" * 64})
+def wrong_sha(host: Host) -> ResultFile:
+    return replace(made(host, "x", b"data"), sha256="0" * 64)
 
 
-def wrong_size(host: Host) -> Wanted:
-    return Wanted(**{**vars(made(host, "x", b"data")), "size": 5})
+def wrong_size(host: Host) -> ResultFile:
+    return replace(made(host, "x", b"data"), size=5)
 
 
-def missing(host: Host) -> Wanted:
+def missing(host: Host) -> ResultFile:
     wanted = made(host, "x", b"data")
-    Path(wanted.remote).unlink()
+    Path(wanted.path).unlink()
     return wanted
 
 
-def link(host: Host) -> Wanted:
+def link(host: Host) -> ResultFile:
     wanted = made(host, "x", b"data")
-    Path(wanted.remote).rename(host.work / "real")
-    Path(wanted.remote).symlink_to("real")
+    Path(wanted.path).rename(host.work / "real")
+    Path(wanted.path).symlink_to("real")
     return wanted
 
 
-def folder(host: Host) -> Wanted:
+def folder(host: Host) -> ResultFile:
     wanted = missing(host)
-    Path(wanted.remote).mkdir()
+    Path(wanted.path).mkdir()
     return wanted
 
 
-def pipe(host: Host) -> Wanted:
+def pipe(host: Host) -> ResultFile:
     wanted = missing(host)
-    os.mkfifo(wanted.remote)
+    os.mkfifo(wanted.path)
     return wanted
 
 
 @pytest.mark.parametrize("spoil", [wrong_sha, wrong_size, missing, link, folder, pipe])
 @pytest.mark.parametrize("there", [False, True])
 def test_what_is_not_as_the_node_said_costs_no_other_file(
-    lab: MakeLab, target: Path, spoil: Callable[[Host], Wanted], there: bool
+    lab: MakeLab, target: Path, spoil: Callable[[Host], ResultFile], there: bool
 ) -> None:
     two = lab(2)
     old = {"node1": None, "node1/x": b"old"} if there else {}
@@ -167,13 +170,13 @@ def test_of_what_grows_comes_what_was_described(lab: MakeLab, target: Path) -> N
     one = lab(1)
     host = one.hosts[0]
     names = ("grown", "rotated", "removed", "shrunk", "whole")
-    files = [replace(made(host, name, name.encode() * 1000), grows=True) for name in names]
+    files = [made(host, name, name.encode() * 1000) for name in names]
     with (host.work / "grown").open("a") as file:
         file.write("more")
     (host.work / "rotated").write_text("new")
     (host.work / "removed").unlink()
     os.truncate(host.work / "shrunk", 10)
-    came = pull(one, {0: files}, target, also=job_json)
+    came = pull(one, {0: files}, target, grows=True, also=job_json)
     assert came == {0: Fetched(files=2, bytes=10_000, changed=tuple(files[1:4]))}
     assert tree(target / "node0") == {"grown": b"grown" * 1000, "whole": b"whole" * 1000}
     assert sorted(path.name for path in target.iterdir()) == ["job.json", "node0"]
@@ -181,12 +184,12 @@ def test_of_what_grows_comes_what_was_described(lab: MakeLab, target: Path) -> N
 
 def test_a_log_that_is_here_and_longer_is_not_cut(lab: MakeLab, target: Path) -> None:
     one = lab(1)
-    log = replace(made(one.hosts[0], "log", b"one\n", home="logs/rank0.log"), grows=True)
+    log = made(one.hosts[0], "log", b"one\n", home="logs/rank0.log")
     (target / "logs").mkdir(parents=True)
     (target / "logs/rank0.log").write_bytes(b"one\ntwo\n")
-    assert pull(one, {0: [log]}, target) == {0: Fetched(files=0, bytes=0)}
+    assert pull(one, {0: [log]}, target, grows=True) == {0: Fetched(files=0, bytes=0)}
     assert (target / "logs/rank0.log").read_bytes() == b"one\ntwo\n"
-    assert pull(one, {0: [replace(log, grows=False)]}, target) == {0: Fetched(files=1, bytes=4)}
+    assert pull(one, {0: [log]}, target) == {0: Fetched(files=1, bytes=4)}
 
 
 RSYNC = """\
@@ -236,7 +239,7 @@ def test_nothing_is_written_through_what_an_earlier_fetch_left(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "a").write_text("mine")
-    staged = target / PART / "node0" / file.remote.lstrip("/")
+    staged = target / PART / "node0" / file.path.lstrip("/")
     staged.parent.parent.mkdir(parents=True)
     staged.parent.symlink_to(mine)
     (target / PART / "also").symlink_to(mine / "a")
@@ -264,7 +267,7 @@ def test_a_disk_without_the_room_is_said_before_anything_comes(
     lab: MakeLab, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=8_400_000))
-    large = Wanted(remote="/x", home="x", size=20_000_000, sha256="0")
+    large = ResultFile(path="/x", home="x", size=20_000_000, sha256="0")
     with pytest.raises(ConfigError, match=r"need 20\.0 MB, .* has 8\.4 MB free"):
         pull(lab(1), {0: [large]}, target)
     assert not target.parent.exists()
@@ -291,7 +294,7 @@ def test_an_interrupt_shows_nothing_half_made_and_the_next_time_it_is_whole(
     pull(two, wanted, target, also=job_json)
     assert {path: data for path, data in tree(target).items() if data is not None} == {
         "job.json": b"{}",
-        **{one.home: Path(one.remote).read_bytes() for files in wanted.values() for one in files},
+        **{one.home: Path(one.path).read_bytes() for files in wanted.values() for one in files},
     }
 
 

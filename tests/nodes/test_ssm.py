@@ -10,8 +10,7 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.nodes.failures import NodesFailed
-from awsddp.nodes.jump import JumpFailure
-from awsddp.nodes.ssm import Ssm
+from awsddp.nodes.jump import JumpFailure, Ssm
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.ssm import StandIn
 

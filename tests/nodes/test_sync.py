@@ -8,11 +8,10 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync, sync
-from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.listing import files_to_send
-from awsddp.nodes.sync import Sent, ssh_config
+from awsddp.nodes.login import Endpoint, Login, ssh_config
+from awsddp.nodes.sync import Sent, files_to_send
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab, wait_until
 from tests.nodes.test_listing import HELL, make
@@ -43,7 +42,11 @@ def by_rsync(monkeypatch: pytest.MonkeyPatch) -> None:
 def push(lab: Lab, home: Path, *ignore: str, **settings: object) -> dict[int, Sent]:
     with lab.fleet() as fleet:
         listing = files_to_send(home, ignore)
-        return sync.push(listing, fleet, ssh_config=lab.ssh_config, **settings)  # type: ignore[arg-type]
+        return sync.push(listing, fleet, **settings)  # type: ignore[arg-type]
+
+
+def login_in(folder: Path) -> Login:
+    return Login(key=folder / "key", known_hosts=folder / "known_hosts", ssh_config=folder / "config")
 
 
 def tree(root: Path) -> dict[str, object]:
@@ -250,7 +253,7 @@ def test_a_file_that_vanishes_meanwhile_is_no_error(lab: MakeLab, home: Path) ->
     with one.fleet() as fleet:
         listing = files_to_send(home)
         (home / "b").unlink()
-        sync.push(listing, fleet, ssh_config=one.ssh_config)
+        sync.push(listing, fleet)
     assert set(tree(one.hosts[0].work)) == {"a"}
 
 
@@ -382,7 +385,7 @@ def test_ssh_config_holds_any_path_that_ssh_can_use(tmp_path: Path, name: str) -
     folder.mkdir()
     endpoint = Endpoint(node=0, instance_id="i-0a", host="127.0.0.1", port=2222, user="ubuntu")
     config = tmp_path / "config"
-    config.write_text(ssh_config([endpoint], folder / "key", folder / "known_hosts"))
+    config.write_text(ssh_config([endpoint], login_in(folder)))
     told = subprocess.run(
         ["ssh", "-G", "-F", config, "node0"], capture_output=True, text=True, check=True
     ).stdout
@@ -397,4 +400,4 @@ def test_ssh_config_holds_any_path_that_ssh_can_use(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", ["new\nline", "${HOME}"])
 def test_a_path_that_ssh_cannot_use_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="ssh cannot use"):
-        ssh_config([], tmp_path / name / "key", tmp_path / "known_hosts")
+        ssh_config([], login_in(tmp_path / name))

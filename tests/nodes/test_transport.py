@@ -7,12 +7,12 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from awsddp import parallel
 from awsddp.errors import ConfigError, NodeError
-from awsddp.nodes import hostkeys, parallel
-from awsddp.nodes.command import Result, command_line
+from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.transport import Fleet
+from awsddp.nodes.transport import Fleet, Result, command_line
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Lab, wait_until
 

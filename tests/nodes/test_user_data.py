@@ -10,7 +10,7 @@ import pytest
 
 from awsddp.limits import USER_DATA_BYTES
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.user_data import user_data
+from awsddp.nodes.provision import user_data
 from tests.nodes.ssh_hosts import wait_until
 
 yaml = pytest.importorskip("yaml")

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P, SPOT_G, SPOT_P5
+from awsddp.config import load
 from awsddp.plan import make_plan
-from awsddp.plan.document import document
-from awsddp.plan.records import Facts, Group, Image, LaunchPlan, Reservation, Subnet, names
+from awsddp.plan.records import Facts, Group, Image, LaunchPlan, Reservation, Subnet, document, names
 from awsddp.plan.requests import Values
-from awsddp.spec import load
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 PLAIN = (

@@ -2,7 +2,6 @@
 
 import pytest
 
-from awsddp.compat.images import explained, misfit
 from awsddp.compat.releases import (
     ARCHITECTURES,
     RELEASES,
@@ -10,7 +9,9 @@ from awsddp.compat.releases import (
     KernelModule,
     Release,
     architecture_of,
+    explained,
     least_driver,
+    misfit,
     release,
     undriven,
     unfit,

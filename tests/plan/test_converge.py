@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from awsddp.billing import Rate
+from awsddp.config import load
 from awsddp.errors import ConfigError
 from awsddp.plan.converge import Convergence, Standing, converge
-from awsddp.plan.records import Rate, Step
+from awsddp.plan.records import Step
 from awsddp.records import Listed, Node
-from awsddp.spec import ClusterSpec, load
+from awsddp.spec import ClusterSpec
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 CREATED = NOW - timedelta(hours=20)

@@ -8,8 +8,14 @@ from awsddp.answers import Platform
 from awsddp.compat.releases import RELEASES
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.packages import wheel_tags
-from awsddp.plan.environment import explain, image_constraints, make_environment_plan, refuse_unlike
-from awsddp.plan.requirements import read_requirements, source_folders
+from awsddp.plan.environment import (
+    explain,
+    image_constraints,
+    make_environment_plan,
+    refuse_unlike,
+    source_folders,
+)
+from awsddp.plan.requirements import read_requirements
 from awsddp.spec import EnvSection
 
 

@@ -10,9 +10,8 @@ from awsddp.aws.power import TAG
 from awsddp.compat.types import QUOTA_G, QUOTA_P, GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.plan import make_plan, refuse_untried
-from awsddp.plan.document import document
 from awsddp.plan.policy import least_policy
-from awsddp.plan.records import Facts, Group, Image, LaunchPlan, Reservation, Subnet
+from awsddp.plan.records import Facts, Group, Image, LaunchPlan, Reservation, Subnet, document
 from awsddp.plan.selection import offers
 from awsddp.spec import AccessSection, CapacitySection, ClusterSection, ClusterSpec, NetworkSection
 

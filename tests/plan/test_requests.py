@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_make_plan import plan
 
-from awsddp.plan.document import document
-from awsddp.plan.records import names
+from awsddp.plan.records import document, names
 from awsddp.plan.requests import Values
 from awsddp.records import read_numbers, write_numbers
 

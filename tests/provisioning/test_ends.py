@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from awsddp.local import control
-from awsddp.verbs import run
-from awsddp.verbs.context import Context
+from awsddp import whole_run as run
+from awsddp.cluster import Cluster
+from awsddp.returns import JobDocument
+from tests.local.conftest import fault_add
 from tests.provisioning.acts import fetched, trained
 from tests.provisioning.world import World, yes
 
@@ -17,15 +18,15 @@ from tests.provisioning.world import World, yes
 def test_a_run_ends_its_nodes_once_aws_answers_again(world: World, fails_s: float, code: int) -> None:
     cloud = world.cloud.info
 
-    def job(ctx: Context, **_: Any) -> dict[str, Any]:
+    def job(ctx: Cluster, **_: Any) -> JobDocument:
         trained(ctx)
         fetched(ctx)
-        control.fault_add(cloud, "*", "InternalError", for_s=fails_s)
-        return {"job": "train-1", "state": "succeeded"}
+        fault_add(cloud, "*", "InternalError", for_s=fails_s)
+        return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
 
-    def ran(ctx: Context) -> dict[str, Any]:
+    def ran(ctx: Cluster) -> dict[str, Any]:
         run.train, run.check = job, lambda ctx, **_: None  # type: ignore[assignment]
-        result = run.run(ctx, confirm=yes, on_lines=lambda lines: None)
+        result = run.run_job(ctx, confirm=yes, on_lines=lambda lines: None)
         if result.error is not None:
             raise result.error
         return result.document()

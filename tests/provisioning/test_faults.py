@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from awsddp.verbs import everywhere
-from awsddp.verbs.down import down
-from awsddp.verbs.plan import plan
-from awsddp.verbs.status import status
-from awsddp.verbs.stop import stop
-from awsddp.verbs.up import up
+from awsddp import status as everywhere
+from awsddp.down import down, stop
+from awsddp.status import status
+from awsddp.up import plan, up
 from tests.provisioning.acts import checked, fetched, trained
 from tests.provisioning.world import Kill, Outcome, World, yes
 from tests.seed import FULL, SEED

@@ -25,15 +25,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from awsddp import status as everywhere
 from awsddp.aws.clusters import node_of
+from awsddp.doctor import before_launch as doctor
+from awsddp.down import down, stop
 from awsddp.state import Folder
-from awsddp.verbs import everywhere
-from awsddp.verbs.doctor import doctor
-from awsddp.verbs.down import down
-from awsddp.verbs.plan import plan
-from awsddp.verbs.status import status
-from awsddp.verbs.stop import stop
-from awsddp.verbs.up import up
+from awsddp.status import status
+from awsddp.up import plan, up
 from tests.provisioning.acts import detached, fetched, held, hold, ran, status_all, trained, whoami
 from tests.provisioning.world import PHASES, Kill, Login, Outcome, World, tags, yes
 from tests.seed import FULL, SEED

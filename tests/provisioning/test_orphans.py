@@ -2,8 +2,8 @@
 
 import pytest
 
-from awsddp.verbs.everywhere import down_orphans
-from awsddp.verbs.up import up
+from awsddp.status import down_orphans
+from awsddp.up import up
 from tests.provisioning.world import PHASES, Kill, World, yes
 
 
@@ -14,5 +14,5 @@ def test_a_cluster_that_aws_does_not_list_yet_is_no_orphan(world: World, kill: K
     assert len(made) == 2
     late = ("DescribeInstances", "stale", {"seconds": 30})
     ended = world.run(down_orphans, fault=late, confirm=yes)
-    assert (ended.code, ended.document["clusters"]) == (0, []), ended.told
+    assert (ended.code, ended.document["clusters"]) == (0, ()), ended.told
     assert {one["InstanceId"] for one in world.cloud.living()} == made

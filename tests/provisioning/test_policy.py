@@ -15,18 +15,18 @@ import pytest
 from moto.core.utils import get_service_model
 
 import awsddp
+from awsddp import status as everywhere
 from awsddp.aws.facts import enabled_regions
-from awsddp.compat.images import DLAMI_PARAMETERS
+from awsddp.cluster import Cluster
+from awsddp.compat.releases import DLAMI_PARAMETERS
+from awsddp.config import load
+from awsddp.doctor import before_launch as doctor
+from awsddp.doctor import request_quota
+from awsddp.down import down, stop
 from awsddp.plan.policy import least_policy
-from awsddp.spec import load
-from awsddp.verbs import everywhere
-from awsddp.verbs.context import Context, aws_of, target_for
-from awsddp.verbs.doctor import doctor, request_quota
-from awsddp.verbs.down import down
-from awsddp.verbs.plan import offers, plan
-from awsddp.verbs.status import status
-from awsddp.verbs.stop import stop
-from awsddp.verbs.up import up
+from awsddp.search import aws_of, target_for
+from awsddp.status import status
+from awsddp.up import offers, plan, up
 from tests.provisioning.acts import fetched, status_all, trained
 from tests.provisioning.iam import Need, allowed, held_to
 from tests.provisioning.world import REGION, Kill, World, yes
@@ -110,11 +110,11 @@ CONFIGURED: dict[str, Settings | Callable[[World], Settings]] = {
 }
 
 
-def planned(ctx: Context) -> dict[str, Any]:
+def planned(ctx: Cluster) -> dict[str, Any]:
     return {"type": plan(ctx).instance_type}
 
 
-def regions(ctx: Context) -> dict[str, Any]:
+def regions(ctx: Cluster) -> dict[str, Any]:
     """What `status --all` and `down --orphans` read where no region is named."""
     with target_for(ctx) as target:
         return {"regions": enabled_regions(aws_of(ctx, target))}
@@ -145,8 +145,8 @@ def drive(world: World, asked: Settings) -> Driven:
     with held_to(policy, world.cloud.place.home) as first:
         for verb in (planned, offers, regions):
             run(verb)
-        checks = run(doctor)["checks"]
-        assert [check for check in checks if check["ok"] is False] == []
+        checks = run(doctor).checks
+        assert [check for check in checks if check.ok is False] == []
         if not spec.capacity.reservation:
             many = {"cluster.instance_type": "p5.48xlarge", "cluster.nodes": 65}
             assert run(request_quota, many, confirm=yes)["request"]

@@ -5,9 +5,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from awsddp.verbs.down import down
-from awsddp.verbs.everywhere import down_orphans
-from awsddp.verbs.up import up
+from awsddp.down import down
+from awsddp.status import down_orphans
+from awsddp.up import up
 from tests.provisioning.world import Kill, World, yes
 
 SECRET = b"PRIVATE KEY-----"

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from awsddp.verbs.down import down
-from awsddp.verbs.everywhere import down_orphans
-from awsddp.verbs.stop import stop
-from awsddp.verbs.up import up
+from awsddp.down import down, stop
+from awsddp.status import down_orphans
+from awsddp.up import up
 from tests.provisioning.world import REGION, World, tags, yes
 
 AWS = Path(sys.executable).with_name("aws")

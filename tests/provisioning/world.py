@@ -38,14 +38,16 @@ from moto.sts.models import sts_backends
 
 from awsddp.aws import access, clusters, facts, instances, power, teardown, waits
 from awsddp.aws.session import Call
-from awsddp.cli.signals import WATCH
+from awsddp.cli.command_line import WATCH
+from awsddp.cluster import Cluster
+from awsddp.config import load
 from awsddp.errors import AwsddpError, LetGo
-from awsddp.local import control, daemon, emulator, faults, front, lifecycle, scope, store
-from awsddp.local.place import Place
+from awsddp.local import control, daemon, emulator, faults, front, lifecycle, scope
+from awsddp.local.machine import Place, write_json
 from awsddp.nodes import provision
-from awsddp.spec import load
+from awsddp.search import Trail
 from awsddp.state import Folder
-from awsddp.verbs.context import Context, Trail
+from tests.local.conftest import fault_add, fault_clear
 from tests.provisioning import iam
 from tests.provisioning.clock import SLEEP, Clock
 
@@ -108,7 +110,7 @@ class Cloud:
             "share": [],
             "patience_s": 0,
         }
-        control.write_json(self.place.settings, settings)
+        write_json(self.place.settings, settings)
         with self.place.daemon_lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.pid = os.fork()
@@ -121,7 +123,7 @@ class Cloud:
     def _serve(self, lock: int, ahead_s: float) -> None:
         try:
             _orphan()
-            for backends in store.BACKENDS.values():  # what other tests made of moto in this process
+            for backends in emulator.BACKENDS.values():  # what other tests made of moto in this process
                 backends.clear()
             mock_random.seed()  # else each daemon gives the ids that the one before it gave
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -130,7 +132,7 @@ class Cloud:
             front.Front._strike = iam.held(front.Front._strike, self.place.home)  # type: ignore[method-assign]
             front.Front._view = _of_account(front.Front._view)  # type: ignore[method-assign]
             emulator.Emulator.secret = _with_roles(emulator.Emulator.secret)  # type: ignore[method-assign]
-            faults.time = store.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
+            faults.time = emulator.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
             lifecycle.BUSY_POLL_S = 0.001
             scope.OPERATIONS["ec2"] |= _LEAVING
             if ahead_s:
@@ -177,7 +179,7 @@ class Cloud:
 
     def fault(self, operation: str, effect: str, **choices: Any) -> None:
         """As `awsddp local fault add`."""
-        control.fault_add(self.info, operation, effect, **choices)
+        fault_add(self.info, operation, effect, **choices)
 
     def instances(self) -> list[dict[str, Any]]:
         """Return every instance that was ever launched, as EC2 describes it."""
@@ -186,7 +188,7 @@ class Cloud:
 
     def mend(self) -> None:
         """As `awsddp local fault clear`."""
-        control.fault_clear(self.info)
+        fault_clear(self.info)
 
     def living(self) -> list[dict[str, Any]]:
         return [one for one in self.instances() if one["State"]["Name"] not in clusters.ENDED]
@@ -388,7 +390,7 @@ class World:
             "AWS_SECRET_ACCESS_KEY": keys["SecretAccessKey"],
         }
 
-    def _context(self, nodes: int, home: Path, asked: Mapping[str, Any]) -> Context:
+    def _context(self, nodes: int, home: Path, asked: Mapping[str, Any]) -> Cluster:
         values = {
             "cluster.region": REGION,
             "cluster.nodes": nodes,
@@ -397,7 +399,9 @@ class World:
             **asked,
         }
         spec, job = load("demo", environ={}, overrides=values)
-        return Context(spec=spec, job=job, folder=Folder(home, "demo"), on_event=lambda event: None)
+        return Cluster().but(
+            spec=spec, job_spec=job, folder=Folder(home, "demo"), on_event=lambda event: None
+        )
 
     def make_roles(self) -> None:
         """Make the account's roles, so that their sessions have an id that stays."""
@@ -460,7 +464,7 @@ def _ended(
     try:
         _live(world, environ)
         WATCH.finishes = WATCH.ends_cluster = True  # as for `run`
-        WATCH.install()
+        WATCH.install(lambda error: None)
         _watch(calls, kill)
         return {"code": 0, "document": verb()}
     except AwsddpError as error:
@@ -473,6 +477,24 @@ def _ended(
         return {"code": 1, "told": traceback.format_exc()}
 
 
+TIMED = {
+    f"awsddp.{name}"
+    for name in (
+        "doctor",
+        "down",
+        "known",
+        "launch",
+        "ledger",
+        "reconcile",
+        "search",
+        "start",
+        "status",
+        "up",
+    )
+}
+"""The files that ask for the time: the world's."""
+
+
 def _live(world: World, environ: Mapping[str, str]) -> None:
     """In the child: speak to the cloud as to AWS, by the world's clock."""
     clock = world.clock
@@ -481,7 +503,7 @@ def _live(world: World, environ: Mapping[str, str]) -> None:
     time.sleep = clock.sleep
     moved = SimpleNamespace(now=clock.now, fromisoformat=datetime.fromisoformat)
     for name, module in list(sys.modules.items()):
-        if name.startswith("awsddp.verbs.") and getattr(module, "datetime", None) is datetime:
+        if name in TIMED and getattr(module, "datetime", None) is datetime:
             module.datetime = moved  # type: ignore[attr-defined]
     for name in ("monotonic", "sleep", "now"):
         object.__setattr__(waits.CLOCK, name, getattr(clock, {"monotonic": "read"}.get(name, name)))

@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 
+from awsddp import start as starting
 from awsddp.aws import power
+from awsddp.cluster import Cluster
+from awsddp.config import load
 from awsddp.errors import CloudError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.ranks import layout
 from awsddp.nodes import rsync
-from awsddp.nodes.command import Result
-from awsddp.nodes.connection import Endpoint
 from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.login import Endpoint
+from awsddp.nodes.transport import Result
 from awsddp.records import JobRecord, Listed, Node, Target
 from awsddp.report import Event
-from awsddp.spec import load
 from awsddp.state import Folder, Record
-from awsddp.verbs import starting, sync
-from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.context import Context
 from tests.jobs.conftest import Fleet as Homes
 from tests.jobs.conftest import free_ports
 
@@ -119,11 +118,11 @@ class World:
             )
         )
 
-    def ctx(self, **job: object) -> Context:
+    def ctx(self, **job: object) -> Cluster:
         """A context whose job section is as given."""
         overrides = {"sync.workdir": str(self.project), **{f"job.{key}": value for key, value in job.items()}}
         spec, asked = load("default", overrides=overrides, environ={})
-        return Context(spec=spec, job=asked, folder=self.folder, on_event=self._hear)
+        return Cluster().but(spec=spec, job_spec=asked, folder=self.folder, on_event=self._hear)
 
     def _hear(self, event: Event) -> None:
         self.said.append(f"{event.who}: {event.text}" if event.who else event.text)
@@ -149,12 +148,11 @@ class World:
         assert record is not None
         return record
 
-    def handle(self, ctx: Context | None = None, line: Line | None = None) -> ClusterHandle:
+    def handle(self, ctx: Cluster | None = None, line: Line | None = None) -> Cluster:
         """The cluster as a search finds it, all nodes in use, connected by `line`."""
         ctx = ctx or self.ctx()
         listed = Listed(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed)
-        return ClusterHandle(
-            ctx=ctx,
+        return ctx.but(
             target=self.record.target,
             gateway=object(),  # type: ignore[arg-type]
             known=self.record,
@@ -165,13 +163,13 @@ class World:
         )
 
     @contextlib.contextmanager
-    def find(self, ctx: Context, **_: object) -> Iterator[ClusterHandle]:
+    def find(self, ctx: Cluster, **_: object) -> Iterator[Cluster]:
         """Search for the cluster."""
         self.lines -= 1
         yield self.handle(ctx)
 
     @contextlib.contextmanager
-    def connect(self, cluster: ClusterHandle) -> Iterator[Any]:
+    def connect(self, cluster: Cluster) -> Iterator[Any]:
         """Connect to the nodes."""
         cluster.connections = self.line()
         yield cluster.connections
@@ -211,7 +209,7 @@ class World:
 def staged(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]]:
     """Return a `connect` of the handle, a method."""
 
-    def connect(cluster: ClusterHandle, *given: object, **more: object) -> Any:
+    def connect(cluster: Cluster, *given: object, **more: object) -> Any:
         return world.connect(cluster)
 
     return connect
@@ -228,13 +226,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(power, "_on_poweroff", lambda *_: None)
     monkeypatch.setattr(power, "unfetched_of", made.unfetched_of)
 
-    def send(ctx: Context, fleet: object, listing: object, *, folder: str, **_: object) -> None:
+    def send(ctx: Cluster, fleet: object, listing: object, *, folder: str, **_: object) -> None:
         made.said.append("sent")
         for name, workdir in itertools.product(made.project.glob("*.py"), homes.workdirs):
             (workdir.parent / folder).mkdir(exist_ok=True)
             (workdir.parent / folder / name.name).write_text(name.read_text())
 
-    monkeypatch.setattr(sync, "send", send)
+    monkeypatch.setattr(starting, "send", send)
     monkeypatch.setattr(protocol, "FIRST_PORT", free_ports())  # the nodes share this machine's
 
     def transfer(words: list[str], names: list[str], **_: object) -> None:
@@ -244,8 +242,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             shutil.copy(name, place)
 
     monkeypatch.setattr(rsync, "transfer", transfer)
-    monkeypatch.setattr(ClusterHandle, "find", made.find)
-    monkeypatch.setattr(ClusterHandle, "connect", staged(made))
+
+    def find(cluster: Cluster, **how: object) -> Any:
+        return made.find(cluster, **how)
+
+    monkeypatch.setattr(Cluster, "find", find)
+    monkeypatch.setattr(Cluster, "connect", staged(made))
     yield made
     homes.end()
 

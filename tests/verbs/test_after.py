@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from awsddp.errors import InUse, NotFoundError
+from awsddp.known import end_ranks, told_jobs
 from awsddp.records import JobRecord
 from tests.jobs.conftest import until
 from tests.verbs.conftest import World, start
@@ -18,7 +19,7 @@ def script(code: int, sleep: float = 0.0) -> str:
 
 
 def jobs(world: World) -> dict[str, JobRecord]:
-    return {job.job: job for job in world.handle().jobs()}
+    return {job.job: job for job in told_jobs(world.handle())}
 
 
 def states(world: World) -> dict[str, str]:
@@ -36,7 +37,7 @@ def test_chain_of_three_runs_one_after_the_other_each_with_the_code_of_its_launc
         start(world, script(4), name="four")
     with pytest.raises(NotFoundError, match="no job none on the nodes"):
         start(world, script(4), name="four", after="none")
-    world.handle().cancel("one", grace_s=0)
+    end_ranks(world.handle(), "one", grace_s=0)
     ended = {"one": "cancelled", "two": "succeeded", "three": "succeeded"}
     until(lambda: states(world) == ended, seconds=60)
     for name, code in (("two", 2), ("three", 3)):
@@ -50,7 +51,7 @@ def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(worl
     start(world, script(1, 600), name="one")
     start(world, script(2), name="two", after="one")
     start(world, script(3), name="three", after="one")
-    world.handle().cancel("two")
+    end_ranks(world.handle(), "two")
     os.kill(world.homes.document(1, "three")["pid"], signal.SIGKILL)
     until(lambda: states(world) == {"one": "running", "two": "cancelled", "three": "failed"}, seconds=60)
     found = jobs(world)
@@ -59,5 +60,5 @@ def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(worl
     assert (cause.node, cause.kind) == (1, "node_lost")
     assert cause.explanation.startswith("node1 left the job while it waited: ")
     assert found["two"].started is None
-    world.handle().cancel("one", grace_s=0)
+    end_ranks(world.handle(), "one", grace_s=0)
     assert world.homes.processes() == []

@@ -1,18 +1,17 @@
 """TensorBoard's event files come home while a job is followed."""
 
-import json
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from awsddp import follow as events
 from awsddp.errors import NodeError
-from awsddp.nodes.command import Result
+from awsddp.follow import Events
 from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.transport import Result
 from awsddp.records import JobRecord
-from awsddp.verbs import events
-from awsddp.verbs.events import Events
 from tests.verbs.conftest import Line, World, start
 
 WRITES = """
@@ -37,7 +36,7 @@ class Beside(Line):
                 outcomes[node] = NodeFailure(node, "lost", "the connection was lost")
                 continue
             message = stdin[stdin.rindex(b'{"do"') :]
-            out, err = self.homes.start(node, json.loads(message)).communicate(timeout=60)
+            out, err = self.homes.start(node, b"%d\n%s" % (len(message), message)).communicate(timeout=60)
             on_data(node, out)
             outcomes[node] = Result(exit_code=0, stdout=b"", stderr=err)
         return outcomes

@@ -1,16 +1,15 @@
 """What this machine knows of a module or a file that the nodes do not have."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from awsddp.nodes.listing import files_to_send
+from awsddp.cluster import Cluster
+from awsddp.config import load
+from awsddp.files import explained
+from awsddp.nodes.sync import files_to_send
 from awsddp.records import Cause, JobRecord
-from awsddp.spec import load
 from awsddp.state import Folder
-from awsddp.verbs.context import Context
-from awsddp.verbs.explaining import explained
 
 MISSING = (
     "ModuleNotFoundError: No module named '{0}'. {0} is not installed for the python that runs the ranks."
@@ -38,7 +37,9 @@ def cause_of(
     values = {"module": said.split("'")[1]} if kind == "import_error" else {}
     cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-", tail=tail)
     spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
-    ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
+    ctx = Cluster().but(
+        spec=spec, job_spec=asked, folder=Folder(tmp_path / "home", "default"), on_event=print
+    )
     job = JobRecord(
         job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script, options=options
     )
@@ -178,7 +179,9 @@ def test_variable_that_is_set_here_alone_is_named_with_the_option(
     (tmp_path / "t.py").touch()
     tail = (f'  File "{where}", line 714, in __getitem__', "KeyError: 'WANDB_API_KEY'")
     spec, asked = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
-    ctx = Context(spec=spec, job=asked, folder=Folder(tmp_path / "home", "default"), on_event=print)
+    ctx = Cluster().but(
+        spec=spec, job_spec=asked, folder=Folder(tmp_path / "home", "default"), on_event=print
+    )
     cause = Cause(rank=0, node=0, kind="exit", tail=tail, explanation="It ended with exit code 1.", next="-")
     cause = explained(
         ctx, JobRecord(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script="t.py")
@@ -215,14 +218,14 @@ def test_a_value_that_may_be_a_secret_comes_into_no_command(tmp_path: Path) -> N
 def test_advice_of_a_node_becomes_the_command_of_this_job(tmp_path: Path) -> None:
     row = "awsddp train --env-var NCCL_DEBUG=INFO   # NCCL's log then says why"
     spec, asked = load("second", environ={}, overrides={"sync.workdir": str(tmp_path)})
-    ctx = Context(
-        spec=spec, job=asked, folder=Folder(tmp_path / "home", "second"), on_event=print, local=True
+    ctx = Cluster().but(
+        spec=spec, job_spec=asked, folder=Folder(tmp_path / "home", "second"), on_event=print, local=True
     )
     cause = Cause(rank=0, node=0, kind="nccl_error", explanation="NCCL failed.", next=row)
     options = ("-o", "job.world_size=4")
     job = JobRecord(job="j", state="failed", cause=cause, ranks=(), home="x", script="t.py", options=options)
     for verb in ("train", "run"):
-        told = explained(replace(ctx, verb=verb), job).cause
+        told = explained(ctx.but(verb=verb), job).cause
         assert told is not None
         assert told.next == (
             f"awsddp -c second --local {verb} --world-size 4 --env-var NCCL_DEBUG=INFO t.py"

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from awsddp import doctor as health
 from awsddp.answers import RankStep
 from awsddp.errors import InUse
-from awsddp.jobs import protocol
 from awsddp.jobs.health import Group
 from awsddp.jobs.ranks import layout
+from awsddp.jobs.supervisor import requests
+from awsddp.known import told_jobs
 from awsddp.records import Check
-from awsddp.verbs import health
 from tests.jobs.test_health import probes
 from tests.verbs.conftest import Line, World, start
 
@@ -65,7 +66,7 @@ def test_the_ranks_of_two_nodes_time_an_all_reduce_and_leave_nothing(
         "all-reduce",
         True,
     ) and "GB/s bus bandwidth of 4 ranks" in reduced.value
-    assert world.handle().jobs() == () and not world.handle().unfetched
+    assert told_jobs(world.handle()) == () and not world.handle().unfetched
     assert not any((home / ".awsddp" / "jobs").exists() for home in world.homes.homes)
 
 
@@ -106,7 +107,7 @@ def judged(
     monkeypatch.setattr(health, "_form", fake)
     monkeypatch.setattr(health, "_promise", lambda _: None)
     monkeypatch.setattr(health, "_to_here", lambda *_: {0: 1.0, 1: 100.0})
-    cluster: Any = type("Cluster", (), {"ctx": type("Ctx", (), {"say": staticmethod(lambda _: None)})})
+    cluster: Any = type("Cluster", (), {"say": staticmethod(lambda _: None)})
     return health._group_checks(cluster, probes(nodes), range(nodes))
 
 
@@ -145,7 +146,7 @@ def test_while_another_client_starts_a_job_nothing_is_measured(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "CLAIM_S", 0.0)
-    holder = world.homes.start(0, protocol.claim_request("ann", wait_s=0), close=False)
+    holder = world.homes.start(0, requests.Claim(owner="ann", wait_s=0), close=False)
     assert holder.stdout is not None
     while b"claimed" not in holder.stdout.readline():
         pass

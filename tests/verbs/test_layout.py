@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from awsddp import start as starting
+from awsddp import train as train_module
 from awsddp.errors import InUse, UsageError
-from awsddp.verbs import starting
-from awsddp.verbs import train as train_module
+from awsddp.known import end_ranks, told_jobs
 from tests.verbs.conftest import World
 
 SLEEPS = "import os, time; print('up', os.getcwd(), flush=True); time.sleep(600)\n"
@@ -33,7 +34,7 @@ def test_job_that_does_not_use_the_first_node_gives_its_claim_on_it_back(world: 
     assert asked[-2:] == [{1: ["launch"]}, {0: ["unclaim"]}]
     assert start(world, "b", "0")[-1] == {0: ["launch"]}
     for name in ("a", "b"):
-        world.handle().cancel(name, grace_s=0)
+        end_ranks(world.handle(), name, grace_s=0)
 
 
 @pytest.mark.prove
@@ -45,7 +46,7 @@ def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None
     for on in ("0", "0:1-2", "1:0", None):
         with pytest.raises(InUse, match=r"job [abc] runs on node"):
             start(world, "d", on)
-    jobs = {job.job: job for job in world.handle().jobs()}
+    jobs = {job.job: job for job in told_jobs(world.handle())}
     assert {name: job.state for name, job in jobs.items()} == dict.fromkeys("abc", "running")
     assert {name: {rank.node for rank in job.ranks} for name, job in jobs.items()} == {
         "a": {0},
@@ -55,7 +56,7 @@ def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None
     workdirs = {world.homes.folder(node, job).joinpath("job.json") for node, job in ((0, "a"), (0, "b"))}
     assert len({path.read_text().partition('"workdir": "')[2].partition('"')[0] for path in workdirs}) == 2
     for name in jobs:
-        world.handle().cancel(name, grace_s=0)
+        end_ranks(world.handle(), name, grace_s=0)
 
 
 def test_a_job_on_some_gpus_of_a_node_sees_these_alone(world: World) -> None:
@@ -68,7 +69,7 @@ def test_a_job_on_some_gpus_of_a_node_sees_these_alone(world: World) -> None:
     assert (first["argv"][1:], second["argv"][1:]) == (["w.py", "0"], ["w.py", "1"])
     chosen = {name: first["environment"][name] for name in ("CUDA_VISIBLE_DEVICES", "RANK")}
     assert chosen == {"CUDA_VISIBLE_DEVICES": "2,3", "RANK": "0"}
-    world.handle().cancel("j", grace_s=0)
+    end_ranks(world.handle(), "j", grace_s=0)
 
 
 def test_gpus_and_nodes_that_are_not_there_are_refused(world: World) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from awsddp.cluster import Cluster
 from awsddp.jobs import protocol
-from awsddp.verbs.context import Context
-from awsddp.verbs.up import _name_left_out
+from awsddp.known import end_ranks, told_jobs
+from awsddp.up import _name_left_out
 from tests.jobs.conftest import all_processes, until
 from tests.verbs.conftest import World, start
 
@@ -34,7 +35,7 @@ def lose_node(world: World, number: int) -> None:
 
 
 def states(world: World) -> dict[str, str]:
-    return {job.job: job.state for job in world.handle().jobs()}
+    return {job.job: job.state for job in told_jobs(world.handle())}
 
 
 def named(world: World) -> list[str]:
@@ -64,7 +65,7 @@ def test_job_that_waits_and_goes_on_waiting_is_named_with_what_starts_it_again(w
     ]
     assert named(world) == said
     for name in ("two", "one"):
-        world.handle().cancel(name, grace_s=0)
+        end_ranks(world.handle(), name, grace_s=0)
     assert named(world) == []
     lines = world.lines
     assert (named(world), world.lines - lines) == ([], 1)  # the handle of this test: the nodes are not asked
@@ -76,10 +77,10 @@ def test_job_that_failed_as_it_waited_is_named_once_without_the_values_of_its_va
     monkeypatch.setenv("TOKEN", "s3cret")
     ctx = world.ctx
 
-    def with_variables(**job: object) -> Context:
+    def with_variables(**job: object) -> Cluster:
         made = ctx(**job)
-        env = replace(made.job.env, variables={"PLAIN": "pl4in"}, secrets=("TOKEN",))
-        return replace(made, job=replace(made.job, env=env))
+        env = replace(made.job_spec.env, variables={"PLAIN": "pl4in"}, secrets=("TOKEN",))
+        return made.but(job_spec=replace(made.job_spec, env=env))
 
     monkeypatch.setattr(world, "ctx", with_variables)
     begin(world, name="one")

@@ -2,23 +2,27 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from awsddp import follow as watching
+from awsddp import results
 from awsddp.aws import clusters, power
+from awsddp.cluster import Cluster
 from awsddp.errors import CloudError, NodeError
+from awsddp.fetch import fetch, fetch_all
+from awsddp.follow import Watch, finish, logs, merger_of
+from awsddp.known import jobs_of_all as jobs
+from awsddp.known import told_job
 from awsddp.nodes.failures import NodeFailure
 from awsddp.records import JobRecord, Node
-from awsddp.verbs import cluster, watching
-from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.fetch import fetch, fetch_all
-from awsddp.verbs.jobs import jobs
-from awsddp.verbs.logs import logs, merger_of
-from awsddp.verbs.status import cluster_document
-from awsddp.verbs.train import attend
-from awsddp.verbs.watching import Watch
+from awsddp.results import bring
+from awsddp.search import naming_holder, require_live
+from awsddp.status import cluster_document
+from awsddp.train import attend
 from tests.verbs.conftest import World, start
 
 SAVES = """
@@ -45,7 +49,7 @@ def at_home(world: World) -> list[str]:
 def end(world: World) -> None:
     """Do what `down` does before the nodes end."""
     cluster = world.handle()
-    fetch_all(cluster, cluster.require_live())
+    fetch_all(cluster, require_live(cluster))
 
 
 def lines(world: World, **options: Any) -> bytes:
@@ -70,11 +74,11 @@ def test_tags_are_read_with_the_results_and_again_if_another_client_had_them_sin
 
     monkeypatch.setattr(power, "release", release)
     monkeypatch.setattr(power, "unfetched_of", unfetched_of)
-    monkeypatch.setattr(cluster, "FRESH_S", 60.0)
+    monkeypatch.setattr(results, "FRESH_S", 60.0)
     os.utime(owed.folder.root / "locks" / "default.tags", (0, 0))
     for _ in range(2):
         handle = owed.handle()
-        handle.fetch(handle.job("j"))
+        bring(handle, told_job(handle, "j"))
     assert given == [{"i-0": ["j"], "i-1": ["j"]}, None]
 
 
@@ -144,7 +148,7 @@ def test_part_on_a_stopped_node_comes_home_once_it_runs(owed: World) -> None:
 def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
     owed.cut = {1}
     [job] = jobs(owed.ctx())["jobs"]
-    assert (job["job"], job["nodes"][1]["instance_id"]) == ("j", "i-1")
+    assert (job["job"], job["nodes"][1].instance_id) == ("j", "i-1")
     assert "node1 was skipped: node1: the connection was lost" in owed.said
     with pytest.raises(NodeError):
         fetch(owed.ctx(), job="j", confirm=print)
@@ -154,12 +158,12 @@ def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
 def test_what_is_at_home_needs_no_node(owed: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(owed.ctx(), job="j", confirm=print)
     connections = owed.lines
-    assert fetch(owed.ctx(), job="j", confirm=print)["nodes"] == []
+    assert fetch(owed.ctx(), job="j", confirm=print)["nodes"] == ()
     assert "the results of j are already fetched" in owed.said
     owed.set_state(0, "stopped")
     owed.set_state(1, "stopped")
     assert fetch(owed.ctx(), confirm=print)["job"] == "j"
-    monkeypatch.delattr(ClusterHandle, "find")
+    monkeypatch.delattr(Cluster, "find")
     assert sorted(lines(owed).splitlines()) == [b"[rank %d @ node%d] line of %d" % (n, n, n) for n in (0, 1)]
     assert owed.lines == connections
 
@@ -172,17 +176,17 @@ def test_job_of_which_every_node_is_gone_is_named_as_lost(owed: World) -> None:
     assert lost.value.why.splitlines() == [LOST.replace("1", "0"), LOST]
 
 
-def follow(world: World) -> tuple[ClusterHandle, JobRecord]:
+def follow(world: World) -> tuple[Cluster, JobRecord]:
     cluster = world.handle()
     job = world.record.jobs[-1]
-    return cluster, Watch(cluster, job, merger=merger_of(cluster.ctx, job), on_lines=lambda _: None).run()
+    return cluster, Watch(cluster, job, merger=merger_of(cluster, job), on_lines=lambda _: None).run()
 
 
 def test_verdict_comes_first_where_aws_is_away_at_the_end(owed: World) -> None:
     owed.away = True
     cluster, job = follow(owed)
     with pytest.raises(CloudError) as error:
-        cluster.finish(job)
+        finish(cluster, job)
     document = error.value.document()
     assert list(document)[-1] == "error"
     assert (document["job"], document["state"], document["fetched"]) == ("j", "succeeded", True)
@@ -204,7 +208,7 @@ def test_node_whose_sshd_refuses_does_not_hold_up_the_end_of_a_job(
     refused = NodeFailure(1, "refused", "no sshd is listening")
     monkeypatch.setattr(line, "reconnect", lambda *_, **__: line.failures.update({1: refused}))
     cluster, job = owed.handle(line=line), owed.record.jobs[-1]
-    job = Watch(cluster, job, merger=merger_of(cluster.ctx, job), on_lines=lambda _: None).run()
+    job = Watch(cluster, job, merger=merger_of(cluster, job), on_lines=lambda _: None).run()
     assert job.state == "succeeded"
 
 
@@ -212,24 +216,16 @@ def test_job_whose_nodes_another_home_has_ended_is_interrupted_and_its_results_a
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = start(world, "import time; time.sleep(600)\n", name="j")
-    why = {"Code": "Client.UserInitiatedShutdown", "Message": "User initiated shutdown"}
-    ended = [
-        {
-            "InstanceId": f"i-{number}",
-            "InstanceType": "t",
-            "State": {"Name": "terminated"},
-            "StateReason": why,
-        }
-        for number in (0, 1)
-    ]
+    reason = ("Client.UserInitiatedShutdown", "User initiated shutdown")
+    ended = [replace(node, state="terminated", reason=reason) for node in world.nodes]
     monkeypatch.setattr(clusters, "describe", lambda *_: ended)
     line = world.line()
     line.cut = {0, 1}
     document = attend(world.handle(line=line), job, on_lines=lambda _: None)
     cause = document["cause"]
-    assert (document["state"], document["fetched"], document["missing"]) == ("interrupted", False, [0, 1])
-    assert (cause["kind"], cause["node"], cause["instance_id"]) == ("node_lost", 0, "i-0")
-    assert cause["explanation"] == "EC2 says that its instance is terminated (User initiated shutdown)."
+    assert (document["state"], document["fetched"], document["missing"]) == ("interrupted", False, (0, 1))
+    assert (cause.kind, cause.node, cause.instance_id) == ("node_lost", 0, "i-0")
+    assert cause.explanation == "EC2 says that its instance is terminated (User initiated shutdown)."
     assert [job.state for job in world.record.jobs] == ["interrupted"]
     told = "is terminated; its part of job j is not here: who ended the node may have fetched it"
     assert [said for said in world.said if told in said] == [f"node{n} (i-{n}) {told}" for n in (0, 1)]
@@ -255,10 +251,10 @@ def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed:
     line.cut = {1}
     line.failures[1] = NodeError("lost")
     with pytest.raises(NodeError) as error:
-        owed.handle(line=line).finish(job)
+        finish(owed.handle(line=line), job)
     document = error.value.document()
     assert (error.value.exit_code, document["state"]) == (6, "succeeded")
-    assert (document["fetched"], document["missing"]) == (False, [1])
+    assert (document["fetched"], document["missing"]) == (False, (1,))
     assert "job j succeeded, its results are" in error.value.message
     assert error.value.why == LOST
 
@@ -280,7 +276,7 @@ def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed
 
 def test_a_verb_whose_cluster_another_command_terminated_says_so(world: World) -> None:
     ctx = world.ctx()
-    with pytest.raises(NodeError) as refused, cluster.naming_holder(ctx):
+    with pytest.raises(NodeError) as refused, naming_holder(ctx):
         world.folder.retire("0a1b2c3d")
         raise NodeError("node0: the connection was lost", "Channel is not open", "awsddp status")
     assert refused.value.why == "Channel is not open\nanother command has terminated the cluster"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from awsddp.cluster import Cluster
+from awsddp.config import load
 from awsddp.errors import NotFoundError
-from awsddp.spec import load
+from awsddp.known import jobs_document
 from awsddp.state import Folder
-from awsddp.verbs.context import Context
-from awsddp.verbs.jobs import jobs_document
-from awsddp.verbs.report import report
+from awsddp.status import write_report as report
 from tests.numbers_of_a_page import Page, check
 from tests.test_report import record
 
@@ -87,11 +87,11 @@ class Home:
         self._rows.append(self.row(began + 25, "fetched", job=name, bytes=10**9, usd=0.09))
         return folder
 
-    def ctx(self) -> Context:
+    def ctx(self) -> Cluster:
         rows = [*self._rows, self.row(605, "ended")]
         (self.cluster / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         spec, job = load("other", overrides={"sync.workdir": str(self.project)}, environ={})
-        return Context(spec=spec, job=job, folder=self.folder, on_event=lambda event: None)
+        return Cluster().but(spec=spec, job_spec=job, folder=self.folder, on_event=lambda event: None)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_what_a_node_wrote_is_text_on_the_page_and_nothing_comes_from_elsewhere(
 
 def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
     home.job("one", 100, args=["a b", "--x"], resumed="before", options=["-o", "job.timeout=1h"])
-    assert report(home.ctx(), job="one")["again"] == [
+    assert list(report(home.ctx(), job="one").again) == [
         "git checkout 0123456789abcdef",
         "awsddp --region eu-west-1 up --nodes 2 --instance-type g5.xlarge",
         "awsddp train --timeout 1h --resume before train.py -- 'a b' --x",

@@ -2,21 +2,27 @@
 
 import pytest
 
+from awsddp.answers import Hashes
+from awsddp.asking import answers_in_turn, answers_of
 from awsddp.errors import NodeError, UsageError
 from awsddp.jobs import protocol
-from awsddp.verbs.requests import answers_in_turn, answers_of
+from awsddp.jobs.supervisor import requests
 from tests.verbs.conftest import World
+
+
+class Nothing(requests.Request["answers.Jobs"]):
+    """A request that no node knows."""
 
 
 def test_request_that_fails_does_not_keep_a_node_from_the_next_one(world: World) -> None:
     line = world.line()
     line.cut = {1}
-    turns = [{"do": "nothing"}, {"do": "state"}, {"do": "hashes", "paths": ["/none"]}]
+    turns = [Nothing(), requests.State(), requests.Hashes(paths=["/none"])]
     answers = answers_in_turn(line, dict.fromkeys((0, 1), turns))
     unknown, state, hashes = answers[0]
     assert isinstance(unknown, UsageError)
-    assert state == {"jobs": []}
-    assert isinstance(hashes, dict)
+    assert state.jobs == ()
+    assert isinstance(hashes, Hashes)
     assert [isinstance(one, NodeError) for one in answers[1]] == [True] * 3
     assert len(line.asked) == 1
 
@@ -26,12 +32,12 @@ def test_program_that_ends_between_two_requests_leaves_the_later_ones_without_an
 ) -> None:
     message = protocol.message
     monkeypatch.setattr(
-        protocol, "message", lambda one: b"no length\n" if one["do"] == "end" else message(one)
+        protocol, "message", lambda one: b"no length\n" if isinstance(one, Nothing) else message(one)
     )
-    turns = [{"do": "state"}, {"do": "end"}, {"do": "state"}]
+    turns = [requests.State(), Nothing(), requests.State()]
     first, *others = answers_in_turn(world.line(), {0: turns})[0]
-    assert first == {"jobs": []}
-    for one in (*others, answers_of(world.line(), {0: {"do": "end"}})[0]):
+    assert first.jobs == ()
+    for one in (*others, answers_of(world.line(), {0: Nothing()})[0]):
         assert isinstance(one, NodeError)
         assert "ValueError" in one.why
 

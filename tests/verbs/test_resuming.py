@@ -5,24 +5,26 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.cli.command_line import WATCH
 from awsddp.cli.pages import job_page
-from awsddp.cli.signals import WATCH
+from awsddp.cluster import Cluster
+from awsddp.config import load
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
 from awsddp.records import JobRecord, JobState
-from awsddp.spec import load
+from awsddp.results import job_result
 from awsddp.state import Folder
-from awsddp.verbs.context import Context
-from awsddp.verbs.results import job_result
-from awsddp.verbs.resuming import checkpoint_of
+from awsddp.train import checkpoint_of
 
 BUNDLED = "/home/ubuntu/awsddp/train/main.py"
 
 
-def context(tmp_path: Path, script: str | None) -> Context:
+def context(tmp_path: Path, script: str | None) -> Cluster:
     overrides = {"sync.workdir": str(tmp_path), "job.script": script, "job.resume": "last"}
     spec, job = load("default", overrides=overrides, environ={})
-    return Context(spec=spec, job=job, folder=Folder(tmp_path / "home", "default"), on_event=lambda _: None)
+    return Cluster().but(
+        spec=spec, job_spec=job, folder=Folder(tmp_path / "home", "default"), on_event=lambda _: None
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_job_that_did_not_succeed_names_its_checkpoint(
     found: bool,
 ) -> None:
     ctx = context(tmp_path, "train.py")
-    monkeypatch.setattr(WATCH, "context", ctx)
+    monkeypatch.setattr(WATCH, "cluster", ctx)
     run = tmp_path / "runs/unlucky/node1/run"
     run.mkdir(parents=True)
     (run / "step3.pt").touch()

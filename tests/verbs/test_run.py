@@ -1,15 +1,18 @@
 """`run` when its parts fail: the job's verdict is kept, and nobody else's job is ended."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from awsddp import whole_run as verb
 from awsddp.errors import AwsddpError, InUse, NodeError
-from awsddp.verbs import run as verb
-from awsddp.verbs.run import RunResult, run
+from awsddp.returns import JobDocument
+from awsddp.whole_run import RunResult
+from awsddp.whole_run import run_job as run
 from tests.verbs.conftest import World
 
-DONE = {"job": "j", "state": "succeeded", "fetched": False}
+DONE = JobDocument(job="j", state="succeeded", cause=None, ranks=(), home="runs/j")
 
 
 class Parts:
@@ -18,7 +21,7 @@ class Parts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **outcomes: Any) -> None:
         self.called: list[str] = []
         for name in ("check", "up", "train", "down", "stop"):
-            monkeypatch.setattr(verb, name, self._part(name, outcomes.get(name, {})))
+            monkeypatch.setattr(verb, name, self._part(name, outcomes.get(name, DONE)))
 
     def _part(self, name: str, outcome: Any) -> Any:
         def part(*_: object, **__: object) -> Any:
@@ -36,7 +39,7 @@ def ran(world: World) -> RunResult:
 
 def partly() -> NodeError:
     error = NodeError("job j succeeded, its results are not all fetched")
-    error.result = dict(DONE)
+    error.result = DONE
     return error
 
 
@@ -47,7 +50,7 @@ def test_results_that_come_home_in_the_end_leave_the_verdict_alone(
     monkeypatch.setattr(verb, "whole_at_home", lambda ctx, name: name == "j")
     result = ran(world)
     assert (result.error, result.succeeded) == (None, True)
-    assert result.document()["train"] == {**DONE, "fetched": True}
+    assert result.document().train == replace(DONE, fetched=True)
 
 
 def test_verdict_is_told_where_the_nodes_keep_the_results(

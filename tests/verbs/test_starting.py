@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from awsddp import start as starting
 from awsddp.errors import InUse, NodeError, UsageError
-from awsddp.jobs import protocol
-from awsddp.verbs import starting
+from awsddp.jobs.supervisor import requests
+from awsddp.known import end_ranks, told_jobs
 from tests.verbs.conftest import World, start
 
 SLEEPS = "import time; time.sleep(600)\n"
 
 
 def states(world: World) -> dict[str, str]:
-    return {job.job: job.state for job in world.handle().jobs()}
+    return {job.job: job.state for job in told_jobs(world.handle())}
 
 
 def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: World) -> None:
@@ -33,7 +34,7 @@ def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: 
         assert f"awsddp logs -f {first.job}" in refused.value.next
     assert (world.said, world.tags) == before
     assert states(world) == {first.job: "running"}
-    world.handle().cancel(first.job, grace_s=0)
+    end_ranks(world.handle(), first.job, grace_s=0)
     assert start(world, "").job != first.job
 
 
@@ -54,7 +55,7 @@ def test_nodes_are_asked_again_where_another_client_could_launch_meanwhile(
 ) -> None:
     line = world.line()
     monkeypatch.setattr(world, "line", lambda: line)
-    holder = world.homes.start(0, protocol.claim_request("ann", wait_s=0), close=False)
+    holder = world.homes.start(0, requests.Claim(owner="ann", wait_s=0), close=False)
     assert holder.stdout is not None
     while b"claimed" not in holder.stdout.readline():
         pass
@@ -91,7 +92,7 @@ def test_nodes_are_asked_again_where_another_client_held_the_claim_just_before(
 
 def test_name_of_a_job_that_is_not_fetched_yet_is_refused_and_its_tag_stays(world: World) -> None:
     start(world, SLEEPS, name="nm")
-    world.handle().cancel("nm", grace_s=0)
+    end_ranks(world.handle(), "nm", grace_s=0)
     for name in ("nm", "gone"):
         if name == "gone":  # its part was on a machine that has been replaced: only a tag tells of it
             world.tags["i-1"].append("gone")

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from awsddp.api import Job as ApiJob
+from awsddp.cluster import Cluster
+from awsddp.config import load
 from awsddp.errors import AwsddpError, NotFoundError
+from awsddp.fetch import fetch, fetch_all
+from awsddp.follow import logs
+from awsddp.job import Job as ApiJob
 from awsddp.jobs import results
+from awsddp.known import jobs_document
+from awsddp.known import jobs_of_all as jobs
+from awsddp.ledger import launched
 from awsddp.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
 from awsddp.report import iso
-from awsddp.spec import load
+from awsddp.results import job_result, results_dir
+from awsddp.search import require_live
 from awsddp.state import Folder, Record
-from awsddp.verbs.cluster import ClusterHandle
-from awsddp.verbs.context import Context
-from awsddp.verbs.fetch import fetch, fetch_all
-from awsddp.verbs.home import home
-from awsddp.verbs.jobs import jobs, jobs_document
-from awsddp.verbs.ledger import launched
-from awsddp.verbs.logs import logs
-from awsddp.verbs.report import report
-from awsddp.verbs.results import job_result, results_dir
-from awsddp.verbs.resuming import checkpoint_of
-from awsddp.verbs.status import cluster_document
+from awsddp.status import cluster_document, home
+from awsddp.status import write_report as report
+from awsddp.train import checkpoint_of
 
 ID = "0a1b2c3d"
 BEGAN = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
@@ -72,15 +72,15 @@ class Desk:
         )
         self.folder.write(record)
         self.folder.key.touch()
-        self.note("launched", BEGAN, instances=["i-0", "i-1"], **launched(record))
+        self.note("launched", BEGAN, **launched(record, ("i-0", "i-1")).facts)
 
     def note(self, event: str, at: datetime, **facts: Any) -> None:
-        self.folder.note(event, id=ID, at=at, **facts)
+        self.folder.note(event, **facts | {"id": ID, "at": at})
 
-    def ctx(self, project: Path | None = None, **keys: object) -> Context:
+    def ctx(self, project: Path | None = None, **keys: object) -> Cluster:
         overrides = {"sync.workdir": str(project or self.project), **keys}
         spec, job = load("default", overrides=overrides, environ={})
-        return Context(spec=spec, job=job, folder=self.folder, on_event=lambda event: None)
+        return Cluster().but(spec=spec, job_spec=job, folder=self.folder, on_event=lambda event: None)
 
     def train(
         self, name: str, state: JobState, *, minutes: float = 60, saved: JobState | None = None
@@ -111,12 +111,12 @@ class Desk:
         (folder / "node0" / "run" / "a.pt").touch()
         (folder / "job.json").write_bytes(results.encode(job))
 
-    def handle(self, ctx: Context | None = None) -> ClusterHandle:
+    def handle(self, ctx: Cluster | None = None) -> Cluster:
         """The cluster as a search finds it."""
         known = self.folder.read()
         listed = Listed(name="default", id=ID, owner="me", region="us-east-1", nodes=self.listed)
-        return ClusterHandle(
-            ctx=ctx or self.ctx(), target=Target(region="us-east-1"), known=known, listed=listed, searched=()
+        return (ctx or self.ctx()).but(
+            target=Target(region="us-east-1"), known=known, listed=listed, searched=()
         )
 
     def status(self, project: Path | None = None) -> dict[str, Any]:
@@ -134,12 +134,12 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk(tmp_path)
 
     @contextlib.contextmanager
-    def find(ctx: Context, **_: object) -> Iterator[ClusterHandle]:
+    def find(ctx: Cluster, **_: object) -> Iterator[Cluster]:
         if made.folder.read() is None:
             raise NotFoundError("no cluster default")
         yield made.handle(ctx)
 
-    monkeypatch.setattr(ClusterHandle, "find", find)
+    monkeypatch.setattr(Cluster, "find", find)
     return made
 
 
@@ -301,7 +301,7 @@ def test_the_error_of_down_names_the_price_of_what_runs(desk: Desk) -> None:
     handle = desk.handle()
     desk.folder.key.unlink()
     with pytest.raises(AwsddpError, match="the results of j are not fetched") as refused:
-        fetch_all(handle, handle.require_live())
+        fetch_all(handle, require_live(handle))
     price = desk.status()["price_usd_per_hour"]
     assert price == 1.2
     assert refused.value.why.endswith(f"until then the nodes cost ${price:.2f} per hour")

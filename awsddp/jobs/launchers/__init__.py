@@ -5,7 +5,8 @@ from typing import Protocol
 
 from awsddp.errors import ConfigError
 from awsddp.jobs.launchers import ssh, torchrun
-from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous
+from awsddp.jobs.ranks import Host, Rank, Rendezvous
+from awsddp.jobs.supervisor.requests import Process
 from awsddp.spec import JobSpec
 
 

@@ -5,8 +5,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from awsddp.jobs.ranks import Host, Process, Rank, Rendezvous, interpreter, template
-from awsddp.spec import JobSpec, seconds
+from awsddp.jobs.ranks import Host, Rank, Rendezvous, interpreter, template
+from awsddp.jobs.supervisor.requests import Process
+from awsddp.spec import JobSpec
+from awsddp.values import seconds
 
 _JOIN_SECONDS = 600
 _LAST_CALL_SECONDS = 30

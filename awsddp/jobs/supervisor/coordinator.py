@@ -6,16 +6,22 @@ that each decision can be tested alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from awsddp.jobs.supervisor.folder import NOT_STARTED, rank_lines
+from awsddp.jobs.supervisor.folder import rank_lines
+from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.supervisor.job_causes import (
     TIMED_OUT,
     WAITED,
-    cause,
-    cause_of_node,
+    Cause,
+    cause_of_kind,
     left_early,
+    located,
 )
+from awsddp.jobs.supervisor.stacks import Answer
+
+if TYPE_CHECKING:
+    from awsddp.jobs.supervisor.requests import Launch
 
 FAILED_GRACE = 1.0
 """Seconds between TERM and KILL for the others when a rank has failed."""
@@ -26,6 +32,67 @@ SILENT_SECONDS = 120.0
 _FAULTS = ("own", "echo", "stopped")
 
 
+class Order(NamedTuple):
+    """What all nodes, or one `node`, are to do.
+
+    "go": start the ranks; "stop": end them within `grace` seconds; "stacks": write down what they do;
+    "silence": know whether the job is `silent`; "end": the job has ended, as `document` says.
+    """
+
+    do: str
+    grace: float = 0.0
+    node: int | None = None
+    silent: bool = False
+    document: dict[str, Any] | None = None
+
+
+class Report(NamedTuple):
+    """What a node reports of a rank, or of its agent: when it started and, with an exit code, how it ended.
+
+    With another code than 0 `cause` says why, and `fault` whose it was: "own", "echo" (of another rank's
+    fault) or "stopped" (it was asked to end). `restart` counts the lives before this one.
+    """
+
+    rank: int
+    started: float | None = None
+    seconds: float = 0.0
+    exit_code: int | None = None
+    restart: int = 0
+    cause: Cause | None = None
+    fault: str = ""
+
+    def entry(self) -> dict[str, Any]:
+        """Return what the job's document says of the rank."""
+        return {"exit_code": self.exit_code, "seconds": self.seconds, "started": self.started}
+
+    def message(self, kind: str) -> dict[str, Any]:
+        """Return the message that carries it to the first node."""
+        return {**self._asdict(), "is": kind, "cause": self.cause and self.cause._asdict()}
+
+    @classmethod
+    def read(cls, message: dict[str, Any]) -> Report:
+        """Return the report in a message."""
+        fields = {name: message[name] for name in cls._fields if name in message}
+        cause = fields.pop("cause", None)
+        return cls(cause=Cause(**cause) if cause else None, **fields)
+
+
+class Failure(NamedTuple):
+    """The end of a rank, or of an agent, with another exit code than 0."""
+
+    cause: Cause
+    fault: str
+    restart: int
+
+
+def first_of(failures: list[Failure]) -> Failure:
+    """Return the failure that the others are due to: one by a fault of its own before all.
+
+    A rank that timed out says more than one that lost it.
+    """
+    return min(failures, key=lambda one: (_FAULTS.index(one.fault), one.cause.kind == "peer_lost"))
+
+
 class Coordinator:
     """The job as a whole. `now` is in seconds of one monotonic clock throughout.
 
@@ -33,28 +100,28 @@ class Coordinator:
     when nothing of the job is left on any node that answers; `document()` is final from then on.
     """
 
-    def __init__(self, request: dict[str, Any], *, now: float) -> None:
+    def __init__(self, request: Launch, *, now: float) -> None:
         self._request = request
-        self._nodes = [entry["node"] for entry in request["nodes"]]
-        self._join_by: float | None = now + request["join_s"]
+        self._nodes = [one.node for one in request.nodes]
+        self._join_by: float | None = now + request.join_s
         self._end_by: float | None = None
         self._absent = set(self._nodes)
-        self._busy = set(self._nodes) if request.get("after") else set()  # with jobs that this one waits for
+        self._busy = set(self._nodes) if request.after else set()  # with jobs that this one waits for
         self._begun = False
         self._left = set(self._nodes)  # nodes on which something of the job may still be
-        self._reports: dict[int, dict[str, Any]] = {}
+        self._reports: dict[int, Report] = {}
         self._zero_at: dict[int, float] = {}  # ranks that ended with 0, and when
-        self._failures: list[dict[str, Any]] = []
-        self._cause: dict[str, Any] | None = None
-        self._lost: dict[str, Any] | None = None
+        self._failures: list[Failure] = []
+        self._cause: dict[str, Any] | None = None  # as the document holds it
+        self._lost: Cause | None = None
         self._verdict: str | None = None
         self._stopping = False
         self._spoke_at: float | None = None  # when a rank wrote to its log, as far as was reported
         self._silent = False
-        self._pending: dict[str, Any] | None = None  # the cause for which the job ends, once it was inspected
+        self._pending: Cause | None = None  # for which the job ends, once it was inspected
         self._inspect_by: float | None = None  # None: it is not being inspected
-        self._answers: dict[int, dict[str, Any]] = {}
-        self.orders: list[dict[str, Any]] = []
+        self._answers: dict[int, Answer] = {}
+        self.orders: list[Order] = []
 
     @property
     def done(self) -> bool:
@@ -71,15 +138,15 @@ class Coordinator:
             self._begin(now)
         elif kind == "started":
             for rank, started in message["ranks"]:
-                self._reports.setdefault(rank, {**NOT_STARTED, "started": started})
+                self._reports.setdefault(rank, Report(rank, started))
         elif kind == "exit":
-            self._exit(node, message, now)
+            self._exit(node, Report.read(message), now)
         elif kind == "gone":
             self._left.discard(node)
         elif kind == "output":
             self._spoke_at = now
         elif kind == "stacks":
-            self._answers[node] = message["answer"]
+            self._answers[node] = Answer.read(message["answer"])
         elif kind == "stop":
             self._stop(message["state"], message.get("cause"), message["grace"])
 
@@ -96,72 +163,72 @@ class Coordinator:
         self._begin(now)
         if self._join_by is not None and now >= self._join_by and not self._stopping:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
-            why = f"The supervisor of {names} did not report within {self._request['join_s']:g} s"
-            lost = cause_of_node(self._request, min(self._absent), "node_lost", why=why)
-            self._stop("failed", lost, FAILED_GRACE)
-        if self._end_by is not None and now >= self._end_by:
-            self._inspect("timeout", self._request["timeout"], now)
+            why = f"The supervisor of {names} did not report within {self._request.join_s:g} s"
+            lost = self._located(min(self._absent), cause_of_kind("node_lost", why=why))
+            self._stop("failed", lost._asdict(), FAILED_GRACE)
+        if self._request.timeout is not None and self._end_by is not None and now >= self._end_by:
+            self._inspect("timeout", self._request.timeout, now)
         if self._spoke_at is not None:
             self._tick_silence(now - self._spoke_at, now)
         if self._inspect_by is not None and not self._stopping:
             self._end_inspected(now >= self._inspect_by)
 
     def _tick_silence(self, seconds: float, now: float) -> None:
-        limit = self._request.get("hang_after")
+        limit = self._request.hang_after
         if limit is not None and seconds >= limit:
             self._inspect("hang", limit, now)
         if self._silent != (seconds >= SILENT_SECONDS):
             self._silent = not self._silent
-            self.orders.append({"do": "silence", "silent": self._silent})
+            self.orders.append(Order("silence", silent=self._silent))
 
     def _inspect(self, kind: str, seconds: float, now: float) -> None:
         """End the job for `kind`, once all nodes have written down what their ranks do."""
         if self._inspect_by is not None or self._stopping:
             return
-        self._pending = cause_of_node(self._request, None, kind, seconds=seconds, job=self._request["job"])
-        self._pending["explanation"] = self._early(now) + self._pending["explanation"]
+        cause = cause_of_kind(kind, seconds=seconds, job=self._request.job)
+        self._pending = cause._replace(explanation=self._early(now) + cause.explanation)
         self._look(now)
 
     def _look(self, now: float) -> None:
         """Have all nodes write down what their ranks do; then the job ends."""
         self._inspect_by = now + INSPECT_SECONDS
-        self.orders.append({"do": "stacks"})
+        self.orders.append(Order("stacks"))
 
     def _end_inspected(self, is_late: bool) -> None:
         if not (is_late or self._left <= self._answers.keys()):
             return
-        from awsddp.jobs.supervisor.hang import diagnose
-
-        pending, layout = self._pending, self._request["layout"]
-        codes = {rank: one["exit_code"] for rank, one in self._reports.items() if self._ended(rank)}
-        found = diagnose(layout, self._answers, exit_codes=codes)
-        if pending is None:
-            words = min(self._failures, key=weight)["cause"]
-            if found["behind"] and not is_late and codes.keys().isdisjoint(found["behind"]):
-                words["explanation"] += f" {found['explanation']}"
+        codes = {rank: one.exit_code for rank, one in self._reports.items() if self._ended(rank)}
+        found = diagnose(self._request.layout, self._answers, exit_codes=codes)
+        if self._pending is None:
+            if found.behind and not is_late and codes.keys().isdisjoint(found.behind):
+                first = first_of(self._failures)
+                explanation = f"{first.cause.explanation} {found.explanation}"
+                explained = first._replace(cause=first.cause._replace(explanation=explanation))
+                self._failures[self._failures.index(first)] = explained
             self._stop("failed", None, FAILED_GRACE)
             return
-        if found["behind"] and not (found["moving"] or self._zero_at):
-            pending["explanation"] += f" {found['explanation']}".rstrip()
-            if len(found["behind"]) == 1:
-                rank = found["ranks"][found["behind"][0]]
-                words = {key: pending[key] for key in ("kind", "retryable", "explanation", "next")}
-                pending = cause(self._request, rank["node"], words, rank=rank["rank"])
-        self._stop("failed", pending, self._request["grace"])
+        cause = self._pending
+        if found.behind and not (found.moving or self._zero_at):
+            cause = cause._replace(explanation=f"{cause.explanation} {found.explanation}".rstrip())
+            if len(found.behind) == 1:
+                rank = found.ranks[found.behind[0]]
+                cause = self._located(rank.node, cause._replace(rank=rank.rank, values={}))
+        self._stop("failed", cause._asdict(), self._request.grace)
 
     def document(self) -> dict[str, Any]:
         """Return the state of the whole job now, in the keys that every node copies to its document."""
+        known = {rank: report.entry() for rank, report in self._reports.items()}
         return {
             "state": (self._verdict or "succeeded") if self.done else "waiting" if self._busy else "running",
             "cause": self._named_cause(),
-            "ranks": rank_lines(self._request, self._reports),
+            "ranks": rank_lines(self._request.layout, known),
             "complete": True,
         }
 
     def _join(self, node: int, now: float) -> None:
         self._absent.discard(node)
         if self._stopping:
-            self.orders.append({"do": "stop", "grace": FAILED_GRACE})
+            self.orders.append(Order("stop", FAILED_GRACE))
         elif not self._absent:
             self._join_by = None
             self._begin(now)
@@ -171,18 +238,18 @@ class Coordinator:
         if self._absent or self._busy or self._stopping or self._begun:
             return
         self._begun, self._spoke_at = True, now
-        if self._request["timeout"] is not None:
-            self._end_by = now + self._request["timeout"]
-        self.orders.append({"do": "go"})
+        if self._request.timeout is not None:
+            self._end_by = now + self._request.timeout
+        self.orders.append(Order("go"))
 
-    def _exit(self, node: int, report: dict[str, Any], now: float) -> None:
-        self._reports[report["rank"]] = report
-        if report["exit_code"] != 0:
-            self._failures.append({**report, "node": node, "cause": self._words(report, now)})
+    def _exit(self, node: int, report: Report, now: float) -> None:
+        self._reports[report.rank] = report
+        if report.cause is not None:
+            self._failures.append(self._failure(node, report, report.cause, now))
             self._fail(now)
             return
-        self._zero_at[report["rank"]] = now
-        if all(self._ended(rank) for rank, _, _ in self._request["layout"]):
+        self._zero_at[report.rank] = now
+        if all(self._ended(rank) for rank, _, _ in self._request.layout):
             self._stop(None, None, FAILED_GRACE)
 
     def _fail(self, now: float | None = None) -> None:
@@ -192,7 +259,7 @@ class Coordinator:
         """
         if self._stopping:
             return
-        kinds = {failure["cause"]["kind"] for failure in self._failures}
+        kinds = {failure.cause.kind for failure in self._failures}
         in_vain = bool(kinds) and kinds <= TIMED_OUT | {"peer_lost"}
         if in_vain and self._inspect_by is None and now is not None:
             self._look(now)
@@ -200,39 +267,40 @@ class Coordinator:
             self._stop("failed", None, FAILED_GRACE)
 
     def _ended(self, rank: int) -> bool:
-        return self._reports.get(rank, {}).get("exit_code") is not None
+        return rank in self._reports and self._reports[rank].exit_code is not None
 
-    def _cause_of_loss(self, node: int, why: str, kind: str) -> dict[str, Any]:
+    def _located(self, node: int, cause: Cause) -> Cause:
+        return located(self._request, node, cause)
+
+    def _cause_of_loss(self, node: int, why: str, kind: str) -> Cause:
         did = "ran" if self._begun else "waited"
         why = f"node{node} left the job while it {did}: {why}"
-        return cause_of_node(self._request, node, kind, why=why)
+        return self._located(node, cause_of_kind(kind, why=why))
 
     def _stop(self, verdict: str | None, cause: dict[str, Any] | None, grace: float) -> None:
         """End the job on all nodes. The first cause counts; a later call can only shorten the grace."""
         if not self._stopping:
             self._left -= self._absent  # there is nothing of the job on them yet, and now never will be
             self._stopping, self._verdict, self._cause = True, verdict, cause
-        self.orders.append({"do": "stop", "grace": grace})
+        self.orders.append(Order("stop", grace))
 
     def _named_cause(self) -> dict[str, Any] | None:
         """Return the cause: the first rank with a fault of its own, else a lost node, else the first rank."""
         if self._verdict != "failed" or self._cause is not None:
             return self._cause
-        first = min(self._failures, key=weight, default=None)
-        if first is None or (first["fault"] != "own" and self._lost is not None):
-            return self._lost
-        code = first["exit_code"]
-        ended = {"exit_code": code, "signal": -code if code < 0 else None}
-        return cause(
-            self._request, first["node"], first["cause"], rank=first["rank"], tail=first["tail"], **ended
-        )
+        first = first_of(self._failures) if self._failures else None
+        if first is None or (first.fault != "own" and self._lost is not None):
+            return self._lost and self._lost._asdict()
+        return first.cause._asdict()
 
-    def _words(self, report: dict[str, Any], now: float) -> dict[str, Any]:
+    def _failure(self, node: int, report: Report, cause: Cause, now: float) -> Failure:
         """Return why a rank failed; if it waited for one that had ended with 0, that is why."""
         early = self._early(now)
-        if early and report["cause"]["kind"] in WAITED:
-            return left_early(report["cause"], report["tail"], early)
-        return {**report["cause"], "explanation": early + report["cause"]["explanation"]}
+        if early and cause.kind in WAITED:
+            found = left_early(cause, early)
+        else:
+            found = cause._replace(explanation=early + cause.explanation)
+        return Failure(self._located(node, found), report.fault, report.restart)
 
     def _early(self, now: float) -> str:
         """Name the ranks that had ended with exit code 0 before: they are often why the others fail."""
@@ -246,9 +314,99 @@ class Coordinator:
         )
 
 
-def weight(failure: dict[str, Any]) -> tuple[int, bool]:
-    """Order failures, the one that the others are due to first: a fault of its own before all.
+class Elastic(Coordinator):
+    """A job whose ranks torch's elastic agents start, and all of them again where one has failed.
 
-    A rank that timed out says more than one that lost it.
+    An agent restarts its workers, and finds the other agents again, by itself. The job fails when a worker
+    fails whose agent has no restart left, when an agent fails, and when fewer nodes than MIN are left. A rank
+    keeps the number that it has in the layout; without a node that was lost torch numbers the others anew.
     """
-    return _FAULTS.index(failure["fault"]), failure["cause"]["kind"] == "peer_lost"
+
+    def __init__(self, request: Launch, *, now: float) -> None:
+        super().__init__(request, now=now)
+        agents = request.elastic or {}
+        self._min, self._max_restarts = agents["min_nodes"], agents["max_restarts"]
+        self._world_size = 0
+        self._restarts: list[str] = []
+        self._agents: dict[int, int] = {}  # exit codes, by node
+
+    def hear(self, node: int, message: dict[str, Any], *, now: float) -> None:
+        """Take in what the supervisor of `node` says."""
+        kind = message.get("is")
+        if kind == "worker":
+            self._started(Report.read(message), message["world_size"])
+        elif kind == "agent":
+            self._agent(node, Report.read(message))
+        else:
+            super().hear(node, message, now=now)
+
+    def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
+        """Handle the loss of `node`; while MIN nodes are left the job continues."""
+        if node not in self._left:
+            return
+        if self._stopping or len(self._members() - {node}) < self._min:
+            super().lose(node, why, kind)
+            return
+        self._left.discard(node)
+        self._busy.discard(node)
+        self._lost = self._cause_of_loss(node, why, kind)
+        self._finish()
+
+    def document(self) -> dict[str, Any]:
+        """Return the whole job; `restarts` tells which each restart was, and what failed before it."""
+        return {**super().document(), "restarts": list(self._restarts)}
+
+    def _members(self) -> set[int]:
+        """Return the nodes whose agent runs, or has done its work."""
+        return {node for node in self._left - self._absent if self._agents.get(node, 0) == 0}
+
+    def _started(self, report: Report, world_size: int) -> None:
+        """Take in that a worker has started: after its own failure, or without a lost node, all start anew.
+
+        In a job that ends what ended it is not forgotten.
+        """
+        failed = {failure.cause.rank for failure in self._failures}
+        if not self._stopping and (report.rank in failed or world_size != self._world_size):
+            if self._failures and self._world_size:
+                self._restarts.append(self._restart())
+            self._failures, self._zero_at, self._lost, self._world_size = [], {}, None, world_size
+        self._reports[report.rank] = report
+
+    def _exit(self, node: int, report: Report, now: float) -> None:
+        self._reports[report.rank] = report
+        if report.cause is None:
+            self._zero_at[report.rank] = now
+        elif report.fault != "stopped" or self._stopping:
+            self._failures.append(self._failure(node, report, report.cause, now))
+            if report.restart >= self._max_restarts:
+                self._fail(now)
+
+    def _agent(self, node: int, report: Report) -> None:
+        """Take in that an agent has ended: 0 when its workers, and all others, have done their work."""
+        code = self._agents[node] = report.exit_code or 0
+        if self._stopping:
+            return
+        if report.cause is None:
+            self._finish()
+            return
+        if not any(failure.fault == "own" for failure in self._failures):
+            explanation = f"torch's elastic agent on node{node} failed: {report.cause.explanation}"
+            cause = report.cause._replace(rank=None, next="", explanation=explanation)
+            self._failures.append(Failure(self._located(node, cause), report.fault, report.restart))
+        if node == self._nodes[0] or code > 0 or len(self._members()) < self._min:
+            self._fail()
+            return
+        self.orders.append(Order("stop", FAILED_GRACE, node))
+        self._finish()
+
+    def _finish(self) -> None:
+        """End the job when every agent that is left has done its work."""
+        if not self._stopping and self._members() <= self._agents.keys():
+            self._stop(None, None, FAILED_GRACE)
+
+    def _restart(self) -> str:
+        """Return which restart comes after the failures, and which of them was the first."""
+        first = first_of(self._failures).cause
+        rank = "" if first.rank is None else f"rank {first.rank} @ "
+        count = max(failure.restart for failure in self._failures) + 1
+        return f"{count} of {self._max_restarts}: {rank}node{first.node}: {first.explanation}"

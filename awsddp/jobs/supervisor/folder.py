@@ -23,9 +23,15 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.job_causes import cause_of_node
+from awsddp.jobs.supervisor.requests import NOTHING, Fields, Launch, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from awsddp.jobs.supervisor.requests import Place
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 NOT_STARTED = {"exit_code": None, "seconds": 0.0, "started": None}
@@ -39,6 +45,50 @@ class CommandError(Exception):
     def __init__(self, message: str, why: str = "", *, kind: str = "job") -> None:
         super().__init__(message)
         self.document = {"message": message, "why": why, "kind": kind}
+
+
+class Document(Fields):
+    """What a node knows of a job: state.json, and what it answers.
+
+    `complete`: of the whole job, as the first node does; else of this node's ranks alone. `boot` is the run
+    of the kernel, `pid` the supervisor, `restarts` those of torchrun's rounds.
+    """
+
+    job: str
+    node: int
+    state: str
+    cause: dict[str, Any] | None
+    complete: bool
+    boot: str
+    created: str
+    ranks: list[dict[str, Any]]
+    pid: int | None = None
+    restarts: Sequence[str] = ()
+    nodes: Sequence[Machine] = ()
+    facts: Mapping[str, Any] = NOTHING
+
+    @property
+    def final(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in FINAL
+
+
+class Ending(Fields):
+    """How a job is to end, in cancel.json: its state, the grace (s) and the cause.
+
+    Where a client knows that the first node is gone, `lost` says why instead, and `kind` is the cause's. As
+    JSON it has only what is set: a supervisor of another awsddp may read it.
+    """
+
+    state: str
+    grace: float = 0.0
+    cause: dict[str, Any] | None = None
+    lost: str | None = None
+    kind: str = "node_lost"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is set."""
+        return dict(vars(self))
 
 
 class JobFolder:
@@ -68,12 +118,12 @@ class JobFolder:
         """Return how long each log of the ranks is now, by its name."""
         return {path.name: path.stat().st_size for path in self.logs.glob("rank*.log")}
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> Launch:
         """Return the request that launched the job. Raises CommandError where there is no such job."""
         request = read_json(self.path / "job.json")
         if request is None:
             raise CommandError(f"job {self.job} not found on this node", kind="notfound")
-        return request
+        return Launch.from_json(request)
 
     def lock(self) -> int:
         """Take the lock and return its descriptor; it lives until every copy of it is closed."""
@@ -97,18 +147,20 @@ class JobFolder:
 
     def active(self) -> bool:
         """Tell whether the job runs or waits; one that has ended may say farewell yet."""
-        return self.held() and self.document()["state"] not in FINAL
+        return self.held() and not self.document().final
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """Return what the node knows of the job now; a job whose supervisor is gone is not running."""
         request = self.request()
         alive = self.held()  # asked first: what a supervisor that is gone has written does not change
-        document = read_json(self.state) or initial(request)
-        document["nodes"], document["facts"] = request["nodes"], request.get("facts", {})
-        if document["state"] not in FINAL and not alive:
-            document.update(state="interrupted", cause=document["cause"] or _loss(request, document))
-        for rank in document["ranks"]:
-            if document["state"] == "running" and rank["exit_code"] is None and rank.get("started"):
+        written = read_json(self.state)
+        document = Document.from_json(written) if written else initial(request)
+        document.nodes, document.facts = request.nodes, request.facts
+        if not document.final and not alive:
+            document.cause = document.cause or _loss(request, document)
+            document.state = "interrupted"
+        for rank in document.ranks:
+            if document.state == "running" and rank["exit_code"] is None and rank.get("started"):
                 rank["seconds"] = round(time.time() - rank["started"], 3)
         return document
 
@@ -124,44 +176,28 @@ def folders() -> list[JobFolder]:
     return [JobFolder(path.parent.name) for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
 
 
-def initial(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a job whose ranks have not started.
-
-    `complete`: it speaks for the whole job, as the first node's does; else for this node's ranks alone.
-    """
-    return {
-        "job": request["job"],
-        "node": request["node"],
-        "state": "waiting" if request.get("after") else "running",
-        "cause": None,
-        "complete": False,
-        "boot": boot_id(),
-        "created": request["created"],
-        "ranks": rank_lines(request, {}),
-    }
+def initial(request: Launch) -> Document:
+    """Return the document of a job whose ranks have not started."""
+    return Document(
+        job=request.job,
+        node=request.node,
+        state="waiting" if request.after else "running",
+        cause=None,
+        complete=False,
+        boot=boot_id(),
+        created=request.created,
+        ranks=rank_lines(request.layout, {}),
+    )
 
 
-def rank_lines(request: dict[str, Any], known: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+def rank_lines(layout: Sequence[Place], known: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what a document says of each rank, by what is `known` of those that have started."""
-    return [
-        {
-            "rank": rank,
-            "local_rank": local_rank,
-            "node": node,
-            **{key: known.get(rank, NOT_STARTED)[key] for key in NOT_STARTED},
-        }
-        for rank, local_rank, node in request["layout"]
-    ]
+    return [{**place._asdict(), **known.get(place.rank, NOT_STARTED)} for place in layout]
 
 
-def local_ranks(request: dict[str, Any]) -> list[int]:
-    """Return the ranks of this node."""
-    return [rank for rank, _, node in request["layout"] if node == request["node"]]
-
-
-def programs(request: dict[str, Any]) -> str:
-    """Return the PATH of a rank: the programs of its Python's environment come first."""
-    return os.pathsep.join([request["path"], os.environ.get("PATH", os.defpath)])
+def programs(path: str) -> str:
+    """Return the PATH of a rank: `path`, the programs of its Python's environment, comes first."""
+    return os.pathsep.join([path, os.environ.get("PATH", os.defpath)])
 
 
 def boot_id() -> str:
@@ -198,10 +234,10 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     part.replace(path)
 
 
-def _loss(request: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    node = request["node"]
+def _loss(request: Launch, document: Document) -> dict[str, Any]:
+    node = request.node
     why = f"The supervisor of node{node} was killed; its ranks ended with it"
-    if document["boot"] != boot_id():
-        did = "waited" if document["state"] == "waiting" else "ran"
+    if document.boot != boot_id():
+        did = "waited" if document.state == "waiting" else "ran"
         why = f"node{node} was restarted while the job {did}"
     return cause_of_node(request, node, "interrupted", why=why)

@@ -10,9 +10,13 @@ import math
 import os
 import struct
 import time
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from awsddp.jobs.supervisor.folder import FINAL, JobFolder, local_ranks
+from awsddp.jobs.supervisor.folder import Document, JobFolder
+from awsddp.jobs.supervisor.requests import Follow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAGIC = b"\0awsddp\n"
 """Comes before every answer: a login script of the node's user may have said something first."""
@@ -30,17 +34,17 @@ _BEAT_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
 
 
-def follow(folder: JobFolder, request: dict[str, Any], out: BinaryIO) -> None:
+def follow(request: Follow, out: BinaryIO) -> None:
     """Write frames to `out` until all was sent, and where asked `to_the_end` until the job has ended.
 
-    The request's `offsets` are by rank, as text. Raises BrokenPipeError when the reader has gone.
+    Raises BrokenPipeError when the reader has gone.
     """
-    stream = _Stream(folder, request["offsets"], out)
+    stream = _Stream(JobFolder(request.job), request.offsets, out)
     while True:
         document = stream.document()  # read before the logs: after a final one nothing is written any more
         sent = stream.logs()
-        if not sent and (document["state"] in FINAL or not request["to_the_end"]):
-            stream.frame(b"E", payload=json.dumps(document).encode())
+        if not sent and (document.final or not request.to_the_end):
+            stream.frame(b"E", payload=json.dumps(document.to_json()).encode())
             return
         stream.beat()
         if not sent:
@@ -48,19 +52,19 @@ def follow(folder: JobFolder, request: dict[str, Any], out: BinaryIO) -> None:
 
 
 class _Stream:
-    def __init__(self, folder: JobFolder, offsets: dict[str, int], out: BinaryIO) -> None:
+    def __init__(self, folder: JobFolder, offsets: Mapping[int, int], out: BinaryIO) -> None:
         self._folder = folder
         self._out = out
-        self._offsets = dict.fromkeys(local_ranks(folder.request()), 0)
-        self._offsets.update({int(rank): offset for rank, offset in offsets.items()})
+        self._offsets = dict.fromkeys(folder.request().own_ranks, 0)
+        self._offsets.update({int(rank): offset for rank, offset in offsets.items()})  # JSON's keys are text
         self._files: dict[int, int] = {}
         # Ranks whose last line may have no end, and since when nothing has come after it.
         self._unfinished = {rank: time.monotonic() for rank, offset in self._offsets.items() if offset}
         self._sent_at = 0.0
         self._seen: tuple[int, int, bool] | None = None
-        self._document: dict[str, Any] = {}
+        self._document: Document
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """Return the document; what is new in it is sent."""
         alive = self._folder.held()
         try:
@@ -70,7 +74,7 @@ class _Stream:
             seen = (0, 0, alive)
         if seen != self._seen:
             self._seen, self._document = seen, self._folder.document()
-            self.frame(b"S", payload=json.dumps(self._document).encode())
+            self.frame(b"S", payload=json.dumps(self._document.to_json()).encode())
         return self._document
 
     def logs(self) -> bool:

@@ -1,13 +1,17 @@
-"""Where a job hangs: reads the processes of all its nodes (stacks.py). Pure."""
+"""Where a job hangs: judges what the processes of all its nodes do (stacks.py). Pure."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from awsddp.jobs.supervisor.stacks import Answer, Collective, Group, Process
+
     Frame = tuple[str, int, str]  # file, line, function
 
 LIVELY_SECONDS = 5.0
@@ -17,65 +21,114 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
 _INITS = (" in init_process_group", " in _new_group_with_tag")
 _BOOTSTRAP = "/multiprocessing/process.py"
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python")
-_INNER = ("age", "records", "joined")  # what the judgement needs, and no reader
+_INNER = ("joined", "records")  # of a rank: what the judgement needs, and no reader
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
 
-def diagnose(layout: list[Any], answers: dict[int, Any], *, exit_codes: dict[int, Any]) -> dict[str, Any]:
-    """Return which ranks of a job are `behind` the others, an `explanation`, and what each of `ranks` does.
+class Seen(NamedTuple):
+    """What a process does: its `state`, its `stack`, oldest frame first, and `where` in that it is."""
+
+    pid: int
+    state: str
+    where: str | None
+    stack: list[str]
+
+
+class InFlight(NamedTuple):
+    """A collective that is not over."""
+
+    group: str
+    number: int
+    operation: str
+
+
+class Rank(NamedTuple):
+    """What a rank does: its main process, and the children of that in which user code runs."""
+
+    rank: int
+    node: int
+    state: str
+    pid: int | None = None
+    where: str | None = None
+    stack: Sequence[str] = ()
+    workers: Sequence[Seen] = ()
+    collective: InFlight | None = None
+    joined: bool = False
+    records: Mapping[str, Group] = {}
+
+    def document(self) -> dict[str, Any]:
+        """Return it as the diagnosis shows it."""
+        shown = {name: value for name, value in self._asdict().items() if name not in _INNER}
+        workers = [worker._asdict() for worker in self.workers]
+        return {**shown, "workers": workers, "collective": self.collective and self.collective._asdict()}
+
+
+class Diagnosis(NamedTuple):
+    """Which ranks of a job are `behind` the others, an `explanation`, and what each of `ranks` does.
 
     `moving`: a collective began so recently that the job may not hang at all.
+    """
 
-    `layout` holds [rank, local rank, node]; `answers` are those of `stacks` by node, None for a node that
-    gave none. `exit_codes` has the ranks that ended.
+    silent_s: float | None
+    moving: bool
+    behind: list[int]
+    explanation: str
+    ranks: list[Rank]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {**self._asdict(), "ranks": [rank.document() for rank in self.ranks]}
+
+
+def diagnose(
+    layout: Sequence[Sequence[int]], answers: Mapping[int, Answer], *, exit_codes: Mapping[int, Any]
+) -> Diagnosis:
+    """Return where the ranks of a job are.
+
+    `layout` holds [rank, local rank, node]; `answers` are by node. `exit_codes` has the ranks that ended.
     """
     ranks = [_rank(rank, node, answers.get(node), exit_codes.get(rank)) for rank, _, node in layout]
     behind, explanation = _behind(ranks)
-    lively = [one["age"] for one in ranks if one["age"] is not None and one["age"] < LIVELY_SECONDS]
-    moving = bool(lively) and all(one["state"] == "running" for one in ranks)
+    ages = [group.age for rank in ranks for group in rank.records.values()]
+    moving = bool(ages) and min(ages) < LIVELY_SECONDS and all(rank.state == "running" for rank in ranks)
     if moving:
-        ago = f"The job may be making progress: a collective began {max(0.0, min(lively)):.1f} s ago. "
+        ago = f"The job may be making progress: a collective began {max(0.0, min(ages)):.1f} s ago. "
         explanation = ago + explanation
-    silent = [answer["silent_s"] for answer in answers.values() if answer]
-    return {
-        "silent_s": min(silent, default=None),
-        "moving": moving,
-        "behind": behind,
-        "explanation": _sentence(explanation),
-        "ranks": [{key: value for key, value in one.items() if key not in _INNER} for one in ranks],
-    }
+    silent = min((answer.silent_s for answer in answers.values()), default=None)
+    return Diagnosis(silent, moving, behind, _sentence(explanation), ranks)
 
 
-def _rank(rank: int, node: int, answer: Any, exit_code: Any) -> dict[str, Any]:
-    """Return what a rank does: its main process, and the children of that in which user code runs."""
-    found: dict[str, Any] = {"rank": rank, "node": node, "pid": None, "where": None, "stack": []}
-    found.update(collective=None, age=None, joined=False, records={}, workers=[])
+def _rank(rank: int, node: int, answer: Answer | None, exit_code: object) -> Rank:
     if exit_code is not None:
-        return {**found, "state": "ended"}
+        return Rank(rank, node, "ended")
     if answer is None:
-        return {**found, "state": "unreachable"}
-    processes = [one for one in answer["processes"] if one["rank"] == rank]
+        return Rank(rank, node, "unreachable")
+    processes = [one for one in answer.processes if one.rank == rank]
     if not processes:
-        return {**found, "state": "missing"}
-    pids, workdir = {one["pid"] for one in processes}, answer["workdir"]
-    main = min(processes, key=lambda one: (not one["joined"], one["parent"] in pids, one["pid"]))
-    found.update(_seen(main, workdir), joined=main["joined"], records=main["records"])
-    workers = [one for one in processes if one is not main and one["parent"] in pids]
-    found["workers"] = [_seen(one, workdir, own=True) for one in workers]
-    found["collective"] = _in_flight(main["records"])
-    found["age"] = min((group["age"] for group in main["records"].values()), default=None)
-    return found
+        return Rank(rank, node, "missing")
+    pids, workdir = {one.pid for one in processes}, answer.workdir
+    main = min(processes, key=lambda one: (not one.joined, one.parent in pids, one.pid))
+    seen = _seen(main, workdir)
+    children = [one for one in processes if one is not main and one.parent in pids]
+    return Rank(
+        rank,
+        node,
+        **seen._asdict(),
+        workers=[_seen(one, workdir, own=True) for one in children],
+        collective=_in_flight(main.records),
+        joined=main.joined,
+        records=main.records,
+    )
 
 
-def _seen(process: dict[str, Any], workdir: str, *, own: bool = False) -> dict[str, Any]:
+def _seen(process: Process, workdir: str, *, own: bool = False) -> Seen:
     """Return what a process does; with `own` it is somewhere only where it runs code of the synced folder."""
-    frames, thread = _main_thread(process["stacks"]), ""
+    frames, thread = _main_thread(process.stacks), ""
     if frames and frames[-1][0].endswith("/threading.py") and frames[-1][2] == "_shutdown":
-        frames, thread = _last_thread(process["stacks"], workdir) or frames, _ENDING
-    state = "stopped" if process["state"] in "Tt" else "running" if frames else "silent"
-    stack = [_place(frame, workdir) for frame in frames]
+        frames, thread = _last_thread(process.stacks, workdir) or frames, _ENDING
+    state = "stopped" if process.is_stopped else "running" if frames else "silent"
     where = _where(frames, workdir, own=own)
-    return {"pid": process["pid"], "state": state, "where": where and where + thread, "stack": stack}
+    return Seen(process.pid, state, where and where + thread, [_place(frame, workdir) for frame in frames])
 
 
 _ENDING = " (a thread; the main program has ended and waits for it)"
@@ -126,22 +179,22 @@ def _is_own(path: str, workdir: str) -> bool:
     return path.startswith(f"{workdir}/") or not path.startswith(("/", "<"))
 
 
-def _in_flight(records: dict[str, Any]) -> dict[str, Any] | None:
+def _in_flight(records: Mapping[str, Group]) -> InFlight | None:
     """Return the first collective that is not over, of the group that has the newest one."""
-    for name, group in sorted(records.items(), key=lambda item: item[1]["age"]):
-        for number, operation, _, over in group["records"]:
-            if not over:
-                return {"group": name, "number": number, "operation": operation}
+    for name, group in sorted(records.items(), key=lambda item: item[1].age):
+        for call in group.records:
+            if not call.over:
+                return InFlight(name, call.number, call.operation)
     return None
 
 
-def _behind(ranks: list[dict[str, Any]]) -> tuple[list[int], str]:
+def _behind(ranks: list[Rank]) -> tuple[list[int], str]:
     """Return the ranks that the others wait for, and a sentence or two."""
     for state, what in _STATES.items():
-        found = [one for one in ranks if one["state"] == state]
+        found = [one for one in ranks if one.state == state]
         if found and len(found) < len(ranks):
             return _named(found), f"{_say(found, *what)}. {_others(ranks, found)}"
-    gone = [one for one in ranks if one["state"] in ("ended", "missing")]
+    gone = [one for one in ranks if one.state in ("ended", "missing")]
     left = [one for one in ranks if one not in gone]
     if gone and left:
         waiting = [one for one in left if _waits(one)]
@@ -155,7 +208,7 @@ def _behind(ranks: list[dict[str, Any]]) -> tuple[list[int], str]:
         result = judge(ranks)
         if result is not None:
             return result
-    places = {one["where"] for one in ranks}
+    places = {one.where for one in ranks}
     same = f"all are at {places.pop()}" if len(places) == 1 else "each does something of its own"
     return [], f"No rank is behind: {_waiting(ranks) or same}."
 
@@ -169,7 +222,7 @@ _STATES = {
 }
 
 
-def _say(ranks: list[dict[str, Any]], singular: str, plural: str) -> str:
+def _say(ranks: list[Rank], singular: str, plural: str) -> str:
     """Return who does what: "rank 3 (node1) waits", or "ranks 0-2 wait"."""
     return f"{_names(ranks)} {singular if len(ranks) == 1 else plural}"
 
@@ -178,17 +231,17 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _waits(one: dict[str, Any]) -> bool:
+def _waits(one: Rank) -> bool:
     """Tell whether a rank is in a collective, or waits for others to join the process group."""
-    return bool(one["collective"]) or any(_COLLECTIVE in place for place in one["stack"])
+    return bool(one.collective) or any(_COLLECTIVE in place for place in one.stack)
 
 
-def _by_start(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
+def _by_start(ranks: list[Rank]) -> tuple[list[int], str] | None:
     """Judge a job in which ranks wait for others to join the process group."""
-    joining = [one for one in ranks if any(place.endswith(_INITS) for place in one["stack"])]
+    joining = [one for one in ranks if any(place.endswith(_INITS) for place in one.stack)]
     if not joining:
         return None
-    absent = [one for one in ranks if one not in joining and not one["joined"]]
+    absent = [one for one in ranks if one not in joining and not one.joined]
     if absent:
         waiting = _sentence(_say(joining, "waits in init_process_group.", "wait in init_process_group."))
         missed = f"{_names(absent)} did not join the process group: {_places(absent)}"
@@ -199,21 +252,21 @@ def _by_start(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
     return None
 
 
-def _by_records(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
+def _by_records(ranks: list[Rank]) -> tuple[list[int], str] | None:
     """Judge by the collectives that torch recorded: the first that differs, then the last number."""
-    groups = {name for one in ranks for name in one["records"]}
+    groups = {name for one in ranks for name in one.records}
     for group in sorted(groups, key=lambda name: name != "default_pg"):
         joined = group == "default_pg"
-        members = [one for one in ranks if group in one["records"] or (joined and one["joined"])]
+        members = [one for one in ranks if group in one.records or (joined and one.joined)]
         result = _by_difference(members, group) or _by_number(members, group)
         if result is not None:
             return result
     return None
 
 
-def _by_difference(members: list[dict[str, Any]], group: str) -> tuple[list[int], str] | None:
+def _by_difference(members: list[Rank], group: str) -> tuple[list[int], str] | None:
     """Find the first number for which ranks called different operations; fewer ranks are wrong than right."""
-    calls = [(one, {record[0]: tuple(record[1:3]) for record in _records(one, group)}) for one in members]
+    calls = [(one, {call.number: call[1:3] for call in _records(one, group)}) for one in members]
     for number in sorted({number for _, numbers in calls for number in numbers}):
         called = [(one, numbers[number]) for one, numbers in calls if number in numbers]
         counts = Counter(call for _, call in called)
@@ -230,64 +283,63 @@ def _call(call: tuple[str, str], other: object) -> str:
     return f"{call[0]} of {call[1]}" if isinstance(other, tuple) and other[0] == call[0] else call[0]
 
 
-def _by_number(members: list[dict[str, Any]], group: str) -> tuple[list[int], str] | None:
-    last = [(one, max((record[0] for record in _records(one, group)), default=0)) for one in members]
+def _by_number(members: list[Rank], group: str) -> tuple[list[int], str] | None:
+    last = [(one, max((call.number for call in _records(one, group)), default=0)) for one in members]
     most = max((number for _, number in last), default=0)
     behind = [one for one, number in last if number < most]
     return (_named(behind), _elsewhere(behind, members)) if behind else None
 
 
-def _records(one: dict[str, Any], group: str) -> list[Any]:
-    records: list[Any] = one["records"].get(group, {}).get("records", [])
-    return records
+def _records(one: Rank, group: str) -> Sequence[Collective]:
+    return one.records[group].records if group in one.records else ()
 
 
-def _by_stacks(ranks: list[dict[str, Any]]) -> tuple[list[int], str] | None:
+def _by_stacks(ranks: list[Rank]) -> tuple[list[int], str] | None:
     """Judge by the stacks alone: who is in no collective while others are."""
     others = [one for one in ranks if not _waits(one)]
     return (_named(others), _elsewhere(others, ranks)) if 0 < len(others) < len(ranks) else None
 
 
-def _elsewhere(behind: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> str:
+def _elsewhere(behind: list[Rank], ranks: list[Rank]) -> str:
     elsewhere = f"{_say(behind, 'is', 'are')} not where the others wait: {_places(behind)}"
     return f"{elsewhere}. {_others(ranks, behind)}"
 
 
-def _others(ranks: list[dict[str, Any]], behind: list[dict[str, Any]]) -> str:
+def _others(ranks: list[Rank], behind: list[Rank]) -> str:
     waiting = _waiting([one for one in ranks if one not in behind])
     return f"{_sentence(waiting)}." if waiting else ""
 
 
-def _waiting(ranks: list[dict[str, Any]]) -> str:
+def _waiting(ranks: list[Rank]) -> str:
     """Return where ranks wait, the most frequent place first: "ranks 0-2 wait in all_reduce 12 (...)"."""
-    places: dict[str, list[dict[str, Any]]] = {}
+    places: dict[str, list[Rank]] = {}
     for one in ranks:
-        collective = one["collective"]
+        collective = one.collective
         if collective:
-            text = f"{collective['operation']} (collective {collective['number']}) at {one['where']}"
+            text = f"{collective.operation} (collective {collective.number}) at {one.where}"
             places.setdefault(text, []).append(one)
     frequent = sorted(places.items(), key=lambda item: -len(item[1]))
     return ", ".join(f"{_say(found, 'waits', 'wait')} in {place}" for place, found in frequent[:3])
 
 
-def _places(ranks: list[dict[str, Any]]) -> str:
+def _places(ranks: list[Rank]) -> str:
     """Return where ranks are, each place once, with the place of a child in which user code runs."""
     texts = []
     for one in ranks:
-        inner = sorted({worker["where"] for worker in one["workers"] if worker["where"]})
-        where = one["where"] or "it gave no stack"
+        inner = sorted({worker.where for worker in one.workers if worker.where})
+        where = one.where or "it gave no stack"
         texts.append(f"{where} (its worker processes: {', '.join(inner[:3])})" if inner else where)
     return "; ".join(dict.fromkeys(texts))
 
 
-def _named(ranks: list[dict[str, Any]]) -> list[int]:
-    return [one["rank"] for one in ranks]
+def _named(ranks: list[Rank]) -> list[int]:
+    return [one.rank for one in ranks]
 
 
-def _names(ranks: list[dict[str, Any]]) -> str:
+def _names(ranks: list[Rank]) -> str:
     """Return "rank 3 (node1)", or "ranks 0-2"."""
     if len(ranks) == 1:
-        return f"rank {ranks[0]['rank']} (node{ranks[0]['node']})"
+        return f"rank {ranks[0].rank} (node{ranks[0].node})"
     return f"ranks {ranges(_named(ranks))}"
 
 

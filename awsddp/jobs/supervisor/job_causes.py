@@ -5,71 +5,79 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    # Returns the values of the row's texts, None for another cause. Python 3.8 could not evaluate it.
-    Recognizer = Callable[[Any], "dict[str, str] | None"]
+    from awsddp.jobs.supervisor.requests import Launch
 
 
 class Row(NamedTuple):
-    """A cause. `retryable`: the same command may succeed without a change.
+    """A row of a table of causes. `retryable`: the same command may succeed without a change.
 
-    `recognize` is a pattern in what the rank said, or a function. Where it is "", as in JOB_TABLE, the
-    supervisor names the kind itself, with the values of its texts.
+    `conditions` are by name (causes.py). A row without any, as in JOB_TABLE, is named by who has seen the
+    cause, with the values of its texts.
     """
 
     kind: str
-    recognize: str | Recognizer
     explanation: str
+    retryable: bool
+    conditions: dict[str, str]
     next: str = ""
-    retryable: bool = False
 
 
-_REPLACE = "awsddp up && awsddp train   # replaces the node if it is gone"
-JOB_TABLE = (
-    Row(
-        "left_early",
-        "",
-        "All ranks must call the same collectives.",
-        "end all ranks at the same step: see return, break and sys.exit() that only some ranks reach",
-    ),
-    Row(
-        "uneven_batches",
-        "",
-        "It was in backward(): the ranks do not have equally many batches.",
-        "use a DistributedSampler, drop_last=True, or: with model.join():",
-    ),
-    Row("node_lost", "", "{why}.", _REPLACE, retryable=True),
-    Row("spot_interruption", "", "{why}.", _REPLACE, retryable=True),
-    Row("instance_retired", "", "{why}.", _REPLACE, retryable=True),
-    Row(
-        "timeout",
-        "",
-        "The job ran for longer than its timeout of {seconds:g} s.",
-        "awsddp train --timeout TIME   # longer, if it was not hanging",
-    ),
-    Row(
-        "hang",
-        "",
-        "No rank wrote to its log for {seconds:g} s.",
-        "awsddp doctor --why {job}   # where each rank was",
-    ),
-    Row("cancelled", "", "It was cancelled."),
-    Row(
-        "interrupted",
-        "",
-        "{why}.",
-        "awsddp up && awsddp train   # starts what is stopped",
-        retryable=True,
-    ),
-    Row(
-        "expired",
-        "",
-        "{why}.",
-        "awsddp up --expires TIME && awsddp train   # starts the nodes with more time",
-        retryable=True,
-    ),
-)
+def rows(table: str) -> tuple[Row, ...]:
+    """Read a table: "kind (retryable): explanation", and indented below it conditions and the `next` step.
+
+    Patterns of the same condition are alternatives. A line that begins with # is a comment.
+    """
+    found: list[Row] = []
+    for line in table.splitlines():
+        word, _, text = line.strip().partition(" ")
+        if word == "next":
+            found[-1] = found[-1]._replace(next=text)
+        elif line.startswith(" "):
+            patterns = found[-1].conditions
+            patterns[word] = f"{patterns[word]}|{text}" if word in patterns else text
+        elif line and not line.startswith("#"):
+            head, _, explanation = line.partition(":")
+            kind, _, retryable = head.partition(" ")
+            found.append(Row(kind, explanation.strip(), bool(retryable), {}))
+    return tuple(found)
+
+
+class Cause(NamedTuple):
+    """Why a job, or a rank of it, ended. `values` are those of its row's texts."""
+
+    kind: str
+    retryable: bool
+    explanation: str
+    next: str
+    values: dict[str, str] = {}
+    node: int | None = None
+    instance_id: str | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    tail: list[str] | tuple[()] = ()
+
+
+JOB_TABLE = rows("""
+left_early: All ranks must call the same collectives.
+  next end all ranks at the same step: see return, break and sys.exit() that only some ranks reach
+uneven_batches: It was in backward(): the ranks do not have equally many batches.
+  next use a DistributedSampler, drop_last=True, or: with model.join():
+node_lost (retryable): {why}.
+  next awsddp up && awsddp train   # replaces the node if it is gone
+spot_interruption (retryable): {why}.
+  next awsddp up && awsddp train   # replaces the node if it is gone
+instance_retired (retryable): {why}.
+  next awsddp up && awsddp train   # replaces the node if it is gone
+timeout: The job ran for longer than its timeout of {seconds:g} s.
+  next awsddp train --timeout TIME   # longer, if it was not hanging
+hang: No rank wrote to its log for {seconds:g} s.
+  next awsddp doctor --why {job}   # where each rank was
+cancelled: It was cancelled.
+interrupted (retryable): {why}.
+  next awsddp up && awsddp train   # starts what is stopped
+expired (retryable): {why}.
+  next awsddp up --expires TIME && awsddp train   # starts the nodes with more time""")
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
 """Kinds of a node that was lost."""
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
@@ -78,33 +86,34 @@ TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
 """Kinds of a rank that waited for another until a timeout: the other one may still run."""
 
 
-def cause_of_node(request: dict[str, Any], node: int | None, kind: str, **values: Any) -> dict[str, Any]:
-    """Return the cause of a job that none of its ranks ended; `values` are those of the row's texts."""
-    words = words_of(next(row for row in JOB_TABLE if row.kind == kind), values)
-    return cause(request, node, words, values={name: str(value) for name, value in values.items()})
+def cause_of(row: Row, values: dict[str, Any]) -> Cause:
+    """Return the cause that a row words with `values`."""
+    explanation, advice = row.explanation.format(**values), row.next.format(**values)
+    shown = {name: str(value) for name, value in values.items()}
+    return Cause(row.kind, row.retryable, explanation, advice, shown)
 
 
-def cause(request: dict[str, Any], node: int | None, words: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return the cause of a job as its document holds it. `words` are those of `explain`."""
-    ids = {entry["node"]: entry["instance_id"] for entry in request["nodes"]}
-    instance_id = None if node is None else ids[node]
-    blank: dict[str, Any] = {"rank": None, "exit_code": None, "signal": None, "tail": [], "values": {}}
-    return {**blank, "node": node, "instance_id": instance_id, **words, **more}
+def cause_of_kind(kind: str, **values: Any) -> Cause:
+    """Return the cause that the row `kind` of JOB_TABLE words with `values`."""
+    return cause_of(next(row for row in JOB_TABLE if row.kind == kind), values)
 
 
-def words_of(row: Row, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a cause that its row decides."""
-    return {
-        "kind": row.kind,
-        "retryable": row.retryable,
-        "explanation": row.explanation.format(**values),
-        "next": row.next.format(**values),
-    }
+def cause_of_node(request: Launch, node: int | None, kind: str, **values: Any) -> dict[str, Any]:
+    """Return the cause of a job that none of its ranks ended, as its document holds it."""
+    return located(request, node, cause_of_kind(kind, **values))._asdict()
 
 
-def left_early(words: dict[str, Any], tail: list[str], early: str) -> dict[str, Any]:
+def located(request: Launch, node: int | None, cause: Cause) -> Cause:
+    """Return a cause with the node, and its instance, on which it arose."""
+    found = next((one for one in request.nodes if one.node == node), None)
+    return cause._replace(node=node, instance_id=found.instance_id if found else None)
+
+
+def left_early(cause: Cause, early: str) -> Cause:
     """Return the cause of a rank that waited for others which had ended with 0, as `early` says."""
-    is_backward = any("/torch/autograd/" in line or "/nn/parallel/" in line for line in tail)
-    kind = "uneven_batches" if is_backward else "left_early"
-    found = words_of(next(row for row in JOB_TABLE if row.kind == kind), {})
-    return {**found, "explanation": f"{early}{words['explanation']} {found['explanation']}"}
+    is_backward = any("/torch/autograd/" in line or "/nn/parallel/" in line for line in cause.tail)
+    found = cause_of_kind("uneven_batches" if is_backward else "left_early")
+    explanation = f"{early}{cause.explanation} {found.explanation}"
+    return cause._replace(
+        kind=found.kind, retryable=found.retryable, explanation=explanation, next=found.next, values={}
+    )

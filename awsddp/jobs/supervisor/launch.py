@@ -14,7 +14,7 @@ import socket
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.folder import (
     CommandError,
@@ -24,14 +24,18 @@ from awsddp.jobs.supervisor.folder import (
     programs,
     write_json,
 )
+from awsddp.jobs.supervisor.requests import Claim, Launch, Slots, Unclaim
 from awsddp.jobs.supervisor.walk import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _RESERVE_BYTES = 1 << 20
 _CLAIM_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
 
-class Claim:
+class Lock:
     """A lock of this node, held by this process, which lives as long as its client's connection."""
 
     def __init__(self) -> None:
@@ -74,16 +78,22 @@ class Claim:
             self._descriptor = None
 
 
-CLAIM = Claim()
+CLAIM = Lock()
 
 
-def claim(request: dict[str, Any]) -> dict[str, Any]:
+def claim(request: Claim) -> dict[str, Any]:
     """Take the lock for the client at the other end, until it launches or its connection ends.
 
     `free_s` is how long no other client has held it.
     """
-    free_s = CLAIM.take(request["owner"], wait_s=request["wait_s"], lease_s=request["lease_s"])
+    free_s = CLAIM.take(request.owner, wait_s=request.wait_s, lease_s=request.lease_s)
     return {"claimed": True, "free_s": free_s}
+
+
+def unclaim(_: Unclaim) -> dict[str, Any]:
+    """Give the lock back."""
+    CLAIM.release()
+    return {"claimed": False, "free_s": 0.0}
 
 
 def _grab(descriptor: int) -> bool:
@@ -94,32 +104,32 @@ def _grab(descriptor: int) -> bool:
     return True
 
 
-def launch(request: dict[str, Any]) -> dict[str, Any]:
+def launch(request: Launch) -> dict[str, Any]:
     """Start the job's supervisor on this node, detached.
 
     The job's folder appears whole or not at all; the client's claim on the node ends. Raises CommandError:
     another job runs, a port is taken, the script is missing, the job exists already, the folder cannot be
     written.
     """
-    CLAIM.take(f"the launch of job {request['job']}", wait_s=_CLAIM_SECONDS)
+    CLAIM.take(f"the launch of job {request.job}", wait_s=_CLAIM_SECONDS)
     try:
         return _launch(request)
     finally:
         CLAIM.release()
 
 
-def _launch(request: dict[str, Any]) -> dict[str, Any]:
-    folder = JobFolder(request["job"])
-    if request["folder"] != str(folder.path):
+def _launch(request: Launch) -> dict[str, Any]:
+    folder = JobFolder(request.job)
+    if request.folder != str(folder.path):
         raise CommandError(f"the home of this node is {Path.home()}, not as it was probed", kind="node")
-    for other, nodes in jobs(request["gpus"]).items():
-        if nodes and other != folder.job and other not in request["after"]:
+    for other, nodes in jobs(request.gpus).items():
+        if nodes and other != folder.job and other not in request.after:
             raise CommandError(f"job {other} runs on this node", "a node runs one job at a time", kind="busy")
     _check(request)
-    listener = _listen(request) if request["node"] == request["nodes"][0]["node"] else None
+    listener = _listen(request) if request.node == request.first.node else None
     try:
         jobs_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = JobFolder(request["job"], jobs_folder() / f".new-{os.getpid()}-{folder.job}")
+        part = JobFolder(request.job, jobs_folder() / f".new-{os.getpid()}-{folder.job}")
         part.path.mkdir(mode=0o700)
         try:
             lock = _fill(part, request)
@@ -134,17 +144,17 @@ def _launch(request: dict[str, Any]) -> dict[str, Any]:
             raise CommandError(f"job {folder.job} already exists on this node", kind="usage") from error
         raise CommandError(f"cannot write {jobs_folder()}", str(error), kind="node") from error
     _detach(request, folder, listener, lock)
-    return {"job": request["job"]}
+    return {"job": request.job}
 
 
-def slots(request: dict[str, Any]) -> dict[str, Any]:
+def slots(request: Slots) -> dict[str, Any]:
     """Return the slots that jobs of this node hold, those of `ports` that are taken here, and its `jobs`."""
-    used = [folder.request()["slot"] for folder in folders() if folder.held()]
-    taken = [port for port in request["ports"] if not _is_free(port)]
-    return {"used": sorted(used), "taken": taken, "jobs": jobs(request["gpus"])}
+    used = [folder.request().slot for folder in folders() if folder.held()]
+    taken = [port for port in request.ports if not _is_free(port)]
+    return {"used": sorted(used), "taken": taken, "jobs": jobs(request.gpus)}
 
 
-def jobs(gpus: list[int]) -> dict[str, list[int]]:
+def jobs(gpus: Sequence[int]) -> dict[str, list[int]]:
     """Return every job of this node by name, and its nodes where it is in the way, else none.
 
     In the way is one that has not ended, on a GPU of `gpus`; without `gpus` a job uses all of them.
@@ -152,35 +162,34 @@ def jobs(gpus: list[int]) -> dict[str, list[int]]:
     return {folder.job: _in_the_way(folder, gpus) if folder.active() else [] for folder in folders()}
 
 
-def _in_the_way(folder: JobFolder, gpus: list[int]) -> list[int]:
+def _in_the_way(folder: JobFolder, gpus: Sequence[int]) -> list[int]:
     request = folder.request()
-    theirs = request.get("gpus", [])
-    disjoint = gpus and theirs and not set(gpus) & set(theirs)
-    return [] if disjoint else [entry["node"] for entry in request["nodes"]]
+    disjoint = gpus and request.gpus and not set(gpus) & set(request.gpus)
+    return [] if disjoint else [one.node for one in request.nodes]
 
 
-def _check(request: dict[str, Any]) -> None:
-    workdir = Path(request["workdir"])
+def _check(request: Launch) -> None:
+    workdir = Path(request.workdir)
     if not workdir.is_dir():
         raise CommandError(f"{workdir} is not on this node", "the synced folder is missing", kind="node")
-    for process in request["processes"]:
-        program, script = process["argv"][0], process["script"]
-        path = process["environment"].get("PATH") or programs(request)
+    for process in request.processes:
+        program, script = process.argv[0], process.script
+        path = process.environment.get("PATH") or programs(request.path)
         places = [workdir] if "/" in program else path.split(os.pathsep)
         if not any(os.access(str(Path(place, program)), os.X_OK) for place in places):
             raise CommandError(f"{program} cannot be run on this node", kind="node")
         if script is not None and not (workdir / script).is_file():
-            why = f"rank {process['ranks'][0]} runs it"
+            why = f"rank {process.ranks[0]} runs it"
             raise CommandError(f"{script} not found on this node", why, kind="usage")
 
 
-def _listen(request: dict[str, Any]) -> socket.socket:
+def _listen(request: Launch) -> socket.socket:
     """Return the socket at which the other supervisors will report; MASTER_PORT must be free, too."""
-    port = request["link_port"]
-    if not _is_free(request["master_port"]):
-        raise CommandError(f"port {request['master_port']} (MASTER_PORT) is taken on this node")
+    port = request.link_port
+    if not _is_free(request.master_port):
+        raise CommandError(f"port {request.master_port} (MASTER_PORT) is taken on this node")
     try:
-        return socket.create_server((request["nodes"][0]["private_ip"], port), backlog=128)
+        return socket.create_server((request.first.private_ip, port), backlog=128)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CommandError(f"port {port} (for the job's supervisors) is taken on this node") from error
@@ -195,31 +204,32 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _fill(folder: JobFolder, request: dict[str, Any]) -> int:
+def _fill(folder: JobFolder, request: Launch) -> int:
     """Make the job's folder and return the descriptor of its lock, which is held."""
     lock = folder.lock()
     for path in (folder.logs, folder.run, folder.helper, folder.stacks, folder.path / "errors"):
         path.mkdir(mode=0o700)
-    (folder.helper / "sitecustomize.py").write_text(request.pop("helper"), encoding="utf-8")
-    write_json(folder.path / "job.json", _without_secrets(request))
-    for process in request["processes"]:
-        for name, text in process["files"].items():
+    (folder.helper / "sitecustomize.py").write_text(request.helper, encoding="utf-8")
+    write_json(folder.path / "job.json", _without_secrets(request).to_json())
+    for process in request.processes:
+        for name, text in process.files.items():
             (folder.path / name).write_text(text, encoding="utf-8")
     folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
-    folder.snapshot.write_text(json.dumps(snapshot(Path(request["workdir"]))), encoding="utf-8")
+    folder.snapshot.write_text(json.dumps(snapshot(Path(request.workdir))), encoding="utf-8")
     return lock
 
 
-def _without_secrets(request: dict[str, Any]) -> dict[str, Any]:
+def _without_secrets(request: Launch) -> Launch:
     """Return the request as it may be written: values of secrets stay in the memory of processes."""
-    written: dict[str, Any] = json.loads(json.dumps(request))
-    for process in written["processes"]:
-        variables = process["environment"].items()
-        process["environment"] = {name: text for name, text in variables if name not in request["secrets"]}
+    written = Launch.from_json(request.to_json())
+    written.helper = ""  # it lies beside
+    for process in written.processes:
+        variables = process.environment.items()
+        process.environment = {name: text for name, text in variables if name not in request.secrets}
     return written
 
 
-def _detach(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, lock: int) -> None:
+def _detach(request: Launch, folder: JobFolder, listener: socket.socket | None, lock: int) -> None:
     """Leave a guard and its supervisor behind, in a session of their own; return when they are up."""
     up, ready = os.pipe()
     if os.fork() == 0:

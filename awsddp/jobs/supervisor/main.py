@@ -10,23 +10,19 @@ import signal
 import sys
 import time
 import types
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-from awsddp.jobs.supervisor.folder import FINAL, CommandError, JobFolder, folders, read_json, write_json
+from awsddp.jobs.supervisor.folder import CommandError, Ending, JobFolder, folders, read_json, write_json
 from awsddp.jobs.supervisor.follow import MAGIC, follow
 from awsddp.jobs.supervisor.job_causes import cause_of_node
-from awsddp.jobs.supervisor.launch import CLAIM, claim, launch, slots
-from awsddp.jobs.supervisor.manifest import hashes, manifest
+from awsddp.jobs.supervisor.launch import CLAIM
 from awsddp.jobs.supervisor.metrics import metrics
 from awsddp.jobs.supervisor.peers import report_lost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from awsddp.jobs.supervisor.requests import KINDS, Cancel, Follow, Lost, State
 
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
 _LOST_SECONDS = 5.0
-_PROBE = "awsddp.jobs.supervisor.probe"
-_LATE = {"probe": _PROBE, "dial": _PROBE, "stacks": "awsddp.jobs.supervisor.stacks"}
+_PACKAGE = __name__.rpartition(".")[0]
 
 
 def main(stdin: BinaryIO) -> int:
@@ -48,17 +44,21 @@ def main(stdin: BinaryIO) -> int:
     return 0 if done else 1
 
 
-def _serve(request: dict[str, Any], out: BinaryIO) -> bool:
+def _serve(document: dict[str, Any], out: BinaryIO) -> bool:
     """Answer one request, and return whether it was done."""
-    _load(request.pop("modules", None))
-    if request["do"] not in ("probe", "dial") and _PROBE in sys.modules:
-        sys.modules[_PROBE].close()
+    _load(document.pop("modules", None))
+    name = document["do"]
+    if name not in ("probe", "dial") and f"{_PACKAGE}.probe" in sys.modules:
+        sys.modules[f"{_PACKAGE}.probe"].close()
     out.write(MAGIC)
     try:
-        if request["do"] == "follow":
-            follow(JobFolder(request["job"]), request, out)
+        if name not in KINDS:
+            raise CommandError(f"unknown request {name}", kind="usage")
+        request = KINDS[name].from_json(document)
+        if isinstance(request, Follow):
+            follow(request, out)
             return True
-        answer = _ANSWERS.get(request["do"], _late)(request)
+        answer = getattr(sys.modules[f"{_PACKAGE}.{request.module}"], name)(request)
     except BrokenPipeError:
         raise
     except CommandError as error:
@@ -79,82 +79,55 @@ def _load(packed: str | None) -> None:
         exec(compile(source, name, "exec"), module.__dict__)
 
 
-def _unclaim(_: dict[str, Any]) -> dict[str, Any]:
-    CLAIM.release()
-    return {"claimed": False, "free_s": 0.0}
-
-
-def _late(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer by a module that came with the request."""
-    kind = request["do"]
-    if kind not in _LATE:
-        raise CommandError(f"unknown request {kind}", kind="usage")
-    answer: dict[str, Any] = getattr(sys.modules[_LATE[kind]], kind)(request)
-    return answer
-
-
-def _state(_: dict[str, Any]) -> dict[str, Any]:
+def state(_: State) -> dict[str, Any]:
+    """Return the documents of all jobs, of one that runs with the progress of its ranks and what they use."""
     return {"jobs": [_with_metrics(folder) for folder in folders()]}
 
 
 def _with_metrics(folder: JobFolder) -> dict[str, Any]:
-    """Return the document of a job, while it runs with the progress of its ranks and what they use."""
-    document = folder.document()
+    document = folder.document().to_json()
     if document["state"] != "running":
         return document
-    samples = (read_json(folder.samples) or {"ranks": []})["ranks"]
-    return {**document, "metrics": metrics(folder), "samples": samples}
+    samples = read_json(folder.samples) or {"ranks": []}
+    return {**document, "metrics": metrics(folder), "samples": samples["ranks"]}
 
 
-def _cancel(request: dict[str, Any]) -> dict[str, Any]:
+def cancel(request: Cancel) -> dict[str, Any]:
     """End a job that runs, and return its document when it has ended. One that has ended is left as it is.
 
     So is one that was not launched by `launch`, where that is given.
     """
-    folder = JobFolder(request["job"])
+    folder = JobFolder(request.job)
     document, launched = folder.document(), folder.request()
-    if request["launch"] in (None, launched["launch"]):
-        seconds = launched["grace"] if request["grace"] is None else request["grace"]
+    if request.launch in (None, launched.launch):
+        seconds = launched.grace if request.grace is None else request.grace
         cause = cause_of_node(launched, None, "cancelled")
-        if not _ask_to_end(folder, {"state": "cancelled", "grace": seconds, "cause": cause}):
-            return folder.document()
+        if not _end(folder, Ending(state="cancelled", grace=seconds, cause=cause)):
+            return folder.document().to_json()
         end = time.monotonic() + seconds + _CANCEL_SECONDS
-        while time.monotonic() < end and document["state"] not in FINAL:
+        while time.monotonic() < end and not document.final:
             time.sleep(0.05)
             document = folder.document()
-    return document
+    return document.to_json()
 
 
-def _lost(request: dict[str, Any]) -> dict[str, Any]:
+def lost(request: Lost) -> dict[str, Any]:
     """Tell the first node that `node` is lost; without the first node this one ends its part of the job."""
-    folder = JobFolder(request["job"])
-    launched, node, why, kind = folder.request(), request["node"], request["why"], request["kind"]
-    if node != launched["nodes"][0]["node"]:
+    folder = JobFolder(request.job)
+    launched, node, why, kind = folder.request(), request.node, request.why, request.kind
+    if node != launched.first.node:
         return {"heard": report_lost(launched, node, why, kind=kind, seconds=_LOST_SECONDS)}
-    return {"heard": _ask_to_end(folder, {"state": "failed", "lost": why, "kind": kind})}
+    return {"heard": _end(folder, Ending(state="failed", lost=why, kind=kind))}
 
 
-def _ask_to_end(folder: JobFolder, how: dict[str, Any]) -> bool:
+def _end(folder: JobFolder, how: Ending) -> bool:
     """Have the supervisor of a job that runs end it, and return whether there is one."""
     document = folder.document()
-    if document["state"] in FINAL or "pid" not in document:
+    if document.final or document.pid is None:
         return False
-    write_json(folder.cancel, how)
+    write_json(folder.cancel, how.to_json())
     try:
-        os.kill(document["pid"], signal.SIGTERM)
+        os.kill(document.pid, signal.SIGTERM)
     except ProcessLookupError:
         return False
     return True
-
-
-_ANSWERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "claim": claim,
-    "unclaim": _unclaim,
-    "launch": launch,
-    "state": _state,
-    "slots": slots,
-    "manifest": lambda request: manifest(JobFolder(request["job"]), request),
-    "hashes": lambda request: hashes(request["paths"]),
-    "cancel": _cancel,
-    "lost": _lost,
-}

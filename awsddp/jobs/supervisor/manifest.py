@@ -15,11 +15,12 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from awsddp.jobs.supervisor.folder import JobFolder, local_ranks
+from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.requests import Fields, Hashes, Manifest
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 
 EVENTS = "events.out.tfevents."
@@ -35,59 +36,75 @@ _TRIES = 3
 _FRESH_SECONDS = 60.0
 
 
-def manifest(folder: JobFolder, request: dict[str, Any]) -> dict[str, Any]:
-    """Return {"files", "links", "skipped", "excluded"}: the job's results here.
+def manifest(request: Manifest, folder: JobFolder | None = None) -> dict[str, Any]:
+    """Return {"files", "links", "skipped", "excluded"}: the job's results here, each a `Line`.
 
-    A file has `path` (absolute, without links), `home` (where it belongs in the folder of results), `size`,
-    `modified` (s since 1970), `limited` (it counts against job.results_limit), `ephemeral` where a stop loses
-    it, `sparse` where it has holes, `writing` where it was read in the middle of a write, and where
-    it is small `sha256` and `data` (base64, up to `at_once` bytes in all; logs of ranks come without:
-    who watched has them). A link has `path`, `home` and `target`, relative to the link's own folder. What is
-    skipped has `path`, `size`, `why` and `owed`: the job made it, and it is not fetched. `excluded` counts
-    what the request's `exclude` matches.
-
-    With `events` (sizes by `home`) there are only TensorBoard's event files of another size, with their data.
+    Logs of ranks come without data: who watched has them. `excluded` counts what `exclude` matches.
     """
+    folder = folder or JobFolder(request.job)
     launched = folder.request()
-    found = _Found(f"node{launched['node']}", Path(launched["workdir"]), folder.run)
-    found.hash_left, found.data_left, found.events = HASH_BYTES, 0, request.get("events")
-    logs = [f"rank{rank}.log" for rank in local_ranks(launched)]
-    for log in (*logs, f"launcher{launched['node']}.log"):
+    node = launched.node
+    found = _Found(f"node{node}", Path(launched.workdir), folder.run)
+    found.hash_left, found.data_left, found.events = HASH_BYTES, 0, request.events
+    logs = [f"rank{rank}.log" for rank in launched.own_ranks]
+    for log in (*logs, f"launcher{node}.log"):
         found.add(folder.logs / log, f"logs/{log}")
-    found.data_left = request["at_once"]
-    found.add(folder.path / "supervisor.log", f"logs/supervisor{launched['node']}.log")
-    found.add(folder.samples, f"logs/samples{launched['node']}.json")
+    found.data_left = request.at_once
+    found.add(folder.path / "supervisor.log", f"logs/supervisor{node}.log")
+    found.add(folder.samples, f"logs/samples{node}.json")
     found.add_tree(folder.run, f"{found.node}/run")
-    for output in dict.fromkeys([*launched["outputs"], *request["outputs"]]):
+    for output in dict.fromkeys([*launched.outputs, *request.outputs]):
         found.add_output(output)
-    found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")), _Excluded(request["exclude"]))
+    found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")), _Excluded(request.exclude))
     found.add_links()
     found.add_writing()
     return found.document()
 
 
-def hashes(paths: list[str]) -> dict[str, Any]:
-    """Return {"hashes": [...]}, in the order of `paths`: `size` and `sha256`, or `why` there are none.
+def hashes(request: Hashes) -> dict[str, Any]:
+    """Return {"hashes": [...]}, in the order of `paths`: `size` and `sha256`, or `why` there are none."""
+    read = [_Read(path, _looked_at(path), Line(**_hashed_or_why(path))) for path in request.paths]
+    _mark_writing(read)
+    return {"hashes": [vars(one.line) for one in read]}
 
-    `writing` as for `manifest`.
+
+class Line(Fields):
+    """A file, a link, or what is skipped, as the list tells of it: with the fields that are set.
+
+    `path` is absolute and without links, `home` where it belongs in the folder of results. A file is
+    `limited` where it counts against job.results_limit, `ephemeral` where a stop loses it, `sparse` where it
+    has holes, `writing` where it was read in the middle of a write; one that is small has `sha256` and `data`
+    (base64). `target` of a link is relative to the link's own folder. What is skipped has `why` and `owed`:
+    the job made it, and it is not fetched.
     """
-    read = [Read(path, looked_at(path), _hashed_or_why(path)) for path in paths]
-    mark_writing(read, _hashed_or_why)
-    return {"hashes": [one.line for one in read]}
+
+    path: str = ""
+    home: str = ""
+    size: int = 0
+    modified: float = 0.0  # s since 1970
+    limited: bool = False
+    ephemeral: bool = False
+    sparse: bool = False
+    writing: bool = False
+    sha256: str | None = None
+    data: str | None = None
+    target: str = ""
+    why: str = ""
+    owed: bool = False
 
 
-class Read(NamedTuple):
+class _Read(NamedTuple):
     """A file, as it was before it was read, and what was read: `line` is sent to the client."""
 
     path: str
     before: Any  # an os.stat_result, None where it was not there
-    line: dict[str, Any]
+    line: Line
 
 
 class _Excluded:
     """Counts what job.exclude matches: regular expressions, of which the last that matches decides."""
 
-    def __init__(self, patterns: list[list[Any]]) -> None:
+    def __init__(self, patterns: Sequence[Sequence[Any]]) -> None:
         self._patterns = [(re.compile(pattern), bool(exclude)) for pattern, exclude in patterns]
         self.files = self.size = 0
 
@@ -105,14 +122,14 @@ class _Found:
     def __init__(self, node: str, workdir: Path, run: Path) -> None:
         self.node = node
         self.hash_left = self.data_left = 0
-        self.events: dict[str, int] | None = None
+        self.events: Mapping[str, int] | None = None
         self._workdir = real(workdir)
         self._roots = [(real(run), f"{node}/run"), (self._workdir, node)]
-        self._lines: dict[str, list[dict[str, Any]]] = {"files": [], "links": [], "skipped": []}
+        self._lines: dict[str, list[Line]] = {"files": [], "links": [], "skipped": []}
         self._homes: dict[Path, str] = {}  # of every file and link that was taken in
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
-        self._read: list[Read] = []
+        self._read: list[_Read] = []
         self._ephemeral: dict[int, bool] = {}  # by device
         self._excluded = _Excluded([])
         self._room = LIST_BYTES
@@ -122,10 +139,11 @@ class _Found:
         """Return the answer; what the list has no room for is one line of it."""
         if self._beyond[0]:
             why = f"{self._beyond[0]} more files than the list of results has room for; pack them into fewer"
-            line = {"path": str(self._workdir), "size": self._beyond[1], "why": why, "owed": True}
+            line = Line(path=str(self._workdir), size=self._beyond[1], why=why, owed=True)
             self._lines["skipped"].append(line)
         counted = {"files": self._excluded.files, "size": self._excluded.size}
-        return {**self._lines, "excluded": counted}
+        lists = {kind: [vars(line) for line in lines] for kind, lines in self._lines.items()}
+        return {**lists, "excluded": counted}
 
     def add(self, path: Path, home: str, *, limited: bool = False) -> None:
         """Take in one file, or keep a link for later; each path once."""
@@ -209,11 +227,11 @@ class _Found:
 
     def add_writing(self) -> None:
         """Mark what was read in the middle of a write. What has no hash yet is marked with its hash."""
-        mark_writing([one for one in self._read if "sha256" in one.line], _hashed_or_why)
+        _mark_writing([one for one in self._read if one.line.sha256])
 
     def skip(self, path: Path, why: str, *, owed: bool = False) -> None:
         """Name what is not fetched. `owed`: the job made it, so that the node must be kept."""
-        self._append("skipped", {"path": str(path), "size": 0, "why": why, "owed": owed})
+        self._append("skipped", Line(path=str(path), size=0, why=why, owed=owed))
 
     def _add_link(self, path: Path, home: str, limited: bool) -> None:
         """A link to what is fetched stays a link, else it becomes the file that it points to."""
@@ -222,7 +240,7 @@ class _Found:
         if inside is not None and (target in self._homes or not target.is_file() or self._excludes(target)):
             shown = self._homes.get(first) or (self._home(first) if real(first) == target else None)
             text = os.path.relpath(f"/{shown or inside}", str(Path(f"/{home}").parent))
-            self._append("links", {"path": str(path), "home": home, "target": text})
+            self._append("links", Line(path=str(path), home=home, target=text))
         elif target.is_file():
             self._add_file(target, home, target.stat(), limited)
         elif target.is_dir():
@@ -231,32 +249,31 @@ class _Found:
             self.skip(path, f"a link to {target}, which is not a file")
 
     def _add_file(self, path: Path, home: str, info: os.stat_result, limited: bool) -> None:
-        line: dict[str, Any] = {"path": str(path), "home": home, "size": info.st_size, "limited": limited}
-        line["modified"] = info.st_mtime
+        line = Line(path=str(path), home=home, size=info.st_size, limited=limited, modified=info.st_mtime)
         if info.st_size - info.st_blocks * 512 >= HOLES_BYTES:
-            line["sparse"] = True
+            line.sparse = True
         if not home.startswith("logs/"):  # they are only appended to
-            self._read.append(Read(str(path), info, line))
+            self._read.append(_Read(str(path), info, line))
         if info.st_dev not in self._ephemeral:
             self._ephemeral[info.st_dev] = is_ephemeral(info.st_dev)
         if self._ephemeral[info.st_dev]:
-            line["ephemeral"] = True
+            line.ephemeral = True
         if info.st_size <= self.hash_left:
-            line.update(_hashed(path, self.data_left))
-            self.hash_left -= line["size"]
-            self.data_left -= line["size"] if "data" in line else 0
+            vars(line).update(_hashed(path, self.data_left))
+            self.hash_left -= line.size
+            self.data_left -= line.size if line.data is not None else 0
         elif not os.access(str(path), os.R_OK):
             self.skip(path, os.strerror(13), owed=True)
             return
         self._append("files", line)
 
-    def _append(self, kind: str, line: dict[str, Any]) -> None:
-        self._room -= len(json.dumps(line))
+    def _append(self, kind: str, line: Line) -> None:
+        self._room -= len(json.dumps(vars(line)))
         if self._room > 0:
             self._lines[kind].append(line)
-        elif kind == "files" or line.get("owed"):
+        elif kind == "files" or line.owed:
             self._beyond[0] += 1
-            self._beyond[1] += line["size"]
+            self._beyond[1] += line.size
 
     def _home(self, path: Path) -> str | None:
         """Return where a path without links belongs, None for one that is not fetched."""
@@ -313,7 +330,7 @@ def _is_instance_store(block: Path) -> bool:
     return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)
 
 
-def looked_at(path: str) -> os.stat_result | None:
+def _looked_at(path: str) -> os.stat_result | None:
     """Return the state of a file, None where it cannot be had."""
     try:
         return os.stat(path)  # noqa: PTH116 (a path may hold any bytes)
@@ -321,7 +338,7 @@ def looked_at(path: str) -> os.stat_result | None:
         return None
 
 
-def mark_writing(read: list[Read], read_again: Callable[[str], dict[str, Any]]) -> None:
+def _mark_writing(read: list[_Read]) -> None:
     """Set `writing` in the lines of files that may have been read in the middle of a write.
 
     That is one that a process has opened for writing, other than to append, and one that has changed since
@@ -331,18 +348,18 @@ def mark_writing(read: list[Read], read_again: Callable[[str], dict[str, Any]]) 
         writing, appending = _opened()
         changed = []
         for path, before, line in read:
-            now = looked_at(path)
+            now = _looked_at(path)
             if before is None or now is None:
                 continue
-            line.pop("writing", None)
-            if _id(now) in writing or _is_fresh_of_another(now):
-                line["writing"] = True
-            elif _id(now) not in appending and _state(now) != _state(before):
-                line["writing"] = True
-                changed.append(Read(path, now, line))
+            line.writing = _id(now) in writing or _is_fresh_of_another(now)
+            if line.writing:
+                continue
+            if _id(now) not in appending and _state(now) != _state(before):
+                line.writing = True
+                changed.append(_Read(path, now, line))
         for path, _, line in changed:
-            line.pop("data", None)
-            line.update(read_again(path))
+            line.data = None
+            vars(line).update(_hashed_or_why(path))
         read = changed
 
 

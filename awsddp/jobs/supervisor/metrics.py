@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.folder import JobFolder, local_ranks
+from awsddp.jobs.supervisor.folder import JobFolder
 
 _BYTES = 64 * 1024
 """How much of the end of the file is read; the steps per second are those of its rows."""
@@ -18,7 +18,7 @@ def metrics(folder: JobFolder) -> list[dict[str, Any]]:
 
     A value that its rows do not hold is None. A row without `rank` is of the node's first rank.
     """
-    return progress(folder.run / "metrics.jsonl", local_ranks(folder.request()))
+    return progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
 
 
 def progress(path: Path, ranks: list[int]) -> list[dict[str, Any]]:

@@ -13,10 +13,13 @@ import select
 import selectors
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.jobs.supervisor.job_causes import LOSSES
 from awsddp.jobs.supervisor.link import Link, LinkClosed, LinkLost
+
+if TYPE_CHECKING:
+    from awsddp.jobs.supervisor.requests import Launch
 
 BEAT_SECONDS = 2.0
 _SILENT_SECONDS = 3 * BEAT_SECONDS
@@ -30,49 +33,60 @@ _REFUSED_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 
 
+class Frame(NamedTuple):
+    """What goes over a link: it acknowledges the messages up to `received`.
+
+    One with a `number` carries a message, a `beat` asks for an answer, and `lost` says why the supervisor in
+    whose name the link was made has ended, with the `kind` of the cause.
+    """
+
+    received: int
+    number: int = 0
+    message: dict[str, Any] | None = None
+    beat: bool = False
+    lost: str | None = None
+    kind: str = ""
+
+
 class Session:
     """One side of a conversation that outlives its links: each message arrives once, and in order.
 
-    Messages are numbered and acknowledged; what is not acknowledged is sent again on the next link. A frame
-    is what goes over a link, a message what it carries. It does no I/O, so that it can be tried alone.
+    Messages are numbered and acknowledged; what is not acknowledged is sent again on the next link. It does
+    no I/O, so that it can be tried alone.
     """
 
     def __init__(self) -> None:
         self._sent = 0
         self._received = 0
-        self._pending: list[tuple[int, dict[str, Any]]] = []
+        self._pending: dict[int, dict[str, Any]] = {}
 
     @property
     def pending(self) -> bool:
         """Whether the other side has not acknowledged everything."""
         return bool(self._pending)
 
-    def send(self, message: dict[str, Any]) -> dict[str, Any]:
+    def send(self, message: dict[str, Any]) -> Frame:
         """Take `message` on, and return the frame that carries it, for the link there is, if any."""
         self._sent += 1
-        self._pending.append((self._sent, message))
-        return self._frame(self._sent, message)
+        self._pending[self._sent] = message
+        return Frame(self._received, self._sent, message)
 
-    def resend(self) -> list[dict[str, Any]]:
+    def resend(self) -> list[Frame]:
         """Return the frames with which a new link begins."""
-        return [self._frame(number, message) for number, message in self._pending]
+        return [Frame(self._received, number, message) for number, message in self._pending.items()]
 
-    def acknowledge(self) -> dict[str, Any]:
+    def acknowledge(self, *, beat: bool = False) -> Frame:
         """Return a frame that carries no message."""
-        return {"received": self._received}
+        return Frame(self._received, beat=beat)
 
-    def receive(self, frame: dict[str, Any]) -> dict[str, Any] | None:
+    def receive(self, frame: Frame) -> dict[str, Any] | None:
         """Return the message that `frame` carries, None where it carries none or one that came before."""
-        acknowledged = frame["received"]
-        self._pending = [entry for entry in self._pending if entry[0] > acknowledged]
-        if frame.get("number") != self._received + 1:
+        for number in [number for number in self._pending if number <= frame.received]:
+            del self._pending[number]
+        if frame.number != self._received + 1:
             return None
         self._received += 1
-        message: dict[str, Any] = frame["message"]
-        return message
-
-    def _frame(self, number: int, message: dict[str, Any]) -> dict[str, Any]:
-        return {"number": number, "message": message, "received": self._received}
+        return frame.message
 
 
 class Peer:
@@ -96,17 +110,16 @@ class Peers:
 
     def __init__(
         self,
-        request: dict[str, Any],
+        request: Launch,
         selector: selectors.BaseSelector,
         listener: socket.socket | None,
         *,
         now: float,
     ) -> None:
         self._request = request
-        self._me: int = request["node"]
         self._selector = selector
         self._listener = listener
-        nodes = [entry["node"] for entry in request["nodes"]]
+        nodes = [one.node for one in request.nodes]
         others = nodes[1:] if listener is not None else nodes[:1]
         self._peers = {node: Peer(node, now=now) for node in others}
         self._links: list[Link] = []
@@ -151,7 +164,7 @@ class Peers:
     def tick(self, now: float) -> None:
         """Send heartbeats, give up silent peers, reconnect to those that do not answer."""
         self._now = now
-        limit = self._request["silent_s"]
+        limit = self._request.silent_s
         for peer in self._peers.values():
             if peer.joined and now - peer.heard_at > limit:
                 self._lose(peer, f"no heartbeat for {limit:g} s")
@@ -168,7 +181,7 @@ class Peers:
         now = self._now
         if first.link is not None and now >= self._beat_at:
             self._beat_at = now + BEAT_SECONDS
-            self._send(first.link, {**first.session.acknowledge(), "beat": True})
+            self._send(first.link, first.session.acknowledge(beat=True))
         answers = first.link is not None and now - first.heard_at <= _SILENT_SECONDS
         if not (answers or first.lost) and now >= self._attempt_until:
             self._connect(first)
@@ -185,7 +198,7 @@ class Peers:
             sock.close()
             self._failed(first, OSError(code, os.strerror(code)))
             return
-        self._attempt = self._add(Link(sock, self._request["secret"], me=self._me, node=first.node))
+        self._attempt = self._add(Link(sock, self._request.secret, me=self._request.node, node=first.node))
         self._attempt_connected = False
 
     @property
@@ -208,7 +221,7 @@ class Peers:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-            self._add(Link(sock, self._request["secret"], me=self._me))
+            self._add(Link(sock, self._request.secret, me=self._request.node))
         except OSError:
             return
 
@@ -238,7 +251,7 @@ class Peers:
         if not proved:
             self._join(peer, link)
         for frame in frames:
-            self._hear(peer, link, frame)
+            self._hear(peer, link, Frame(**frame))
 
     def _join(self, peer: Peer, link: Link) -> None:
         """Carry the conversation on over a link that was just proved. Who connected closes the older ones."""
@@ -250,19 +263,18 @@ class Peers:
         for frame in peer.session.resend():
             self._send(link, frame)
 
-    def _hear(self, peer: Peer, link: Link, frame: dict[str, Any]) -> None:
-        if "lost" in frame:
-            kind = frame.get("kind")
-            self._lose(peer, str(frame["lost"]), kind if kind in LOSSES else "node_lost")
+    def _hear(self, peer: Peer, link: Link, frame: Frame) -> None:
+        if frame.lost is not None:
+            self._lose(peer, frame.lost, frame.kind if frame.kind in LOSSES else "node_lost")
         message = peer.session.receive(frame)
         if message is not None:
             self.heard.append((peer.node, message))
-        if "number" in frame or "beat" in frame:
+        if frame.number or frame.beat:
             self._send(link, peer.session.acknowledge())
 
-    def _send(self, link: Link, frame: dict[str, Any]) -> None:
+    def _send(self, link: Link, frame: Frame) -> None:
         try:
-            link.send(frame)
+            link.send(frame._asdict())
         except LinkLost as lost:
             self._broken(link, lost)
         else:
@@ -300,9 +312,7 @@ class Peers:
             self.lost.append((peer.node, why, kind))
 
 
-def report_lost(
-    request: dict[str, Any], node: int, why: str, *, kind: str = "node_lost", seconds: float
-) -> bool:
+def report_lost(request: Launch, node: int, why: str, *, kind: str = "node_lost", seconds: float) -> bool:
     """Report to the first node's supervisor that the one of `node` has ended; return whether it heard.
 
     Tries for `seconds`.
@@ -311,8 +321,8 @@ def report_lost(
     while time.monotonic() < end:
         try:
             with socket.create_connection(_address(request), timeout=_CONNECT_SECONDS) as sock:
-                link = Link(sock, request["secret"], me=node, node=request["nodes"][0]["node"])
-                if _report(link, {"lost": why, "kind": kind, "received": 0, "beat": True}):
+                link = Link(sock, request.secret, me=node, node=request.first.node)
+                if _report(link, Frame(0, beat=True, lost=why, kind=kind)):
                     return True
         except ConnectionRefusedError:  # it has ended, too
             return False
@@ -322,7 +332,7 @@ def report_lost(
     return False
 
 
-def _report(link: Link, frame: dict[str, Any]) -> bool:
+def _report(link: Link, frame: Frame) -> bool:
     """Send the report over a new link, and return whether it was answered."""
     end = time.monotonic() + _SILENT_SECONDS
     sent = False
@@ -334,9 +344,9 @@ def _report(link: Link, frame: dict[str, Any]) -> bool:
             return True
         if link.proved and not sent:
             sent = True
-            link.send(frame)
+            link.send(frame._asdict())
     return False
 
 
-def _address(request: dict[str, Any]) -> tuple[str, int]:
-    return request["nodes"][0]["private_ip"], request["link_port"]
+def _address(request: Launch) -> tuple[str, int]:
+    return request.first.private_ip, request.link_port

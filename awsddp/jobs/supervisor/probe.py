@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.diagnose import kernel_log, output
 from awsddp.jobs.supervisor.folder import counters
+from awsddp.jobs.supervisor.requests import Dial, Probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,16 +44,16 @@ _BAD = {
 _REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers say throttle
 
 
-def probe(request: dict[str, Any]) -> dict[str, Any]:
+def probe(request: Probe) -> dict[str, Any]:
     """Return what the node has; `ports` are those that it listens on at `address` from now on.
 
     They are `ports` of the request, where they are free, and one more. Bytes, Unix time; `gpus` counts what
     the driver sees (None: no driver). With `thorough` there is more, which takes some seconds with GPUs.
     """
     close()
-    for port in (*request["ports"], 0):
+    for port in (*request.ports, 0):
         try:
-            PORTS.append(socket.create_server((request["address"], port), backlog=1024))
+            PORTS.append(socket.create_server((request.address, port), backlog=1024))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -66,7 +67,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "cpus": _cpus(),
         "time": time.time(),
     }
-    return {**found, **_thorough()} if request["thorough"] else found
+    return {**found, **_thorough()} if request.thorough else found
 
 
 def close() -> None:
@@ -75,7 +76,7 @@ def close() -> None:
         PORTS.pop().close()
 
 
-def dial(request: dict[str, Any]) -> dict[str, Any]:
+def dial(request: Dial) -> dict[str, Any]:
     """Connect to each of `peers`, [node, address, port], all at once; return [node, port, why] for each.
 
     `why` is "" where a connection was made within `seconds`.
@@ -83,13 +84,13 @@ def dial(request: dict[str, Any]) -> dict[str, Any]:
 
     def connect(node: int, address: str, port: int) -> list[Any]:
         try:
-            socket.create_connection((address, port), timeout=request["seconds"]).close()
+            socket.create_connection((address, port), timeout=request.seconds).close()
         except OSError as error:
-            return [node, port, error.strerror or f"no answer within {request['seconds']:g} s"]
+            return [node, port, error.strerror or f"no answer within {request.seconds:g} s"]
         return [node, port, ""]
 
-    with ThreadPoolExecutor(max_workers=len(request["peers"]) or 1) as pool:
-        return {"dials": sorted(pool.map(lambda peer: connect(*peer), request["peers"]))}
+    with ThreadPoolExecutor(max_workers=len(request.peers) or 1) as pool:
+        return {"dials": sorted(pool.map(lambda peer: connect(*peer), request.peers))}
 
 
 def _thorough() -> dict[str, Any]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.causes import ECHOES, Evidence, explain
+from awsddp.jobs.supervisor.coordinator import Report
 from awsddp.jobs.supervisor.diagnose import (
     exceptions,
     full_disk,
@@ -28,9 +30,16 @@ from awsddp.jobs.supervisor.diagnose import (
 )
 from awsddp.jobs.supervisor.folder import JobFolder, counters, programs
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from awsddp.jobs.supervisor.requests import Launch
+    from awsddp.jobs.supervisor.requests import Process as Planned
+
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 STRAY_SECONDS = 1.0
+_HARD_KILL_SECONDS = 0.5  # a worker kills its rank at the end of the grace; then it still has to say so
 _UNKILLABLE_SECONDS = 20.0
 
 
@@ -47,15 +56,15 @@ class Process:
         self.exit_code: int | None = None
         self.seconds = 0.0
 
-    def entry(self) -> dict[str, Any]:
-        """Return what the job's document says of each of its ranks."""
-        return {"exit_code": self.exit_code, "seconds": self.seconds, "started": self.started}
+    def report(self, rank: int) -> Report:
+        """Return what is known of one of its ranks."""
+        return Report(rank, self.started, self.seconds, self.exit_code)
 
 
 class Ranks:
     """The ranks of this node, from their start until nothing of them is left."""
 
-    def __init__(self, request: dict[str, Any], folder: JobFolder) -> None:
+    def __init__(self, request: Launch, folder: JobFolder) -> None:
         self._request = request
         self._folder = folder
         self._oom_kills = oom_kills()
@@ -71,8 +80,8 @@ class Ranks:
         return self._kill_at is not None
 
     def entries(self) -> dict[int, dict[str, Any]]:
-        """Return what is known of each rank that has started."""
-        return {rank: process.entry() for process in self.processes for rank in process.ranks}
+        """Return what the job's document says of each rank that has started."""
+        return {rank: process.report(rank).entry() for process in self.processes for rank in process.ranks}
 
     @property
     def alive(self) -> list[Process]:
@@ -81,25 +90,25 @@ class Ranks:
 
     def start(self) -> None:
         """Start the launcher's processes; the log of one that does not start says why."""
-        for entry in self._request["processes"]:
+        for entry in self._request.processes:
             self.processes.append(self._start(entry))
 
-    def _start(self, entry: dict[str, Any]) -> Process:
-        path = self._folder.logs / entry["log"]
-        process = Process(entry["ranks"], path)
+    def _start(self, planned: Planned) -> Process:
+        path = self._folder.logs / planned.log
+        process = Process(list(planned.ranks), path)
         parent = os.getpid()
         log = -1
         try:
             log = os.open(str(path), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
             process.child = subprocess.Popen(
-                entry["argv"],
-                cwd=self._request["workdir"],
+                planned.argv,
+                cwd=self._request.workdir,
                 env={
-                    **self._request["defaults"],
+                    **self._request.defaults,
                     **os.environ,
-                    "PATH": programs(self._request),
-                    **entry["environment"],
-                    **self._helped(entry["environment"]),
+                    "PATH": programs(self._request.path),
+                    **planned.environment,
+                    **self._helped(planned.environment),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -116,7 +125,7 @@ class Ranks:
                 os.close(log)
         return process
 
-    def _helped(self, environment: dict[str, str]) -> dict[str, str]:
+    def _helped(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return what puts the helper before a rank's program."""
         paths = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
         helper = str(self._folder.helper)
@@ -138,24 +147,28 @@ class Ranks:
             for process in self.alive:
                 if process.child is not None and process.child.pid == pid:
                     ended.append((process, _code(status)))
-        return [report for process, code in ended for report in self._reports(process, code)]
+        return [message for process, code in ended for message in self._ended(process, code)]
 
-    def _reports(self, process: Process, code: int) -> list[dict[str, Any]]:
+    def _ended(self, process: Process, code: int) -> list[dict[str, Any]]:
         process.exit_code = code
         process.seconds = round(time.monotonic() - process.since, 3)
-        report: dict[str, Any] = {"is": "exit", **process.entry()}
-        if code != 0:
-            said = process.error or read_tail(process.log)
-            report.update(self._failure(code, said, process.ranks[0], asked_at=self._stopped_at))
-        return [{**report, "rank": rank} for rank in process.ranks]
+        said = "" if code == 0 else process.error or read_tail(process.log)
+        reports = map(process.report, process.ranks)
+        return [
+            self._explained(report, said, asked_at=self._stopped_at).message("exit") for report in reports
+        ]
 
-    def _failure(self, code: int, said: str, rank: int, *, asked_at: float) -> dict[str, Any]:
-        """Return why `rank` ended after it `said` so much; `asked_at` is when it was asked to end (0: never).
+    def _explained(self, report: Report, said: str, *, asked_at: float) -> Report:
+        """Return the report with why its rank ended after it `said` so much.
 
-        A rank that is still taking itself down after an exception when it is asked has a reason of its own.
+        `asked_at` is when it was asked to end (0: never). A rank that is still taking itself down after an
+        exception when it is asked has a reason of its own.
         """
+        code, rank = report.exit_code, report.rank
+        if not code:
+            return report
         text = said + recorded(self._folder.path / "errors" / f"rank{rank}.json")
-        first = self._request["processes"][0]["ranks"][0]
+        first = self._request.processes[0].ranks[0]
         evidence = Evidence(
             code,
             text,
@@ -164,12 +177,18 @@ class Ranks:
             kernel=lambda: kernel_log(self._since),
         )
         cause = explain(evidence)
-        full = full_disk(self._folder.path, Path(self._request["workdir"]), Path("/tmp"))
-        cause["explanation"] = f"{cause['explanation']} {full}".rstrip()
-        fault = "echo" if cause["kind"] in ECHOES else "own"
+        full = full_disk(self._folder.path, Path(self._request.workdir), Path("/tmp"))
+        fault = "echo" if cause.kind in ECHOES else "own"
         if asked_at and not (exceptions(text) and _written(self._folder.log(rank)) < asked_at):
             fault = "stopped"
-        return {"tail": last_lines(said), "cause": cause, "fault": fault}
+        ended = cause._replace(
+            explanation=f"{cause.explanation} {full}".rstrip(),
+            rank=rank,
+            exit_code=code,
+            signal=-code if code < 0 else None,
+            tail=last_lines(said),
+        )
+        return report._replace(cause=ended, fault=fault)
 
     def stop(self, grace: float) -> None:
         """Ask the ranks to end; what is left after `grace` seconds is killed, with all that it started.
@@ -202,6 +221,51 @@ class Ranks:
             for pid in left:
                 _signal(pid, signal.SIGTERM)
         return False
+
+
+class Workers(Ranks):
+    """The ranks of this node under their agent, by what its workers have noted."""
+
+    def __init__(self, request: Launch, folder: JobFolder) -> None:
+        super().__init__(request, folder)
+        self._offset = 0  # in their notes
+        self._known: dict[int, Report] = {}
+
+    def reap(self) -> list[dict[str, Any]]:
+        """Return a message for each worker that has started or ended, and one for an agent that has ended."""
+        ended = super().reap()
+        return [self._message(note) for note in self._notes()] + ended
+
+    def entries(self) -> dict[int, dict[str, Any]]:
+        return {rank: report.entry() for rank, report in self._known.items()}
+
+    def stop(self, grace: float) -> None:
+        """Ask the agent to end its workers, which give their ranks `grace` seconds."""
+        (self._folder.path / "grace").write_text(str(grace), encoding="ascii")
+        super().stop(grace + _HARD_KILL_SECONDS)
+
+    def _ended(self, process: Process, code: int) -> list[dict[str, Any]]:
+        """Return the agent's own report: its workers have noted theirs."""
+        process.ranks = process.ranks[:1]
+        return [{**message, "is": "agent"} for message in super()._ended(process, code)]
+
+    def _notes(self) -> list[dict[str, Any]]:
+        """Return what the workers have noted since the last call (launchers/worker.py)."""
+        try:
+            with self._folder.workers.open("rb") as file:
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _message(self, note: dict[str, Any]) -> dict[str, Any]:
+        report = self._known[note["rank"]] = Report.read(note)
+        if report.exit_code is None:
+            return {**note, "is": "worker"}
+        said = read_tail(self._folder.log(report.rank), note["offset"]) if report.exit_code else ""
+        return self._explained(report, said, asked_at=note["stopped_at"] or 0.0).message("exit")
 
 
 def adopt_orphans(name: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.requests import Launch
 from awsddp.jobs.supervisor.stacks import processes
 
 _EVERY_SECONDS = 10.0
@@ -25,11 +26,11 @@ class Samples:
     nvidia-smi takes up to seconds: what it said is read with the next sample.
     """
 
-    def __init__(self, request: dict[str, Any], folder: JobFolder) -> None:
+    def __init__(self, request: Launch, folder: JobFolder) -> None:
         self._folder = folder
-        self._ranks = [(rank, local) for rank, local, node in request["layout"] if node == request["node"]]
-        self._nic = request["processes"][0]["environment"].get("GLOO_SOCKET_IFNAME", "")
-        self._gpus = request["gpus"]
+        self._ranks = [(rank, local) for rank, local, node in request.layout if node == request.node]
+        self._nic = request.processes[0].environment.get("GLOO_SOCKET_IFNAME", "")
+        self._gpus = request.gpus
         self._nvidia_smi = shutil.which("nvidia-smi")
         self._said = folder.path / "nvidia-smi.csv"
         self._child: subprocess.Popen[bytes] | None = None
@@ -44,7 +45,7 @@ class Samples:
         self._next = now + _EVERY_SECONDS
         with contextlib.suppress(OSError):
             gpus = self._ask_gpus()
-            used = {(one["rank"], one["pid"]): cpu_seconds(one["pid"]) for one in processes(self._folder.run)}
+            used = {(one.rank, one.pid): cpu_seconds(one.pid) for one in processes(self._folder.run)}
             sent = network_bytes(Path("/proc/net/dev").read_text("ascii"), self._nic)
             if self._before is not None:
                 self._write(now, used, sent, gpus)

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, SILENT_SECONDS, Coordinator
+from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, SILENT_SECONDS, Coordinator, Elastic, Order
 from awsddp.jobs.supervisor.diagnose import full_disk
-from awsddp.jobs.supervisor.elastic import Elastic, Workers
-from awsddp.jobs.supervisor.folder import JobFolder, initial, read_json, write_json
+from awsddp.jobs.supervisor.folder import Ending, JobFolder, initial, read_json, write_json
 from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
-from awsddp.jobs.supervisor.processes import Ranks, adopt_orphans, sweep
+from awsddp.jobs.supervisor.processes import Ranks, Workers, adopt_orphans, sweep
+from awsddp.jobs.supervisor.requests import Launch
 from awsddp.jobs.supervisor.samples import Samples
 
 _REPORT_SECONDS = 10.0
@@ -32,7 +32,7 @@ _REASONS = {
 }
 
 
-def guard(request: dict[str, Any], folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
+def guard(request: Launch, folder: JobFolder, listener: socket.socket | None, ready: int) -> None:
     """Run the supervisor in a child, and kill what it leaves of the job.
 
     A crash is reported to the first node. Both processes hold the job's lock. `ready` is the descriptor of a
@@ -55,7 +55,7 @@ def guard(request: dict[str, Any], folder: JobFolder, listener: socket.socket | 
     sweep()
     if ended[1] != 0 and listener is None:
         why = f"its supervisor {_ending(ended[1])} {full_disk(folder.path)}"
-        report_lost(request, request["node"], why.rstrip(" ."), seconds=request["silent_s"])
+        report_lost(request, request.node, why.rstrip(" ."), seconds=request.silent_s)
 
 
 def _ending(status: int) -> str:
@@ -67,13 +67,11 @@ def _ending(status: int) -> str:
 class Supervisor:
     """This node's part of the job and, on its first node, the coordination of all."""
 
-    def __init__(self, request: dict[str, Any], folder: JobFolder, listener: socket.socket | None) -> None:
-        now = time.monotonic()
+    def __init__(self, request: Launch, folder: JobFolder, listener: socket.socket | None) -> None:
+        now, elastic = time.monotonic(), request.elastic
         self._request = request
         self._folder = folder
-        self._me: int = request["node"]
-        self._first: int = request["nodes"][0]["node"]
-        elastic = request.get("elastic")
+        self._me, self._first = request.node, request.first.node
         self._patience_s = 0.1 if elastic else 0.25  # no signal tells that a worker has noted something
         self._ranks = Workers(request, folder) if elastic else Ranks(request, folder)
         self._samples = Samples(request, folder)
@@ -81,18 +79,19 @@ class Supervisor:
         self._coordinator = kind(request, now=now) if listener is not None else None
         self._selector = selectors.DefaultSelector()
         self._peers = Peers(request, self._selector, listener, now=now)
-        self._after = [JobFolder(job) for job in request.get("after", ())]
-        self._join_by = now + request["join_s"]
+        self._after = [JobFolder(job) for job in request.after]
+        self._join_by = now + request.join_s
         self._turned_at = now
         self._gone = False
         self._silent = False  # nothing was written by any rank of the job for a while
         self._report_at = 0.0
         self._sizes: dict[str, int] = {}
-        self._asked: dict[str, Any] | None = None  # how to end, from a cancel or the node's shutdown
-        self._sent: dict[str, Any] | None = None  # the last of these that the first node was sent
+        self._asked: Ending | None = None  # how to end, from a cancel or the node's shutdown
+        self._sent: Ending | None = None  # the last of these that the first node was sent
         self._end: dict[str, Any] | None = None
         self._verdict: str | None = None  # of this node alone, when the first node is lost
-        self._own = {**initial(request), "pid": os.getpid()}
+        self._own = initial(request)
+        self._own.pid = os.getpid()
 
     def run(self, ready: int) -> None:
         """Serve until nothing of the job is left here and the document is final."""
@@ -103,7 +102,7 @@ class Supervisor:
         self._say({"is": "here"})
         while self._end is None:
             self._turn()
-        self._own.update(self._end)
+        vars(self._own).update(self._end)
         with contextlib.suppress(OSError):
             self._folder.reserve.unlink()
         self._write()
@@ -122,10 +121,11 @@ class Supervisor:
 
     def _on_term(self, *_: object) -> None:
         """End the job as cancel.json says; a TERM without one is the node's own shutdown."""
-        asked = read_json(self._folder.cancel) or shutdown(self._request)
-        if "lost" in asked:  # how the job ends stays as it was asked before
-            asked = {**asked, **(self._asked or {})}
-        self._asked = {"is": "stop", **asked}
+        written = read_json(self._folder.cancel)
+        asked = Ending.from_json(written) if written else shutdown(self._request)
+        if asked.lost is not None:  # how the job ends stays as it was asked before
+            vars(asked).update(vars(self._asked) if self._asked else {})
+        self._asked = asked
 
     def _turn(self) -> None:
         """Wait for one event or the next check of the deadlines, and handle it."""
@@ -174,7 +174,7 @@ class Supervisor:
             if self._coordinator is not None:
                 self._coordinator.hear(node, message, now=now)
             else:
-                self._obey(message)
+                self._obey(Order(**message))
         for node, why, kind in lost:
             if self._coordinator is not None:
                 self._coordinator.lose(node, why, kind)
@@ -188,26 +188,26 @@ class Supervisor:
         """Ask the first node to end the job; the ranks of this node are stopped at once."""
         asked = self._sent = self._asked
         assert asked is not None
-        if "lost" in asked:  # a client knows that the first node is gone
-            self._abandon(f"it lost node{self._first} ({asked['lost']})", kind=asked.get("kind", "node_lost"))
+        if asked.lost is not None:  # a client knows that the first node is gone
+            self._abandon(f"it lost node{self._first} ({asked.lost})", kind=asked.kind)
             return
-        self._own["cause"] = self._own["cause"] or asked.get("cause")
+        self._own.cause = self._own.cause or asked.cause
         self._write()
-        if self._silent and asked["state"] == "cancelled":
+        if self._silent and asked.state == "cancelled":
             self._inspect()
-        self._ranks.stop(asked["grace"])
+        self._ranks.stop(asked.grace)
         if self._alone:
-            self._abandon("it was cancelled before it had started", state=asked["state"])
-        self._say(asked)
+            self._abandon("it was cancelled before it had started", state=asked.state)
+        self._say({"is": "stop", **asked.to_json()})
 
     def _abandon(self, why: str, *, state: str = "failed", kind: str = "node_lost") -> None:
         """End this node's part without the first node, and write it to this node's document."""
         if self._verdict is not None:
             return
-        self._verdict = state if self._asked is None else self._asked["state"]
+        self._verdict = state if self._asked is None else self._asked.state
         if self._verdict == "failed":
             why = f"node{self._me} ended its ranks: {why}"
-            self._own["cause"] = cause_of_node(self._request, self._first, kind, why=why)
+            self._own.cause = cause_of_node(self._request, self._first, kind, why=why)
         if not self._ranks.stopping:
             self._ranks.stop(FAILED_GRACE)
 
@@ -218,28 +218,27 @@ class Supervisor:
         else:
             self._peers.send(message)
 
-    def _obey(self, order: dict[str, Any]) -> None:
-        kind = order.get("do")
-        if kind == "go" and not self._ranks.stopping:
-            self._own["state"] = "running"
+    def _obey(self, order: Order) -> None:
+        if order.do == "go" and not self._ranks.stopping:
+            self._own.state = "running"
             self._ranks.start()
             self._note()
             started = [(rank, entry["started"]) for rank, entry in self._ranks.entries().items()]
             self._say({"is": "started", "ranks": started})
-        elif kind == "stop" and order.get("node", self._me) == self._me:
-            self._ranks.stop(order["grace"])
-        elif kind == "stacks":
+        elif order.do == "stop" and order.node in (None, self._me):
+            self._ranks.stop(order.grace)
+        elif order.do == "stacks":
             self._say({"is": "stacks", "answer": self._inspect()})
-        elif kind == "silence":
-            self._silent = order["silent"]
-        elif kind == "end":
-            self._end = order["document"]
+        elif order.do == "silence":
+            self._silent = order.silent
+        elif order.do == "end":
+            self._end = order.document
 
     def _report_output(self, now: float) -> None:
         """Tell the first node, now and then, that a rank has written to its log."""
         if now < self._report_at or self._gone:
             return
-        limit = self._request.get("hang_after") or SILENT_SECONDS
+        limit = self._request.hang_after or SILENT_SECONDS
         self._report_at = now + min(_REPORT_SECONDS, limit / 4)
         sizes = self._folder.log_sizes()
         if sizes != self._sizes:
@@ -259,7 +258,7 @@ class Supervisor:
         """Write the state of this node's ranks; the first node writes that of all ranks."""
         if self._coordinator is None:
             mine = self._ranks.entries()
-            for rank in self._own["ranks"]:
+            for rank in self._own.ranks:
                 rank.update(mine.get(rank["rank"], {}))
             self._write()
 
@@ -283,31 +282,31 @@ class Supervisor:
         self._coordinator.tick(now=now)
         orders, self._coordinator.orders = self._coordinator.orders, []
         for order in orders:
-            self._peers.send(order)
+            self._peers.send(order._asdict())
             self._obey(order)
         document = self._coordinator.document()
         if self._coordinator.done:
-            self._peers.send({"do": "end", "document": document})
+            self._peers.send(Order("end", document=document)._asdict())
             self._end = document
-        elif {**self._own, **document} != self._own:
-            self._own.update(document)
+        elif not document.items() <= vars(self._own).items():
+            vars(self._own).update(document)
             self._write()
 
     def _write(self) -> None:
         """Write the document. A full disk must not end the job; the next change tries again."""
         with contextlib.suppress(OSError):
-            write_json(self._folder.state, self._own)
+            write_json(self._folder.state, self._own.to_json())
 
     def _farewell(self) -> None:
         """Wait until the other supervisors have read the end; a SIGTERM ends the wait."""
         if self._coordinator is None:
             return
-        asked, end = self._asked, time.monotonic() + self._request["silent_s"]
+        asked, end = self._asked, time.monotonic() + self._request.silent_s
         while self._peers.unread and self._asked is asked and time.monotonic() < end:
             self._exchange(0.1)
 
 
-def shutdown(request: dict[str, Any], file: Path = _REASON) -> dict[str, Any]:
+def shutdown(request: Launch, file: Path = _REASON) -> Ending:
     """Return how the job is to end at a shutdown of this node: its state, grace (s) and cause."""
     try:
         word, _, moment = file.read_text(encoding="ascii", errors="replace").strip().partition(" ")
@@ -315,11 +314,7 @@ def shutdown(request: dict[str, Any], file: Path = _REASON) -> dict[str, Any]:
         word, moment = "", ""
     kind, reason = _REASONS.get(word, ("interrupted", "its supervisor got SIGTERM"))
     at = f" at {moment}" if moment else ""
-    why = f"node{request['node']} was shut down while the job ran: {reason}{at}"
-    return {
-        "state": "interrupted",
-        "grace": min(request["grace"], LIMIT_SECONDS),
-        "cause": cause_of_node(
-            request, request["node"], kind, why=why, **({"time": moment} if moment else {})
-        ),
-    }
+    why = f"node{request.node} was shut down while the job ran: {reason}{at}"
+    when = {"time": moment} if moment else {}
+    cause = cause_of_node(request, request.node, kind, why=why, **when)
+    return Ending(state="interrupted", grace=min(request.grace, LIMIT_SECONDS), cause=cause)

@@ -12,9 +12,14 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.jobs.supervisor.folder import JobFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from awsddp.jobs.supervisor.requests import Launch, Stacks
 
 DUMP = "hang.json"
 """In the run folder: what `stacks` returned before the job was ended."""
@@ -26,27 +31,89 @@ _MOST_ANSWER = 1_000_000  # characters of the stacks of all
 _MOST_RECORDS = 60  # of one process group, the last ones
 
 
-def stacks(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what the `job` of a request does on this node; takes at most 2 s.
+class Collective(NamedTuple):
+    """A call that torch recorded: its number in the group, its operation, its sizes, whether it is over."""
 
-    `workdir` is the synced folder without links, `silent_s` how long no rank here has written to its log.
-    Each of the `processes` has `pid`, `parent`, `rank`, `joined` (whether it is in torch's default group),
-    `state` (of proc(5); T is stopped), `stacks` (faulthandler's text, "" without an answer) and `records` by
-    process group: [number, operation, sizes, whether it is over]
-    with `age`, the seconds since the last began.
+    number: int
+    operation: str
+    sizes: str
+    over: bool
+
+
+class Group(NamedTuple):
+    """The last collectives of a process group, and for how many seconds the last one has run or is over."""
+
+    age: float
+    records: list[Collective]
+
+
+class Process(NamedTuple):
+    """A process of a rank.
+
+    `state` is that of proc(5), `stacks` faulthandler's text ("" without an answer), `joined` whether it is in
+    torch's default group, `records` are by process group.
     """
-    folder = JobFolder(request["job"])
-    found = [process for process in processes(folder.run) if process["rank"] is not None][:_MOST_PROCESSES]
-    awake = [process for process in found if process["state"] not in "Tt"]
-    names = {process["pid"]: folder.stacks / str(process["pid"]) for process in awake}
-    asked = [process for process in awake if _ask(names[process["pid"]])]
-    _wait(asked, lambda process: _take_answer(process, names[process["pid"]]), _ANSWER_SECONDS)
-    silent = [process for process in awake if not process["stacks"]]
-    dumps = {process["pid"]: _Dump(names[process["pid"]]) for process in silent}
-    _wait(silent, lambda process: dumps[process["pid"]].take(process), _SIGNAL_SECONDS)
-    _shorten(found)
-    workdir = os.path.realpath(folder.request()["workdir"])
-    return {"workdir": workdir, "silent_s": silence(folder), "processes": found}
+
+    pid: int
+    parent: int
+    rank: int | None
+    state: str
+    joined: bool = False
+    stacks: str = ""
+    records: dict[str, Group] = {}
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it."""
+        return self.state in "Tt"
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {**self._asdict(), "records": {name: group._asdict() for name, group in self.records.items()}}
+
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Process:
+        """Return a process from JSON."""
+        groups = {
+            name: Group(group["age"], [Collective(*record) for record in group["records"]])
+            for name, group in document["records"].items()
+        }
+        return cls(**{**document, "records": groups})
+
+
+class Answer(NamedTuple):
+    """What a job does on a node.
+
+    `workdir` is the synced folder without links, `silent_s` how long no rank there has written to its log.
+    """
+
+    workdir: str
+    silent_s: float
+    processes: list[Process]
+
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Answer:
+        """Return an answer from JSON."""
+        processes = [Process.read(process) for process in document["processes"]]
+        return cls(document["workdir"], document["silent_s"], processes)
+
+
+def stacks(request: Stacks | Launch) -> dict[str, Any]:
+    """Return what a job does on this node, an Answer as JSON has it; takes at most 2 s."""
+    folder = JobFolder(request.job)
+    found = [process for process in processes(folder.run) if process.rank is not None]
+    asked = [_Asked(process, folder.stacks) for process in found[:_MOST_PROCESSES]]
+    awake = [one for one in asked if not one.process.is_stopped]
+    _wait([one for one in awake if one.ask()], _Asked.take_answer, _ANSWER_SECONDS)
+    silent = [one for one in awake if not one.process.stacks]
+    for one in silent:
+        one.signal()
+    _wait(silent, _Asked.take_dump, _SIGNAL_SECONDS)
+    return {
+        "workdir": os.path.realpath(folder.request().workdir),
+        "silent_s": silence(folder),
+        "processes": [process.document() for process in _shortened([one.process for one in asked])],
+    }
 
 
 def silence(folder: JobFolder) -> float:
@@ -55,7 +122,7 @@ def silence(folder: JobFolder) -> float:
     return round(max(0.0, time.time() - max(written)), 3) if written else 0.0
 
 
-def processes(run: Path) -> list[dict[str, Any]]:
+def processes(run: Path) -> list[Process]:
     """Return the living processes that have the job's run folder in their environment.
 
     Those of torch's elastic agent are left out: they wait for the ranks.
@@ -72,76 +139,81 @@ def processes(run: Path) -> list[dict[str, Any]]:
             continue
         if mark in environment and not is_agent and state not in (b"Z", b"X"):
             rank = next((one[5:] for one in environment if one.startswith(b"RANK=")), b"")
-            process = {"pid": int(path.name), "parent": int(parent), "state": state.decode(), "joined": False}
             number = int(rank) if rank.isdigit() else None
-            found.append({**process, "rank": number, "stacks": "", "records": {}})
-    return sorted(found, key=lambda process: process["pid"])
+            found.append(Process(int(path.name), int(parent), number, state.decode()))
+    return sorted(found, key=lambda process: process.pid)
 
 
-def _ask(name: Path) -> bool:
-    """Send a request to a helper; return whether one listens."""
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            name.with_suffix(".answer").unlink()
-        os.close(os.open(f"{name}.request", os.O_WRONLY | os.O_NONBLOCK))
-    except OSError:
-        return False
-    return True
+class _Asked:
+    """A process that is asked for its stacks: through its helper, then by SIGUSR2."""
 
+    def __init__(self, process: Process, folder: Path) -> None:
+        self.process = process
+        self._name = folder / str(process.pid)
+        self._dump = self._name.with_suffix(".signal")
+        self._dump_start: int | None = None  # None: it was not sent the signal
 
-def _wait(processes: list[dict[str, Any]], take: Any, seconds: float) -> None:
-    """Take what processes give as it comes."""
-    end = time.monotonic() + seconds
-    pending = list(processes)
-    while pending and time.monotonic() < end:
-        pending = [process for process in pending if not take(process)]
-        if pending:
-            time.sleep(0.02)
+    def ask(self) -> bool:
+        """Send a request to the helper; return whether one listens."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._name.with_suffix(".answer").unlink()
+            os.close(os.open(f"{self._name}.request", os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            return False
+        return True
 
+    def take_answer(self) -> bool:
+        """Take the helper's answer; return whether there is no more to come."""
+        try:
+            text = self._name.with_suffix(".answer").read_text("utf-8", "replace")
+        except OSError:
+            return not Path(f"/proc/{self.process.pid}").exists()
+        written, _, rest = text.partition("\n--\n")
+        rank, *traces = rest.splitlines()
+        self.process = self.process._replace(stacks=written[:_MOST_TEXT], records=records(traces))
+        if rank:
+            self.process = self.process._replace(rank=int(rank), joined=True)
+        return True
 
-def _take_answer(process: dict[str, Any], name: Path) -> bool:
-    try:
-        text = name.with_suffix(".answer").read_text("utf-8", "replace")
-    except OSError:
-        return not Path(f"/proc/{name.name}").exists()
-    written, _, rest = text.partition("\n--\n")
-    rank, *traces = rest.splitlines()
-    process.update(stacks=written[:_MOST_TEXT], records=records(traces))
-    if rank:
-        process.update(rank=int(rank), joined=True)
-    return True
-
-
-class _Dump:
-    """What a process writes on SIGUSR2, which it is sent only if it has the helper and handles the signal."""
-
-    def __init__(self, name: Path) -> None:
-        self._path = name.with_suffix(".signal")
-        self._sent = self._path.exists() and _handles(int(name.name))
-        self._start = self._path.stat().st_size if self._sent else 0
-        if self._sent:
+    def signal(self) -> None:
+        """Have the process write its stacks by SIGUSR2, if it has the helper and handles the signal."""
+        if self._dump.exists() and _handles(self.process.pid):
+            self._dump_start = self._dump.stat().st_size
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(name.name), signal.SIGUSR2)
+                os.kill(self.process.pid, signal.SIGUSR2)
 
-    def take(self, process: dict[str, Any]) -> bool:
+    def take_dump(self) -> bool:
         """Take the stacks; return whether there is no more to come."""
-        text = ""
-        if self._sent:
-            with self._path.open("rb") as file:
-                file.seek(self._start)
-                text = file.read(_MOST_TEXT).decode("utf-8", "replace")
-        done = not self._sent or (text != "" and text == process["stacks"])
-        process["stacks"] = text
+        if self._dump_start is None:
+            return True
+        with self._dump.open("rb") as file:
+            file.seek(self._dump_start)
+            text = file.read(_MOST_TEXT).decode("utf-8", "replace")
+        done = text != "" and text == self.process.stacks
+        self.process = self.process._replace(stacks=text)
         return done
 
 
-def _shorten(found: list[dict[str, Any]]) -> None:
+def _wait(asked: list[_Asked], take: Callable[[_Asked], bool], seconds: float) -> None:
+    """Take what processes give as it comes."""
+    end = time.monotonic() + seconds
+    while asked and time.monotonic() < end:
+        asked = [one for one in asked if not take(one)]
+        if asked:
+            time.sleep(0.02)
+
+
+def _shortened(found: list[Process]) -> list[Process]:
     """Keep the answer small: a forked child has its parent's records."""
-    joined = {process["pid"]: process["rank"] for process in found if process["joined"]}
-    for process in found:
-        process["stacks"] = process["stacks"][: _MOST_ANSWER // len(found)]
-        if joined.get(process["parent"]) == process["rank"]:
-            process["records"] = {}
+    joined = {process.pid: process.rank for process in found if process.joined}
+    return [
+        process._replace(
+            stacks=process.stacks[: _MOST_ANSWER // len(found)],
+            records={} if joined.get(process.parent) == process.rank else process.records,
+        )
+        for process in found
+    ]
 
 
 def _handles(pid: int) -> bool:
@@ -154,22 +226,23 @@ def _handles(pid: int) -> bool:
     return bool(caught >> (signal.SIGUSR2 - 1) & 1)
 
 
-def records(traces: list[str]) -> dict[str, Any]:
+def records(traces: Iterable[str]) -> dict[str, Group]:
     """Return, by process group, the last collectives in torch's flight recorder (JSON)."""
-    groups: dict[str, Any] = {}
+    groups: dict[str, Group] = {}
     for trace in traces:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             for entry in json.loads(trace)["entries"]:
                 if not entry["is_p2p"]:
                     name, use = map(str, entry["process_group"])
-                    group = groups.setdefault(use if use == "default_pg" else name, {"records": []})
-                    group["records"].append(_record(entry))
-                    group["age"] = round(time.time() - entry["time_created_ns"] / 1e9, 3)
-    return {name: {**group, "records": group["records"][-_MOST_RECORDS:]} for name, group in groups.items()}
+                    group = use if use == "default_pg" else name
+                    before = groups[group].records if group in groups else []
+                    age = round(time.time() - entry["time_created_ns"] / 1e9, 3)
+                    groups[group] = Group(age, [*before, _record(entry)][-_MOST_RECORDS:])
+    return groups
 
 
-def _record(entry: dict[str, Any]) -> list[Any]:
-    """Return number, operation, sizes, and whether it is over; gloo's `state` stays "scheduled"."""
+def _record(entry: dict[str, Any]) -> Collective:
+    """Return a collective of the recorder; gloo's `state` stays "scheduled"."""
     operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
     over = bool(entry["retired"]) or entry["state"] == "completed"
-    return [entry["collective_seq_id"], operation, json.dumps(entry["input_sizes"])[:200], over]
+    return Collective(entry["collective_seq_id"], operation, json.dumps(entry["input_sizes"])[:200], over)

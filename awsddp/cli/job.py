@@ -1,0 +1,210 @@
+"""`awsddp train`, `run`, `jobs`, `logs`, `cancel`, `fetch`, `report`: a job and its results."""
+
+import contextlib
+import functools
+import shlex
+from typing import Any
+
+import click
+
+from awsddp.cli import session
+from awsddp.cli.cluster import TERMINATION
+from awsddp.cli.command_line import Globals
+from awsddp.cli.options import Verb, dashed, files
+from awsddp.cli.options import jobs as complete_jobs
+from awsddp.cli.pages import down_page, fetch_page, job_page, jobs_page, report_page, run_page
+from awsddp.cli.plan_page import launch_question
+from awsddp.errors import Interrupted, UsageError
+
+_SHOWN_BY_RUN = (
+    "nodes instance_type gpus spot budget_usd expires world_size nproc_per_node outputs name timeout detach"
+)
+
+
+class Launch(Verb):
+    """A verb with [SCRIPT] [-- ARGS]: everything after the first -- goes to the script."""
+
+    allow_extra_args = True  # so that we can say where they belong
+    finishes = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the script's arguments away before click reads the rest."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["awsddp.script_args"] = tuple(args[at + 1 :])
+        try:
+            rest = super().parse_args(ctx, args[:at])
+        except click.NoSuchOption as error:
+            raise _for_the_script(ctx, args, error) from None
+        if rest and not ctx.resilient_parsing:
+            ctx.fail(f"Unexpected arguments: {' '.join(rest)}. The script's own arguments follow --")
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show where the script's arguments go."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
+
+
+def _for_the_script(ctx: click.Context, args: list[str], error: click.NoSuchOption) -> Exception:
+    """Return the error, with the right line where the unknown option stands behind a script."""
+    names = [dashed(word.partition("=")[0]) for word in args]
+    at = names.index(error.option_name) if error.option_name in names else 0
+    if not any(word.endswith((".py", ".sh")) or word in ("-m", "--module") for word in args[:at]):
+        return error
+    tail = [word for word in args[at:] if word != "--"]
+    return UsageError(
+        error.format_message().partition(" (")[0].partition(" Did you")[0],
+        "the script's own options follow --",
+        shlex.join(["awsddp", str(ctx.info_name), *args[:at], "--", *tail]),
+    )
+
+
+def job_overrides(given: dict[str, Any]) -> dict[str, object]:
+    """Return the job's options, its script and the script's arguments as overrides."""
+    found = session.overrides(given)
+    if given.get("script") is not None:
+        found["job.script"] = given["script"]
+    words = click.get_current_context().meta["awsddp.script_args"]
+    return found | ({"job.args": list(words)} if words else {})
+
+
+@click.command("train", cls=Launch)
+@click.argument("script", required=False, shell_complete=files)
+@session.options_of("train")
+@click.option("--detach", is_flag=True, help="Return once the ranks run; `awsddp logs -f` follows them.")
+@click.pass_context
+def train(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) -> None:
+    """Sync, launch the ranks, stream their logs, fetch the results.
+
+    Nodes (or, with --on, GPUs) run one job at a time: if another one runs, nothing is launched (exit 3),
+    unless --after has this one wait.
+    Without SCRIPT the bundled program trains on handwritten digits. SCRIPT and ARGS may hold {rank},
+    {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port},
+    {init_file} and {resume}; a doubled brace is a brace.
+    """
+    with session.opened(options, job_overrides(given)) as (cluster, show):
+        with show.partial(job_page):
+            told = cluster.train(on_lines=None if detach else show.lines).told
+        assert told is not None, "a job that was started"
+        show.result(told, job_page)
+    ctx.exit(0 if detach or told.state == "succeeded" else 1)
+
+
+class Run(Launch):
+    """Takes every option of `up` and `train`; its help page shows the usual ones."""
+
+    ends_cluster = True
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for param in self.params:
+            if isinstance(param, click.Option) and param.name not in _SHOWN_BY_RUN.split():
+                param.hidden = True
+
+
+@click.command("run", cls=Run)
+@click.argument("script", required=False, shell_complete=files)
+@session.options_of("run")
+@click.option(
+    "--detach", is_flag=True, help="Return once the ranks run; the nodes end themselves afterwards."
+)
+@click.pass_context
+def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) -> None:
+    """up, train and down in one: nothing is left, whatever happens.
+
+    Takes every option of `awsddp up` and `awsddp train`; see their --help for the rest.
+    With --detach the nodes end 10 minutes (--idle) after the job: stopped while they hold results, which
+    `awsddp fetch` starts again, else terminated.
+    """
+    from awsddp.whole_run import RunResult, run_job
+
+    with session.opened(options, job_overrides(given), verb="run") as (cluster, show):
+        confirm = launch_question(show, cluster.spec)
+        result = run_job(cluster, confirm=confirm, on_lines=show.lines, detach=detach)
+        if not options.json or result.error is None:
+            show.result(result, run_page, document=RunResult.document)
+    if result.error is not None:
+        result.error.result = result.document()
+        raise result.error
+    ctx.exit(0 if detach or result.succeeded else 1)
+
+
+@click.command("jobs", cls=Verb)
+def jobs(options: Globals) -> None:
+    """List the jobs of this machine's clusters, also of ended ones, and what they cost; those of the cluster
+    as its nodes report them. -v: with what they run and each rank's progress.
+    """
+    from awsddp.known import jobs_of_all
+
+    page = functools.partial(jobs_page, verbose=options.verbose > 0)
+    with session.opened(options) as (cluster, show), show.partial(page):
+        show.result(jobs_of_all(cluster), page)
+
+
+@click.command("logs", cls=Verb)
+@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.option("-f", "--follow", is_flag=True, help="Follow to the job's end, then fetch its results.")
+@click.option(
+    "-n",
+    "last",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Only the last N lines, and with -f what follows.",
+)
+@click.option("--rank", "ranks", type=int, multiple=True, metavar="N", help="Only this rank (repeatable).")
+@click.pass_context
+def logs(ctx: click.Context, /, options: Globals, *, job: str | None, follow: bool, **given: Any) -> None:
+    """Show the log lines of JOB (default: the last one).
+
+    The last lines of several ranks are about equally many of each.
+    """
+    from awsddp.follow import logs
+
+    with session.opened(options) as (cluster, show):
+        with show.partial(job_page):
+            result = logs(cluster, job=job, follow=follow, on_lines=show.lines, **given)
+        show.result(result, job_page)
+    ctx.exit(0 if not follow or result.state == "succeeded" else 1)
+
+
+@click.command("cancel", cls=Verb)
+@click.argument("job", required=False, shell_complete=complete_jobs)
+def cancel(options: Globals, *, job: str | None) -> None:
+    """End JOB (default: the last one running): SIGTERM, then SIGKILL after `job.grace`.
+
+    Its results stay on the nodes until `awsddp fetch`; a client that follows the job fetches them.
+    """
+    from awsddp.known import cancel
+
+    with session.opened(options) as (cluster, show):
+        show.result(cancel(cluster, job=job), job_page)
+
+
+@click.command("fetch", cls=Verb)
+@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.option("--output", "outputs", multiple=True, metavar="PATH", help="Also fetch this path (repeatable).")
+def fetch(options: Globals, *, job: str | None, outputs: tuple[str, ...]) -> None:
+    """Fetch the results of JOB (default: the last one): its logs, its run folder, new and changed files.
+
+    If a node is gone or stopped, the rest is fetched and the missing part is named (exit 6). A cluster that
+    stopped by itself with results on it is started and terminated afterwards; both are asked first.
+    """
+    explicit: dict[str, object] = {"job.outputs": list(outputs)} if outputs else {}
+    with session.opened(options, explicit) as (cluster, show), show.partial(fetch_page):
+        confirm = launch_question(show, cluster.spec)
+        result = cluster.fetch(job, anew=bool(outputs), confirm=confirm)
+        show.page(result, fetch_page)
+        if result.started:
+            with contextlib.suppress(Interrupted):  # the answer was no: the idle watchdog ends them
+                result.down = cluster.down(confirm=show.question(*TERMINATION))
+                show.page(result.down, down_page)
+        show.result(result, lambda _: None)
+
+
+@click.command("report", cls=Verb)
+@click.argument("job", required=False, shell_complete=complete_jobs)
+def report(options: Globals, *, job: str | None) -> None:
+    """Write JOB (the last one) as one HTML file: state, cause, loss, ranks, cost, how to run it again."""
+    from awsddp.status import write_report
+
+    with session.opened(options) as (cluster, show):
+        show.result(write_report(cluster, job=job), report_page)

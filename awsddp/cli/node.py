@@ -1,0 +1,132 @@
+"""`awsddp sync`, `exec`, `ssh`, `doctor`: what is done on the nodes of a cluster."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from functools import partial
+
+import click
+
+from awsddp.cli import session
+from awsddp.cli.command_line import Globals
+from awsddp.cli.options import Verb, jobs
+from awsddp.cli.pages import sync_page
+from awsddp.errors import ConfigError, UsageError
+
+_NODE = re.compile(r"(?:node)?(\d+)")
+
+
+@click.command("sync", cls=Verb)
+def sync(options: Globals) -> None:
+    """Send the working folder to every node; with -v show what that holds, and what stays here.
+
+    Files made on a node are never deleted. If a job is running, whose files would change under it, a question
+    comes first.
+    """
+    with session.opened(options) as (cluster, show):
+        confirm = show.question("Send the files anyway?", "nothing was sent")
+        show.result(cluster.sync(confirm=confirm), partial(sync_page, verbose=options.verbose > 0))
+
+
+@click.command("exec", cls=Verb, context_settings={"allow_interspersed_args": False})
+@click.argument("words", nargs=-1, metavar="COMMAND...")
+@click.option("--node", type=int, metavar="N", help="Only on this node.  [default: all]")
+@click.option("-i", "--stdin", is_flag=True, help="Send stdin to every node.")
+@click.pass_context
+def exec(
+    ctx: click.Context, /, options: Globals, *, words: tuple[str, ...], node: int | None, stdin: bool
+) -> None:
+    """Run a command on all nodes at once, in the synced folder.
+
+    Several words are a program and its arguments; a single word is a command line for bash. Placeholders are
+    those of `train`, with one rank per node:
+
+    \b
+      awsddp exec nvidia-smi -L
+      awsddp exec 'df -h / | tail -1'
+      awsddp exec -- torchrun --nnodes {nnodes} --node-rank {node_rank} \\
+          --master-addr {master_addr} train.py
+    """
+    if not words:
+        raise click.UsageError("Missing command.", ctx)
+    sent = sys.stdin.buffer.read() if stdin else b""
+    with session.opened(options) as (cluster, show):
+        result = cluster.exec(words, node=node, stdin=sent, on_output=show.output)
+        show.result(result, lambda _: None)
+        failed = [one for one in result.nodes if one.exit_code != 0]
+        for one in failed:
+            code = one.exit_code
+            how = "a signal ended the command" if code == -1 else f"exited with code {code}"
+            show.say(f"node{one.node}: {how}")
+    ctx.exit(1 if failed else 0)
+
+
+@click.command("ssh", cls=Verb, context_settings={"allow_interspersed_args": False})
+@click.argument("words", nargs=-1, metavar="[COMMAND...]")
+@click.option("--node", type=int, default=0, metavar="N", help="Which node.  [default: 0]")
+@click.option("-L", "ports", multiple=True, metavar="SPEC", help="Forward a port here: 6006:localhost:6006.")
+def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str, ...]) -> None:
+    """Open a shell on a node, or run a command there; terminal, stdin and exit code are ssh's own.
+
+    -L is ssh's own, too. With --json: print the ssh command for other programs to run.
+    """
+    from awsddp.files import ssh
+
+    if words and (named := _NODE.fullmatch(words[0])):
+        raise UsageError(
+            f"{words[0]}: the words are a command for node{node}",
+            "--node names the node",
+            shlex.join(["awsddp", "ssh", "--node", named[1], *words[1:]]),
+        )
+    with session.opened(options) as (cluster, show):
+        tty = sys.stdin.isatty() and sys.stdout.isatty()
+        argv = ssh(cluster, node=node, words=words, ports=ports, tty=tty)
+        show.result({"command": argv}, lambda _: None)
+    if options.json:
+        return
+    program = shutil.which("ssh")
+    if program is None:
+        raise ConfigError("ssh not found on this machine", "", "install openssh-client")
+    os.execv(program, argv)
+
+
+@click.command("doctor", cls=Verb)
+@click.option("--iam-policy", is_flag=True, help="Print the least IAM policy for this configuration.")
+@click.option("--request-quota", is_flag=True, help="Request the missing quota from AWS.")
+@click.option(
+    "--why",
+    "job",
+    shell_complete=jobs,
+    metavar="JOB",
+    help="Show where each rank of a running job is, and who lags.",
+)
+def doctor(options: Globals, *, iam_policy: bool, request_quota: bool, job: str | None) -> int:
+    """Check the nodes of a cluster: GPUs, disks, clocks, ports between all pairs, a process group, bandwidth.
+
+    Without a cluster: credentials, permissions, quota, offers and compatibility, before a launch. With --why
+    it asks the nodes of a job where its ranks are; the job runs on. Changes nothing.
+    """
+    from awsddp import doctor as checks
+    from awsddp.cli.doctor_page import checks_page, health_page, why_page
+    from awsddp.cli.plan_page import quota_page
+
+    with session.opened(options) as (cluster, show):
+        if job is not None:
+            show.result(checks.why(cluster, job), why_page)
+        elif iam_policy:
+            from awsddp.plan.policy import least_policy
+
+            print(json.dumps(least_policy(cluster.spec), indent=2))  # AWS's format: no schema of ours
+        elif request_quota:
+            confirm = show.question("", "nothing was requested")
+            show.result(checks.request_quota(cluster, confirm=confirm), quota_page)
+        else:
+            report, page, code = checks.of_nodes(cluster), health_page, 6
+            if report is None:
+                report, page, code = checks.before_launch(cluster), checks_page, 4
+            show.result(report, page)
+            return code if any(check.ok is False for check in report.checks) else 0
+    return 0

@@ -1,0 +1,418 @@
+"""doctor: what a launch needs, what the nodes have, and where the ranks of a job are. Changes nothing."""
+
+import contextlib
+import json
+import secrets as random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from msgspec import convert, to_builtins
+
+from awsddp import answers
+from awsddp.advice import advised
+from awsddp.answers import Stacks, read_answer
+from awsddp.asking import ANSWER_S, answering, answers_of, ask, holders
+from awsddp.compat.types import network_gbyte_s, quota_of
+from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
+from awsddp.jobs import health, protocol
+from awsddp.jobs.ranks import Host, layout
+from awsddp.jobs.supervisor import requests
+from awsddp.jobs.supervisor.hang import diagnose, ranges
+from awsddp.jobs.supervisor.stacks import DUMP, Answer
+from awsddp.known import told_job, told_jobs
+from awsddp.nodes import rsync
+from awsddp.plan.records import names
+from awsddp.plan.requests import Values
+from awsddp.reach import jump_of
+from awsddp.records import Check, JobRecord
+from awsddp.report import node_name
+from awsddp.resources import template, train_folder
+from awsddp.results import ended_job, results_dir
+from awsddp.returns import DoctorDocument, QuotaDocument, WhyDocument
+from awsddp.search import aws_of, facts_of, target_for
+from awsddp.spec import JobSection
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+
+
+def before_launch(cluster: "Cluster") -> DoctorDocument:
+    """Return the `doctor` document of what can be checked before a launch. Changes nothing.
+
+    A check that fails hides no other. Raises ConfigError where the cluster's name is taken elsewhere.
+    """
+    from awsddp.aws.preflight import OF_REGION, before_launch, failed, not_checked
+
+    with target_for(cluster) as target:
+        try:
+            aws = aws_of(cluster, target)
+        except ConfigError as error:
+            return _checks(cluster, (failed("region", error), *not_checked("region", *OF_REGION)))
+        checks = before_launch(
+            aws, cluster.spec, _stand_ins(cluster), facts=lambda: facts_of(aws, cluster.spec, target)
+        )
+    return _checks(cluster, checks)
+
+
+def _stand_ins(cluster: "Cluster") -> Values:
+    """Return values for what a launch would make, for calls that change nothing."""
+    from awsddp.nodes.hostkeys import make_key
+
+    ids = names(cluster.spec.name, random.token_hex(4))
+    secrets = {"public_key": make_key("awsddp dry run").public, "user_data": "#cloud-config\n{}\n"}
+    return Values(ids=ids, secrets=secrets, now=datetime.now(UTC))
+
+
+def _checks(cluster: "Cluster", checks: Sequence[Check]) -> DoctorDocument:
+    """Return the document of the checks, and of those of this machine's programs and of a jump host."""
+    found = [_tried("rsync and ssh", rsync.program), *checks]
+    if (jump := jump_of(cluster)) is not None:
+        found.append(_tried("jump host", jump.reach, jump.name))
+    return checks_document(cluster, found)
+
+
+def _tried(name: str, attempt: Callable[[], object], value: str = "") -> Check:
+    """Return the check of what `attempt` returns; `value` is shown instead."""
+    from awsddp.aws.preflight import failed
+
+    try:
+        found = attempt()
+    except AwsddpError as error:
+        return failed(name, error)
+    return Check(name=name, ok=True, value=value or str(found))
+
+
+def request_quota(cluster: "Cluster", *, confirm: Callable[[str], None]) -> QuotaDocument:
+    """Request the vCPU quota that the configuration needs, if it is too small.
+
+    `confirm` is called with the request and raises to refuse. Raises CloudError where AWS refuses,
+    ConfigError where no plan can be made or the quota is unknown.
+    """
+    from awsddp.plan import make_plan
+
+    with target_for(cluster) as target:
+        aws = aws_of(cluster, target)
+        facts = facts_of(aws, cluster.spec, target)
+        plan = make_plan(cluster.spec, replace(facts, quotas={}))  # as it would be with enough of it
+        quota = quota_of(plan.instance_type, plan.market)
+        if quota is None:
+            raise ConfigError(
+                f"unknown quota for {plan.market} {plan.kind.family}",
+                "",
+                "see https://console.aws.amazon.com/servicequotas/",
+            )
+        need, have = plan.nodes * plan.kind.vcpus, facts.quotas.get(quota[0])
+        told = QuotaDocument(
+            quota=quota[0], name=quota[1], region=aws.region, need=need, have=have, request=None
+        )
+        if have is not None and have >= need:
+            return told
+        known = "an unreadable number of" if have is None else f"{have:g}"
+        confirm(
+            f"{plan.nodes} x {plan.instance_type} need {need} vCPUs, and {quota[1]} ({quota[0]}) allows "
+            f"{known} in {aws.region}. Ask AWS for {need}?"
+        )
+        asked = {"ServiceCode": "ec2", "QuotaCode": quota[0], "DesiredValue": float(need)}
+        reply = aws.call("RequestServiceQuotaIncrease", asked, service="service-quotas")
+        told.request = reply.get("RequestedQuota", {}).get("Id")
+        return told
+
+
+DIAL_S = 2.0
+"""How long a connection between two nodes may take."""
+
+
+GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
+"""How long ranks may take to import torch, to form a process group and to time an all-reduce: so long, so
+much longer for each rank (nodes of the local cloud share CPUs), and at most."""
+
+
+CLAIM_S = 5.0
+
+
+LEAST_SHARE = 0.5
+"""Of the network bandwidth that a type promises: below it the nodes are measured in pairs."""
+
+
+LEAST_GBYTE_S = 0.005
+"""So, too, where nothing is promised: no network is that slow."""
+
+
+HERE_BYTES = 3_000_000
+"""What each of two nodes sends here: between themselves they cannot tell which is slow."""
+
+
+def preflight(cluster: "Cluster", launches: Mapping[int, requests.Launch]) -> None:
+    """Check the nodes of a job before its launch: connections, GPUs, disk, memory, clock.
+
+    Raises NodeError that names the nodes that are not fit.
+    """
+    launch = launches[min(launches)]
+    probes = _probe(cluster, sorted(launches), ports=(launch.master_port, launch.link_port))
+    checks = health.quick_checks(probes)
+    bad = [check for check in [*checks, *_dial(cluster, probes)] if check.ok is False]
+    if bad:
+        raise NodeError(
+            "; ".join(_sentence(check) for check in bad),
+            "checked before the ranks start",
+            "awsddp doctor   # check everything\n" + "\n".join(dict.fromkeys(check.hint for check in bad)),
+        )
+
+
+def _sentence(check: Check) -> str:
+    who = "" if check.node is None else f"{node_name(check.node)}: "
+    return f"{who}{check.name}: {check.value}"
+
+
+def of_nodes(cluster: "Cluster") -> DoctorDocument | None:
+    """Return the `doctor` document of the nodes of a cluster that this machine knows, None without one.
+
+    It is bounded in time, and ends no job. Raises NoNodes where no node can be reached, InUse while another
+    client starts a job, CloudError.
+    """
+    if cluster.folder.read() is None:
+        return None
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(cluster.partly_ready())
+            stack.enter_context(cluster.connect_reachable())
+        except NotFoundError:
+            return None
+        return checks_document(cluster, _checkup(cluster))
+
+
+def checks_document(cluster: "Cluster", checks: Sequence[Check]) -> DoctorDocument:
+    """Return the `doctor` document of these checks."""
+    return DoctorDocument(checks=tuple(replace(one, hint=advised(cluster, one.hint)) for one in checks))
+
+
+def _checkup(cluster: "Cluster") -> list[Check]:
+    fleet = cluster.fleet
+    # A node whose disk is full cannot hold the claim, and is named below.
+    with contextlib.suppress(NodeError):
+        ask(fleet, {min(fleet.nodes): requests.Claim(owner="`awsddp doctor`", wait_s=CLAIM_S)})
+    busy = [job.job for job in told_jobs(cluster, partial=True) if job.state == "running"]
+    checks = _unreached(cluster)
+    probes = _probe(cluster, answering(fleet), thorough=True)
+    checks += [*health.quick_checks(probes), *health.thorough_checks(probes), *_dial(cluster, probes)]
+    if busy:
+        value = f"left out: job {', '.join(busy)} runs"
+        return [*checks, Check(name="process group", ok=None, value=value)]
+    fit = [node for node in probes.answers if node not in health.failing(checks)]
+    return [*checks, *_group_checks(cluster, probes, fit)]
+
+
+def _unreached(cluster: "Cluster") -> list[Check]:
+    nodes = {node.node: node for node in cluster.nodes}
+    whys = {node: failure.message.partition(": ")[2] for node, failure in cluster.fleet.failures.items()}
+    checks = [
+        health.node_check(nodes[node], "login", False, why, "SSH") for node, why in sorted(whys.items())
+    ]
+    for node in cluster.excluded:
+        checks.append(health.node_check(node, "login", None, cluster.state_of(node).partition(" is ")[2]))
+    return checks
+
+
+def _probe(
+    cluster: "Cluster", numbers: Sequence[int], *, ports: tuple[int, ...] = (), thorough: bool = False
+) -> health.Probes:
+    """Ask the nodes what they have; `ports` are those of the job on its first node."""
+    nodes = {node.node: node for node in cluster.nodes if node.node in numbers}
+    wishes = {
+        number: requests.Probe(
+            address=str(nodes[number].private_ip),
+            ports=ports if number == numbers[0] else (),
+            thorough=thorough,
+        )
+        for number in numbers
+    }
+    began = time.time()
+    found = answers_of(cluster.fleet, wishes, timeout_s=ANSWER_S)
+    return health.Probes(
+        nodes=nodes,
+        prepared={number: cluster.prepared(number) for number in numbers},
+        answers={node: one for node, one in found.items() if not isinstance(one, AwsddpError)},
+        asked=(began, time.time()),
+        silent={node: one.message for node, one in found.items() if isinstance(one, AwsddpError)},
+    )
+
+
+def _dial(cluster: "Cluster", probes: health.Probes) -> list[Check]:
+    """Return the checks of the connections between every two nodes, in both directions."""
+    targets = {
+        node: [(node, str(probes.nodes[node].private_ip), port) for port in answer.ports]
+        for node, answer in probes.answers.items()
+    }
+    wishes = {
+        node: requests.Dial(
+            peers=[peer for other, peers in targets.items() if other != node for peer in peers],
+            seconds=DIAL_S,
+        )
+        for node in targets
+    }
+    found = answers_of(cluster.fleet, wishes, timeout_s=ANSWER_S)
+    dials = {node: one.dials for node, one in found.items() if not isinstance(one, AwsddpError)}
+    return health.dial_checks(probes, dials)
+
+
+def _group_checks(cluster: "Cluster", probes: health.Probes, nodes: Sequence[int]) -> list[Check]:
+    """Return the checks of a process group over all ranks of `nodes`; of parts where it is slow or hangs."""
+    if len(nodes) < 2:
+        return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
+    cluster.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
+    (whole,) = _form(cluster, probes, [nodes])
+    checks = [health.group_check(probes, whole)]
+    if whole.gbyte_s is None:
+        unclear = len(nodes) > 2 and not health.failing(checks)
+    else:
+        promised = _promise(cluster)
+        unclear = whole.gbyte_s < (LEAST_GBYTE_S if promised is None else promised * LEAST_SHARE)
+        value = f"{whole.gbyte_s:.2g} GB/s bus bandwidth of {len(whole.ranks)} ranks"
+        expected = "" if promised is None else f"{promised:g} GB/s is the type's network"
+        checks.append(Check(name="all-reduce", ok=None if unclear else True, value=value, expected=expected))
+    if not unclear:
+        return checks
+    if len(nodes) == 2:
+        return [*checks, *health.rate_checks(probes, "network", _to_here(cluster, nodes))]
+    return [*checks, *health.rate_checks(probes, "pairs", _in_pairs(cluster, probes, nodes))]
+
+
+def _in_pairs(cluster: "Cluster", probes: health.Probes, nodes: Sequence[int]) -> dict[int, float]:
+    """Return the best rate of each node (MB/s) in process groups with each of two others; 0 if all fail.
+
+    One that seems slow is measured once more, with one that is not.
+    """
+    cluster.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
+    best = dict.fromkeys(nodes, 0.0)
+
+    def measure(pairs: Sequence[tuple[int, int]]) -> None:
+        for group in _form(cluster, probes, pairs):
+            for one in group.ranks:
+                best[one.node] = max(best[one.node], (group.gbyte_s or 0.0) * 1e3)
+
+    for pairs in health.rounds(nodes):
+        measure(pairs)
+    slow = health.slow_nodes(best)
+    if again := list(zip(slow, [node for node in nodes if node not in slow], strict=False)):
+        measure(again)
+    return best
+
+
+def _to_here(cluster: "Cluster", nodes: Sequence[int]) -> dict[int, float]:
+    """Return how fast each node sends to this machine (MB/s); 0 if it is lost."""
+    rates = dict.fromkeys(nodes, 0.0)
+    for node in nodes:
+        began = time.monotonic()
+        with contextlib.suppress(NodeError):
+            cluster.fleet.run(["head", "-c", f"{HERE_BYTES}", "/dev/zero"], nodes=[node], timeout_s=ANSWER_S)
+            rates[node] = HERE_BYTES / 1e6 / (time.monotonic() - began)
+    return rates
+
+
+def _promise(cluster: "Cluster") -> float | None:
+    """Return the network bandwidth of the cluster's type in GB/s; None where GPUs are not real."""
+    if any(one.driver is None for one in cluster.record.prepared):
+        return None
+    return network_gbyte_s(cluster.record.instance_type)
+
+
+def _form(cluster: "Cluster", probes: health.Probes, groups: Sequence[Sequence[int]]) -> list[health.Group]:
+    """Run train/probe.py, as a job would, on each of `groups` of nodes at once; return what its ranks say."""
+    groups = [sorted(nodes) for nodes in groups]  # the ranks of a launch meet on its lowest node
+    formed = [
+        health.Group(layout(nodes, gpus={node: probes.prepared[node].gpus for node in nodes}))
+        for nodes in groups
+    ]
+    limit = min(GROUP_S + RANK_S * sum(len(group.ranks) for group in formed), MOST_GROUP_S)
+    asked = cluster.job_spec
+    spec = replace(asked, job=JobSection(script="probe.py"), env=replace(asked.env, secrets=()))
+    slots = ask(cluster.fleet, {nodes[0]: requests.Slots(ports=protocol.job_ports()) for nodes in groups})
+    starter, program = template("start_ranks.py"), (train_folder() / "probe.py").read_text("utf-8")
+    commands = {}
+    for nodes, group in zip(groups, formed, strict=True):
+        hosts = [Host(node=probes.nodes[node], prepared=probes.prepared[node], workdir="/") for node in nodes]
+        slot = protocol.choose_slot(slots, first=nodes[0])
+        launch = protocol.launch_requests(spec, job="doctor", ranks=group.ranks, hosts=hosts, slot=slot)
+        for node, request in launch.items():
+            ranks = [process.environment for process in request.processes]
+            words = json.dumps({"ranks": ranks, "seconds": limit, "program": program})
+            commands[node] = ([probes.prepared[node].ranks_python, "-c", starter], words.encode())
+    _hear(cluster, commands, formed, timeout_s=limit + 10)
+    return formed
+
+
+def _hear(
+    cluster: "Cluster", commands: Mapping[int, Any], groups: Sequence[health.Group], *, timeout_s: float
+) -> None:
+    """Start the ranks of `groups` and take up what they say."""
+    of = {one.node: group for group in groups for one in group.ranks}
+    rest = dict.fromkeys(commands, b"")
+
+    def on_data(node: int, data: bytes) -> None:
+        *lines, rest[node] = (rest[node] + data).split(b"\n")
+        if len(rest[node]) > answers.MOST_BYTES:
+            raise answers.malformed(node, "an endless line")
+        own = {one.rank for one in of[node].ranks if one.node == node}
+        for line in lines:
+            if (step := answers.rank_step(line, node=node, ranks=own)) is not None:
+                of[node].hear(step)
+
+    cluster.fleet.stream(commands, on_data, silent_after_s=None, timeout_s=timeout_s)
+
+
+__all__ = ["ranges", "why"]
+
+
+STACKS_S = 8.0
+"""How long a node may take to answer: it bounds its own work to 2 s."""
+
+
+def why(cluster: "Cluster", job: str) -> WhyDocument:
+    """Return where each rank of a job is, and which are behind. The job runs on.
+
+    Of a job that has ended: what was written before its end, if anything. Raises NotFoundError.
+    """
+    ended = ended_job(results_dir(cluster, job))
+    if ended is not None:
+        return _written(cluster, ended)
+    with cluster.partly_ready() as cluster, cluster.connect_reachable() as fleet:
+        found = told_job(cluster, job)
+        if found.state != "running":
+            raise _nothing(found, f"awsddp fetch {job}   # then again: it may hold what was written")
+        request = requests.Stacks(job=job)
+        answers = answers_of(fleet, dict.fromkeys(holders(fleet, found), request), timeout_s=STACKS_S)
+        for answer in answers.values():
+            if isinstance(answer, AwsddpError):
+                cluster.say(answer.message)
+        numbers = {one.instance_id: one.node for one in found.nodes}
+        asked = {numbers[fleet.endpoints[node].instance_id]: answer for node, answer in answers.items()}
+    return _where(found, {node: one for node, one in asked.items() if isinstance(one, Stacks)})
+
+
+def _written(cluster: "Cluster", job: JobRecord) -> WhyDocument:
+    """Return what the nodes wrote before a job ended, from its folder of results. Raises NotFoundError."""
+    answers = {}
+    for node in job.nodes:
+        path = results_dir(cluster, job.job) / f"node{node.node}" / "run" / DUMP
+        with contextlib.suppress(OSError):
+            answers[node.node] = read_answer(path.read_bytes(), Stacks, node=node.node)
+    if not answers:
+        raise _nothing(job, "")
+    return _where(job, answers, ended=False)
+
+
+def _nothing(job: JobRecord, advice: str) -> NotFoundError:
+    cause = job.cause.explanation if job.cause else ""
+    return NotFoundError(f"job {job.job} {job.state}: it is no longer running", cause, advice)
+
+
+def _where(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool = True) -> WhyDocument:
+    """Return the document; with `ended` ranks that have an exit code are known to have ended."""
+    layout = [(one.rank, one.local_rank, one.node) for one in job.ranks]
+    codes = {one.rank: one.exit_code for one in job.ranks if ended and one.exit_code is not None}
+    seen = {node: Answer.read(to_builtins(one)) for node, one in answers.items()}
+    found = diagnose(layout, seen, exit_codes=codes)
+    return convert({"job": job.job, "state": job.state, **found.document()}, WhyDocument)

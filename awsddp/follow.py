@@ -1,0 +1,444 @@
+"""Following a job: its lines to the end, over connections that break, then its results; those of the past."""
+
+import contextlib
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from awsddp.advice import advised
+from awsddp.answers import ResultFile
+from awsddp.asking import answers_beside, ask, holders
+from awsddp.errors import AwsddpError, NodeError, NotFoundError
+from awsddp.files import explained
+from awsddp.jobs import protocol, results
+from awsddp.jobs.files import exclude_patterns, name_at_home
+from awsddp.jobs.logs import Merger, last_lines
+from awsddp.jobs.supervisor import requests
+from awsddp.jobs.supervisor.manifest import EVENTS
+from awsddp.known import find_job, told_job
+from awsddp.ledger import note_fetched
+from awsddp.owed import MANIFEST_S, manifests_of
+from awsddp.records import ACTIVE, Cause, JobRecord, Node
+from awsddp.report import Event, duration, node_name
+from awsddp.results import bring, job_result, results_dir, saved_job, still_missing, whole_at_home
+from awsddp.returns import JobDocument
+from awsddp.search import NoNodes
+from awsddp.values import seconds
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+
+
+def logs(
+    cluster: "Cluster",
+    *,
+    job: str | None,
+    follow: bool,
+    ranks: Collection[int] = (),
+    last: int | None = None,
+    on_lines: Callable[[bytes], None],
+) -> JobDocument:
+    """Show the lines of a job, of these `ranks` (none: all), and return it as the `train` document.
+
+    `last` shows only so many of the lines so far. With `follow` to the job's end; then its results are
+    fetched. A fetched job needs no node; a part that is missing is shown from the nodes that are reachable.
+    Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and what
+    `Cluster.finish` raises.
+    """
+    if job is not None and (kept := whole_at_home(cluster, job)):
+        return _replay(cluster, kept, ranks, last, on_lines)
+    try:
+        with cluster.partly_ready() as cluster, cluster.connect_reachable():
+            chosen = told_job(cluster, job)
+            cluster.folder.remember(chosen)
+            merger = merger_of(cluster, chosen, _known(chosen, ranks))
+            if last is not None:
+                unseen, drop = merger_of(cluster, chosen, ()), lambda data: None
+                chosen = Watch(cluster, chosen, merger=unseen, on_lines=drop, to_the_end=False).run()
+                on_lines(last_lines(merger.replay() if follow else _pieces(merger), last))
+            if follow or last is None:
+                chosen = Watch(cluster, chosen, merger=merger, on_lines=on_lines, to_the_end=follow).run()
+            if follow:
+                return finish(cluster, chosen)
+            for text in still_missing(cluster, chosen).values():
+                cluster.say(text)
+            cluster.folder.remember(chosen)
+            return job_result(cluster, chosen)
+    except (NotFoundError, NoNodes) as error:
+        found = find_job(cluster, job)
+        if found is None or saved_job(folder := results_dir(cluster, found.job.job)) is None:
+            raise
+        cluster.say(f"{error.message}; job {found.job.job} is shown from {folder}")
+        return _replay(cluster, found.job, ranks, last, on_lines)
+
+
+def _known(job: JobRecord, ranks: Collection[int]) -> Collection[int] | None:
+    """Return the ranks of a job that are shown, None for all. Raises NotFoundError for ranks it has not."""
+    missing = [f"rank {rank}" for rank in ranks if rank not in (known := _nodes(job))]
+    if missing:
+        nodes = ", ".join(map(node_name, sorted(set(known.values()))))
+        raise NotFoundError(
+            f"job {job.job} has no {', no '.join(missing)}", f"it has {len(known)} ranks, on {nodes}"
+        )
+    return ranks or None
+
+
+def _replay(
+    cluster: "Cluster",
+    job: JobRecord,
+    ranks: Collection[int],
+    last: int | None,
+    on_lines: Callable[[bytes], None],
+) -> JobDocument:
+    """Show the lines of a job that were fetched."""
+    pieces = _pieces(merger_of(cluster, job, _known(job, ranks)))
+    for lines in pieces if last is None else [last_lines(pieces, last)]:
+        on_lines(lines)
+    return job_result(cluster, job)
+
+
+def _pieces(merger: Merger) -> Iterator[bytes]:
+    yield from merger.replay()
+    yield merger.finish()
+
+
+def merger_of(cluster: "Cluster", job: JobRecord, shown: Collection[int] | None = None) -> Merger:
+    """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown."""
+    return Merger(_nodes(job), folder=results_dir(cluster, job.job) / "logs", job=job.job, shown=shown)
+
+
+def _nodes(job: JobRecord) -> dict[int, int]:
+    return {rank.rank: rank.node for rank in job.ranks}
+
+
+def finish(cluster: "Cluster", job: JobRecord) -> JobDocument:
+    """Fetch the results of a job that was followed, and return it as the `train` document.
+
+    The job's state is remembered first; an error that keeps results away carries the document as its
+    `result`. Missing results of a job that did not succeed are only reported: it has a cause of its own.
+    """
+    from awsddp.results import job_result
+
+    try:
+        cluster.folder.remember(job)
+        bring(cluster, job)
+        lost = still_missing(cluster, job)
+        if lost and job.state == "succeeded":
+            raise NodeError("a part of its results is missing", "\n".join(lost.values()))
+    except AwsddpError as error:
+        error.result = told = job_result(cluster, job)
+        where = "fetched, and also on the nodes" if told.fetched else "not all fetched"
+        error.message = f"job {job.job} {job.state}, its results are {where}: {error.message}"
+        error.next = f"awsddp fetch {job.job}   # again" + (f"\n{error.next}" if error.next else "")
+        raise
+    for text in lost.values():
+        cluster.say(text)
+    return job_result(cluster, job)
+
+
+SILENT_S = 12.0
+
+
+HINT_S = 300.0
+"""After how long without a line a job is said to be silent."""
+
+
+BEYOND_S = 60.0
+"""How much longer than `job.heartbeat_timeout` we try to connect: the supervisors notice a break later.
+
+So long, too, to a node whose sshd refuses, once the others say that the job has ended."""
+
+
+_CONNECT_S = 5.0
+
+
+_RETRY_S = 10.0  # between two tries while other nodes are followed
+
+
+_CHECK_S = 1.0
+
+
+_GONE = ("terminated", "stopped")
+
+
+_FRUITLESS = 30  # streams in a row that a node may end before it has said anything
+
+
+class _Interruption(Exception):
+    """A node was lost, or it is time to connect to one again: the streams are left for a moment."""
+
+
+@dataclass(eq=False)
+class Watch:
+    """A job that is followed to its end, over connections that may break at any time.
+
+    `merger` has what was received before; `to_the_end` as for `requests.Follow`.
+    """
+
+    cluster: "Cluster"
+    job: JobRecord
+    _: KW_ONLY
+    merger: Merger
+    on_lines: Callable[[bytes], None]
+    to_the_end: bool = True
+    _away: dict[int, float] = field(default_factory=dict, init=False)  # without a connection, and since when
+    _fruitless: Counter[int] = field(default_factory=Counter, init=False)
+
+    def __post_init__(self) -> None:
+        self._ctx, self._fleet, self._restarts = self.cluster, self.cluster.fleet, len(self.job.restarts)
+        self._patience_s = seconds(self._ctx.job_spec.job.heartbeat_timeout) + BEYOND_S
+        self._followed, self._heard_at = set(holders(self._fleet, self.job)), time.monotonic()
+        self._instances = {
+            node.instance_id: node.node for node in self.cluster.nodes if node.node in self._followed
+        }
+
+    def run(self) -> JobRecord:
+        """Show every line, from the first byte, each once, and return the job as it is at the end.
+
+        A node that falls silent is connected to again until its supervisors would give it up, or EC2 says
+        that it is gone; then the job is what the others say of it, and interrupted where EC2 says that all
+        are gone. Raises NodeError where nobody says.
+        """
+        with Events(self.cluster, self.job).followed() if self.to_the_end else contextlib.nullcontext():
+            self._follow()
+        if lines := self.merger.finish():
+            self.on_lines(lines)
+        told = self.merger.documents
+        job = results.job_document(told, results=self._ctx.job_spec.job.results) if told else self.job
+        if job.state in ACTIVE and not self._followed:
+            job = self._interrupted(job)
+        if not told and job is self.job:
+            raise NodeError(
+                f"cannot reach any node of job {self.job.job}", "", "awsddp status   # what still runs"
+            )
+        return explained(self._ctx, job)
+
+    def _interrupted(self, job: JobRecord) -> JobRecord:
+        """Return a job that its nodes last called active: interrupted, where EC2 says that all are gone.
+
+        The cluster's nodes are then as EC2 describes them.
+        """
+        from awsddp.jobs.supervisor.job_causes import cause_of_kind
+
+        off: dict[int, Node] = {}
+        with contextlib.suppress(AwsddpError):
+            off = self._off()
+        if not off or len(off) < len(self._instances):
+            return job
+        self.cluster.nodes = tuple(
+            replace(off[node.node], node=node.node) if node.node in off else node
+            for node in self.cluster.nodes
+        )
+        first = min(off)
+        kind, why = _end_of(off[first])
+        words = cause_of_kind(kind, why=why)._replace(node=first, values={})
+        cause = Cause(**words._replace(instance_id=off[first].instance_id)._asdict())
+        return replace(job, state="interrupted", cause=cause, progress=(), usage=(), slowest_rank=None)
+
+    def _off(self) -> dict[int, Node]:
+        """Return the followed nodes that do not run, by number, as EC2 describes them. Raises CloudError."""
+        from awsddp.aws.clusters import by_id, describe
+
+        described = describe(self.cluster.aws, by_id(*self._instances))
+        return {
+            self._instances[one.instance_id]: one
+            for one in described
+            if one.state not in ("pending", "running")
+        }
+
+    def _follow(self) -> None:
+        """Follow every node until it has sent everything, or is given up."""
+        while any(not self.merger.ended(node) for node in self._followed):
+            for node, why in self._stream().items():
+                self._away[node] = time.monotonic()
+                self._fruitless[node] += 1
+                self._ctx.on_event(Event(f"the stream ended: {why}; reconnecting", node_name(node)))
+            if self._away:
+                self._give_up_gone()
+                self._connect()
+
+    def _stream(self) -> Mapping[int, str]:
+        """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
+        nodes = [node for node in self._followed if node not in self._away and not self.merger.ended(node)]
+        messages = {}
+        for node in nodes:
+            offsets = self.merger.attach(node)
+            request = requests.Follow(job=self.job.job, offsets=offsets, to_the_end=self.to_the_end)
+            messages[node] = protocol.message(request)
+        now = time.monotonic()
+        until, check_at = now + _RETRY_S, now + _CHECK_S
+
+        def on_data(node: int, data: bytes) -> bool:
+            nonlocal check_at
+            del self._fruitless[node]
+            now = time.monotonic()
+            if lines := self.merger.feed(node, data):
+                self.on_lines(lines)
+                self._heard_at = max(now, self._heard_at)
+            self._tell_restarts()
+            self._hint(now)
+            if now >= check_at:
+                check_at = now + _CHECK_S
+                if (self._away and now >= until) or self._lost(nodes):
+                    raise _Interruption
+            return self.merger.ended(node)
+
+        try:
+            outcomes = self._fleet.request(protocol.program(), messages, on_data, silent_after_s=SILENT_S)
+        except _Interruption:
+            return {node: self._fleet.failures[node].summary for node in self._lost(nodes)}
+        return {
+            node: end.summary if isinstance(end, NodeError) else " / ".join(end.tail().splitlines())
+            for node, end in outcomes.items()
+            if not self.merger.ended(node)
+        }
+
+    def _tell_restarts(self) -> None:
+        """Say of each new restart of the ranks which it is, and why."""
+        restarts = max((told.restarts for told in self.merger.documents.values()), key=len, default=())
+        for text in restarts[self._restarts :]:
+            self._ctx.say(f"restart {text}")
+        self._restarts = max(self._restarts, len(restarts))
+
+    def _hint(self, now: float) -> None:
+        """Name the command that shows where the ranks are, once, when none has written a line for long."""
+        if any(told.state == "waiting" for told in self.merger.documents.values()):
+            self._heard_at = max(now, self._heard_at)
+        if self.to_the_end and now - self._heard_at >= HINT_S:
+            self._heard_at = math.inf
+            after = duration(HINT_S).removesuffix(" 0 s")
+            command = advised(self._ctx, f"awsddp doctor --why {self.job.job}   # where its ranks are")
+            self._ctx.say(f"no output for {after}: {command}")
+
+    def _lost(self, nodes: Collection[int]) -> set[int]:
+        connected = set(self._fleet.nodes)
+        return {node for node in nodes if node not in connected and not self.merger.ended(node)}
+
+    def _connect(self) -> None:
+        """Connect to the nodes that are away, and give up those that were away for too long."""
+        if len(self._away) == len(self._followed):
+            time.sleep(_CHECK_S)  # nothing else sets the pace
+        self._fleet.reconnect(self._away, deadline_s=_CONNECT_S, partial=True)
+        for node, since in list(self._away.items()):
+            if self._fruitless[node] > _FRUITLESS:
+                self._give_up(node)
+            elif node in self._fleet.nodes:
+                del self._away[node]
+                self._ctx.on_event(Event("connected again", node_name(node)))
+            elif time.monotonic() - since > self._patience(node):
+                self._give_up(node)
+
+    def _patience(self, node: int) -> float:
+        """Return how long a node may be away (s): less if its sshd refuses and the job has ended."""
+        refuses = getattr(self._fleet.failures.get(node), "layer", "") == "refused"
+        has_ended = any(told.state not in ACTIVE for told in self.merger.documents.values())
+        return BEYOND_S if refuses and has_ended else self._patience_s
+
+    def _give_up(self, node: int) -> None:
+        del self._away[node]
+        self._followed.discard(node)
+
+    def _give_up_gone(self) -> None:
+        """Give up the nodes that EC2 says are gone, and tell the nodes that wait for them."""
+        with contextlib.suppress(AwsddpError):
+            gone = {node: one for node, one in self._off().items() if one.state in _GONE}
+            for node in sorted(self._away.keys() & gone):
+                self._give_up(node)
+                self._report(node, *_end_of(gone[node]))
+
+    def _report(self, node: int, kind: str, why: str) -> None:
+        """Tell the first node, which coordinates the job, that `node` is gone; if that is it, the others."""
+        nodes = {rank.node for rank in self.job.ranks}
+        told = nodes if node == min(nodes) else {min(nodes)}
+        request = requests.Lost(job=self.job.job, node=node, why=why, kind=kind)
+        reports = {
+            one: request
+            for one in (told & self._followed) - self._away.keys() - {node}
+            if not self.merger.ended(one)
+        }
+        if reports:
+            with contextlib.suppress(AwsddpError):
+                ask(self._fleet, reports, timeout_s=_CONNECT_S * 2)
+
+
+def _end_of(node: Node) -> tuple[str, str]:
+    """Return the kind of cause for an instance that does not run, and what EC2 says of it."""
+    from awsddp.aws.clusters import end_of
+
+    kind, why = end_of(node)
+    return kind, f"EC2 says that its instance is {node.state} ({why})"
+
+
+EVERY_S = 30.0
+
+
+BYTES_PER_SECOND = 100e3
+"""How much is fetched on average: after 16 MB nothing is for 160 s."""
+
+
+BUSY = 0.05
+"""The share of the time that a node may spend on listing them."""
+
+
+class Events:
+    """Fetches what has grown every 30 s. No error leaves it."""
+
+    def __init__(self, cluster: "Cluster", job: JobRecord) -> None:
+        self._cluster, self._job = cluster, job
+        self._ended, self._writing = threading.Event(), threading.Lock()
+        self._fetched = 0
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Fetch in a thread, for as long as the context."""
+        threading.Thread(target=self._run, daemon=True).start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            with self._writing:  # what is still being listed is not written any more
+                note_fetched(self._cluster, self._cluster.record, self._job.job, self._fetched)
+
+    def _run(self) -> None:
+        wait_s = EVERY_S
+        while not self._ended.wait(wait_s):
+            began, before = time.monotonic(), self._fetched
+            with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
+                self.fetch()  # a connection that breaks is reported, and opened again, where logs are read
+            took = time.monotonic() - began
+            wait_s = max(EVERY_S, took / BUSY, (self._fetched - before) / BYTES_PER_SECOND)
+
+    def fetch(self) -> None:
+        """Fetch the event files that are new or have grown. Raises AwsddpError."""
+        from awsddp.nodes.results import pull
+
+        cluster, fleet, settings = self._cluster, self._cluster.fleet, self._cluster.job_spec.job
+        target = results_dir(cluster, self._job.job)
+        files = target.glob(f"node*/**/{EVENTS}*")
+        known = {path.relative_to(target).as_posix(): path.lstat().st_size for path in files}
+        exclude = exclude_patterns(settings.exclude)
+        request = requests.Manifest(
+            job=self._job.job,
+            outputs=settings.outputs,
+            exclude=exclude,
+            events=known,
+            at_once=protocol.EVENTS_AT_ONCE_BYTES,
+        )
+        wishes = dict.fromkeys(holders(fleet, self._job), request)
+        answers = answers_beside(fleet, wishes, timeout_s=MANIFEST_S)
+        listed = {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}
+        wanted: dict[int, list[ResultFile]] = {}
+        for one in name_at_home(manifests_of(self._job, listed)[0])[0]:
+            file = one.file
+            if file.data is not None and file.sha256 and file.path.rpartition("/")[2].startswith(EVENTS):
+                wanted.setdefault(one.node, []).append(msgspec.structs.replace(file, home=one.home))
+        with self._writing, cluster.folder.lock("fetch", part="results"):
+            if wanted and not self._ended.is_set():
+                came = pull(wanted, target, ssh_config=cluster.folder.ssh_config)
+                self._fetched += sum(one.bytes for one in came.values())

@@ -1,0 +1,315 @@
+"""The jobs that this machine and its nodes know: found, told by the nodes, ended."""
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from awsddp.billing import Bill
+from awsddp.errors import AwsddpError, NodeError, NotFoundError
+from awsddp.ledger import Past, bill_of, pasts
+from awsddp.reach import say_missing
+from awsddp.records import ACTIVE, JobRecord, widened
+from awsddp.report import iso
+from awsddp.results import job_result, missing, results_dir, saved_job
+from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
+from awsddp.values import seconds
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+
+
+_NEWEST = 5
+"""How many jobs are named where one is not found."""
+
+
+def told_jobs(cluster: "Cluster", *, partial: bool = False) -> tuple[JobRecord, ...]:
+    """Return every job that the connected nodes know, oldest first.
+
+    With `partial` a node that does not answer joins the fleet's failures, unless none does. A job that
+    this machine does not remember is none of this cluster's where its name is taken in the results
+    folder: no node may choose a folder of the user's.
+    """
+    from awsddp.asking import answering, answers_of, whole
+    from awsddp.jobs import results
+    from awsddp.jobs.supervisor import requests
+    from awsddp.results import results_dir
+
+    request = requests.State()
+    answers = answers_of(cluster.fleet, dict.fromkeys(answering(cluster.fleet), request))
+    failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
+    if partial and len(failed) < len(answers):
+        cluster.fleet.failures.update(failed)
+        answers = {node: answer for node, answer in answers.items() if node not in failed}
+    documents = {node: answer.jobs for node, answer in whole(answers).items()}
+    jobs = results.jobs(documents, results=cluster.job_spec.job.results)
+    record = cluster.folder.read()
+    known = {job.job for job in record.jobs} if record else set()
+    return tuple(
+        job for job in jobs if job.job in known or not os.path.lexists(results_dir(cluster, job.job))
+    )
+
+
+def told_job(cluster: "Cluster", name: str | None) -> JobRecord:
+    """Return the job of this name, or the last one, as the nodes that answer know it.
+
+    Raises NotFoundError, and NodeError for one that is remembered and whose nodes all are missing.
+    """
+    try:
+        return choose_job(told_jobs(cluster, partial=True), name)
+    except NotFoundError:
+        remembered = [job for job in cluster.record.jobs if job.job == name and job.nodes]
+        for job in remembered:
+            why = "\n".join(missing(cluster, job).values())
+            raise NodeError(f"no reachable node knows job {name}", why, "awsddp jobs") from None
+        raise
+
+
+def end_ranks(
+    cluster: "Cluster", job: str, *, grace_s: float | None = None, launch: str | None = None
+) -> None:
+    """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended.
+
+    With `launch` only where the job is of that launch.
+    """
+    from awsddp.asking import ANSWER_S, answering, ask
+    from awsddp.jobs.supervisor import requests
+
+    grace = seconds(cluster.job_spec.job.grace) if grace_s is None else grace_s
+    states = ask(cluster.fleet, dict.fromkeys(answering(cluster.fleet), requests.State()))
+    knows = {node for node, state in states.items() if any(one.job == job for one in state.jobs)}
+    request = requests.Cancel(job=job, grace=grace, launch=launch)
+    ask(cluster.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
+
+
+def end_job(cluster: "Cluster", job: JobRecord) -> JobRecord:
+    """End a job that still runs, with its grace, and return it as it is then."""
+    if job.state not in ACTIVE:
+        return job
+    ranks = f": its ranks have {cluster.job_spec.job.grace}" if job.state == "running" else ", which waits"
+    cluster.say(f"ending job {job.job}{ranks}")
+    end_ranks(cluster, job.job)
+    return choose_job(told_jobs(cluster, partial=True), job.job)
+
+
+def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
+    """Return the job of this name, or the last one. Raises NotFoundError."""
+    chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
+    if chosen is None:
+        if not jobs:
+            raise NotFoundError(
+                f"no job {name}" if name else "no job", "no jobs on this cluster yet", "awsddp train"
+            )
+        names = ", ".join(job.job for job in jobs[-_NEWEST:])
+        raise NotFoundError(f"no job {name}", f"the newest jobs: {names}", "awsddp jobs   # all of them")
+    return chosen
+
+
+def jobs_of_all(cluster: "Cluster") -> JobsDocument:
+    """Return every job of this machine's clusters, and the nodes' own, the oldest first, and what they cost.
+
+    Unreachable nodes are named, as is a cluster that has ended. Raises what keeps the nodes from an answer,
+    with the document as its `result`; NotFoundError only where no cluster of this name was ever made here.
+    """
+    bill = None
+    try:
+        with cluster.partly_ready() as cluster:
+            bill = bill_of(cluster, cluster.known, cluster.listed, cluster.gateway)
+            return jobs_document(cluster, known_jobs(cluster), bill)
+    except AwsddpError as error:
+        error.result = found = jobs_document(cluster, (), bill)
+        is_known = any(one.cluster == cluster.spec.name for one in found.clusters)
+        if not (isinstance(error, NotFoundError) and is_known):
+            raise
+        cluster.say(error.summary)
+        return found
+
+
+def known_jobs(cluster: "Cluster") -> tuple[JobRecord, ...]:
+    """Return every job that the nodes know, oldest first.
+
+    Unreachable nodes are named. Raises NotFoundError, and NoNodes if no node is reachable.
+    """
+    with cluster.connect_reachable():
+        known = told_jobs(cluster, partial=True)
+        say_missing(cluster)
+        cluster.folder.remember(*known)
+        return known
+
+
+def job_now(cluster: "Cluster", name: str) -> JobRecord:
+    """Return a job as it is now: by what this machine knows if it has ended, else by its nodes.
+
+    Raises NotFoundError, NodeError, CloudError.
+    """
+    found = find_job(cluster, name)
+    if found is not None and found.job.state not in ACTIVE:
+        return found.job
+    with cluster.partly_ready() as cluster:
+        return choose_job(known_jobs(cluster), name)
+
+
+def jobs_document(
+    cluster: "Cluster", reported: Collection[JobRecord], bill: Bill | None = None
+) -> JobsDocument:
+    """Return the `jobs` document; `reported` are the jobs as the cluster's nodes have just told them.
+
+    `bill` is the cluster's account, where AWS has just been asked for it.
+    """
+    known = all_jobs(cluster, reported)
+    clusters = []
+    for past in pasts(cluster.home):
+        account = bill if bill is not None and past.folder == cluster.folder.path else past.bill
+        if account is not None:
+            used = sum(one.usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
+            idle = None if account.cost_usd is None else round(max(0.0, account.cost_usd - used), 2)
+            clusters.append(_costed(past.name, account, idle))
+    return JobsDocument(
+        jobs=tuple(one.listed() for one in known),
+        clusters=tuple(sorted(clusters, key=lambda one: one.began)),
+        total_usd=_total(clusters, "aws"),
+        would_have_cost_usd=_total(clusters, "local"),
+    )
+
+
+def _costed(name: str, account: Bill, idle_usd: float | None) -> CostedCluster:
+    return CostedCluster(
+        cluster=name,
+        id=account.id,
+        target=account.target,
+        region=account.region,
+        instance_type=account.instance_type,
+        nodes=account.nodes,
+        began=str(iso(account.began)),
+        ended=iso(account.ended),
+        price_usd_per_hour=account.price_usd_per_hour,
+        cost_usd=account.cost_usd,
+        idle_usd=idle_usd,
+    )
+
+
+def _total(clusters: Iterable[CostedCluster], target: str) -> float:
+    return round(sum(one.cost_usd or 0.0 for one in clusters if one.target == target), 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundJob:
+    """A job that this machine knows: its results directory, and its cluster where there is a ledger of it.
+
+    `launched` is when, as text; `reported` tells that its nodes have just told it.
+    """
+
+    job: JobRecord
+    folder: Path
+    past: Past | None
+    launched: str
+    reported: bool = False
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the job ran, by its record; until now for one that runs."""
+        if self.job.started is None:
+            return None
+        ended = datetime.fromisoformat(self.job.ended) if self.job.ended else datetime.now(UTC)
+        return max(0.0, (ended - datetime.fromisoformat(self.job.started)).total_seconds())
+
+    @property
+    def usd(self) -> float | None:
+        """What the job's nodes cost while it ran, by list price."""
+        seconds, price = self.seconds, self.job.price_usd_per_hour
+        return None if seconds is None or price is None else round(seconds / 3600 * price, 4)
+
+    def listed(self) -> ListedJob:
+        """Return the job with its cluster, its time and its cost."""
+        launch = self.past and self.past.launched
+        return widened(
+            ListedJob,
+            self.job,
+            cluster=self.past.name if self.past else None,
+            cluster_id=launch.id if launch else None,
+            seconds=self.seconds,
+            job_usd=self.usd,
+            reported=self.reported,
+        )
+
+
+def all_jobs(cluster: "Cluster", reported: Collection[JobRecord] = ()) -> list[FoundJob]:
+    """Return the jobs of this machine's clusters and those whose results are in the project's folder.
+
+    The oldest comes first. `reported` are as for `jobs_document`.
+    """
+    made = list(pasts(cluster.home))
+    found = [one for past in made for one in jobs_of(cluster, past, reported)]
+    known = {(one.folder, one.job.nodes) for one in found}
+    for path in results_dir(cluster, "x").parent.absolute().glob("*/job.json"):
+        job = saved_job(path.parent)
+        if job is not None and (path.parent, job.nodes) not in known:
+            own = next((past for past in made if _has_run(past, job)), None)
+            found.append(FoundJob(job=job, folder=path.parent, past=own, launched=job.started or ""))
+    return sorted(found, key=lambda one: one.launched)
+
+
+def jobs_of(cluster: "Cluster", past: Past, reported: Collection[JobRecord] = ()) -> list[FoundJob]:
+    """Return the jobs of one cluster, the oldest first: as its nodes `reported` them, else as last seen.
+
+    The results say how a job ended, also where they were moved into the project's folder. A job that was last
+    seen active on a cluster that has ended was interrupted.
+    """
+    found = []
+    live = {job.job: job for job in reported if past.folder == cluster.folder.path}
+    seen = {job.job: job for job in past.record.jobs} if past.record else {}
+    rows = {row.job: row for row in past.rows if row.event == "train" and row.job and row.home}
+    ended = bill.ended if (bill := past.bill) else None
+    for name in dict.fromkeys((*rows, *seen, *live)):
+        row, last, here = rows.get(name), seen.get(name), results_dir(cluster, name).absolute()
+        home = Path(row.home) if row and row.home else here
+        saved = ((folder, saved_job(folder)) for folder in (home, here))
+        own = ((at, job) for at, job in saved if job and _has_run(past, job, seen=last))
+        folder, kept = next(own, (home, None))
+        job = live.get(name) or (kept if kept and kept.state not in ACTIVE else last or kept)
+        if job is None:
+            continue
+        launched = row.time.isoformat() if row else job.started or ""
+        if ended is not None and job.state in ACTIVE and name not in live:
+            job = replace(job, state="interrupted", ended=iso(ended))
+        found.append(FoundJob(job=job, folder=folder, past=past, launched=launched, reported=name in live))
+    return sorted(found, key=lambda one: one.launched)
+
+
+def _has_run(past: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
+    """Tell whether a job ran on machines of this cluster; on those of the job `seen`, where it is known."""
+    return job.nodes == seen.nodes if seen else any(one.instance_id in past.instances for one in job.nodes)
+
+
+def find_job(cluster: "Cluster", name: str | None) -> FoundJob | None:
+    """Return the job of this name that this machine knows: one in the project's folder before others.
+
+    Without a name the one that was launched last, on a cluster of this name if there is one.
+    """
+    found = [one for one in all_jobs(cluster) if name in (None, one.job.job)]
+
+    def rank(one: FoundJob) -> tuple[bool, bool]:
+        is_own = one.past is not None and one.past.name == cluster.spec.name
+        return name is not None and one.folder == results_dir(cluster, name).absolute(), is_own
+
+    return max(reversed(found), key=rank, default=None)
+
+
+def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:
+    """End a job (the last that runs by default) and return it as the `train` document.
+
+    A job that has ended is returned as it is. Results stay on the nodes until they are fetched. Unreachable
+    nodes are named; the others end the job. Raises NotFoundError for an unknown job, or if none runs; NoNodes
+    if no node is reachable.
+    """
+    with cluster.partly_ready() as cluster, cluster.connect_reachable():
+        jobs = told_jobs(cluster, partial=True)
+        say_missing(cluster)
+        running = [one for one in jobs if one.state == "running"]
+        if job is None and not running:
+            raise NotFoundError("no job is running on this cluster", "", "awsddp jobs   # ended jobs")
+        ended = end_job(cluster, choose_job(jobs if job else running, job))
+        cluster.folder.remember(ended)
+        return job_result(cluster, ended)

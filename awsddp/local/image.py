@@ -1,0 +1,317 @@
+"""What a node's disk shows: this machine's system made to look like a fresh image, and torch's environment.
+
+A node's root is an overlay: its own folder over a layer over `/`. The layer hides everything of the machine
+that is not its system (homes, data, services, accounts, secrets) with whiteouts and opaque folders, and puts
+a small systemd, sshd and cloud-init configuration in their place.
+
+Deep Learning AMIs have torch at /opt/pytorch. Here that is an environment made once in a cache and bound
+read-only. The Python below it may lie in a home that a node does not show (pyenv, uv), so it is bound at
+/opt/python, and the environment points there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from awsddp.compat.types import GPU_TYPES
+from awsddp.errors import LocalCloudError
+from awsddp.local.machine import run
+from awsddp.resources import template_folder, train_folder
+
+TOP_SYSTEM = {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"}
+TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp")
+
+# What of /etc is the system's and holds nothing of the machine's users, services or secrets.
+ETC_SYSTEM = {
+    *("alternatives", "adduser.conf", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "dbus-1"),
+    *("debian_version", "default", "deluser.conf", "dpkg", "gai.conf", "host.conf", "inputrc", "issue"),
+    *("issue.net", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf", "locale.gen"),
+    *("localtime", "login.defs", "logrotate.d", "lsb-release", "magic", "magic.mime", "mime.types"),
+    *("mke2fs.conf", "mtab", "networks", "os-release", "pam.conf", "pam.d", "perl", "profile", "protocols"),
+    *("python3", "python3.11", "python3.12", "python3.13", "rpc", "security", "selinux", "services", "ssl"),
+    *("shells", "skel", "sudo.conf", "terminfo"),
+    *("timezone", "vim", "xattr.conf"),
+}
+VAR_KEPT = {"lib", "lock", "run"}
+VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
+VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
+VAR_LIB_EMPTY = ("apt", "cloud", "dbus", "misc", "private", "sudo", "systemd")
+
+# A path unit takes an inotify instance, a user's own systemd three: all nodes share
+# fs.inotify.max_user_instances.
+MASKED_UNITS = (
+    "getty.target",
+    "systemd-ask-password-console.path",
+    "systemd-ask-password-wall.path",
+    "systemd-firstboot.service",
+    "systemd-random-seed.service",
+    "user@.service",
+)
+
+# Of the image that the node stands for, whose distribution it names.
+CLOUD_CFG = """\
+datasource_list: [NoCloud]
+network: {config: disabled}
+users: [default]
+disable_root: true
+ssh_pwauth: false
+ssh_genkeytypes: [ed25519]
+cloud_init_modules: [bootcmd, write-files, set_hostname, users-groups, ssh]
+cloud_config_modules: [set-passwords, runcmd]
+cloud_final_modules: [write-files-deferred, scripts-user, ssh-authkey-fingerprints, keys-to-console,
+  final-message]
+system_info:
+  distro: ubuntu
+  default_user:
+    name: ubuntu
+    lock_passwd: true
+    groups: [adm, sudo]
+    sudo: ["ALL=(ALL) NOPASSWD:ALL"]
+    shell: /bin/bash
+"""
+
+SSHD_CONFIG = Path("/usr/share/openssh/sshd_config")
+"""The package's own: what a fresh system has in /etc/ssh."""
+# When sshd answers, the instance is "running"; the daemon sees this file through a bind mount.
+UP_MARK = "var/lib/misc/answers"
+UP_UNIT = f"""\
+[Unit]
+Description=Tells the local cloud that this instance answers
+After=ssh.service systemd-user-sessions.service
+[Service]
+Type=oneshot
+ExecStart=/bin/touch /{UP_MARK}
+"""
+
+FILES = {
+    "etc/environment": 'PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n',
+    "etc/machine-id": "",
+    "etc/motd": "A node of awsddp's local cloud. Its GPUs are simulated.\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
+    "networks: files\nprotocols: files\nservices: files\n",
+    # As cloud-init would write it, and then restart sshd, which has answered by then.
+    "etc/ssh/sshd_config.d/50-cloud-init.conf": "PasswordAuthentication no\n",
+    "etc/sudoers": "Defaults env_reset\n"
+    'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
+    "root ALL=(ALL:ALL) ALL\n%sudo ALL=(ALL:ALL) ALL\n@includedir /etc/sudoers.d\n",
+    "etc/systemd/system/answers.service": UP_UNIT,
+}
+
+
+def build_layer(folder: Path) -> None:
+    """Make the layer in `folder`, which must not be there yet."""
+    building = folder.with_name(folder.name + ".new")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True, mode=0o755)
+    _mask(Path("/"), building, kept=TOP_SYSTEM, empty=TOP_EMPTY)
+    _mask(
+        Path("/etc"), building / "etc", kept=ETC_SYSTEM, empty=("apt", "ssh", "systemd", "cloud", "sudoers.d")
+    )
+    # The public certificates stay, the machine's private keys go.
+    _mask(Path("/etc/ssl"), building / "etc/ssl", kept={"certs", "openssl.cnf"}, empty=())
+    _mask(Path("/var"), building / "var", kept=VAR_KEPT, empty=VAR_EMPTY)
+    _mask(Path("/var/lib"), building / "var/lib", kept=VAR_LIB_KEPT, empty=VAR_LIB_EMPTY)
+    (building / "usr").mkdir()
+    _empty(building / "usr/local")
+    for path in ("usr/local/bin", "usr/local/sbin", "usr/local/lib", "opt/pytorch", "opt/python"):
+        (building / path).mkdir(parents=True, exist_ok=True)
+    for path in ("tmp", "var/tmp"):
+        (building / path).chmod(0o1777)
+    (building / "root").chmod(0o700)
+    for name, text in FILES.items():
+        _write(building / name, text)
+    (building / "etc/sudoers").chmod(0o440)
+    _write(building / "etc/ssh/sshd_config", SSHD_CONFIG.read_text())
+    _write(building / "etc/cloud/cloud.cfg", CLOUD_CFG)
+    logging = Path("/etc/cloud/cloud.cfg.d/05_logging.cfg")
+    _write(building / logging.relative_to("/"), logging.read_text())
+    _units(building)
+    _accounts(building)
+    building.rename(folder)
+
+
+def _mask(machine: Path, layer: Path, *, kept: set[str], empty: tuple[str, ...]) -> None:
+    """Hides each entry of a folder of the machine that is not kept; those in `empty` are there, but empty."""
+    layer.mkdir(exist_ok=True)
+    for entry in machine.iterdir():
+        if entry.name not in kept and entry.name not in empty:
+            os.mknod(layer / entry.name, stat.S_IFCHR, os.makedev(0, 0))
+    for name in empty:
+        _empty(layer / name)
+
+
+def _empty(folder: Path) -> None:
+    folder.mkdir()
+    os.setxattr(folder, "trusted.overlay.opaque", b"y")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+
+
+def _units(layer: Path) -> None:
+    system = layer / "etc/systemd/system"
+    wants = system / "multi-user.target.wants"
+    wants.mkdir(parents=True, exist_ok=True)
+    (system / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
+    (system / "sshd.service").symlink_to("/lib/systemd/system/ssh.service")
+    # Only what a fresh Ubuntu image would start, and nothing that waits for hardware.
+    own = Path("/lib/systemd/system")
+    always = ("ssh.service", "cloud-config.service", "cloud-final.service")
+    for path in (*map(own.joinpath, always), *own.glob("cloud-init*.service")):
+        if "hotplug" not in path.name:
+            (wants / path.name).symlink_to(path)
+    (wants / "answers.service").symlink_to("../answers.service")
+    for unit in MASKED_UNITS:
+        (system / unit).symlink_to("/dev/null")
+    generators = layer / "etc/systemd/system-generators"
+    generators.mkdir()
+    for generator in Path("/lib/systemd/system-generators").iterdir():
+        (generators / generator.name).symlink_to("/dev/null")
+
+
+def _accounts(layer: Path) -> None:
+    """The system's own accounts and groups, without passwords and members; no user of the machine."""
+    for name, hidden in (("passwd", "shadow"), ("group", "gshadow")):
+        lines = [line.split(":") for line in Path("/etc", name).read_text().splitlines()]
+        kept = [fields for fields in lines if not 1000 <= int(fields[2]) < 65534]
+        if name == "group":
+            kept = [[*fields[:3], ""] for fields in kept]
+        _write(layer / "etc" / name, "".join(":".join(fields) + "\n" for fields in kept))
+        rest = ":*:19000:0:99999:7:::" if name == "passwd" else ":*::"
+        _write(layer / "etc" / hidden, "".join(f"{fields[0]}{rest}\n" for fields in kept))
+        (layer / "etc" / hidden).chmod(0o640)
+
+
+TORCH_VERSION = "2.13.0"
+TORCHVISION_VERSION = "0.28.0"
+OTHERS = ("numpy", "pillow")  # of what the Deep Learning AMIs have beside them
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_NAME = f"torch-{TORCH_VERSION}-torchvision-{TORCHVISION_VERSION}"
+AT = Path("/opt/pytorch")
+BASE = Path(sys.base_prefix)
+BASE_AT = BASE if Path("/usr") == BASE else Path("/opt/python")
+"""Where a node has the Python of this process."""
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+BASE_PYTHON = BASE / "bin" / PYTHON
+PACKAGES = Path("lib", PYTHON, "site-packages")
+"""Where an environment keeps its packages."""
+
+
+def cache_folder() -> Path:
+    """$AWSDDP_CACHE; else /var/cache/awsddp for root, the user's cache folder for others."""
+    if given := os.environ.get("AWSDDP_CACHE"):
+        return Path(given)
+    if os.geteuid() == 0:
+        return Path("/var/cache/awsddp")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "awsddp"
+
+
+def ensure(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Path:
+    """Return the environment's folder in the cache; makes it if it is not there (once, some minutes).
+
+    :param mode: of the local cloud: in loopback mode its packages alone are used, not its interpreter.
+    :raises LocalCloudError: torch could not be installed.
+    """
+    cache = cache_folder()
+    folder = cache / f"{_NAME}-python-{platform.python_version()}-{platform.machine()}"
+    if folder.exists():
+        return folder
+    alike = sorted(cache.glob(f"{_NAME}-{PYTHON.replace('python', 'python-')}.*-{platform.machine()}"))
+    if alike and mode == "loopback":
+        return alike[-1]
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f"{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                on_event(f"installing torch {TORCH_VERSION} for the local cloud, once, into {folder}")
+                _install(folder)
+    except OSError as error:
+        raise LocalCloudError(
+            "torch for the local cloud cannot be kept in its cache",
+            why=str(error),
+            next="awsddp local stop   # then set AWSDDP_CACHE to a folder with 3 GB free, and again",
+        ) from error
+    return folder
+
+
+def library() -> Path | None:
+    """Return the shared library that Python in a node needs from outside /usr."""
+    # sysconfig, which would tell, answers None to the second of two hosts that boot at once (Python 3.11).
+    shared = BASE / "lib" / f"lib{PYTHON}{sys.abiflags}.so.1.0"
+    return shared if BASE_AT != BASE and shared.exists() else None
+
+
+def _install(folder: Path) -> None:
+    building = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(building, ignore_errors=True)
+    index = os.environ.get("AWSDDP_TORCH_INDEX") or TORCH_INDEX
+    install = partial(
+        run,
+        failed="torch could not be installed for the local cloud",
+        next="awsddp local stop   # then set AWSDDP_TORCH_INDEX to an index that answers, and again",
+    )
+    install(str(BASE_PYTHON), "-m", "venv", "--prompt", "pytorch", str(building))
+    pip = [str(building / "bin/python"), "-I", "-m", "pip", "install", "--quiet"]
+    patience = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
+    indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
+    install(*pip, *patience, *indexes, f"torch=={TORCH_VERSION}", *OTHERS)
+    # Its own requirement would have an index without CPU builds answer with torch for CUDA.
+    install(*pip, *patience, *indexes, "--no-deps", f"torchvision=={TORCHVISION_VERSION}")
+    _declare_operators(next(building.glob("lib/python*/site-packages")))
+    # From here on it is right for /opt/pytorch in a node; on this machine it runs no more.
+    point_at(BASE_AT / "bin" / PYTHON, building)
+    for script in (building / "bin").iterdir():
+        if not script.is_symlink():
+            script.write_bytes(script.read_bytes().replace(str(building).encode(), str(AT).encode()))
+    building.rename(folder)
+
+
+def _declare_operators(packages: Path) -> None:
+    """Has torchvision import train/torchvision_operators.py where its compiled half does not fit torch.
+
+    In torchvision's own file: a .pth or sitecustomize would cost every start of Python.
+    """
+    name = "torchvision_operators"
+    shutil.copy(train_folder() / f"{name}.py", packages)
+    with (packages / "torchvision/extension.py").open("a") as file:
+        file.write(f"\n\nif not _has_ops():  # written by awsddp\n    import {name}\n")
+
+
+def point_at(python: Path, environment: Path) -> None:
+    """Make an environment, whose packages may be there already, one of this interpreter."""
+    (environment / "bin").mkdir(parents=True, exist_ok=True)
+    for name in ("python", "python3", PYTHON):
+        (environment / "bin" / name).unlink(missing_ok=True)
+        (environment / "bin" / name).symlink_to(python)
+    (environment / "pyvenv.cfg").write_text(
+        f"home = {python.parent}\ninclude-system-site-packages = false\n"
+        f"version = {platform.python_version()}\n"
+    )
+
+
+def rehearse(packages: Path, instance_type: str) -> None:
+    """Has the torch of these packages pretend the GPUs of a type, if known (templates/rehearse_gpu)."""
+    shutil.copytree(template_folder("rehearse_gpu"), packages / "rehearse_gpu", dirs_exist_ok=True)
+    facts: dict[str, Any] = {}
+    if kind := GPU_TYPES.get(instance_type):
+        facts = {
+            "count": kind.gpus,
+            "name": f"NVIDIA {kind.gpu}",
+            "memory_bytes": int(kind.memory_gb * 2**30),
+            "capability": tuple(map(int, (kind.capability or "8.0").split("."))),
+        }
+    # Not a sitecustomize: Debian's python has one of its own, which comes first.
+    (packages / "rehearse_gpu.pth").write_text(f"import rehearse_gpu; rehearse_gpu.pretend(**{facts!r})\n")

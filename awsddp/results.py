@@ -1,0 +1,311 @@
+"""A job's results, brought home: fetched, verified, released on the nodes, and what they say of the job."""
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp import report
+from awsddp.errors import AwsddpError, ConfigError
+from awsddp.jobs import results
+from awsddp.jobs.files import newest_checkpoint
+from awsddp.jobs.supervisor.manifest import EVENTS
+from awsddp.ledger import note_fetched
+from awsddp.parallel import soon
+from awsddp.records import ACTIVE, ENDED, MORE, JobRecord, Node, widened
+from awsddp.report import node_name
+from awsddp.returns import JobDocument
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+    from awsddp.nodes.results import Fetched
+    from awsddp.nodes.transport import Fleet
+
+
+FETCH_S = 600.0
+"""How long another client of this machine may take to fetch the same results."""
+
+
+FRESH_S = 2.0
+"""How old the nodes' tags may be that are written back, if no client of this machine has held them since."""
+
+
+def missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
+    """Return why a node's part of a job cannot be fetched now, by the number that the node had."""
+    from awsddp.asking import holders
+
+    reached = {cluster.fleet.endpoints[node].instance_id for node in holders(cluster.fleet, job)}
+    living = {node.instance_id: node for node in (*cluster.nodes, *cluster.excluded)}
+    reasons = {}
+    for one in job.nodes:
+        node, who = living.get(one.instance_id), f"{node_name(one.node)} ({one.instance_id})"
+        if one.instance_id in reached:
+            continue
+        if node is None:
+            reasons[one.node] = f"{who} is gone; its part of job {job.job} is lost"
+        elif node.state in ENDED:
+            lost = job.job in node.unfetched
+            fate = "lost" if lost else "not here: who ended the node may have fetched it"
+            reasons[one.node] = f"{who} is {node.state}; its part of job {job.job} is {fate}"
+        elif node.state != "running":
+            reasons[one.node] = f"{who} is {node.state}; it holds its part of job {job.job}"
+        else:
+            failure = cluster.fleet.failures.get(node.node)
+            why = "it is being prepared" if failure is None else failure.summary
+            reasons[one.node] = f"{who} holds its part of job {job.job}: {why}"
+    return reasons
+
+
+def still_missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
+    """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
+    from awsddp.results import is_fetched, results_dir
+
+    return {} if is_fetched(results_dir(cluster, job.job), job) else missing(cluster, job)
+
+
+def bring(cluster: "Cluster", job: JobRecord) -> "dict[int, Fetched]":
+    """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
+
+    The job that is written beside them says what is missing. One client at a time does so. Over
+    job.results_limit `cluster.agree` decides. Raises Unfetched where something that the job made stays on the
+    nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full.
+    """
+    lost = still_missing(cluster, job)
+    job = replace(job, missing=tuple(lost))
+    with cluster.folder.lock("fetch", part="results", wait_s=FETCH_S):
+        cluster.folder.remember(job)
+        return _bring(cluster, job, lost)
+
+
+def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> "dict[int, Fetched]":
+    from awsddp.asking import holders
+    from awsddp.aws.power import release, unfetched_of
+    from awsddp.jobs.results import encode
+    from awsddp.nodes.results import pull
+    from awsddp.owed import say_growing, select, unfetched
+    from awsddp.results import draw_loss, older_jobs, results_dir
+
+    folder = results_dir(cluster, job.job)
+    nodes, began = holders(cluster.fleet, job), time.monotonic()
+    held = [node for node in cluster.nodes if node.node in nodes]
+    tagged = soon(unfetched_of, cluster.aws, held) if held and job.state not in ACTIVE else None
+    selected = select(cluster, cluster.fleet, job, nodes, folder)
+
+    def job_json(came: "Mapping[int, Fetched]") -> dict[str, bytes]:
+        nonlocal selected
+        selected = selected.after(job, came)
+        missing = sorted({*job.missing, *(one.node for one in selected.owed)})
+        return {"job.json": encode(replace(job, missing=tuple(missing)))}
+
+    fetched = pull(
+        selected.wanted,
+        folder,
+        ssh_config=cluster.folder.ssh_config,
+        links=selected.links,
+        also=job_json,
+        grows=job.state in ACTIVE,
+        on_event=cluster.on_event,
+    )
+    note_fetched(cluster, cluster.record, job.job, sum(one.bytes for one in fetched.values()))
+    draw_loss(folder)
+    say_growing(cluster, job, selected.growing)
+    if selected.owed:
+        error = unfetched(job, selected)
+        error.why = "\n".join((error.why, *lost.values()))
+        raise error
+    if tagged is not None:
+        with _tags(cluster) as free_s:
+            # A file's time is up to 10 ms late.
+            fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
+            older = older_jobs(cluster, cluster.fleet, tagged.result())
+            release(cluster.aws, held, job.job, tagged=tagged.result() if fresh else None, older=older)
+    return fetched
+
+
+def keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
+    """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
+    from awsddp.aws.power import keep_on_poweroff
+
+    with _tags(cluster):
+        keep_on_poweroff(cluster.aws, nodes, job)
+
+
+def release(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
+    """Let the nodes forget that they owe the job's results. Raises CloudError."""
+    from awsddp.aws.power import release
+
+    with _tags(cluster):
+        release(cluster.aws, nodes, job)
+
+
+def _tags(cluster: "Cluster") -> AbstractContextManager[float]:
+    """Hold the tags that name jobs, which are read, changed and written back, against other clients."""
+    return cluster.folder.lock("train", part="tags", wait_s=FETCH_S)
+
+
+METRICS_CHARACTERS = 64 << 20
+"""How much of a job's metrics is read."""
+
+
+EVENTS_BYTES = 16 << 20
+"""How much of an event file is read."""
+
+
+def results_dir(cluster: "Cluster", job: str) -> Path:
+    """Return the local folder that receives a job's results."""
+    return Path(cluster.job_spec.sync.workdir) / cluster.job_spec.job.results / job
+
+
+def check_results_dir(cluster: "Cluster", *, is_used: bool) -> None:
+    """Raise ConfigError where the path of the results is no text, so that it could not be written down, and,
+    where it `is_used`, where no job's results can be written there: before the job starts, not at its end.
+    """
+    folder = results_dir(cluster, "x").parent.absolute()
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        why = "a job's record holds the path of its results"
+        raise ConfigError(f"the path {str(folder)!r} is not UTF-8", why, "rename the folder") from error
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not is_used:
+        return
+    if not nearest.is_dir():
+        why = f"{nearest} is not a folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        why = f"{nearest} is read-only"
+    else:
+        return
+    raise ConfigError(f"cannot write results to {folder}", why, "choose another folder: -o job.results=DIR")
+
+
+def draw_loss(target: Path) -> None:
+    """Draw the loss that rank 0 wrote down, where it did."""
+    from awsddp import page
+
+    rows = metrics_of(target)
+    data = f", {name}" if (name := _data(rows)) else ""
+    plot = page.loss_plot(rows, title=f"training loss, {target.name}{data}")
+    if plot is not None:
+        (target / "loss.svg").write_text(plot, encoding="utf-8")
+
+
+def metrics_of(target: Path, node: int = 0) -> list[dict[str, Any]]:
+    """Return the metrics that a node's run folder holds; none where there are none."""
+    file = target / f"node{node}" / "run" / "metrics.jsonl"
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        return report.json_lines(stream.read(METRICS_CHARACTERS))
+
+
+def loss_rows(target: Path, node: int) -> list[dict[str, Any]]:
+    """Return a node's metrics; where they hold no loss, that of its TensorBoard event files."""
+    from awsddp import page
+
+    rows = metrics_of(target, node)
+    if report.last_value(rows, "loss") is None:
+        for file in sorted((target / f"node{node}").rglob(f"{EVENTS}*")):
+            with contextlib.suppress(OSError), file.open("rb") as stream:
+                rows += page.event_rows(stream.read(EVENTS_BYTES))
+    return rows
+
+
+def _data(rows: list[dict[str, Any]]) -> str | None:
+    """Return what the program says it was tested on: the real set, or data made for a rehearsal."""
+    return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
+
+
+def job_result(cluster: "Cluster", job: JobRecord, *, folder: Path | None = None) -> JobDocument:
+    """Return a job as the document of `train`, with the accuracy that its program wrote down.
+
+    `folder` holds its results (None: the one that receives them). `missing` names the nodes whose results are
+    missing. `checkpoint` is that of a job that did not succeed.
+    """
+    folder = folder or results_dir(cluster, job.job)
+    kept, rows = ended_job(folder), metrics_of(folder)
+    return widened(
+        JobDocument,
+        job,
+        accuracy=report.last_value(rows, "accuracy"),
+        data=_data(rows),
+        fetched=is_fetched(folder, job),
+        checkpoint=_checkpoint(folder, job),
+        missing=kept.missing if kept is not None else job.missing,
+    )
+
+
+def _checkpoint(folder: Path, job: JobRecord) -> str | None:
+    if job.state not in ("failed", "cancelled"):
+        return None
+    return next(
+        (f"{job.home}/{path.relative_to(folder.resolve())}" for path in newest_checkpoint(folder)), None
+    )
+
+
+def saved_job(folder: Path) -> JobRecord | None:
+    """Return the job whose results are in a folder; None where its job.json is missing or torn."""
+    with contextlib.suppress(ConfigError, OSError):
+        return results.decode((folder / "job.json").read_bytes())
+    return None
+
+
+def ended_job(folder: Path) -> JobRecord | None:
+    """Return the job whose results are in a folder if they were fetched after it had ended."""
+    job = saved_job(folder)
+    return job if job is not None and job.state not in ACTIVE else None
+
+
+def is_fetched(folder: Path, job: JobRecord) -> bool:
+    """Tell whether a folder holds all results of a job, fetched after it had ended.
+
+    The results of another job of its name, on other machines, do not count.
+    """
+    kept = ended_job(folder)
+    return kept is not None and not kept.missing and kept.nodes == job.nodes
+
+
+def is_owed(cluster: "Cluster", unfetched: Collection[str], job: JobRecord) -> bool:
+    """Tell whether the nodes hold results of a job that are not fetched, by their tags (`unfetched`).
+
+    A job that the tags may only count, and not name, is owed unless all of it is here.
+    """
+    if job.job in unfetched or MORE not in unfetched:
+        return job.job in unfetched
+    return not is_fetched(results_dir(cluster, job.job), job)
+
+
+def older_jobs(
+    cluster: "Cluster", fleet: "Fleet", tagged: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Return what MORE stands for on each connected node that is tagged with it, by instance id.
+
+    These are all jobs that the node lists and that are not whole here: also those that another machine has
+    fetched, as nothing says so.
+    """
+    from awsddp.asking import answers_of
+    from awsddp.jobs.supervisor import requests
+
+    keys = {node: one.instance_id for node, one in fleet.endpoints.items() if node in fleet.nodes}
+    wishes = {node: requests.State() for node, key in keys.items() if MORE in tagged.get(key, ())}
+    answers = answers_of(fleet, wishes) if wishes else {}
+    return {
+        keys[node]: [one.job for one in answer.jobs if not _is_home(cluster, one.job, keys[node])]
+        for node, answer in answers.items()
+        if not isinstance(answer, AwsddpError)
+    }
+
+
+def _is_home(cluster: "Cluster", name: str, instance_id: str) -> bool:
+    """Tell whether a job of this instance is whole here; another instance's may have its name."""
+    kept = whole_at_home(cluster, name)
+    return kept is not None and instance_id in {one.instance_id for one in kept.nodes}
+
+
+def whole_at_home(cluster: "Cluster", name: str) -> JobRecord | None:
+    """Return the job of this name if all its results were fetched."""
+    job = ended_job(results_dir(cluster, name))
+    return job if job is not None and not job.missing else None

@@ -1,0 +1,340 @@
+"""From a job to its ranks: the right to start it, its name and slot, its files, environment, supervisors."""
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp.answers import Claimed, Slots
+from awsddp.asking import ANSWER_S, answering, answers_in_turn, ask, whole
+from awsddp.config import overlaid, remembered, words_of
+from awsddp.doctor import preflight
+from awsddp.errors import AwsddpError, InUse, NotFoundError, UsageError
+from awsddp.files import listed_files, send
+from awsddp.jobs import protocol
+from awsddp.jobs.files import commit_of
+from awsddp.jobs.ranks import Host, Rank
+from awsddp.jobs.supervisor import requests
+from awsddp.jobs.supervisor.requests import Launch
+from awsddp.known import end_ranks
+from awsddp.parallel import both, soon
+from awsddp.plan.environment import make_environment_plan, refuse_unlike, source_folders
+from awsddp.records import JobNode, JobRecord, Node, RankResult
+from awsddp.report import iso, node_name
+from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
+from awsddp.results import keep, release, results_dir
+from awsddp.spec import JobSpec
+from awsddp.state import Record
+from awsddp.values import gpus_of
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+    from awsddp.nodes.sync import Listing
+    from awsddp.nodes.transport import Fleet
+    from awsddp.train import Checkpoint
+
+
+CLAIM_S = 60.0
+"""How long another client, here or elsewhere, may be at it, starting a job."""
+
+
+def start(
+    cluster: "Cluster",
+    ranks: tuple[Rank, ...],
+    listing: "Listing",
+    checkpoint: "Checkpoint | None" = None,
+) -> JobRecord:
+    """Send the files and start the job; one client at a time does so, on all machines.
+
+    Nothing is sent while a job runs on the nodes, and nothing starts unless the nodes are fit (`preflight`)
+    and AWS agreed that a poweroff keeps their disks. What fails is undone. Raises InUse, UsageError for a
+    name that is taken, CloudError, NodeError.
+    """
+    folder = cluster.folder
+    with folder.lock("train", wait_s=CLAIM_S):
+        launches, sending = _requests(cluster, ranks, listing, checkpoint)
+        nodes = [node for node in cluster.nodes if node.node in launches]
+        launch = next(iter(launches.values()))
+        name = launch.job
+        with _undone(cluster, nodes, launch):
+            checked = soon(preflight, cluster, launches)
+            both(
+                partial(sending, bundled=cluster.job_spec.job.script is None),
+                lambda: keep(cluster, nodes, name),
+            )
+            checked.result()
+            if checkpoint is not None:
+                from awsddp.nodes.sync import files_to_send
+
+                with checkpoint.staged() as staged:
+                    parts = files_to_send(staged)
+                    send(cluster, cluster.fleet, parts, folder=checkpoint.folder, nodes=set(launches))
+            ask(cluster.fleet, launches)
+        if (first := min(cluster.fleet.nodes)) not in launches:  # a launch there would have ended the claim
+            with contextlib.suppress(AwsddpError):
+                ask(cluster.fleet, {first: requests.Unclaim()})
+    job = JobRecord(
+        job=name,
+        state="waiting" if launch.after else "running",
+        cause=None,
+        world_size=len(ranks),
+        started=iso(datetime.now(UTC)),
+        **launch.facts,
+        ranks=tuple(
+            RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
+            for one in ranks
+        ),
+        home=f"{cluster.job_spec.job.results}/{name}",
+        nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
+    )
+    with _running(name):
+        folder.note("train", job=name, world_size=len(ranks), home=str(results_dir(cluster, name).absolute()))
+        folder.remember(job)
+    if launch.after:
+        cluster.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
+    else:
+        cluster.say(f"job {name} runs, its world size is {len(ranks)}")
+    return job
+
+
+def _requests(
+    cluster: "Cluster", ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None"
+) -> tuple[dict[int, Launch], Callable[..., object]]:
+    """Return the launch requests by node, once the nodes have said that nothing is in the way, and what sends
+    the job's files.
+
+    The claim, on the cluster's first node, holds until that node launches, or is told that another one did.
+    """
+    fleet = cluster.fleet
+    commit = soon(commit_of, Path(cluster.job_spec.sync.workdir), results=cluster.job_spec.job.results)
+    used = sorted({rank.node for rank in ranks})
+    gpus = gpus_of(cluster.job_spec.job.on) if cluster.job_spec.job.on else {}
+    ports = {used[0]: protocol.job_ports()}
+    questions = {node: requests.Slots(ports=ports.get(node, ()), gpus=gpus.get(node, ())) for node in used}
+    answers = _claimed(fleet, questions)
+    after, job = _after(cluster.job_spec.job.after, answers), _free_name(cluster, answers)
+    # A job that waits has a copy, as others use theirs.
+    folder = cluster.job_spec.job.work_folder if cluster.job_spec.job.after is None else f"work-{job}"
+    sending = partial(send, cluster, fleet, listing, folder=folder, nodes=set(used))
+    spec = ensure_environment(cluster, send_files=sending)
+    slot = protocol.choose_slot(answers, first=used[0])
+    record, (name, dirty) = cluster.record, commit.result()
+    price = record.price_usd_per_hour
+    facts = {
+        "options": words_of(cluster.job_spec),
+        "resumed": checkpoint.job if checkpoint else None,
+        "commit": name,
+        "dirty": dirty,
+        "instance_type": record.instance_type,
+        "price_usd_per_hour": None if price is None else round(price / record.nodes * len(used), 6),
+    }
+    launches = protocol.launch_requests(
+        _spec(cluster, spec),
+        job=job,
+        ranks=ranks,
+        hosts=_hosts(cluster, used, folder, checkpoint),
+        slot=slot,
+        facts=facts,
+        after=after,
+    )
+    return launches, sending
+
+
+def _claimed(fleet: "Fleet", questions: Mapping[int, requests.Slots]) -> dict[int, Slots]:
+    """Return the answers to `questions`, given while no other client could launch. Raises InUse.
+
+    The claim and they share a round trip. Where another client has held the claim meanwhile, or a job runs,
+    of which some nodes may not know yet, the nodes are asked again.
+    """
+    first, began = min(fleet.nodes), time.monotonic()
+    owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
+    turns: dict[int, list[requests.Request[Any]]] = {node: [one] for node, one in questions.items()}
+    turns[first] = [requests.Claim(owner=owner, wait_s=0), *turns.get(first, [])]
+    told = answers_in_turn(fleet, turns)
+    claimed, answers = told[first][0], {node: told[node][-1] for node in questions}
+    is_mine = isinstance(claimed, Claimed) and claimed.free_s >= time.monotonic() - began
+    if is_mine and not any(any(one.jobs.values()) for one in answers.values() if isinstance(one, Slots)):
+        return whole(answers)
+    ask(fleet, {first: requests.Claim(owner=owner, wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
+    return ask(fleet, questions)
+
+
+def _after(asked: str | None, answers: Mapping[int, Slots]) -> tuple[str, ...]:
+    """Return the jobs that a job waits for: the one that it names, and all that are in its way now.
+
+    `answers` are those to `requests.Slots`. Without a name, and "all" is one, nothing may be in the way.
+    Raises InUse, NotFoundError.
+    """
+    in_the_way = {job: nodes for told in answers.values() for job, nodes in told.jobs.items() if nodes}
+    if asked is None:
+        for job, nodes in in_the_way.items():
+            raise InUse(
+                f"job {job} runs on {', '.join(map(node_name, nodes))}",
+                "a node runs one job at a time, and those that wait come first",
+                f"awsddp logs -f {job}   # wait for its end and its results\n"
+                f"awsddp cancel {job}   # or end it\nawsddp train --after {job} ...   # or let this one wait",
+            )
+        return ()
+    known = sorted({job for told in answers.values() for job in told.jobs})
+    if asked not in (*known, "all"):
+        raise NotFoundError(
+            f"no job {asked} on the nodes of this one",
+            f"they know: {', '.join(known) or 'none'}",
+            "awsddp jobs   # and their nodes",
+        )
+    return tuple(job for job in known if job == asked or job in in_the_way)
+
+
+def _free_name(cluster: "Cluster", answers: Mapping[int, Slots]) -> str:
+    """Return the job's name, unknown to the nodes, their tags and the results folder. Raises UsageError."""
+    known = {job for answer in answers.values() for job in answer.jobs}
+    for name in _names(cluster.job_spec):
+        if name not in known.union(cluster.unfetched) and not results_dir(cluster, name).exists():
+            return name
+    raise UsageError(
+        f"job {cluster.job_spec.job.name} already exists",
+        "its nodes hold a job of that name",
+        "choose another --name",
+    )
+
+
+def _names(spec: JobSpec) -> Iterator[str]:
+    """Yield the name that was given, else one name after the other, each with random digits."""
+    if spec.job.name is not None:
+        yield spec.job.name
+        return
+    stem = Path(spec.job.script or BUNDLED_SCRIPT).name.removesuffix(".py")
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40] or "job"
+    while True:
+        yield f"{stem}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+@contextlib.contextmanager
+def _undone(cluster: "Cluster", nodes: list[Node], launch: Launch) -> Iterator[None]:
+    """Undo what was begun where it fails: this launch's job, and the tags that only it has written.
+
+    They stay, which is safe, where the nodes cannot be asked to end what may have started.
+    """
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(AwsddpError):
+            end_ranks(cluster, launch.job, grace_s=0, launch=launch.launch)
+            if {node.node for node in nodes} <= set(answering(cluster.fleet)):
+                release(cluster, nodes, launch.job)
+        raise
+
+
+@contextlib.contextmanager
+def _running(job: str) -> Iterator[None]:
+    """Say in an error that the job has started all the same, and how to follow it."""
+    try:
+        yield
+    except AwsddpError as error:
+        error.message = f"job {job} was started, but {error.message}"
+        error.next = (
+            f"{error.next}\nawsddp logs -f {job}   # follow it then\nawsddp cancel {job}   # or end it"
+        )
+        raise
+
+
+def _spec(cluster: "Cluster", spec: JobSpec) -> JobSpec:
+    """Return the job's spec with the bundled program as its script where none is named."""
+    if spec.job.script is not None:
+        return spec
+    from awsddp.nodes.sync import REMOTE_DIR
+
+    script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{BUNDLED}/{BUNDLED_SCRIPT}"
+    return replace(spec, job=replace(spec.job, script=script, module=False))
+
+
+def _hosts(
+    cluster: "Cluster", used: Collection[int], folder: str, checkpoint: "Checkpoint | None"
+) -> list[Host]:
+    from awsddp.nodes.sync import REMOTE_DIR
+
+    requested = cluster.job_spec.job
+    gpus = gpus_of(requested.on) if requested.on else {}
+    sources = source_folders(Path(cluster.job_spec.sync.workdir))
+    return [
+        Host(
+            node=node,
+            prepared=cluster.prepared(node.node),
+            workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{folder}",
+            gpus=gpus.get(node.node, ()),
+            sources=sources,
+            resume=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{checkpoint.folder}/{checkpoint.name}"
+            if checkpoint
+            else None,
+        )
+        for node in cluster.nodes
+        if node.node in used
+    ]
+
+
+def make_environment(cluster: "Cluster") -> None:
+    """Build the environment of [env] on the nodes, and remember it for later jobs.
+
+    Raises ConfigError, NodeError also where the nodes differ in torch, CUDA, driver or GPUs.
+    """
+    record = cluster.record
+    refuse_unlike(
+        {
+            one.node: {"torch": one.torch, "CUDA": one.cuda, "driver": one.driver, "GPUs": one.gpus}
+            for one in record.prepared
+        }
+    )
+    requested = remembered(cluster.job_spec)
+    if requested:
+        cluster.remember(asked=record.asked | requested)
+        with cluster.connect() as fleet:
+            ensure_environment(cluster, send_files=lambda: send(cluster, fleet, listed_files(cluster)))
+
+
+def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) -> JobSpec:
+    """Build the environment on the connected nodes, remember it, and return the job with its variables.
+
+    Without packages and setup commands the nodes get no request. Raises ConfigError, NodeError.
+    """
+    record = cluster.record
+    job = overlaid(cluster.job_spec, record.asked)
+    drivers = {one.driver for one in record.prepared}
+    plan = make_environment_plan(
+        job.env, internet=record.internet, driver=drivers.pop() if len(drivers) == 1 else None
+    )
+    made: Mapping[int, str | None] = {}
+    if plan.has_packages or plan.setup:
+        from awsddp.nodes import environments
+
+        found = environments.ensure(
+            cluster.fleet,
+            plan,
+            pythons={one.node: one.python for one in record.prepared},
+            cache=cluster.home / "packages",
+            send_files=send_files,
+        )
+        made = {node: one.python for node, one in found.items()} if plan.has_packages else {}
+    built = {one.instance_id: made.get(one.node) for one in record.prepared}
+    if any(one.environment != built[one.instance_id] for one in record.prepared):
+
+        def with_environments(now: Record) -> Record:  # another command may have added nodes
+            prepared = (
+                replace(one, environment=built.get(one.instance_id, one.environment)) for one in now.prepared
+            )
+            return replace(now, prepared=tuple(prepared))
+
+        cluster.change(with_environments)
+    # The ranks reach the internet as their packages did; of an environment.yml's variables the user's win.
+    variables = {**plan.environ, **plan.variables}
+    if plan.ca:
+        bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"
+        variables |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), bundle)
+    return replace(job, env=replace(job.env, variables=variables | job.env.variables))

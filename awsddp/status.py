@@ -1,0 +1,431 @@
+"""status: the nodes, their cost and expiry, from AWS; the jobs as last seen. Of one cluster, or of all."""
+
+import contextlib
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from awsddp import page, report
+from awsddp.advice import command_words, job_options, script_words
+from awsddp.config import NOT_SHOWN
+from awsddp.errors import AwsddpError, LeftoverError, NotFoundError
+from awsddp.jobs import results
+from awsddp.jobs.supervisor import metrics
+from awsddp.known import FoundJob, find_job, jobs_of, told_jobs
+from awsddp.ledger import Past, bill_of, living, pasts
+from awsddp.local import client as local
+from awsddp.records import ACTIVE, JobRecord, Listed, RankProgress, RankUsage, Target, widened
+from awsddp.report import money
+from awsddp.results import job_result, loss_rows, results_dir
+from awsddp.returns import (
+    ClusterDocument,
+    FoundCluster,
+    HomeDocument,
+    JobReport,
+    KnownCluster,
+    KnownJob,
+    NodeState,
+    Orphans,
+    SeenJob,
+)
+from awsddp.search import aws_of, look, reachable, refuse_sessions, target_for, wait_until_launches_show
+from awsddp.state import Folder, Record, write_private
+
+if TYPE_CHECKING:
+    from awsddp.aws.clusters import Everywhere, Holding
+    from awsddp.aws.session import Aws
+    from awsddp.cluster import Cluster
+    from awsddp.nodes.transport import Fleet
+
+
+ASK_S = 5.0
+"""How long connecting to a node may take before a running job is shown as last seen."""
+
+
+# This login is not a use of the node: the watchdog ignores its port.
+_READ_IDLE = (
+    'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
+)
+
+
+def status(cluster: "Cluster", *, ask_nodes: bool = False) -> ClusterDocument:
+    """Return the cluster as the `status` document; a cluster that is not found is "absent".
+
+    Without a record only the running local cloud and one region are searched; `status_all` searches every
+    region. With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not
+    answer within seconds. Raises CloudError where AWS does not answer, NotFoundError where another session of
+    the caller's role has a cluster of this name.
+    """
+    with cluster.find(newer=True, everywhere=False) as cluster:
+        _refresh(cluster)
+        found = cluster_document(cluster)
+        if found.state == "absent":
+            refuse_sessions(cluster)
+        if ask_nodes and cluster.own is not None:
+            left = _idle_left(cluster)
+            for node in found.nodes:
+                node.idle_left_s = left.get(node.node)
+        return found
+
+
+def _idle_left(cluster: "Cluster") -> dict[int, int]:
+    """Return the idle seconds that nodes have left, by number, without those that do not answer."""
+    words: dict[int, bytes] = {}
+
+    def hear(node: int, data: bytes) -> None:
+        words[node] = words.get(node, b"") + data[:99]
+
+    with contextlib.suppress(AwsddpError), _connected(cluster) as fleet:
+        request = (("sh", "-c", _READ_IDLE), b"")
+        fleet.stream(dict.fromkeys(fleet.nodes, request), hear, silent_after_s=ASK_S)
+    return {node: int(word) for node, word in words.items() if re.fullmatch(rb"\d{1,9}\n", word)}
+
+
+def _connected(cluster: "Cluster") -> "AbstractContextManager[Fleet]":
+    """Connect to the nodes that can be reached and were prepared from here."""
+    live = cluster.own.live if cluster.own else ()
+    nodes = [node for node in reachable(live) if cluster.is_prepared(node)]
+    return cluster.connect(nodes, deadline_s=ASK_S, partial=True)
+
+
+def _refresh(cluster: "Cluster") -> None:
+    """Remember the progress of jobs that ran when last seen, if their nodes answer."""
+    record = cluster.known
+    if record is None or cluster.own is None or all(job.state not in ACTIVE for job in record.jobs):
+        return
+    with contextlib.suppress(AwsddpError), _connected(cluster):
+        cluster.folder.remember(*told_jobs(cluster, partial=True))
+        cluster.known = cluster.folder.read()
+
+
+def cluster_document(cluster: "Cluster") -> ClusterDocument:
+    """Return the document of `up` and `status` from what AWS and the folder know."""
+    record, listed = cluster.known, cluster.listed
+    nodes = listed.live if listed else ()
+    prepared = {found.instance_id: found for found in record.prepared} if record else {}
+    bill = bill_of(cluster, record, listed, cluster.gateway)
+    expires = (listed.expires if listed else None) or (record.expires if record and nodes else None)
+    return ClusterDocument(
+        cluster=cluster.spec.name,
+        state=report.cluster_state(
+            listed,
+            prepared=frozenset(prepared) if record else None,
+            launching=cluster.gateway is not None and _launching(record, listed),
+            size=record.nodes if record else None,
+        ),
+        target=cluster.target.name,
+        region=listed.region if listed else cluster.target.region,
+        instance_type=nodes[0].instance_type if nodes else (record.instance_type if record else None),
+        nodes=tuple(
+            NodeState(
+                node=node.node,
+                instance_id=node.instance_id,
+                state=node.state,
+                public_ip=node.public_ip,
+                private_ip=node.private_ip,
+                nic=prepared[node.instance_id].nic if node.instance_id in prepared else None,
+                gpus=record.gpus_per_node if record else 0,
+                zone=node.zone,
+            )
+            for node in nodes
+        ),
+        jobs=_jobs_of(cluster, record.seen) if record else (),
+        price_usd_per_hour=bill.price_usd_per_hour if bill else None,
+        cost_usd=bill.cost_usd if bill else None,
+        budget_usd=record.asked.get("cluster.budget_usd") if record else None,
+        expires=report.iso(expires),
+        idle=record.idle or None if record and nodes else None,
+        looked=cluster.searched,
+    )
+
+
+def _jobs_of(cluster: "Cluster", seen: Mapping[str, datetime]) -> tuple[SeenJob, ...]:
+    from awsddp.known import jobs_of
+    from awsddp.results import is_fetched
+
+    return tuple(
+        widened(
+            SeenJob,
+            one.job,
+            last_seen=report.iso(seen.get(one.job.job)),
+            fetched=is_fetched(one.folder, one.job),
+        )
+        for one in jobs_of(cluster, living(cluster.folder))
+    )
+
+
+def _launching(record: Record | None, cluster: Listed | None) -> bool:
+    """Whether a launch was written down that has not answered, and may still show."""
+    if record is None or record.intent is None:
+        return False
+    from awsddp.aws.waits import VISIBLE_S
+
+    return cluster is not None or datetime.now(UTC) - record.created < timedelta(seconds=VISIBLE_S)
+
+
+def status_all(cluster: "Cluster") -> list[FoundCluster]:
+    """Return the `status` documents of every cluster in every region, also of other owners, and of orphans.
+
+    With --local those of the local cloud, with --region those of that region. Raises CloudError if no region
+    answers.
+    """
+    with _searched(cluster) as (target, aws, _, found):
+        return [_found(cluster, target, aws, holding) for holding in found.holdings]
+
+
+def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable[[str], None]) -> Orphans:
+    """Terminate the caller's resources whose cluster has no instance or is past its expiry; nothing else.
+
+    A cluster with unfetched results is kept, unless `discard`. `confirm` is called with the list of orphans
+    and raises to refuse. Raises LeftoverError if something was kept or could not be terminated, CloudError if
+    AWS does not answer.
+    """
+    from awsddp.aws.teardown import teardown
+
+    with _searched(cluster) as (target, login, looked, found):
+        unused = [
+            holding
+            for holding in found.holdings
+            if holding.orphan and not _lives(_recorded(cluster, target, login, holding.cluster, wait=True))
+        ]
+        orphans = [holding for holding in unused if discard or not holding.cluster.unfetched]
+        kept = [holding.cluster for holding in unused if holding not in orphans]
+        if orphans:
+            confirm("Orphans:\n" + "\n".join(f"  {_orphan(orphan)}" for orphan in orphans) + "\n")
+        terminated: list[str] = []
+        left: list[str] = []
+        for orphan in orphans:
+            there = replace(target, region=orphan.cluster.region)
+            trail = cluster.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
+            aws = aws_of(cluster, there, trail=trail, login=login)
+            ended = teardown(aws, orphan.cluster, on_event=cluster.on_event)
+            terminated += ended.terminated
+            left += ended.leftovers
+        if left:
+            raise LeftoverError(
+                "not every orphan could be terminated",
+                f"left: {', '.join(left)}",
+                "awsddp down --orphans   # again; what is left may still cost money",
+            )
+        if kept:
+            fetch = f"fetch {kept[0].unfetched[0]}"
+            raise LeftoverError(
+                "orphans that hold results were not terminated",
+                "; ".join(f"{one.name} ({one.id}): results of {', '.join(one.unfetched)}" for one in kept),
+                f"awsddp -c {kept[0].name} {fetch}   # or: awsddp down --orphans --discard",
+            )
+        return Orphans(
+            clusters=tuple(orphan.cluster.id for orphan in orphans),
+            terminated=tuple(terminated),
+            leftovers=(),
+            looked=tuple(looked),
+            unread=tuple(found.unread),
+        )
+
+
+@contextmanager
+def _searched(cluster: "Cluster") -> "Iterator[tuple[Target, Aws, list[str], Everywhere]]":
+    """Yield the target, the gateway that logged in, the searched regions, and what was found."""
+    from awsddp.aws.clusters import find_everywhere
+    from awsddp.aws.facts import enabled_regions
+
+    with target_for(cluster, of_all=True) as target:
+        aws = aws_of(cluster, target)
+        alone = cluster.spec.cluster.region is not None or target.name == "local"
+        regions = [aws.region] if alone else list(enabled_regions(aws))
+
+        def gateway(region: str) -> "Aws":
+            return aws if region == aws.region else aws_of(cluster, replace(target, region=region), login=aws)
+
+        found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
+        for text in found.unread:
+            cluster.say(f"not searched: {text}")
+        yield target, aws, regions, found
+
+
+def _found(cluster: "Cluster", target: Target, login: "Aws", holding: "Holding") -> FoundCluster:
+    """Return a cluster's document. Of one that this machine has a record of, it says what `status` says."""
+    listed = holding.cluster
+    found = _recorded(cluster, target, login, listed)
+    seen = cluster_document(found)
+    return FoundCluster(
+        cluster=listed.name,
+        state=seen.state,
+        target=seen.target,
+        instance_type=seen.instance_type,
+        nodes=seen.nodes,
+        price_usd_per_hour=seen.price_usd_per_hour if found.known else holding.price_usd_per_hour,
+        cost_usd=seen.cost_usd,
+        expires=seen.expires,
+        id=listed.id,
+        region=listed.region,
+        owner=listed.owner,
+        mine=holding.mine,
+        orphan=holding.orphan and not _lives(found),
+        jobs=tuple(found.unfetched),
+        leftovers=listed.leftovers,
+    )
+
+
+def _lives(found: "Cluster") -> bool:
+    """Tell whether nodes of a cluster live by its record, whatever their tags are, before its expiry."""
+    lives = found.listed is not None and found.listed.live
+    return bool(found.known and lives) and found.record.expires > datetime.now(UTC)
+
+
+def _recorded(
+    cluster: "Cluster", target: Target, login: "Aws", listed: Listed, *, wait: bool = False
+) -> "Cluster":
+    """Return a cluster as `status` finds it, by its record, or as it is listed where this machine has none.
+
+    With `wait` what was launched from here and is not listed yet is waited for, as `down` does.
+    """
+    here = cluster.but(
+        name=listed.name,
+        spec=replace(cluster.spec, name=listed.name),
+        folder=Folder(cluster.home, listed.name),
+    )
+    record = here.folder.read(newer=True)
+    if record is None or record.id != listed.id:
+        return cluster.but(target=target, listed=listed)
+    target = replace(target, region=listed.region)
+    aws = aws_of(here, target, login=login)
+    known = here.but(target=target, gateway=aws, known=record)
+    look(known)
+    if wait:
+        wait_until_launches_show(known)
+    known.listed = known.own
+    return known
+
+
+def _orphan(holding: "Holding") -> str:
+    cluster = holding.cluster
+    what = [*(node.instance_id for node in cluster.live), *cluster.leftovers]
+    owed = f"; results not fetched: {', '.join(cluster.unfetched)}" if cluster.unfetched else ""
+    past = f", past its expiry of {report.iso(cluster.expires)}" if cluster.live else ""
+    return (
+        f"{cluster.name} ({cluster.id}) in {cluster.region}{past}: {', '.join(what)}, "
+        f"{money(holding.price_usd_per_hour)} per hour{owed}"
+    )
+
+
+def home(cluster: "Cluster") -> HomeDocument:
+    """Return the clusters that this machine remembers, as last seen, and whether a local cloud runs.
+
+    No requests are sent: a cluster may have ended since, which `status` shows.
+    """
+    clusters = [
+        KnownCluster(
+            cluster=past.name,
+            target=record.target.name,
+            region=record.target.region,
+            nodes=record.nodes,
+            instance_type=record.instance_type,
+            price_usd_per_hour=bill.price_usd_per_hour if (bill := past.bill) else None,
+            expires=str(report.iso(record.expires)),
+            expired=record.expires < datetime.now(UTC),
+            jobs=tuple(KnownJob(job=one.job.job, state=one.job.state) for one in jobs_of(cluster, past)),
+        )
+        for past in pasts(cluster.home)
+        if (record := past.record) is not None
+    ]
+    return HomeDocument(clusters=tuple(clusters), local_cloud=local.runs(cluster.home))
+
+
+PAGE = "report.html"
+
+
+_SIZE = ("cluster.nodes", "cluster.instance_type", "cluster.gpus")
+
+
+def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:
+    """Write the page of a job, or the last one (runs/JOB/report.html), and return its document.
+
+    No node gets a request: it shows what was fetched, and the ledger of its cluster. Raises NotFoundError for
+    a job that this machine does not know, ConfigError where the page cannot be written.
+    """
+    chosen = find_job(cluster, job)
+    if chosen is None:
+        what = f"no job {job}" if job else "no jobs have run from this machine"
+        where = f"searched {results_dir(cluster, 'x').parent}/ and the clusters of {cluster.home}"
+        raise NotFoundError(what, where, "awsddp jobs   # all jobs")
+    target = (chosen.folder / PAGE).absolute()
+    rows = list(_rows(chosen))
+    found = _page_of(cluster, chosen, rows, target)
+    write_private(target, page.job_page(found, rows).encode())
+    return found
+
+
+def _page_of(cluster: "Cluster", found: FoundJob, rows: Sequence[Mapping[str, Any]], file: Path) -> JobReport:
+    """Return a job as the `report` document; `file` is its page."""
+    job, launched = found.job, found.past and found.past.launched
+    progress = tuple(
+        msgspec.convert(one, RankProgress)
+        for node, ranks in _ranks(job).items()
+        for one in metrics.progress(found.folder / f"node{node}" / "run" / "metrics.jsonl", ranks)
+    )
+    slowest = results.slowest_rank(progress)
+    job = replace(job, progress=progress, slowest_rank=slowest, usage=_usage(found) or job.usage)
+    listed = replace(found, job=job).listed()
+    return widened(
+        JobReport,
+        job_result(cluster, job, folder=found.folder),
+        cluster=listed.cluster,
+        cluster_id=listed.cluster_id,
+        seconds=listed.seconds,
+        job_usd=listed.job_usd,
+        reported=listed.reported,
+        measures=page.measures(rows),
+        target=launched and launched.target,
+        region=launched and launched.region,
+        again=tuple(_again(job, found.past)),
+        page=str(file),
+    )
+
+
+def _ranks(job: JobRecord) -> dict[int, list[int]]:
+    """Return the ranks of a job by node."""
+    nodes = sorted({rank.node for rank in job.ranks})
+    return {node: [rank.rank for rank in job.ranks if rank.node == node] for node in nodes}
+
+
+def _rows(found: FoundJob) -> Iterator[dict[str, Any]]:
+    """Yield what the ranks wrote down; a row that names no rank is of the first one of its node."""
+    for node, ranks in _ranks(found.job).items():
+        for row in loss_rows(found.folder, node):
+            yield {"rank": ranks[0]} | row
+
+
+def _usage(found: FoundJob) -> tuple[RankUsage, ...]:
+    """Return what the ranks used when their nodes last sampled it."""
+    used: list[RankUsage] = []
+    for node, ranks in _ranks(found.job).items():
+        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            data = (found.folder / "logs" / f"samples{node}.json").read_bytes()
+            sampled = msgspec.json.decode(data, type=dict[str, tuple[RankUsage, ...]])
+            used += [one for one in sampled.get("ranks", ()) if one.rank in ranks]
+    return tuple(used)
+
+
+def _again(job: JobRecord, past: Past | None) -> list[str]:
+    """Return the commands that run the job again: its code, a cluster like its own, the job, the end."""
+    launched = past and past.launched
+    awsddp = ["awsddp"] if past is None or past.name == "default" else ["awsddp", "-c", past.name]
+    place = ["--region", launched.region] if launched and launched.region else []
+    place = ["--local"] if launched and launched.target == "local" else place
+    up: dict[str, object] = {"cluster.nodes": len(job.nodes)}
+    up |= {"cluster.instance_type": job.instance_type} if job.instance_type else {}
+    asked_for = (launched and launched.asked) or {}
+    up |= {key: value for key, value in asked_for.items() if key not in (*_SIZE, *NOT_SHOWN)}
+    lines = [["git", "checkout", job.commit]] if job.commit else []
+    lines.append([*awsddp, *place, "up", *command_words("up", up)])
+    asked = job_options(job)
+    lines.append([*awsddp, "train", *command_words("train", asked), *script_words(asked)])
+    return [shlex.join(line) for line in (*lines, [*awsddp, "down"])]

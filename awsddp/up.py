@@ -1,0 +1,414 @@
+"""up: plan, confirm, launch. An existing cluster is finished, repaired or resized, or stays unchanged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from awsddp.advice import advised
+from awsddp.compat.types import GPU_TYPES, PRICE_DATE
+from awsddp.config import overlaid, settings
+from awsddp.errors import ConfigError, UsageError
+from awsddp.jobs.health import replacement
+from awsddp.known import told_jobs
+from awsddp.launch import launch, plan_everywhere
+from awsddp.nodes import rsync
+from awsddp.nodes.failures import NodesFailed
+from awsddp.parallel import both, import_soon
+from awsddp.plan import refuse_untried
+from awsddp.plan.environment import make_environment_plan
+from awsddp.plan.records import Facts, LaunchPlan
+from awsddp.plan.selection import offers as offered
+from awsddp.reach import publish, reach_jump
+from awsddp.reconcile import Confirm, changes, own_or_empty, plan_of, reconcile, say_differences
+from awsddp.records import ACTIVE, Node, Prepared, Target
+from awsddp.report import money, node_name
+from awsddp.returns import ClusterDocument, Offer, OffersDocument
+from awsddp.search import (
+    REACH_S,
+    aws_of,
+    check_account,
+    end,
+    facts_of,
+    look,
+    owner_of,
+    target_for,
+    target_of,
+    wait_until_listed,
+)
+from awsddp.start import make_environment
+from awsddp.state import Record
+from awsddp.status import cluster_document
+from awsddp.values import idle_seconds
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `up` would do. `launch` has every detail; a notebook shows a table."""
+
+    launch: LaunchPlan
+    cluster: "Cluster"
+
+    @property
+    def price_usd_per_hour(self) -> float | None:
+        """The list price of all nodes together; None where it is unknown."""
+        return self.launch.price_usd_per_hour
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the plan as a table of two columns."""
+        one = self.launch
+        return [
+            ("cluster", f"{one.cluster}, {one.target}, {one.region}"),
+            ("nodes", f"{one.nodes} x {one.instance_type}, {one.kind.gpus} GPUs each"),
+            ("image", one.image.name),
+            ("price per hour", money(one.price_usd_per_hour)),
+            *(("step", str(step)) for step in one.steps),
+            *(("warning", text) for text in one.warnings),
+        ]
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th>{escape(key)}</th><td>{escape(text)}</td></tr>" for key, text in self.rows()
+        )
+        return f"<table>{cells}</table>"
+
+
+def up(cluster: "Cluster", *, confirm: Confirm) -> ClusterDocument:
+    """Launch the cluster, or change an existing one to match the spec, and return the `up` document.
+
+    `confirm` is called with the plan before a launch, with a sentence before instances are only started or
+    terminated, and raises to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
+    LeftoverError; run again, `up` continues where it stopped.
+    """
+    with cluster.folder.lock("up"), target_for(cluster) as target:
+        facts, cluster = read_all(cluster, target)
+        hosts = facts.image.has_hosts
+
+        def ask(what: LaunchPlan | str) -> None:
+            if isinstance(what, LaunchPlan):
+                refuse_untried(what)
+            if hosts:
+                rsync.program()  # before anything costs money
+                reach_jump(cluster)
+            confirm(what)
+
+        cluster.nodes = _nodes(cluster, facts, ask)
+        _prepare(cluster, hosts=hosts)
+        if hosts:
+            make_environment(cluster)
+            _name_left_out(cluster)
+        _end_others(cluster)
+        if hosts:
+            publish(cluster)
+        return cluster_document(cluster)
+
+
+def as_before(cluster: "Cluster") -> "Cluster":
+    """Return the cluster with the settings of the cluster, for all that no option and no variable sets."""
+    record = cluster.folder.read()
+    if record is None:
+        return cluster
+    job = overlaid(cluster.job_spec, record.asked)
+    return cluster.but(spec=overlaid(cluster.spec, record.settings), job_spec=job)
+
+
+def read_all(requested: "Cluster", target: Target) -> tuple[Facts, "Cluster"]:
+    """Read the plan's facts and find the cluster, in parallel; it has its settings then.
+
+    What awsddp.toml says and they do not is reported. Raises CloudError, ConfigError, also for an invalid
+    environment.
+    """
+    cluster = as_before(requested)
+    say_differences(requested, cluster.spec)
+    aws, record = aws_of(cluster, target), cluster.folder.read()
+
+    cluster = cluster.but(target=replace(target, region=aws.region), gateway=aws, known=record)
+
+    def list_nodes() -> None:
+        owner = owner_of(aws, record)
+        if record is not None:
+            check_account(cluster, aws, record)
+        import_soon("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
+        look(cluster, owner=owner)
+
+    facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
+    make_environment_plan(cluster.job_spec.env, internet=facts.image.has_internet, driver=None)
+    return facts, cluster
+
+
+def to_reconcile(cluster: "Cluster") -> bool:
+    """Return whether there is a cluster to reconcile; else one is launched.
+
+    Raises ConfigError for a running cluster whose key is not on this machine.
+    """
+    record = cluster.known
+    live = [one for one in cluster.all_listed if one.live]
+    if record is not None and (cluster.folder.key.exists() or not record.prepared):
+        there = any(one.id == record.id for one in live)
+        if there or (record.prepared and not live):
+            return True
+    if not live:
+        return False
+    raise ConfigError(
+        f"cluster {live[0].name} exists, but this machine does not have its key",
+        f"it was made elsewhere, or {cluster.folder.path} was lost",
+        "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
+    )
+
+
+def _nodes(cluster: "Cluster", facts: Facts, confirm: Confirm) -> tuple[Node, ...]:
+    """Return the cluster's nodes: those that stay, those of an interrupted launch, and new ones."""
+    _finish_launch(cluster)
+    if to_reconcile(cluster):
+        return reconcile(cluster, facts, confirm)
+    plan = plan_everywhere(cluster, facts)
+    confirm(plan)
+    for left in cluster.all_listed:
+        if cluster.known is None or left.id != cluster.known.id:
+            end(cluster, left)
+    return launch(cluster, plan)
+
+
+def _finish_launch(cluster: "Cluster") -> None:
+    """Finish an interrupted launch, or wait until AWS lists the instances that this machine knows.
+
+    The temporary host key of such a launch is accepted here: the next launch has its own.
+    """
+    from awsddp.aws.instances import filled_by, resume, wait_running
+
+    record = cluster.known
+    if record is None:
+        return
+    if record.intent is None:
+        wait_until_listed(cluster)
+        return
+    own = own_or_empty(cluster)
+    filled = filled_by(record.intent)
+    nodes = tuple(node for node in own.live if node.node in filled)
+    if not filled or {node.node for node in nodes} != filled:
+        resumed = resume(cluster.aws, record.intent, on_event=cluster.on_event)
+        if not resumed:
+            cluster.remember(intent=None)
+            return
+        keys = [node.instance_id for node in resumed]
+        nodes = wait_running(cluster.aws, record.id, len(keys), awaited=resumed, on_event=cluster.on_event)
+        listed = (node for node in own.nodes if node.instance_id not in keys)
+        own = replace(own, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
+    accept_host_keys(cluster, record, nodes)
+    cluster.others = tuple(one for one in cluster.all_listed if one.id != record.id)
+    cluster.listed = own
+
+
+def _prepare(cluster: "Cluster", *, hosts: bool = True) -> None:
+    """Wait until all nodes run, prepare those that are not prepared, and set the expiry on all.
+
+    The tag is written last: a node with the right tag has the expiry. Without `hosts` (the image says that
+    nothing boots: a local cloud of records) there is nothing to prepare.
+    """
+    from awsddp.aws.instances import refuse_off, wait_running
+    from awsddp.aws.power import poweroff, tag_expiry
+    from awsddp.aws.waits import deadline_s
+
+    aws, record = cluster.aws, cluster.record
+    term_s = deadline_s([record.instance_type])
+    if hosts:
+        import_soon("awsddp.nodes.transport")
+    nodes = cluster.nodes = wait_running(
+        aws,
+        record.id,
+        len(cluster.nodes),
+        awaited=cluster.nodes,
+        deadline_s=term_s,
+        on_event=cluster.on_event,
+    )
+    late = [node for node in nodes if node.expires != record.expires]
+    cluster.listed = replace(own_or_empty(cluster), nodes=nodes)
+    known = {one.instance_id for one in record.prepared} == {node.instance_id for node in nodes}
+    if known and not late and record.idle == cluster.spec.cluster.idle:
+        publish(cluster)
+        if hosts:
+            _log_in(cluster)
+        return
+    accept_host_keys(cluster, record, nodes)
+    if hosts:
+        from awsddp.nodes import provision
+
+        with cluster.connect(deadline_s=term_s, meanwhile=lambda: refuse_off(aws, nodes)) as fleet:
+            prepared = provision.prepare(
+                fleet,
+                nodes,
+                expires_at=record.expires,
+                idle_s=idle_seconds(cluster.spec.cluster.idle),
+                gpus=0 if record.pretended else record.gpus_per_node,
+            )
+    else:
+        prepared = tuple(
+            Prepared(node=node.node, instance_id=node.instance_id, home="", python="", nic="")
+            for node in nodes
+        )
+    if late:
+        free = [node.instance_id for node in late if not node.unfetched and not node.spot]
+        poweroff(aws, free, "terminate")
+        tag_expiry(aws, late, record.expires)
+    cluster.remember(
+        prepared=prepared,
+        addresses={node.instance_id: node.address for node in nodes if node.address},
+        intent=None,
+        idle=cluster.spec.cluster.idle,
+    )
+
+
+def _log_in(cluster: "Cluster") -> None:
+    """Log in to each node, which was ready before. Raises NodesFailed with the commands that repair one."""
+    try:
+        with cluster.connect(deadline_s=REACH_S):
+            pass
+    except NodesFailed as error:
+        layers = {getattr(one, "layer", "") for one in error.failures.values()}
+        if layers <= {"refused", "banner"}:  # the machines are there, what answers on them is not
+            silent = [node for node in cluster.nodes if node.node in error.failures]
+            ways = [*map(replacement, silent)]
+            if not any(node.spot for node in silent):
+                boots = "boots the nodes anew: a job on them ends, their disks stay"
+                ways.insert(0, f"awsddp stop && awsddp up   # {boots}")
+            error.next = "\n".join(ways)
+        raise
+
+
+def _name_left_out(cluster: "Cluster") -> None:
+    """Name the jobs that run or wait without a node that was replaced, and what starts them on all nodes.
+
+    One that has begun continues from its checkpoint. Raises NodesFailed, NodeError.
+    """
+    living = {node.instance_id for node in cluster.nodes}
+    left = {
+        job.job: job
+        for job in cluster.record.jobs
+        if job.state in ACTIVE and not living.issuperset(one.instance_id for one in job.nodes)
+    }
+    if not left:
+        return
+    with cluster.connect(deadline_s=REACH_S):
+        known = {job.job: job for job in told_jobs(cluster) if job.job in left}
+    cluster.folder.remember(*known.values())
+    for name, job in (left | known).items():
+        lost = ", ".join(node_name(one.node) for one in job.nodes if one.instance_id not in living)
+        ends = [f"awsddp cancel {name}"] if name in known and job.state in ACTIVE else []
+        if ends and job.state == "running":
+            ways = " && ".join([*ends, f"awsddp fetch {name}; awsddp train --resume {name}"])
+            cluster.say(
+                f"job {name} runs without {lost}, which was replaced; with it: "
+                f"{advised(cluster, ways, job=job)}"
+            )
+        elif job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
+            ways = " && ".join([*ends, "awsddp train" if name in known else "awsddp train --after all"])
+            cluster.say(
+                f"job {name} waited for {lost}, which was replaced: {advised(cluster, ways, job=job)}"
+            )
+
+
+def accept_host_keys(cluster: "Cluster", record: Record, nodes: Sequence[Node]) -> None:
+    """Accept the temporary host key of the last launch from its nodes, which have no other yet."""
+    from awsddp.nodes import hostkeys
+
+    if record.intent is not None:
+        known = hostkeys.read(cluster.folder.known_hosts)
+        new = [node.instance_id for node in nodes if node.instance_id not in known]
+        hostkeys.accept(cluster.folder.known_hosts, dict.fromkeys(new, record.intent.host_key))
+
+
+def _end_others(cluster: "Cluster") -> None:
+    """Look again, and end other clusters of this name.
+
+    Two machines may have launched at once, neither seeing the other's. Both keep the same one, the first,
+    and end the other. Raises ConfigError where this machine's was ended.
+    """
+    record = cluster.record
+    look(cluster)
+    own = cluster.listed = cluster.own
+    live = [one for one in cluster.all_listed if one.live]
+    if own is None or not own.live or len(live) == 1:
+        return
+    first, *others = sorted(live, key=lambda one: (one.created or record.created, one.id))
+    for other in others:
+        nodes = ", ".join(node.instance_id for node in other.live)
+        cluster.say(f"a second cluster {other.name} ({other.id}) was made at the same time: ending {nodes}")
+        end(cluster, other)
+    if first.id == record.id:
+        return
+    cluster.folder.retire(record.id)
+    raise ConfigError(
+        f"another machine made cluster {own.name} a moment before",
+        f"its nodes stay: {', '.join(node.instance_id for node in first.live)}; those made here were ended",
+        f"continue there; or awsddp -c {own.name}-2 up   # another name here",
+    )
+
+
+def plan(cluster: "Cluster") -> LaunchPlan:
+    """Return the plan that `up` would carry out now; for a cluster that exists, with the steps to it.
+
+    Raises ConfigError for an invalid spec or environment, CloudError where AWS does not answer or refuses.
+    """
+    with target_for(cluster) as target:
+        facts, cluster = read_all(cluster, target)
+        if not to_reconcile(cluster):
+            return plan_everywhere(cluster, facts)
+        now = datetime.now(UTC).replace(microsecond=0)
+        return plan_of(cluster, changes(cluster, facts, now=now))
+
+
+def settings_of(cluster: "Cluster") -> list[tuple[str, Any, str]]:
+    """Return each setting that has a value, the value, and where it comes from. Sends no requests."""
+    before = as_before(cluster)
+    return settings(before.spec, before.job_spec)
+
+
+def offers(cluster: "Cluster") -> OffersDocument:
+    """Return every instance type with GPUs that the region offers, its price, and if the quota allows it.
+
+    Raises CloudError where AWS does not answer.
+    """
+    with target_for(cluster) as target:
+        facts = facts_of(aws_of(cluster, target), cluster.spec, target)
+    found = offered(facts, cluster.spec.cluster.nodes)
+    return OffersDocument(
+        region=facts.region,
+        target=facts.target,
+        nodes=cluster.spec.cluster.nodes,
+        price_date=facts.price_date if facts.prices else PRICE_DATE,
+        offers=tuple(
+            Offer(
+                **vars(choice),
+                gpu_memory_gb=GPU_TYPES[choice.instance_type].memory_gb,
+                spot_usd_per_hour=min(facts.spot_prices.get(choice.instance_type, {}).values(), default=None),
+            )
+            for choice in found
+        ),
+    )
+
+
+def consent(cluster: "Cluster", agreed: Plan | None) -> Confirm:
+    """Return what `up` calls before it launches or ends machines. It raises UsageError without consent."""
+    limit = cluster.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
+    is_local = target_of(cluster, cluster.folder.read()).name == "local"
+
+    def confirm(change: LaunchPlan | str) -> None:
+        price = None if isinstance(change, str) else change.price_usd_per_hour
+        if is_local or (agreed is not None and price == limit):
+            return
+        if limit is None:
+            raise UsageError(
+                "up needs consent to a price",
+                f"it would cost {money(price)} per hour",
+                "pass max_price_usd=..., or a plan: cluster.up(cluster.plan(...))",
+            )
+        if price is not None and price > limit:
+            raise UsageError(
+                f"the price is now {money(price)} per hour, over {money(limit)}", "", "make a new plan"
+            )
+
+    return confirm

@@ -1,0 +1,114 @@
+"""Values of settings as they are written: durations, sizes, numbers of nodes, hosts."""
+
+import re
+from collections.abc import Callable
+
+from awsddp.errors import ConfigError
+
+NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+"""What a cluster may be called."""
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+"""What an environment variable may be called."""
+MAX_DURATION_S = 365 * 86400.0
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NODES = re.compile(r"(\d{1,4})(?::(\d{1,4}))?", re.ASCII)
+_ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.ASCII)
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
+_BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a duration such as "90", "30s", "90m", "24h" or "7d". Raises ConfigError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/cost.md")
+    found = float(match[1]) * _SECONDS[match[2]]
+    if found > MAX_DURATION_S:
+        raise ConfigError(f"{text[:40]!r} is out of range", "", "a duration of 365d or less")
+    return found
+
+
+def size_of(text: str) -> float:
+    """Return the bytes of `job.results_limit`, such as "500MB" or "20GB". Raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"invalid size {text!r}", "", "use 500MB, 20GB or 1.5TB   # docs/results.md")
+    return float(match[1]) * _BYTES[match[2].upper()]
+
+
+def nodes_range(text: str) -> tuple[int, int]:
+    """Return MIN and MAX of `job.nnodes`, "MIN:MAX" or a number. Raises ConfigError."""
+    match = _NODES.fullmatch(text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < low <= high:
+        raise ConfigError(f"invalid range {text!r}", "", "write it as MIN:MAX, such as 1:4")
+    return low, high
+
+
+def gpus_of(text: str) -> dict[int, tuple[int, ...]]:
+    """Return the nodes of `job.on`, each with its GPUs (none: all of them). Raises ConfigError."""
+    found: dict[int, tuple[int, ...]] = {}
+    for part in text.split(","):
+        match = _ON.fullmatch(part.strip())
+        nodes = _numbers(match[1], match[2]) if match else ()
+        gpus = _numbers(match[3], match[4]) if match and match[3] else ()
+        if not nodes or (match and match[3] and not gpus) or not found.keys().isdisjoint(nodes):
+            raise ConfigError(
+                f"invalid value {text!r}",
+                f"{part!r} is neither nodes nor GPUs of nodes, or names a node twice",
+                "write it as 0,2-3 (nodes) or 0:4-7,1:0-3 (GPUs of nodes)",
+            )
+        found |= dict.fromkeys(nodes, gpus)
+    return dict(sorted(found.items()))
+
+
+def _numbers(first: str, last: str | None) -> tuple[int, ...]:
+    return tuple(range(int(first), int(last or first) + 1))
+
+
+def idle_seconds(text: str) -> int:
+    """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
+    found = 0 if text == "off" else int(seconds(text))
+    if found == 0 and text != "off":
+        raise ConfigError(f"{text!r} is too short", "", 'from 1s to 365d, or "off"')
+    return found
+
+
+def jump_host(text: str) -> tuple[str, int | None]:
+    """Return ssh's destination for `network.jump`, and its port if given. Raises ConfigError."""
+    match = _JUMP.fullmatch(text)
+    if match is None or not 0 < int(match[4] or 22) < 65536:
+        raise ConfigError(
+            f"invalid jump host {text!r}",
+            "only one host; configure more hops as ProxyJump in ~/.ssh/config",
+            "use user@host, user@host:2222, or a name of your ~/.ssh/config",
+        )
+    return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
+
+
+def whole(low: int, high: int) -> Callable[[int], None]:
+    """Return the check of a whole number, which raises ConfigError."""
+
+    def check(value: int) -> None:
+        if not low <= value <= high:
+            raise ConfigError(f"{value} is out of range", "", f"a whole number from {low} to {high}")
+
+    return check
+
+
+def check_heartbeat(text: str) -> None:
+    """Raise ConfigError for a heartbeat timeout that is too short."""
+    if seconds(text) < 5:
+        raise ConfigError(f"{text} is too short", "nodes send a heartbeat every 2 s", "use 5 s or more")
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError for an invalid name of a cluster."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"invalid cluster name {name!r}",
+            "a name is a lower-case letter, then up to 30 lower-case letters, digits and dashes",
+            "try: awsddp -c my-cluster ...",
+        )

@@ -1,0 +1,267 @@
+"""run: up, train, fetch and down in one. Nothing is left, whatever fails."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar, Unpack
+
+from awsddp.advice import what_runs_on
+from awsddp.down import down, stop
+from awsddp.errors import (
+    AwsddpError,
+    CloudError,
+    ConfigError,
+    Interrupted,
+    InUse,
+    LeftoverError,
+    LetGo,
+    NodeError,
+    UsageError,
+)
+from awsddp.plan.records import LaunchPlan
+from awsddp.reconcile import Confirm
+from awsddp.records import Target
+from awsddp.report import OnEvent
+from awsddp.results import whole_at_home
+from awsddp.returns import ClusterDocument, DownDocument, JobDocument, RunDocument
+from awsddp.train import check, check_ranks, train
+from awsddp.up import up
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+    from awsddp.keywords import Keys
+    from awsddp.up import Plan
+
+
+IDLE = "10m"
+"""The idle time of a run's nodes: no user logs in to them."""
+
+
+END_S = 600.0
+"""How long a run tries to terminate its nodes while AWS does not answer; then they are idle anyway."""
+
+
+_Stage = TypeVar("_Stage")
+
+
+@dataclass(kw_only=True)
+class RunResult:
+    """Each stage's document (None if it was not reached), its time in seconds, and the final error."""
+
+    up: ClusterDocument | None = None
+    train: JobDocument | None = None
+    down: DownDocument | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    error: AwsddpError | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the job succeeded."""
+        return self.train is not None and self.train.state == "succeeded"
+
+    def document(self) -> RunDocument:
+        """Return the `run` document."""
+        return RunDocument(up=self.up, train=self.train, down=self.down, seconds=self.seconds)
+
+
+def run_job(
+    cluster: "Cluster", *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool = False
+) -> RunResult:
+    """Launch a cluster, run the job, fetch its results and terminate the cluster, also after a failure.
+
+    With `detach` return once the ranks run; the nodes shut down when they are idle. Raises what `up` raises
+    before anything was created, UsageError for ranks that do not fit the nodes, and InUse: a cluster on which
+    another job runs stays as it is. A later failure is the result's `error`.
+    """
+    check(cluster, detach=detach)
+    cluster = with_gpus(with_idle(cluster))
+    result = RunResult()
+    try:
+        _work(cluster, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
+        if not (detach and result.error is None):
+            _end(cluster, result)
+    except KeyboardInterrupt as stop:
+        cluster.say("interrupted: terminating everything; Ctrl-C again exits immediately")
+        result.error = Interrupted(
+            "interrupted", "the results that could be fetched are here, nothing is left"
+        )
+        if isinstance(stop, LetGo):
+            result.error.exit_code = 128 + stop.number
+        _end(cluster, result)
+    if result.train is not None and result.down is not None and whole_at_home(cluster, result.train.job):
+        result.train = replace(result.train, fetched=True)
+        if not isinstance(result.error, Interrupted):
+            result.error = None  # what `train` could not, `down` has
+    return result
+
+
+def with_idle(cluster: "Cluster") -> "Cluster":
+    """Return the cluster with the idle time of a run, unless the user set one."""
+    spec = cluster.spec
+    if "cluster.idle" in spec.explicit:
+        return cluster
+    idle = replace(spec.cluster, idle=IDLE)
+    return cluster.but(spec=replace(spec, cluster=idle, sources={**spec.sources, "cluster.idle": "run"}))
+
+
+def with_gpus(cluster: "Cluster") -> "Cluster":
+    """Return the cluster with a GPU per node for each of its ranks: one rank, unless the user set more."""
+    needed = cluster.spec.gpus_needed or 1
+    return cluster.but(spec=replace(cluster.spec, gpus_needed=needed))
+
+
+def _work(
+    cluster: "Cluster",
+    result: RunResult,
+    *,
+    confirm: Confirm,
+    on_lines: Callable[[bytes], None],
+    detach: bool,
+) -> None:
+    """Run `up` and `train`; a failure after something was created is the result's error."""
+
+    def fitting(what: LaunchPlan | str) -> None:
+        if isinstance(what, LaunchPlan):
+            check_ranks(cluster, what)
+        confirm(what)
+
+    try:
+        result.up = _timed(result, "up", lambda: up(cluster, confirm=fitting))
+        result.train = _timed(result, "train", lambda: train(cluster, on_lines=on_lines, detach=detach))
+    except InUse:  # the cluster was there before, and another job runs on it
+        raise
+    except Interrupted as error:
+        result.error = error if result.up is None else Interrupted(f"{error.message}, nothing is left")
+    except AwsddpError as error:
+        if result.up is None and isinstance(error, ConfigError | UsageError):
+            raise
+        result.train, result.error = error.result, error
+    except Exception:  # a defect of ours must not leave a bill either
+        _end(cluster, result)
+        raise
+
+
+def _end(cluster: "Cluster", result: RunResult) -> None:
+    try:
+        result.down = _timed(result, "down", lambda: down_or_stop(cluster))
+    except AwsddpError as error:
+        result.error = error
+
+
+def down_or_stop(cluster: "Cluster") -> DownDocument:
+    """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
+
+    Tries again for END_S while AWS does not answer. Raises NodeError that says that the nodes were stopped,
+    and what `down` raises, with what may still run, its price and how to end it.
+    """
+    from awsddp.aws.waits import CLOCK, growing
+
+    until = CLOCK.monotonic() + END_S
+    for pause in growing(2.0, 30.0):
+        try:
+            return _down_or_stop(cluster)
+        except (NodeError, LeftoverError):
+            raise
+        except AwsddpError as error:
+            if not error.retryable or CLOCK.monotonic() >= until:
+                if not (isinstance(error, CloudError) and error.needs_login):  # the command line says it then
+                    what_runs_on(cluster, error)
+                raise
+            cluster.say(
+                f"{error.message}: terminating again in {pause:.0f} s, for up to {END_S / 60:.0f} minutes"
+            )
+            CLOCK.sleep(pause)
+    raise AssertionError("growing() never ends")
+
+
+def _down_or_stop(cluster: "Cluster") -> DownDocument:
+    try:
+        return down(cluster, confirm=lambda _: None)
+    except NodeError as error:
+        if isinstance(error.__cause__, CloudError) and error.__cause__.retryable:
+            raise error.__cause__ from error  # AWS kept the results from being released, no node
+        raise _stopped(cluster, error) from error
+
+
+def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return `on_lines` without its BrokenPipeError: the run must reach its end."""
+
+    def tell(data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            on_lines(data)
+
+    return tell
+
+
+def _stopped(cluster: "Cluster", error: NodeError) -> NodeError:
+    """Stop the nodes whose results cannot be fetched, and return the error that says so.
+
+    Raises CloudError where AWS does not answer.
+    """
+    target = record.target if (record := cluster.folder.read()) is not None else Target()
+    try:
+        stop(cluster, confirm=lambda _: None)
+    except AwsddpError as second:
+        if isinstance(second, CloudError) and second.retryable:
+            raise
+        why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
+        return NodeError(error.message, f"{why}\nthey are still running{target.costs}", error.next)
+    cost = "" if target.name == "local" else ", and cost a little,"
+    return NodeError(
+        f"{error.message}; the nodes were stopped",
+        f"{error.why}\ntheir disks are kept{cost} until you terminate them",
+        "awsddp up && awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them",
+    )
+
+
+def _timed(result: RunResult, stage: str, work: Callable[[], _Stage]) -> _Stage:
+    started = time.monotonic()
+    try:
+        return work()
+    finally:
+        result.seconds[stage] = round(time.monotonic() - started, 2)
+
+
+@contextlib.contextmanager
+def run(
+    name: str = "default",
+    *,
+    agreed: "Plan | None" = None,
+    local: bool = False,
+    on_event: OnEvent = lambda event: None,
+    **keys: "Unpack[Keys]",
+) -> "Iterator[Cluster]":
+    """Bring a cluster up, yield it, and terminate it on every way out, as `awsddp run`.
+
+    `keys` and `agreed` are those of `Cluster.up`; unused nodes end themselves after 10 minutes. Results that
+    cannot be fetched at the end stay on the nodes, which are stopped then. Raises ConfigError for a cluster
+    that exists already, what `up` raises, and what ends the block; then a failed ending is a note on it.
+    """
+    from awsddp.cluster import Cluster
+
+    cluster = Cluster(name, local=local, on_event=on_event, **keys)
+    if (state := cluster.status().state) != "absent":
+        raise ConfigError(
+            f"cluster {name} already exists", f"it is {state}", "use another name, or Cluster()"
+        )
+    asked = with_idle(with_gpus(cluster) if agreed is None else agreed.cluster)
+    try:
+        asked.up(agreed and replace(agreed, cluster=asked))
+        yield cluster
+    except BaseException as error:
+        if not isinstance(error, ConfigError | UsageError) or cluster.folder.read() is not None:
+            _end_block(cluster, error)
+        raise
+    _end_block(cluster, None)
+
+
+def _end_block(cluster: "Cluster", error: BaseException | None) -> None:
+    cluster.close()
+    try:
+        with cluster.asking() as asked:
+            down_or_stop(asked)
+    except AwsddpError as second:
+        if error is None:
+            raise
+        error.add_note(str(second))
