@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from awsddp.config import EXCLUSIVE, NOT_SHOWN, as_given, key_words, option_words, options_of, settings
 from awsddp.errors import AwsddpError, Interrupted
@@ -17,7 +17,7 @@ from awsddp.jobs.ranks import SECRET
 from awsddp.records import ACTIVE, JobRecord
 from awsddp.report import iso, money
 from awsddp.resources import is_bundled
-from awsddp.spec import OPTION
+from awsddp.spec import OPTION, Given
 from awsddp.state import Folder, Record
 
 if TYPE_CHECKING:
@@ -143,11 +143,8 @@ def _line(cluster: "Cluster", line: str, job: JobRecord | None) -> str:
         commands = re.sub(r"\bup\b(.*?) && awsddp train", r"train\1", commands)
     parts = re.split(r"( && |; )", commands)
     ends = next((at for at, part in enumerate(parts) if part.startswith("awsddp down")), len(parts))
-    return (
-        "".join(_command(cluster, part, job, is_gone=at > ends) for at, part in enumerate(parts))
-        + note
-        + rest
-    )
+    told = (_command(cluster, part, job, is_gone=at > ends) for at, part in enumerate(parts))
+    return "".join([*told, note, rest])
 
 
 def _command(cluster: "Cluster", text: str, job: JobRecord | None, *, is_gone: bool) -> str:
@@ -173,10 +170,10 @@ def _names(given: Sequence[str], key: str) -> bool:
     return not signs.isdisjoint(given) or any(word.partition("=")[0] in same for word in given)
 
 
-def _asked(cluster: "Cluster", verb: str, job: JobRecord | None, *, is_gone: bool) -> dict[str, object]:
+def _asked(cluster: "Cluster", verb: str, job: JobRecord | None, *, is_gone: bool) -> dict[str, Given]:
     """Return what was asked and this verb heeds, by key: by this command line, or for the job."""
     now = settings(cluster.spec, cluster.job_spec)
-    found = {key: value for key, value, source in now if source == OPTION}
+    found: dict[str, Given] = {key: value for key, value, source in now if source == OPTION}
     variables = {
         f"env.variables.{name}": None if SECRET.search(name) else text
         for name, text in cluster.job_spec.env.variables.items()
@@ -194,7 +191,7 @@ def _asked(cluster: "Cluster", verb: str, job: JobRecord | None, *, is_gone: boo
     return {key: value for key, value in found.items() if key.startswith(TAKES[verb]) and key not in _HIDDEN}
 
 
-def job_options(job: JobRecord) -> dict[str, object]:
+def job_options(job: JobRecord) -> dict[str, Given]:
     """Return what a job was asked, by key of awsddp.toml; the values of its variables are not known.
 
     Its nodes say it: a key that is not a job's, such as a rule for SSH, is left out.
@@ -204,24 +201,24 @@ def job_options(job: JobRecord) -> dict[str, object]:
     return found | {"job.script": job.script, "job.args": job.args}
 
 
-def command_words(verb: str, options: Mapping[str, object]) -> list[str]:
+def command_words(verb: str, options: Mapping[str, Given]) -> list[str]:
     """Return the options of a verb that set these keys of awsddp.toml; `script_words` come last."""
     words: list[str] = []
     for key, value in options.items():
         name = key.removeprefix("env.variables.")
         if name != key:  # without a value it is read where the command is typed
             words += ["--env-var", name if value is None else f"{name}={value}"]
-        elif key.startswith(HAS_OPTION.get(verb, ())) and key not in _SCRIPT:
-            words += option_words(key, value)
         elif key not in _SCRIPT:
-            words += key_words(key, value)
+            written = option_words if key.startswith(HAS_OPTION.get(verb, ())) else key_words
+            words += written(key, value)
     return words
 
 
-def script_words(options: Mapping[str, Any]) -> list[str]:
+def script_words(options: Mapping[str, Given]) -> list[str]:
     """Return the script, none for the bundled one, and its arguments."""
     script, args = map(options.get, _SCRIPT)
-    return [*([script] if script and not is_bundled(script) else []), *(["--", *args] if args else [])]
+    words = [script] if isinstance(script, str) and script and not is_bundled(script) else []
+    return [*words, "--", *map(str, args)] if args and isinstance(args, list | tuple) else words
 
 
 def advise(cluster: "Cluster", error: AwsddpError) -> None:

@@ -195,11 +195,8 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
     ]
 
 
-_Record = tuple[_Size, Word, Word, bool]
-
-
 class _Records(msgspec.Struct, frozen=True, kw_only=True):
-    records: Annotated[tuple[_Record, ...], Meta(max_length=1000)]
+    records: Annotated[tuple[tuple[_Size, Word, Word, bool], ...], Meta(max_length=1000)]
     age: Seconds
 
 
@@ -309,7 +306,7 @@ def read_answer(said: bytes, kind: type[_Of], *, node: int, paths: bool = False)
         return converted(parsed(said), kind, paths=paths)
 
 
-def converted(answer: dict[str, Any], kind: type[_Of], *, paths: bool = False) -> _Of:
+def converted(answer: object, kind: type[_Of], *, paths: bool = False) -> _Of:
     """Return what `parsed` returned as an answer of this type. Raises ValueError."""
     _check_text(answer, paths=paths)
     return msgspec.convert(answer, kind)
@@ -338,9 +335,9 @@ def manifest(found: Manifest, *, node: int, ranks: Collection[int]) -> Manifest:
         for file in found.files:
             _check_path(file.path[1:])
             if file.home not in logs:
-                _check_home(file.home, node)
+                _check_path(file.home, top=f"node{node}/")
         for link in found.links:
-            _check_home(link.home, node)
+            _check_path(link.home, top=f"node{node}/")
             _check_target(link, node)
         return found
 
@@ -435,17 +432,13 @@ def check_job(document: NodeJob, node: int, job: str | None) -> None:
             raise ValueError(f"{name} of a rank that does not run there")
 
 
-def _check_path(path: str) -> None:
-    """Refuse a path that may lead elsewhere, or that no file can have."""
+def _check_path(path: str, *, top: str = "") -> None:
+    """Refuse a path that may lead elsewhere than below `top`, or that no file can have."""
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
         raise ValueError(f"invalid result path {path!r}")
-
-
-def _check_home(home: str, node: int) -> None:
-    _check_path(home)
-    if not home.startswith(f"node{node}/"):
-        raise ValueError(f"{home!r} lies outside of node{node}/")
+    if not path.startswith(top):
+        raise ValueError(f"{path!r} lies outside of {top}")
 
 
 def _check_target(link: ResultLink, node: int) -> None:

@@ -63,15 +63,13 @@ def answers_beside(
     fleet: "Fleet", requests: Mapping[int, Request[Answer]], *, timeout_s: float
 ) -> dict[int, Answer | AwsddpError]:
     """Return the same from another thread, while the nodes' programs answer requests: by other programs."""
-    output = {node: bytearray() for node in requests}
-
-    def on_data(node: int, data: bytes) -> None:
-        take(output[node], data, node=node)
-
     argv, program = protocol.program()
     commands = {node: (argv, program + protocol.message(request)) for node, request in requests.items()}
-    ends = fleet.stream(commands, on_data, silent_after_s=None, timeout_s=timeout_s)
-    return {node: _answer(node, requests[node], bytes(output[node]), end) for node, end in ends.items()}
+    ends = fleet.run_each(commands, timeout_s=timeout_s)
+    return {
+        node: end if isinstance(end, NodeError) else _answer(node, requests[node], end.stdout, end)
+        for node, end in ends.items()
+    }
 
 
 def _answers(

@@ -8,31 +8,27 @@ import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from awsddp import config, spec
-from awsddp.errors import AwsddpError, UsageError
-from awsddp.records import Listed, Node, Prepared, Target
-from awsddp.report import Event, OnEvent, node_name
-from awsddp.spec import FILE, ClusterSpec, JobSpec
+from awsddp import config
+from awsddp.errors import AwsddpError, NodeError
+from awsddp.records import Listed, Node, Target
+from awsddp.report import Event, OnEvent
+from awsddp.spec import FILE, KEYWORDS, ClusterSpec, JobSpec
 from awsddp.state import Folder, Record, home
 from awsddp.values import check_name
 
 if TYPE_CHECKING:
     from awsddp import returns
     from awsddp.aws.session import Aws
-    from awsddp.errors import NodeError
     from awsddp.job import Job
     from awsddp.keywords import JobKeys, Keys
     from awsddp.nodes.connection import Preconnect
     from awsddp.nodes.transport import Fleet
     from awsddp.reconcile import Confirm
     from awsddp.up import Plan
-
-KEYS = {key.replace("local.", "local_").rpartition(".")[2]: key for key in spec.KEYS}
-"""The keys of awsddp.toml by the keywords that set them."""
 
 
 class Cluster:
@@ -80,15 +76,15 @@ class Cluster:
         self.on_event = on_event
         self.agree: Callable[[str], bool] = lambda question: False
         """Answers a question of a method that has begun; without a terminal the answer is no."""
-        self._keys = _known_keys(keys)
+        self._keys = config.known_keywords(keys)
         self._open = contextlib.ExitStack()
 
     # What was asked.
 
     @cached_property
     def _settings(self) -> tuple[ClusterSpec, JobSpec]:
-        overrides = {KEYS[key]: value for key, value in self._keys.items()}
-        labels = {KEYS[key]: key for key in self._keys}
+        overrides = {KEYWORDS[key]: value for key, value in self._keys.items()}
+        labels = {KEYWORDS[key]: key for key in self._keys}
         return config.load(self.name, file=Path(FILE), overrides=overrides, labels=labels)
 
     @cached_property
@@ -111,21 +107,26 @@ class Cluster:
         """$AWSDDP_HOME."""
         return self.folder.root
 
+    @property
+    def results(self) -> Path:
+        """The local folder that receives the results of the jobs, a folder each. Raises ConfigError."""
+        return Path(self.job_spec.sync.workdir) / self.job_spec.job.results
+
     def but(self, **changes: Any) -> Self:
         """Return a copy with other attributes."""
         other = copy.copy(self)
-        for name, value in changes.items():
-            setattr(other, name, value)
+        vars(other).update(changes)
         return other
 
     @contextlib.contextmanager
     def asking(self, keys: Mapping[str, object] | None = None) -> Iterator[Self]:
-        """Yield the cluster with these keys set, too; an error names what was typed, and recommends commands
-        as this user has to type them. Raises UsageError for a key that awsddp.toml does not have.
+        """Yield the cluster with these keys set, too. An error names what was typed, and what to type next.
+
+        Raises UsageError for a key that awsddp.toml does not have.
         """
         asked = self
         if keys:
-            asked = self.but(_keys={**self._keys, **_known_keys(keys)})
+            asked = self.but(_keys={**self._keys, **config.known_keywords(keys)})
             for read in ("_settings", "spec", "job_spec"):
                 asked.__dict__.pop(read, None)
         try:
@@ -254,10 +255,11 @@ class Cluster:
         started, for which `confirm` is as for `up`. Raises NotFoundError, NodeError where a part is missing.
         """
         from awsddp.fetch import fetch
-        from awsddp.up import consent
+        from awsddp.up import consent, up
 
         with self.asking() as asked:
-            return fetch(asked, job=job, anew=anew, confirm=confirm or consent(asked, None))
+            start = partial(up, asked, confirm=confirm or consent(asked, None))
+            return fetch(asked, job=job, anew=anew, start=start)
 
     def doctor(self) -> "returns.DoctorDocument":
         """Return the `doctor` document: of the cluster's nodes, without one of what a launch needs.
@@ -285,7 +287,7 @@ class Cluster:
         discard: bool = False,
         known_only: bool = False,
         confirm: Callable[[str], None] = lambda question: None,
-        lose: "Callable[[NodeError], bool]" = lambda error: False,
+        lose: Callable[[NodeError], bool] = lambda error: False,
     ) -> "returns.DownDocument":
         """Terminate everything and return the `down` document. Unfetched results are fetched first.
 
@@ -341,11 +343,10 @@ class Cluster:
         """
         from awsddp.search import naming_ended, search
 
-        record = self.folder.read(newer=newer)
         with contextlib.ExitStack() as stack:
-            found = search(self, record, stack, whole=whole, everywhere=everywhere)
-            with naming_ended(found):
-                yield found
+            found = search(self, self.folder.read(newer=newer), stack, whole=whole, everywhere=everywhere)
+            stack.enter_context(naming_ended(found))
+            yield found
 
     @contextlib.contextmanager
     def ready(self, *, node: int | None = None) -> Iterator["Cluster"]:
@@ -353,7 +354,7 @@ class Cluster:
 
         Raises NotFoundError, NodeError, CloudError.
         """
-        from awsddp.search import ready_nodes
+        from awsddp.reach import ready_nodes
 
         with self.partly_ready() as found:
             found.nodes = ready_nodes(found, node)
@@ -361,7 +362,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def partly_ready(self) -> Iterator["Cluster"]:
-        """Find the cluster; `connect_reachable` works with those nodes that are prepared and running.
+        """Find the cluster; `reach.connect_reachable` works with those nodes that are prepared and running.
 
         Begins to connect to its last known addresses, unless that is over a jump host. What AWS says decides
         what is used. Raises CloudError.
@@ -401,22 +402,6 @@ class Cluster:
         ) as self.connections:
             yield self.connections
 
-    @contextlib.contextmanager
-    def connect_reachable(self) -> "Iterator[Fleet]":
-        """Connect to the nodes that can be reached, of those that are ready.
-
-        Raises NotFoundError, CloudError, NoNodes where there are none.
-        """
-        from awsddp.nodes.failures import NodesFailed
-        from awsddp.search import REACH_S, NoNodes, use_reachable
-
-        use_reachable(self)
-        with self.connect(deadline_s=REACH_S, partial=True) as fleet:
-            if not fleet.nodes:
-                error = NodesFailed(fleet.failures, {}, len(self.nodes))
-                raise NoNodes(error.message, error.why, error.next)
-            yield fleet
-
     @property
     def aws(self) -> "Aws":
         """The gateway to the cloud that the cluster is in."""
@@ -451,24 +436,6 @@ class Cluster:
         """The jobs whose results are not fetched, by the tags of the nodes that live."""
         return self.listed.unfetched if self.listed is not None else []
 
-    def is_prepared(self, node: Node) -> bool:
-        """Return whether `up` has made this instance ready, so that its host key is known."""
-        return any(one.instance_id == node.instance_id for one in self.record.prepared)
-
-    def state_of(self, node: Node) -> str:
-        """Return what a node is, in words: EC2's state, or "being prepared" on its way to ready."""
-        starts = node.state in ("pending", "running") and not self.is_prepared(node)
-        return f"{node_name(node.node)} is {'being prepared' if starts else node.state}"
-
-    def prepared(self, node: int) -> Prepared:
-        """Return what was found on a node."""
-        return next(one for one in self.record.prepared if one.node == node)
-
-    def machines(self, listed: Listed) -> str:
-        """Return how many machines of a listed cluster exist, of which type and where."""
-        where = replace(self.target, region=listed.region).place
-        return f"{len(listed.live)} x {listed.live[0].instance_type} in {where}"
-
     def use(self, nodes: Sequence[Node], *, of: Collection[Node]) -> None:
         """Work with these nodes of a cluster."""
         self.nodes = tuple(nodes)
@@ -481,10 +448,3 @@ class Cluster:
     def change(self, change: Callable[[Record], Record]) -> None:
         """Change the record by what it is now, here and in the folder. Raises ConfigError."""
         self.known = self.folder.update(change) or change(self.record)
-
-
-def _known_keys(keys: Mapping[str, object]) -> dict[str, object]:
-    """Return these keywords. Raises UsageError for one that awsddp.toml does not have."""
-    if unknown := [key for key in keys if key not in KEYS]:
-        raise UsageError(f"unknown keyword {unknown[0]!r}", "", config.nearest(unknown[0], KEYS))
-    return dict(keys)

@@ -18,17 +18,21 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, UsageError
 from awsddp.spec import (
     FILE,
     KEYS,
+    KEYWORDS,
     OPTION,
     OPTIONS,
     SECTIONS,
     SETTINGS,
     ClusterSpec,
+    EnvSection,
+    Given,
     JobSection,
     JobSpec,
+    Section,
     Value,
 )
 from awsddp.values import VARIABLE, check_name, gpus_of
@@ -45,6 +49,7 @@ _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capa
 """Keys that hold for one command, also where awsddp.toml sets them: limits, consent and the login."""
 EXCLUSIVE = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
 """Mutually exclusive keys."""
+_TABLES = (*SECTIONS, "tags")
 _Any = TypeVar("_Any", ClusterSpec, JobSpec)
 
 
@@ -53,7 +58,7 @@ def load(
     *,
     file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
-    overrides: Mapping[str, object] = {},
+    overrides: Mapping[str, Given] = {},
     labels: Mapping[str, str] = {},
 ) -> tuple[ClusterSpec, JobSpec]:
     """Read the settings of the cluster `name`.
@@ -64,11 +69,12 @@ def load(
     """
     check_name(name)
     document = _read(file) if file is not None and os.path.lexists(file) else {}
-    values: dict[str, Any] = {section: {} for section in (*SECTIONS, "tags")}
+    sections: dict[str, Section] = {section: kind() for section, kind in SECTIONS.items()}
+    tags: dict[str, str] = {}
     sources: dict[str, str] = {}
     for section, table in document.items():
         if not isinstance(table, dict):
-            raise _unknown(f"{file}: {section}", section, values)
+            raise _unknown(f"{file}: {section}", section, _TABLES)
     given = [
         (f"{file}: [{section}] {key}", f"{section}.{key}", value, str(file))
         for section, table in document.items()
@@ -80,8 +86,7 @@ def load(
         if key in OF_ONE_COMMAND and source != OPTION:
             words = shlex.join(["awsddp", "...", *option_words(key, value)])
             raise ConfigError(f"{label} holds for one command", "", f"{words}   # on the command line")
-        sources[_put(values, key, value, label)], given_as[key] = source, label
-    sections = {section: kind(**values[section]) for section, kind in SECTIONS.items()}
+        sources[_put(sections, tags, key, value, label)], given_as[key] = source, label
     for key in filter(given_as.get, KEYS):
         _check(key, sections[key.partition(".")[0]], given_as[key])
 
@@ -91,9 +96,8 @@ def load(
         more |= {name: section for name, section in sections.items() if name in names}
         return kind(**more, sources=own, labels=given_as)
 
-    needed = _gpus_needed(sections["cluster"].nodes, sections["job"])
-    cluster = made(ClusterSpec, name=name, tags=values["tags"], gpus_needed=needed)
-    return cluster, _checked(made(JobSpec))
+    cluster, job = made(ClusterSpec, name=name, tags=tags), _checked(made(JobSpec))
+    return replace(cluster, gpus_needed=_gpus_needed(cluster.cluster.nodes, job.job)), job
 
 
 def as_given(message: str, *specs: ClusterSpec | JobSpec) -> str:
@@ -119,7 +123,7 @@ def remembered(spec: ClusterSpec | JobSpec) -> dict[str, Value]:
     return {key: _value(spec, key) for key in sorted(spec.explicit - _MOMENTARY)}
 
 
-def overlaid(spec: _Any, asked: Mapping[str, Any]) -> _Any:
+def overlaid(spec: _Any, asked: Mapping[str, Given]) -> _Any:
     """Return a spec with what its cluster was requested with, `asked` by key; without any, the spec itself.
 
     Only an option or a variable changes what the cluster has; awsddp.toml does not, but for [env]. Raises
@@ -130,17 +134,17 @@ def overlaid(spec: _Any, asked: Mapping[str, Any]) -> _Any:
     dropped = spec.from_file - _OF_COMMAND if isinstance(spec, ClusterSpec) else frozenset()
     typed = spec.explicit - dropped
     decided = typed | (EXCLUSIVE if typed & EXCLUSIVE else frozenset())
-    sections = SECTIONS.keys() - vars(JobSpec) | {"tags"} if isinstance(spec, ClusterSpec) else {"env"}
-    kept = {key for key in asked if key.partition(".")[0] in sections and key not in decided}
-    values: dict[str, Any] = {section: {} for section in sections}
-    defaults = {key: SETTINGS[key]["default"] for key in dropped & SETTINGS.keys()}
+    standing: dict[str, Section] = {name: getattr(spec, name) for name in SECTIONS if hasattr(spec, name)}
+    heeded = {*standing, "tags"} if isinstance(spec, ClusterSpec) else {"env"}
+    kept = {key for key in asked if key.partition(".")[0] in heeded and key not in decided}
+    defaults = {key: SETTINGS[key].default for key in dropped & SETTINGS.keys()}
+    tags: dict[str, str] = {}
     for key, value in (defaults | {key: asked[key] for key in kept}).items():
-        _put(values, key, value, key)
-    tags = values.pop("tags", {})
-    changed = {name: replace(getattr(spec, name), **keys) for name, keys in values.items() if keys}
+        _put(standing, tags, key, value, key)
+    sources = {key: source for key, source in spec.sources.items() if key not in dropped}
+    changed: dict[str, Any] = {**standing}
     if isinstance(spec, ClusterSpec):
         changed["tags"] = tags | {name: text for name, text in spec.tags.items() if f"tags.{name}" in typed}
-    sources = {key: source for key, source in spec.sources.items() if key not in dropped}
     return replace(spec, **changed, sources=sources | dict.fromkeys(kept, "cluster"))
 
 
@@ -162,7 +166,7 @@ def _value(spec: ClusterSpec | JobSpec, key: str) -> Value:
     return found
 
 
-def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, str]]:
+def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str]]:
     """Return every key that has a value, the value, and its source ("default", or as in `sources`)."""
     sources = {**job.sources, **spec.sources}
     found = [(key, _value(job if _is_of_job(key) else spec, key)) for key in KEYS]
@@ -204,7 +208,7 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
     words: list[str] = []
     for key in filter(_is_of_job, KEYS):
         value = _value(spec, key)
-        if value != SETTINGS[key]["default"] and key not in NOT_SHOWN:
+        if value != SETTINGS[key].default and key not in NOT_SHOWN:
             words += key_words(key, value)
     typed = spec.sources.get("env.variables", OPTION) == OPTION  # else awsddp.toml sets them again
     return (*words, *(word for name in spec.env.variables if typed for word in ("--env-var", name)))
@@ -219,15 +223,15 @@ def option_words(key: str, value: object) -> list[str]:
     """Return the arguments that set a key where its option is there, if it has one."""
     if key not in OPTIONS or value is None or value is False or value in ([], ()):
         return key_words(key, value)
-    flag = OPTIONS[key]["option"].split()[0]
+    flag = OPTIONS[key].option.split()[0]
     if isinstance(value, list | tuple):
         return [word for one in value for word in (flag, str(one))]
     return [flag] if value is True else [flag, str(value)]
 
 
-def options_of(words: Sequence[str]) -> dict[str, object]:
+def options_of(words: Sequence[str]) -> dict[str, Given]:
     """Return the values by key that `words_of` gave as arguments; each variable's value is None."""
-    found: dict[str, object] = {}
+    found: dict[str, Given] = {}
     for sign, word in zip(words[::2], words[1::2], strict=False):
         key, _, text = word.partition("=")
         if sign == "--env-var":
@@ -257,32 +261,33 @@ def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     return [(name, key, environ[name], name) for name, key in names.items() if name in environ]
 
 
-def _put(values: dict[str, Any], key: str, value: object, place: str) -> str:
+def _put(sections: dict[str, Section], tags: dict[str, str], key: str, value: object, place: str) -> str:
     """Put the value of a key into its section, and return the key; of one variable that of all."""
     section, _, name = key.partition(".")
     if section == "tags" and name:
-        values["tags"][name] = str(value)
+        tags[name] = str(value)
         return key
     if section not in SECTIONS:
-        raise _unknown(place, section, values)
-    hints = typing.get_type_hints(SECTIONS[section])
+        raise _unknown(place, section, _TABLES)
+    own = sections[section]
     group, _, variable = name.partition(".")
-    if section == "env" and variable and group in ("variables", "secrets"):
-        _set_variable(values[section], variable, str(value) if group == "variables" else None)
+    if isinstance(own, EnvSection) and variable and group in ("variables", "secrets"):
+        sections[section] = _with_variable(own, variable, str(value) if group == "variables" else None)
         return f"env.{group}"
+    hints = typing.get_type_hints(type(own))
     if name not in hints:
         raise _unknown(place, name, hints)
-    values[section][name] = _convert(value, hints[name], place)
+    sections[section] = replace(own, **{name: _convert(value, hints[name], place)})
     return key
 
 
-def _set_variable(env: dict[str, Any], name: str, value: str | None) -> None:
+def _with_variable(env: EnvSection, name: str, value: str | None) -> EnvSection:
     """Set a variable, or make it a secret (None); it is one of the two, as the last setting says."""
-    variables = {key: text for key, text in env.get("variables", {}).items() if key != name}
-    secrets = [key for key in env.get("secrets", ()) if key != name]
-    variables |= {} if value is None else {name: value}
-    secrets += [name] if value is None else []
-    env.update(variables=variables, secrets=tuple(secrets))
+    variables = {key: text for key, text in env.variables.items() if key != name}
+    secrets = tuple(key for key in env.secrets if key != name)
+    if value is None:
+        return replace(env, variables=variables, secrets=(*secrets, name))
+    return replace(env, variables=variables | {name: value}, secrets=secrets)
 
 
 def _convert(value: object, hint: Any, place: str) -> Any:
@@ -323,6 +328,13 @@ def _unknown(place: str, word: str, known: Collection[str]) -> ConfigError:
     return ConfigError(f"{place}: unknown key {word!r}", "", nearest(word, known))
 
 
+def known_keywords(keys: Mapping[str, object]) -> dict[str, Any]:
+    """Return these keywords. Raises UsageError for one that awsddp.toml does not have."""
+    if unknown := [key for key in keys if key not in KEYWORDS]:
+        raise UsageError(f"unknown keyword {unknown[0]!r}", "", nearest(unknown[0], KEYWORDS))
+    return dict(keys)
+
+
 def nearest(word: str, known: Collection[str]) -> str:
     """Return the hint for an unknown word: the one that is meant, else all."""
     import difflib
@@ -333,7 +345,7 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 def _check(key: str, section: object, label: str) -> None:
     """Refuse a value that no cluster or job can have. Raises ConfigError."""
-    check, value = SETTINGS[key]["check"], getattr(section, key.partition(".")[2])
+    check, value = SETTINGS[key].check, getattr(section, key.partition(".")[2])
     if check is not None and value is not None:
         try:
             check(value)
@@ -403,9 +415,7 @@ def starter(chosen: Mapping[str, str | int | float]) -> str:
         setting, (section, _, name) = SETTINGS[key], key.partition(".")
         heading = f"\n[{section}]"
         lines += [heading] if heading not in lines else []
-        value = json.dumps(chosen.get(key, setting["example"]))
+        value = json.dumps(chosen.get(key, setting.example))
         value = value.replace('": ', '" = ') if key == "env.variables" else value  # a table of TOML
-        lines.append(
-            f"{'' if key in chosen else '# '}{name} = {value}".ljust(34) + f"  # {setting['comment']}"
-        )
+        lines.append(f"{'' if key in chosen else '# '}{name} = {value}".ljust(34) + f"  # {setting.comment}")
     return "\n".join([*lines, _STARTER_TAGS])

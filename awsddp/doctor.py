@@ -21,16 +21,17 @@ from awsddp.jobs import health, protocol
 from awsddp.jobs.ranks import Host, layout
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.hang import diagnose, ranges
+from awsddp.jobs.supervisor.requests import plain
 from awsddp.jobs.supervisor.stacks import DUMP, Answer
 from awsddp.known import told_job, told_jobs
 from awsddp.nodes import rsync
 from awsddp.plan.records import names
 from awsddp.plan.requests import Values
-from awsddp.reach import jump_of
+from awsddp.reach import connect_reachable, jump_of
 from awsddp.records import Check, JobRecord
 from awsddp.report import node_name
-from awsddp.resources import template, train_folder
-from awsddp.results import ended_job, results_dir
+from awsddp.resources import shipped_folder, template
+from awsddp.results import ended_job
 from awsddp.returns import DoctorDocument, QuotaDocument, WhyDocument
 from awsddp.search import aws_of, facts_of, target_for
 from awsddp.spec import JobSection
@@ -178,7 +179,7 @@ def of_nodes(cluster: "Cluster") -> DoctorDocument | None:
     with contextlib.ExitStack() as stack:
         try:
             cluster = stack.enter_context(cluster.partly_ready())
-            stack.enter_context(cluster.connect_reachable())
+            stack.enter_context(connect_reachable(cluster))
         except NotFoundError:
             return None
         return checks_document(cluster, _checkup(cluster))
@@ -212,7 +213,9 @@ def _unreached(cluster: "Cluster") -> list[Check]:
         health.node_check(nodes[node], "login", False, why, "SSH") for node, why in sorted(whys.items())
     ]
     for node in cluster.excluded:
-        checks.append(health.node_check(node, "login", None, cluster.state_of(node).partition(" is ")[2]))
+        checks.append(
+            health.node_check(node, "login", None, cluster.record.state_of(node).partition(" is ")[2])
+        )
     return checks
 
 
@@ -233,7 +236,7 @@ def _probe(
     found = answers_of(cluster.fleet, wishes, timeout_s=ANSWER_S)
     return health.Probes(
         nodes=nodes,
-        prepared={number: cluster.prepared(number) for number in numbers},
+        prepared={number: cluster.record.on(number) for number in numbers},
         answers={node: one for node, one in found.items() if not isinstance(one, AwsddpError)},
         asked=(began, time.time()),
         silent={node: one.message for node, one in found.items() if isinstance(one, AwsddpError)},
@@ -330,7 +333,7 @@ def _form(cluster: "Cluster", probes: health.Probes, groups: Sequence[Sequence[i
     asked = cluster.job_spec
     spec = replace(asked, job=JobSection(script="probe.py"), env=replace(asked.env, secrets=()))
     slots = ask(cluster.fleet, {nodes[0]: requests.Slots(ports=protocol.job_ports()) for nodes in groups})
-    starter, program = template("start_ranks.py"), (train_folder() / "probe.py").read_text("utf-8")
+    starter, program = template("start_ranks.py"), (shipped_folder("train") / "probe.py").read_text("utf-8")
     commands = {}
     for nodes, group in zip(groups, formed, strict=True):
         hosts = [Host(node=probes.nodes[node], prepared=probes.prepared[node], workdir="/") for node in nodes]
@@ -360,7 +363,7 @@ def _hear(
             if (step := answers.rank_step(line, node=node, ranks=own)) is not None:
                 of[node].hear(step)
 
-    cluster.fleet.stream(commands, on_data, silent_after_s=None, timeout_s=timeout_s)
+    cluster.fleet.stream(commands, on_data, timeout_s=timeout_s)
 
 
 __all__ = ["ranges", "why"]
@@ -375,10 +378,10 @@ def why(cluster: "Cluster", job: str) -> WhyDocument:
 
     Of a job that has ended: what was written before its end, if anything. Raises NotFoundError.
     """
-    ended = ended_job(results_dir(cluster, job))
+    ended = ended_job(cluster.results / job)
     if ended is not None:
         return _written(cluster, ended)
-    with cluster.partly_ready() as cluster, cluster.connect_reachable() as fleet:
+    with cluster.partly_ready() as cluster, connect_reachable(cluster) as fleet:
         found = told_job(cluster, job)
         if found.state != "running":
             raise _nothing(found, f"awsddp fetch {job}   # then again: it may hold what was written")
@@ -396,7 +399,7 @@ def _written(cluster: "Cluster", job: JobRecord) -> WhyDocument:
     """Return what the nodes wrote before a job ended, from its folder of results. Raises NotFoundError."""
     answers = {}
     for node in job.nodes:
-        path = results_dir(cluster, job.job) / f"node{node.node}" / "run" / DUMP
+        path = cluster.results / job.job / f"node{node.node}" / "run" / DUMP
         with contextlib.suppress(OSError):
             answers[node.node] = read_answer(path.read_bytes(), Stacks, node=node.node)
     if not answers:
@@ -415,4 +418,4 @@ def _where(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool = True)
     codes = {one.rank: one.exit_code for one in job.ranks if ended and one.exit_code is not None}
     seen = {node: Answer.read(to_builtins(one)) for node, one in answers.items()}
     found = diagnose(layout, seen, exit_codes=codes)
-    return convert({"job": job.job, "state": job.state, **found.document()}, WhyDocument)
+    return convert({"job": job.job, "state": job.state, **plain(found)}, WhyDocument)

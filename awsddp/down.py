@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 from awsddp import report
 from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, ConfigError, LeftoverError, NodeError, UsageError
-from awsddp.fetch import fetch_all
+from awsddp.fetch import Ephemeral, bring, refuse_ephemeral
 from awsddp.known import end_job, jobs_of, told_jobs
 from awsddp.ledger import bill_of, living
-from awsddp.owed import Ephemeral, refuse_ephemeral
-from awsddp.records import ACTIVE, Listed
-from awsddp.report import node_name
-from awsddp.results import is_owed
+from awsddp.reach import reachable
+from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
+from awsddp.report import money, node_name
+from awsddp.results import is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
-from awsddp.search import end, look, reachable, refuse_sessions, require_live, wait_until_launches_show
-from awsddp.state import Record
+from awsddp.search import end, look, machines, refuse_sessions, require_live, wait_until_launches_show
 from awsddp.status import cluster_document
 
 if TYPE_CHECKING:
@@ -48,14 +47,14 @@ def down(
         if not clusters:
             if record is not None:  # it ended by itself, at its expiry at the latest
                 cluster.folder.note("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
-            _forget(cluster, record)
+                _forget(cluster, record.id)
             refuse_sessions(cluster)
             return _document(cluster)
         live = [one for one in clusters if one.live]
         if known_only and any(record is None or one.id != record.id for one in live):
             raise UsageError(
                 f"-y does not end cluster {live[0].name}, which this machine has no record of",
-                "; ".join(f"{cluster.machines(one)}{_made(one)}" for one in live),
+                "; ".join(f"{machines(cluster, one)}{_made(one)}" for one in live),
                 f"awsddp -c {live[0].name} down -y   # if that is what you want",
             )
         if live:
@@ -66,10 +65,10 @@ def down(
             except NodeError as error:
                 if not lose(error):
                     raise
-        bill_of(cluster, record, clusters[0], cluster.aws)
+        bill_of(cluster, clusters[0])
         terminated = _end(cluster, clusters)
-        bill = bill_of(cluster, record, None)
-        _forget(cluster, record, cluster_id=clusters[0].id)
+        bill = bill_of(cluster, None)
+        _forget(cluster, clusters[0].id if record is None else record.id)
         removed = sum(len(one.leftovers) for one in clusters)
         return _document(cluster, terminated=terminated, removed=removed, bill=bill)
 
@@ -100,7 +99,7 @@ def _end(cluster: "Cluster", clusters: Sequence[Listed]) -> tuple[str, ...]:
 
 
 def _what_ends(cluster: "Cluster", listed: Listed, *, discard: bool) -> str:
-    question = [f"Cluster {listed.name}: {cluster.machines(listed)}{_made(listed)} will be terminated."]
+    question = [f"Cluster {listed.name}: {machines(cluster, listed)}{_made(listed)} will be terminated."]
     for job in (one.job for one in jobs_of(cluster, living(cluster.folder))):
         if job.state in ACTIVE and is_owed(cluster, listed.unfetched, job):
             waits = job.state == "waiting"
@@ -119,12 +118,9 @@ def _made(cluster: Listed) -> str:
     return f", made at {report.iso(cluster.created)}{host}," if cluster.created else ""
 
 
-def _forget(cluster: "Cluster", record: Record | None, cluster_id: str | None = None) -> None:
-    ended = record.id if record is not None else cluster_id
-    if ended is None:
-        return
+def _forget(cluster: "Cluster", cluster_id: str) -> None:
     try:
-        cluster.folder.retire(ended)
+        cluster.folder.retire(cluster_id)
     except ConfigError as error:
         cluster.say(f"{error.message}: {error.why or error.next}")
 
@@ -185,8 +181,9 @@ def _refuse_spot(cluster: Listed) -> None:
 
 
 def _what_stops(cluster: "Cluster", listed: Listed) -> str:
-    machines, cost = cluster.machines(listed), "" if cluster.target.name == "local" else ", and cost"
-    question = f"Cluster {listed.name}: {machines} will be stopped; their disks are kept{cost}."
+    cost = "" if cluster.target.name == "local" else ", and cost"
+    what = f"Cluster {listed.name}: {machines(cluster, listed)}"
+    question = f"{what} will be stopped; their disks are kept{cost}."
     if listed.unfetched:
         question += f"\nThe results of {', '.join(listed.unfetched)} stay on the disks."
     return question
@@ -197,12 +194,74 @@ def _end_jobs(cluster: "Cluster", listed: Listed) -> None:
     if cluster.known is None or not listed.unfetched:
         return
     try:
-        with cluster.connect(reachable(listed.live), deadline_s=STOP_REACH_S, partial=True) as fleet:
+        with cluster.connect(reachable(listed.live), deadline_s=STOP_REACH_S, partial=True):
             jobs = told_jobs(cluster, partial=True)
-            refuse_ephemeral(cluster, fleet, [job for job in jobs if is_owed(cluster, listed.unfetched, job)])
+            refuse_ephemeral(cluster, [job for job in jobs if is_owed(cluster, listed.unfetched, job)])
             # The newest first: the end of a job starts one that waits for it.
             cluster.folder.remember(*[end_job(cluster, job) for job in reversed(jobs)])
     except Ephemeral:
         raise
     except AwsddpError as error:
         cluster.say(f"jobs could not be ended first: {error.message}")
+
+
+FETCH_REACH_S = 60.0
+
+
+def fetch_all(cluster: "Cluster", listed: Listed) -> None:
+    """End the jobs that still run, and fetch all unfetched results, before the nodes are terminated.
+
+    Results of a node that no longer exists are named. Raises NodeError, with the jobs, the price and the next
+    steps, if results remain on nodes.
+    """
+    owing = [node for node in listed.live if node.unfetched]
+    if not owing:
+        return
+    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
+    if record is None or not cluster.folder.key.exists():
+        raise _not_home(cluster, listed, owing, "this machine has no key for the nodes that hold them")
+    cluster.use(reachable(listed.live), of=listed.live)
+    left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in cluster.nodes}
+    try:
+        if cluster.nodes:
+            left |= _fetch_owed(cluster)
+    except AwsddpError as error:
+        raise _not_home(cluster, listed, owing, str(error)) from error
+    if left:
+        raise _not_home(cluster, listed, list(left), ", ".join(left.values()))
+
+
+def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
+    """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why."""
+    with cluster.connect(deadline_s=FETCH_REACH_S, partial=True) as fleet:
+        owed = [job for job in told_jobs(cluster, partial=True) if is_owed(cluster, cluster.unfetched, job)]
+        # The newest first: the end of a job starts one that waits for it.
+        for job in reversed([end_job(cluster, job) for job in reversed(owed)]):
+            if job.state in ACTIVE:
+                raise NodeError(f"job {job.job} did not end")
+            nodes = ", ".join(map(node_name, fleet.nodes))
+            cluster.say(f"fetching the results of {job.job} from {nodes} to {cluster.results / job.job}/")
+            bring(cluster, job)
+            cluster.folder.remember(job)
+            for text in still_missing(cluster, job).values():
+                cluster.say(text)
+        owing = [node for node in cluster.nodes if node.unfetched]
+        return {node: fleet.failures[node.node].summary for node in owing if node.node in fleet.failures}
+
+
+def _not_home(cluster: "Cluster", listed: Listed, owing: list[Node], why: str) -> NodeError:
+    """Return the error that names the unfetched jobs, what the nodes cost meanwhile, and the next steps."""
+    stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
+    ways = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []
+    ways.append("awsddp down --discard   # terminate the nodes and lose what they hold")
+    cost, rests = "the nodes cost money", all(node.state == "stopped" for node in listed.live)
+    bill = bill_of(cluster, cluster.own)
+    if rests:
+        cost = "only the disks cost"
+    elif bill is not None and bill.id == listed.id and bill.price_usd_per_hour is not None:
+        would = "would cost" if bill.target == "local" else "cost"
+        cost = f"the nodes {would} {money(bill.price_usd_per_hour)} per hour"
+    if not rests and not any(node.spot for node in listed.live):
+        ways.append("awsddp stop   # or stop them and keep their disks")
+    jobs = ", ".join(unfetched_jobs(owing))
+    return NodeError(f"the results of {jobs} are not fetched", f"{why}\nuntil then {cost}", "\n".join(ways))

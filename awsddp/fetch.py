@@ -1,25 +1,54 @@
-"""fetch: results to this machine, verified; after that a poweroff may terminate the nodes."""
+"""fetch: a job's results to this machine, verified; then the nodes are released, which may end them.
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+What stays on the nodes is named, with the reason and what to type.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
+from awsddp import answers
+from awsddp.answers import Manifest, ResultFile
+from awsddp.asking import answers_of, ask, holders
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.files import moved
-from awsddp.known import end_job, jobs_of, told_job, told_jobs
-from awsddp.ledger import bill_of, living
-from awsddp.reconcile import Confirm
-from awsddp.records import ACTIVE, MORE, JobRecord, Listed, Node, unfetched_jobs
-from awsddp.report import money, node_name
-from awsddp.results import bring, is_owed, results_dir, still_missing, whole_at_home
+from awsddp.jobs.files import NodeFile, exclude_patterns, name_at_home, over_limit
+from awsddp.jobs.results import encode
+from awsddp.jobs.supervisor import requests
+from awsddp.known import jobs_of, told_job
+from awsddp.ledger import living, note_fetched
+from awsddp.nodes.failures import split
+from awsddp.nodes.results import Fetched
+from awsddp.parallel import soon
+from awsddp.reach import NoNodes, connect_reachable
+from awsddp.records import ACTIVE, MORE, HomeLink, JobRecord, Node
+from awsddp.report import Event, amount, node_name, size_text
+from awsddp.results import draw_loss, older_jobs, still_missing, whole_at_home
 from awsddp.returns import FetchDocument
-from awsddp.search import NoNodes, reachable
-from awsddp.up import up
+from awsddp.values import size_of
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
-    from awsddp.nodes.results import Fetched
+
+
+FETCH_S = 600.0
+"""How long another client of this machine may take to fetch the same results."""
+FRESH_S = 2.0
+"""How old the nodes' tags may be that are written back, if no client of this machine has held them since."""
+MANIFEST_S = 300.0
+"""How long a node may take to list its results."""
+HASHED_A_SECOND = 20e6
+"""Bytes that the slowest disk of a node hashes in a second."""
+NAMED = 10
+"""How many files are named one by one."""
+ALL = "all results"
+READABLE = "awsddp exec 'sudo chown -R $USER ~/awsddp/work'   # then fetch again"
 
 
 def fetch(
@@ -27,12 +56,12 @@ def fetch(
     *,
     job: str | None = None,
     anew: bool = False,
-    confirm: Confirm,
+    start: Callable[[], object],
 ) -> FetchDocument:
     """Fetch the results of a job (the last by default), and return the `fetch` document.
 
     Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
-    after `confirm` (it raises to refuse); the document then has `started`. If a part is missing the rest is
+    by `start` (it raises to refuse); the document then has `started`. If a part is missing the rest is
     fetched, and NodeError is raised with the document as its `result`. Raises NotFoundError for an unknown
     job, NoNodes.
     """
@@ -41,7 +70,7 @@ def fetch(
     except NoNodes as error:
         if not error.stopped or not {job, MORE} & {None, *error.stopped}:
             raise
-    up(cluster, confirm=confirm)
+    start()
     return structs.replace(_fetch(cluster, job, anew), started=True)
 
 
@@ -52,7 +81,7 @@ def _fetch(cluster: "Cluster", job: str | None, anew: bool) -> FetchDocument:
         with cluster.partly_ready() as cluster:
             if kept is not None and job not in (None, *cluster.unfetched):
                 return _kept(cluster, kept)
-            with cluster.connect_reachable():
+            with connect_reachable(cluster):
                 chosen = told_job(cluster, job)
                 fetched = bring(cluster, chosen)
                 cluster.folder.remember(chosen)
@@ -70,8 +99,8 @@ def _fetch(cluster: "Cluster", job: str | None, anew: bool) -> FetchDocument:
     return result
 
 
-def _document(cluster: "Cluster", fetched: "Mapping[int, Fetched]", job: str) -> FetchDocument:
-    return FetchDocument(nodes=moved(fetched), job=job, home=str(results_dir(cluster, job)))
+def _document(cluster: "Cluster", fetched: Mapping[int, Fetched], job: str) -> FetchDocument:
+    return FetchDocument(nodes=moved(fetched), job=job, home=str(cluster.results / job))
 
 
 def _kept(cluster: "Cluster", job: JobRecord) -> FetchDocument:
@@ -79,63 +108,291 @@ def _kept(cluster: "Cluster", job: JobRecord) -> FetchDocument:
     return _document(cluster, {}, job.job)
 
 
-FETCH_REACH_S = 60.0
+def bring(cluster: "Cluster", job: JobRecord) -> dict[int, Fetched]:
+    """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
 
-
-def fetch_all(cluster: "Cluster", listed: Listed) -> None:
-    """End the jobs that still run, and fetch all unfetched results, before the nodes are terminated.
-
-    Results of a node that no longer exists are named. Raises NodeError, with the jobs, the price and the next
-    steps, if results remain on nodes.
+    The job that is written beside them says what is missing. One client at a time does so. Over
+    job.results_limit `cluster.agree` decides. Raises Unfetched where something that the job made stays on the
+    nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full.
     """
-    owing = [node for node in listed.live if node.unfetched]
-    if not owing:
-        return
-    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
-    if record is None or not cluster.folder.key.exists():
-        raise _not_home(cluster, listed, owing, "this machine has no key for the nodes that hold them")
-    cluster.use(reachable(listed.live), of=listed.live)
-    left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in cluster.nodes}
-    try:
-        if cluster.nodes:
-            left |= _fetch_owed(cluster)
-    except AwsddpError as error:
-        raise _not_home(cluster, listed, owing, str(error)) from error
-    if left:
-        raise _not_home(cluster, listed, list(left), ", ".join(left.values()))
+    lost = still_missing(cluster, job)
+    job = replace(job, missing=tuple(lost))
+    with cluster.folder.lock("fetch", part="results", wait_s=FETCH_S):
+        cluster.folder.remember(job)
+        return _bring(cluster, job, lost)
 
 
-def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
-    """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why."""
-    with cluster.connect(deadline_s=FETCH_REACH_S, partial=True) as fleet:
-        owed = [job for job in told_jobs(cluster, partial=True) if is_owed(cluster, cluster.unfetched, job)]
-        # The newest first: the end of a job starts one that waits for it.
-        for job in reversed([end_job(cluster, job) for job in reversed(owed)]):
-            if job.state in ACTIVE:
-                raise NodeError(f"job {job.job} did not end")
-            nodes = ", ".join(map(node_name, fleet.nodes))
-            cluster.say(f"fetching the results of {job.job} from {nodes} to {results_dir(cluster, job.job)}/")
-            bring(cluster, job)
-            cluster.folder.remember(job)
-            for text in still_missing(cluster, job).values():
-                cluster.say(text)
-        owing = [node for node in cluster.nodes if node.unfetched]
-        return {node: fleet.failures[node.node].summary for node in owing if node.node in fleet.failures}
+def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[int, Fetched]:
+    from awsddp.aws.power import release, unfetched_of
+    from awsddp.nodes.results import pull
+
+    folder = cluster.results / job.job
+    nodes, began = holders(cluster.fleet, job), time.monotonic()
+    held = [node for node in cluster.nodes if node.node in nodes]
+    tagged = soon(unfetched_of, cluster.aws, held) if held and job.state not in ACTIVE else None
+    selected = select(cluster, job, nodes, folder)
+
+    def job_json(came: Mapping[int, Fetched]) -> dict[str, bytes]:
+        # What came otherwise than described grows while the job runs, else it is owed.
+        again = f"awsddp fetch {job.job}   # again, once nothing writes to it"
+        late = selected.growing if job.state in ACTIVE else selected.owed
+        late += [
+            Owed(node, one.path, one.size, "it changed while it was fetched", again)
+            for node, some in came.items()
+            for one in some.changed
+        ]
+        missing = sorted({*job.missing, *(one.node for one in selected.owed)})
+        return {"job.json": encode(replace(job, missing=tuple(missing)))}
+
+    fetched = pull(
+        selected.wanted,
+        folder,
+        ssh_config=cluster.folder.ssh_config,
+        links=selected.links,
+        also=job_json,
+        grows=job.state in ACTIVE,
+        on_event=cluster.on_event,
+    )
+    note_fetched(cluster, job.job, sum(one.bytes for one in fetched.values()))
+    draw_loss(folder)
+    say_growing(cluster, job, selected.growing)
+    if selected.owed:
+        raise _unfetched(job, selected.owed, lost)
+    if tagged is not None:
+        with _tags(cluster) as free_s:
+            # A file's time is up to 10 ms late.
+            fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
+            older = older_jobs(cluster, tagged.result())
+            release(cluster.aws, held, job.job, tagged=tagged.result() if fresh else None, older=older)
+    return fetched
 
 
-def _not_home(cluster: "Cluster", listed: Listed, owing: list[Node], why: str) -> NodeError:
-    """Return the error that names the unfetched jobs, what the nodes cost meanwhile, and the next steps."""
-    stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
-    ways = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []
-    ways.append("awsddp down --discard   # terminate the nodes and lose what they hold")
-    cost, rests = "the nodes cost money", all(node.state == "stopped" for node in listed.live)
-    bill = bill_of(cluster, cluster.known, cluster.own, cluster.gateway)
-    if rests:
-        cost = "only the disks cost"
-    elif bill is not None and bill.id == listed.id and bill.price_usd_per_hour is not None:
-        would = "would cost" if bill.target == "local" else "cost"
-        cost = f"the nodes {would} {money(bill.price_usd_per_hour)} per hour"
-    if not rests and not any(node.spot for node in listed.live):
-        ways.append("awsddp stop   # or stop them and keep their disks")
-    jobs = ", ".join(unfetched_jobs(owing))
-    return NodeError(f"the results of {jobs} are not fetched", f"{why}\nuntil then {cost}", "\n".join(ways))
+def keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
+    """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
+    from awsddp.aws.power import keep_on_poweroff
+
+    with _tags(cluster):
+        keep_on_poweroff(cluster.aws, nodes, job)
+
+
+def release(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
+    """Let the nodes forget that they owe the job's results. Raises CloudError."""
+    from awsddp.aws.power import release
+
+    with _tags(cluster):
+        release(cluster.aws, nodes, job)
+
+
+def _tags(cluster: "Cluster") -> AbstractContextManager[float]:
+    """Hold the tags that name jobs, which are read, changed and written back, against other clients."""
+    return cluster.folder.lock("train", part="tags", wait_s=FETCH_S)
+
+
+class Owed(NamedTuple):
+    """What a job made and a node still holds: its path there, its size in bytes, why, and what to type."""
+
+    node: int
+    path: str
+    size: int
+    why: str
+    remedy: str = ""
+
+
+@dataclass(kw_only=True)
+class Selected:
+    """The files to fetch by node, the links, and what the nodes still owe afterwards.
+
+    `growing` are files that the job, which runs, was writing or has removed: they come later.
+    """
+
+    wanted: dict[int, list[ResultFile]]
+    links: Sequence[HomeLink]
+    owed: list[Owed] = field(default_factory=list)
+    growing: list[Owed] = field(default_factory=list)
+
+
+class Unfetched(NodeError):
+    """A part of a job's results is still on the nodes; the rest was fetched."""
+
+
+def select(cluster: "Cluster", job: JobRecord, nodes: Sequence[int], target: Path) -> Selected:
+    """Ask the nodes for a job's results, and return what is fetched into `target` and what is not.
+
+    Over job.results_limit `cluster.agree` decides. What nobody owes is named, what job.exclude matches
+    counted. A node that does not list its results owes them all. Raises NodeError if none does.
+    """
+    manifests, failures = _manifests(cluster, job, nodes)
+    if failures and not manifests:
+        split(failures)
+    files, links = name_at_home(manifests)
+    selected = Selected(wanted={node: [] for node in manifests}, links=links)
+    _take(cluster, job, _within_limit(cluster, job, files, target, selected), selected)
+    again = f"awsddp fetch {job.job}   # again, once the node answers"
+    selected.owed += _skipped(cluster, manifests)
+    selected.owed += [Owed(node, ALL, 0, error.message, again) for node, error in failures.items()]
+    return selected
+
+
+def say_growing(cluster: "Cluster", job: JobRecord, growing: Sequence[Owed]) -> None:
+    """Name what a job that runs has not finished."""
+    for node in sorted({one.node for one in growing}):
+        paths = [one.path for one in growing if one.node == node]
+        more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+        text = f"not fetched, {job.job} still writes: {', '.join(paths[:NAMED])}{more}"
+        cluster.on_event(Event(text, node_name(node)))
+
+
+class Ephemeral(NodeError):
+    """Results lie where a stop loses them."""
+
+
+def refuse_ephemeral(cluster: "Cluster", jobs: Sequence[JobRecord]) -> None:
+    """Raise Ephemeral if results of these jobs that are not fetched are on instance store."""
+    for job in jobs:
+        manifests, failures = _manifests(cluster, job, holders(cluster.fleet, job))
+        split({**manifests, **failures})
+        lost = [
+            Owed(node, file.path, file.size, "empty after a stop")
+            for node, one in manifests.items()
+            for file in one.files
+            if file.ephemeral
+        ]
+        if lost:
+            raise Ephemeral(
+                f"a stop would lose results of {job.job}, which are on instance store",
+                _named(lost),
+                f"awsddp fetch {job.job}   # once it has ended; then stop\n"
+                "awsddp down   # fetch the results, then terminate the nodes",
+            )
+
+
+def _unfetched(job: JobRecord, owed: Sequence[Owed], lost: Mapping[int, str]) -> Unfetched:
+    """Return the error that lists what the nodes still owe and how to get or leave it, and what is `lost`."""
+    sizes = [one.size for one in owed if one.path != ALL]
+    parts = [amount(len(sizes), sum(sizes))] if sizes else []
+    parts += [f"everything on {node_name(one.node)}" for one in owed if one.path == ALL]
+    exclude = f"awsddp fetch {job.job} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"
+    return Unfetched(
+        f"{' and '.join(parts)} of the results of {job.job} are not fetched",
+        "\n".join((_named(owed), *lost.values())),
+        "\n".join(dict.fromkeys([*(one.remedy for one in owed), exclude])),
+    )
+
+
+def _named(owed: Sequence[Owed]) -> str:
+    sizes = [f" ({size_text(one.size)})" if one.size else "" for one in owed]  # 0: it is not known
+    lines = [
+        f"{node_name(one.node)}: {one.path}{size}: {one.why}"
+        for one, size in zip(owed[:NAMED], sizes, strict=False)
+    ]
+    return "\n".join(lines + ([f"and {len(owed) - NAMED} more"] if len(owed) > NAMED else []))
+
+
+def _manifests(
+    cluster: "Cluster", job: JobRecord, used: Sequence[int]
+) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
+    """Return what the nodes list, and the errors of those that do not."""
+    request = manifest_request(cluster, job)
+    listed = answers_of(cluster.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
+    return manifests_of(job, listed)
+
+
+def manifest_request(cluster: "Cluster", job: JobRecord, **more: Any) -> requests.Manifest:
+    """Return the request for the list of a job's results; `more` as for requests.Manifest."""
+    asked = cluster.job_spec.job
+    exclude = exclude_patterns(asked.exclude)
+    return requests.Manifest(job=job.job, outputs=asked.outputs, exclude=exclude, **more)
+
+
+def manifests_of(
+    job: JobRecord, listed: Mapping[int, Manifest | AwsddpError]
+) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
+    """Return the nodes' lists, their places checked, and the errors of nodes that list nothing."""
+    manifests, failures = {}, {}
+    for node, answer in listed.items():
+        try:
+            if isinstance(answer, AwsddpError):
+                raise answer
+            ranks = [rank.rank for rank in job.ranks if rank.node == node]
+            manifests[node] = answers.manifest(answer, node=node, ranks=ranks)
+        except NodeError as error:
+            failures[node] = error
+    return manifests, failures
+
+
+def _within_limit(
+    cluster: "Cluster", job: JobRecord, files: list[NodeFile], target: Path, selected: Selected
+) -> list[NodeFile]:
+    """Return what is fetched; what exceeds job.results_limit is owed, unless it is agreed to."""
+    limit = cluster.job_spec.job.results_limit
+
+    def is_home(one: NodeFile) -> bool:
+        try:
+            return (target / one.home).lstat().st_size == one.file.size
+        except OSError:
+            return False
+
+    excess = over_limit(files, size_of(limit), is_home=is_home)
+    if not excess or cluster.agree(
+        f"The results of {job.job} exceed job.results_limit ({limit}) by "
+        f"{amount(len(excess), sum(one.file.size for one in excess))}.\nFetch all of it?"
+    ):
+        return files
+    left_out, enough = set(excess), math.ceil(sum(one.file.size for one in excess) / 1e9)
+    why = f"over job.results_limit ({limit}), the smaller files came first"
+    remedy = (
+        f"awsddp fetch {job.job} --output PATH   # one of them, or a folder\n"
+        f"awsddp fetch {job.job} -o job.results_limit={enough}GB   # all of them"
+    )
+    selected.owed += [Owed(one.node, one.file.path, one.file.size, why, remedy) for one in reversed(excess)]
+    return [one for one in files if one not in left_out]
+
+
+def _take(cluster: "Cluster", job: JobRecord, files: list[NodeFile], selected: Selected) -> None:
+    """Select these files, with their hashes; but what cannot be read is owed, what is being written grows.
+
+    The nodes are asked for the hashes that did not come yet. Only a job that runs is taken to write.
+    """
+    runs = job.state in ACTIVE
+    unhashed = {
+        node: [one for one in files if one.node == node and one.file.sha256 is None]
+        for node in selected.wanted
+    }
+    wishes = {
+        node: requests.Hashes(paths=[one.file.path for one in some])
+        for node, some in unhashed.items()
+        if some
+    }
+    slowest = max((sum(one.file.size for one in some) for some in unhashed.values()), default=0)
+    told = ask(cluster.fleet, wishes, timeout_s=MANIFEST_S + slowest / HASHED_A_SECOND)
+    found = {
+        one.home: entry
+        for node, answer in told.items()
+        for one, entry in zip(unhashed[node], answer.hashes, strict=True)
+    }
+    late = selected.growing if runs else selected.owed
+    for one in files:
+        entry = found.get(one.home)
+        read = one.file if entry is None else entry
+        is_half = read.writing and not one.home.startswith("logs/")
+        if read.sha256 is None or (runs and is_half):
+            why = entry.why if entry is not None else "it has no hash"
+            late.append(Owed(one.node, one.file.path, one.file.size, why, READABLE))
+            continue
+        file = structs.replace(one.file, home=one.home, size=read.size, sha256=read.sha256)
+        selected.wanted[one.node].append(file)
+
+
+def _skipped(cluster: "Cluster", manifests: Mapping[int, Manifest]) -> list[Owed]:
+    """Report the files that stay on the nodes (those of job.exclude as a count); return what is owed."""
+    files = sum(one.excluded.files for one in manifests.values())
+    if files:
+        size = sum(one.excluded.size for one in manifests.values())
+        cluster.say(f"{amount(files, size)}: matched by job.exclude, stays on the nodes")
+    skipped = [(node, one) for node, manifest in manifests.items() for one in manifest.skipped]
+    named = [(node, one) for node, one in skipped if not one.owed]
+    for node, one in named[:NAMED]:
+        cluster.on_event(Event(f"not fetched: {one.path}: {one.why}", node_name(node)))
+    if len(named) > NAMED:
+        cluster.say(f"not fetched: {len(named) - NAMED} more files")
+    return [Owed(node, one.path, one.size, one.why, READABLE) for node, one in skipped if one.owed]

@@ -20,12 +20,13 @@ from awsddp.known import told_jobs
 from awsddp.nodes.failures import split
 from awsddp.parallel import both
 from awsddp.plan.environment import source_folders
-from awsddp.reach import publish
+from awsddp.reach import choose_nodes, login_nodes, publish
 from awsddp.records import Cause, JobRecord
 from awsddp.report import Event, node_name
-from awsddp.resources import BUNDLED, train_folder
+from awsddp.resources import BUNDLED, shipped_folder
 from awsddp.returns import ExecDocument, Kept, NodeFiles, NodeOutput, PathSize, SyncDocument
-from awsddp.search import choose_nodes, login_nodes, naming_holder
+from awsddp.search import naming_holder
+from awsddp.spec import Given
 from awsddp.state import Record
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def send(
     work = partial(push, listing, fleet, folder=folder, nodes=nodes, on_event=cluster.on_event)
     if not bundled:
         return work()
-    programs = files_to_send(train_folder())
+    programs = files_to_send(shipped_folder(BUNDLED))
     sent, _ = both(work, lambda: push(programs, fleet, folder=BUNDLED, nodes=nodes))
     return sent
 
@@ -125,12 +126,7 @@ OnOutput = Callable[[int, bytes, bool], None]
 
 
 def exec(
-    cluster: "Cluster",
-    *,
-    words: Sequence[str],
-    node: int | None = None,
-    stdin: bytes = b"",
-    on_output: OnOutput,
+    cluster: "Cluster", *, words: Sequence[str], node: int | None, stdin: bytes, on_output: OnOutput
 ) -> ExecDocument:
     """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
@@ -153,7 +149,6 @@ def exec(
             ends = fleet.stream(
                 requests,
                 on_data,
-                silent_after_s=None,
                 on_stderr=lambda number, data: on_data(number, data, True),
             )
             results = split(ends)
@@ -177,7 +172,7 @@ def _lines(cluster: "Cluster", chosen: Collection[int], argv: Sequence[str]) -> 
     rendezvous = Rendezvous(job="exec", master_addr=str(nodes[0].private_ip), master_port=FIRST_PORT)
     return {
         rank.node: [
-            *("sh", "-c", _RUN, "sh", posixpath.dirname(cluster.prepared(rank.node).ranks_python)),
+            *("sh", "-c", _RUN, "sh", posixpath.dirname(cluster.record.on(rank.node).ranks_python)),
             *(fill(word, rank, rendezvous=rendezvous) for word in argv),
         ]
         for rank in layout([one.node for one in nodes], gpus=0, nproc_per_node=1)
@@ -217,14 +212,7 @@ def _named_files(workdir: Path, words: Sequence[str]) -> list[str]:
     return [word for word in found if word and os.path.exists(workdir / word)]  # noqa: PTH110
 
 
-def ssh(
-    cluster: "Cluster",
-    *,
-    node: int = 0,
-    words: Sequence[str] = (),
-    ports: Sequence[str] = (),
-    tty: bool = False,
-) -> list[str]:
+def ssh(cluster: "Cluster", *, node: int, words: Sequence[str], ports: Sequence[str], tty: bool) -> list[str]:
     """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
 
     `ports` are forwarded, as "6006:localhost:6006". With `tty` a command gets a terminal.
@@ -354,7 +342,7 @@ def _kept_here(cluster: "Cluster", job: JobRecord, cause: Cause, kept: tuple[str
     return _told(cause, f"{path} is here, and {by} keeps it from the nodes", advice)
 
 
-def _again(cluster: "Cluster", job: JobRecord, changes: Mapping[str, object]) -> str:
+def _again(cluster: "Cluster", job: JobRecord, changes: Mapping[str, Given]) -> str:
     """Return the command that runs the job again with `changes`, by key of awsddp.toml."""
     return advised(cluster, shlex.join(["awsddp", "train", *command_words("train", changes)]), job=job)
 

@@ -15,20 +15,20 @@ from awsddp.advice import advised
 from awsddp.answers import ResultFile
 from awsddp.asking import answers_beside, ask, holders
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
+from awsddp.fetch import MANIFEST_S, bring, manifest_request, manifests_of
 from awsddp.files import explained
 from awsddp.jobs import protocol, results
-from awsddp.jobs.files import exclude_patterns, name_at_home
+from awsddp.jobs.files import name_at_home
 from awsddp.jobs.logs import Merger, last_lines
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import EVENTS
 from awsddp.known import find_job, told_job
 from awsddp.ledger import note_fetched
-from awsddp.owed import MANIFEST_S, manifests_of
+from awsddp.reach import NoNodes, connect_reachable
 from awsddp.records import ACTIVE, Cause, JobRecord, Node
 from awsddp.report import Event, duration, node_name
-from awsddp.results import bring, job_result, results_dir, saved_job, still_missing, whole_at_home
+from awsddp.results import job_result, saved_job, still_missing, whole_at_home
 from awsddp.returns import JobDocument
-from awsddp.search import NoNodes
 from awsddp.values import seconds
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def logs(
     if job is not None and (kept := whole_at_home(cluster, job)):
         return _replay(cluster, kept, ranks, last, on_lines)
     try:
-        with cluster.partly_ready() as cluster, cluster.connect_reachable():
+        with cluster.partly_ready() as cluster, connect_reachable(cluster):
             chosen = told_job(cluster, job)
             cluster.folder.remember(chosen)
             merger = merger_of(cluster, chosen, _known(chosen, ranks))
@@ -72,7 +72,7 @@ def logs(
             return job_result(cluster, chosen)
     except (NotFoundError, NoNodes) as error:
         found = find_job(cluster, job)
-        if found is None or saved_job(folder := results_dir(cluster, found.job.job)) is None:
+        if found is None or saved_job(folder := cluster.results / found.job.job) is None:
             raise
         cluster.say(f"{error.message}; job {found.job.job} is shown from {folder}")
         return _replay(cluster, found.job, ranks, last, on_lines)
@@ -110,7 +110,7 @@ def _pieces(merger: Merger) -> Iterator[bytes]:
 
 def merger_of(cluster: "Cluster", job: JobRecord, shown: Collection[int] | None = None) -> Merger:
     """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown."""
-    return Merger(_nodes(job), folder=results_dir(cluster, job.job) / "logs", job=job.job, shown=shown)
+    return Merger(_nodes(job), folder=cluster.results / job.job / "logs", job=job.job, shown=shown)
 
 
 def _nodes(job: JobRecord) -> dict[int, int]:
@@ -123,8 +123,6 @@ def finish(cluster: "Cluster", job: JobRecord) -> JobDocument:
     The job's state is remembered first; an error that keeps results away carries the document as its
     `result`. Missing results of a job that did not succeed are only reported: it has a cause of its own.
     """
-    from awsddp.results import job_result
-
     try:
         cluster.folder.remember(job)
         bring(cluster, job)
@@ -191,8 +189,8 @@ class Watch:
     _fruitless: Counter[int] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
-        self._ctx, self._fleet, self._restarts = self.cluster, self.cluster.fleet, len(self.job.restarts)
-        self._patience_s = seconds(self._ctx.job_spec.job.heartbeat_timeout) + BEYOND_S
+        self._fleet, self._restarts = self.cluster.fleet, len(self.job.restarts)
+        self._patience_s = seconds(self.cluster.job_spec.job.heartbeat_timeout) + BEYOND_S
         self._followed, self._heard_at = set(holders(self._fleet, self.job)), time.monotonic()
         self._instances = {
             node.instance_id: node.node for node in self.cluster.nodes if node.node in self._followed
@@ -210,14 +208,14 @@ class Watch:
         if lines := self.merger.finish():
             self.on_lines(lines)
         told = self.merger.documents
-        job = results.job_document(told, results=self._ctx.job_spec.job.results) if told else self.job
+        job = results.job_document(told, results=self.cluster.job_spec.job.results) if told else self.job
         if job.state in ACTIVE and not self._followed:
             job = self._interrupted(job)
         if not told and job is self.job:
             raise NodeError(
                 f"cannot reach any node of job {self.job.job}", "", "awsddp status   # what still runs"
             )
-        return explained(self._ctx, job)
+        return explained(self.cluster, job)
 
     def _interrupted(self, job: JobRecord) -> JobRecord:
         """Return a job that its nodes last called active: interrupted, where EC2 says that all are gone.
@@ -258,7 +256,7 @@ class Watch:
             for node, why in self._stream().items():
                 self._away[node] = time.monotonic()
                 self._fruitless[node] += 1
-                self._ctx.on_event(Event(f"the stream ended: {why}; reconnecting", node_name(node)))
+                self.cluster.on_event(Event(f"the stream ended: {why}; reconnecting", node_name(node)))
             if self._away:
                 self._give_up_gone()
                 self._connect()
@@ -303,7 +301,7 @@ class Watch:
         """Say of each new restart of the ranks which it is, and why."""
         restarts = max((told.restarts for told in self.merger.documents.values()), key=len, default=())
         for text in restarts[self._restarts :]:
-            self._ctx.say(f"restart {text}")
+            self.cluster.say(f"restart {text}")
         self._restarts = max(self._restarts, len(restarts))
 
     def _hint(self, now: float) -> None:
@@ -313,8 +311,8 @@ class Watch:
         if self.to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
-            command = advised(self._ctx, f"awsddp doctor --why {self.job.job}   # where its ranks are")
-            self._ctx.say(f"no output for {after}: {command}")
+            command = advised(self.cluster, f"awsddp doctor --why {self.job.job}   # where its ranks are")
+            self.cluster.say(f"no output for {after}: {command}")
 
     def _lost(self, nodes: Collection[int]) -> set[int]:
         connected = set(self._fleet.nodes)
@@ -330,7 +328,7 @@ class Watch:
                 self._give_up(node)
             elif node in self._fleet.nodes:
                 del self._away[node]
-                self._ctx.on_event(Event("connected again", node_name(node)))
+                self.cluster.on_event(Event("connected again", node_name(node)))
             elif time.monotonic() - since > self._patience(node):
                 self._give_up(node)
 
@@ -403,7 +401,7 @@ class Events:
         finally:
             self._ended.set()
             with self._writing:  # what is still being listed is not written any more
-                note_fetched(self._cluster, self._cluster.record, self._job.job, self._fetched)
+                note_fetched(self._cluster, self._job.job, self._fetched)
 
     def _run(self) -> None:
         wait_s = EVERY_S
@@ -418,18 +416,12 @@ class Events:
         """Fetch the event files that are new or have grown. Raises AwsddpError."""
         from awsddp.nodes.results import pull
 
-        cluster, fleet, settings = self._cluster, self._cluster.fleet, self._cluster.job_spec.job
-        target = results_dir(cluster, self._job.job)
+        cluster, fleet = self._cluster, self._cluster.fleet
+        target = cluster.results / self._job.job
         files = target.glob(f"node*/**/{EVENTS}*")
         known = {path.relative_to(target).as_posix(): path.lstat().st_size for path in files}
-        exclude = exclude_patterns(settings.exclude)
-        request = requests.Manifest(
-            job=self._job.job,
-            outputs=settings.outputs,
-            exclude=exclude,
-            events=known,
-            at_once=protocol.EVENTS_AT_ONCE_BYTES,
-        )
+        at_once = protocol.EVENTS_AT_ONCE_BYTES
+        request = manifest_request(cluster, self._job, events=known, at_once=at_once)
         wishes = dict.fromkeys(holders(fleet, self._job), request)
         answers = answers_beside(fleet, wishes, timeout_s=MANIFEST_S)
         listed = {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}

@@ -13,7 +13,7 @@ from awsddp.known import cancel, job_now
 from awsddp.parallel import soon
 from awsddp.records import Cause, JobRecord, JobState
 from awsddp.report import Event
-from awsddp.results import metrics_of, results_dir
+from awsddp.results import metrics_of
 
 if TYPE_CHECKING:
     from awsddp import returns
@@ -47,7 +47,7 @@ class Job:
     @property
     def results(self) -> Path:
         """The folder that receives the results, as far as they are fetched."""
-        return results_dir(self.cluster, self.name)
+        return self.cluster.results / self.name
 
     @property
     def state(self) -> JobState:

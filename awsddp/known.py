@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.ledger import Past, bill_of, pasts
-from awsddp.reach import say_missing
+from awsddp.reach import connect_reachable, say_missing
 from awsddp.records import ACTIVE, JobRecord, widened
 from awsddp.report import iso
-from awsddp.results import job_result, missing, results_dir, saved_job
+from awsddp.results import job_result, missing, saved_job
 from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
 from awsddp.values import seconds
 
@@ -35,7 +35,6 @@ def told_jobs(cluster: "Cluster", *, partial: bool = False) -> tuple[JobRecord, 
     from awsddp.asking import answering, answers_of, whole
     from awsddp.jobs import results
     from awsddp.jobs.supervisor import requests
-    from awsddp.results import results_dir
 
     request = requests.State()
     answers = answers_of(cluster.fleet, dict.fromkeys(answering(cluster.fleet), request))
@@ -47,9 +46,7 @@ def told_jobs(cluster: "Cluster", *, partial: bool = False) -> tuple[JobRecord, 
     jobs = results.jobs(documents, results=cluster.job_spec.job.results)
     record = cluster.folder.read()
     known = {job.job for job in record.jobs} if record else set()
-    return tuple(
-        job for job in jobs if job.job in known or not os.path.lexists(results_dir(cluster, job.job))
-    )
+    return tuple(job for job in jobs if job.job in known or not os.path.lexists(cluster.results / job.job))
 
 
 def told_job(cluster: "Cluster", name: str | None) -> JobRecord:
@@ -98,12 +95,11 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
     """Return the job of this name, or the last one. Raises NotFoundError."""
     chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:
-        if not jobs:
-            raise NotFoundError(
-                f"no job {name}" if name else "no job", "no jobs on this cluster yet", "awsddp train"
-            )
-        names = ", ".join(job.job for job in jobs[-_NEWEST:])
-        raise NotFoundError(f"no job {name}", f"the newest jobs: {names}", "awsddp jobs   # all of them")
+        why, advice = "no jobs on this cluster yet", "awsddp train"
+        if jobs:
+            names = ", ".join(job.job for job in jobs[-_NEWEST:])
+            why, advice = f"the newest jobs: {names}", "awsddp jobs   # all of them"
+        raise NotFoundError(f"no job {name}" if name else "no job", why, advice)
     return chosen
 
 
@@ -116,7 +112,7 @@ def jobs_of_all(cluster: "Cluster") -> JobsDocument:
     bill = None
     try:
         with cluster.partly_ready() as cluster:
-            bill = bill_of(cluster, cluster.known, cluster.listed, cluster.gateway)
+            bill = bill_of(cluster, cluster.listed)
             return jobs_document(cluster, known_jobs(cluster), bill)
     except AwsddpError as error:
         error.result = found = jobs_document(cluster, (), bill)
@@ -132,7 +128,7 @@ def known_jobs(cluster: "Cluster") -> tuple[JobRecord, ...]:
 
     Unreachable nodes are named. Raises NotFoundError, and NoNodes if no node is reachable.
     """
-    with cluster.connect_reachable():
+    with connect_reachable(cluster):
         known = told_jobs(cluster, partial=True)
         say_missing(cluster)
         cluster.folder.remember(*known)
@@ -165,28 +161,25 @@ def jobs_document(
         if account is not None:
             used = sum(one.usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
             idle = None if account.cost_usd is None else round(max(0.0, account.cost_usd - used), 2)
-            clusters.append(_costed(past.name, account, idle))
+            costed = CostedCluster(
+                cluster=past.name,
+                id=account.id,
+                target=account.target,
+                region=account.region,
+                instance_type=account.instance_type,
+                nodes=account.nodes,
+                began=str(iso(account.began)),
+                ended=iso(account.ended),
+                price_usd_per_hour=account.price_usd_per_hour,
+                cost_usd=account.cost_usd,
+                idle_usd=idle,
+            )
+            clusters.append(costed)
     return JobsDocument(
         jobs=tuple(one.listed() for one in known),
         clusters=tuple(sorted(clusters, key=lambda one: one.began)),
         total_usd=_total(clusters, "aws"),
         would_have_cost_usd=_total(clusters, "local"),
-    )
-
-
-def _costed(name: str, account: Bill, idle_usd: float | None) -> CostedCluster:
-    return CostedCluster(
-        cluster=name,
-        id=account.id,
-        target=account.target,
-        region=account.region,
-        instance_type=account.instance_type,
-        nodes=account.nodes,
-        began=str(iso(account.began)),
-        ended=iso(account.ended),
-        price_usd_per_hour=account.price_usd_per_hour,
-        cost_usd=account.cost_usd,
-        idle_usd=idle_usd,
     )
 
 
@@ -243,7 +236,7 @@ def all_jobs(cluster: "Cluster", reported: Collection[JobRecord] = ()) -> list[F
     made = list(pasts(cluster.home))
     found = [one for past in made for one in jobs_of(cluster, past, reported)]
     known = {(one.folder, one.job.nodes) for one in found}
-    for path in results_dir(cluster, "x").parent.absolute().glob("*/job.json"):
+    for path in cluster.results.absolute().glob("*/job.json"):
         job = saved_job(path.parent)
         if job is not None and (path.parent, job.nodes) not in known:
             own = next((past for past in made if _has_run(past, job)), None)
@@ -263,7 +256,7 @@ def jobs_of(cluster: "Cluster", past: Past, reported: Collection[JobRecord] = ()
     rows = {row.job: row for row in past.rows if row.event == "train" and row.job and row.home}
     ended = bill.ended if (bill := past.bill) else None
     for name in dict.fromkeys((*rows, *seen, *live)):
-        row, last, here = rows.get(name), seen.get(name), results_dir(cluster, name).absolute()
+        row, last, here = rows.get(name), seen.get(name), (cluster.results / name).absolute()
         home = Path(row.home) if row and row.home else here
         saved = ((folder, saved_job(folder)) for folder in (home, here))
         own = ((at, job) for at, job in saved if job and _has_run(past, job, seen=last))
@@ -292,7 +285,7 @@ def find_job(cluster: "Cluster", name: str | None) -> FoundJob | None:
 
     def rank(one: FoundJob) -> tuple[bool, bool]:
         is_own = one.past is not None and one.past.name == cluster.spec.name
-        return name is not None and one.folder == results_dir(cluster, name).absolute(), is_own
+        return name is not None and one.folder == (cluster.results / name).absolute(), is_own
 
     return max(reversed(found), key=rank, default=None)
 
@@ -304,7 +297,7 @@ def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:
     nodes are named; the others end the job. Raises NotFoundError for an unknown job, or if none runs; NoNodes
     if no node is reachable.
     """
-    with cluster.partly_ready() as cluster, cluster.connect_reachable():
+    with cluster.partly_ready() as cluster, connect_reachable(cluster):
         jobs = told_jobs(cluster, partial=True)
         say_missing(cluster)
         running = [one for one in jobs if one.state == "running"]

@@ -13,19 +13,16 @@ from awsddp.records import Listed
 from awsddp.state import Folder, Record
 
 if TYPE_CHECKING:
-    from awsddp.aws.session import Aws
     from awsddp.cluster import Cluster
 
 
-def bill_of(
-    cluster: "Cluster", record: Record | None, listed: Listed | None, aws: "Aws | None" = None
-) -> billing.Bill | None:
+def bill_of(cluster: "Cluster", listed: Listed | None) -> billing.Bill | None:
     """Return the account of the cluster in the folder, now; None where this machine did not launch it.
 
     What AWS lists and the ledger lacks is written down first, so that no later account is smaller. Where
-    nodes are spot, `aws` is asked for the prices that held since they were launched.
+    nodes are spot, AWS is asked for the prices that held since they were launched.
     """
-    if record is None:
+    if (record := cluster.known) is None:
         return None
     now = datetime.now(UTC)
     rows = read_rows(cluster.folder.ledger)
@@ -33,10 +30,10 @@ def bill_of(
     nodes = own or ()
     lacking = billing.unwritten(billing.account(rows, now), own, launched=launched(record), now=now)
     spot = [node.launched for node in nodes if node.spot and node.launched]
-    if aws is not None and spot:
+    if spot:
         from awsddp.aws.prices import spot_history
 
-        history = spot_history(aws, {node.instance_type for node in nodes}, since=min(spot))
+        history = spot_history(cluster.aws, {node.instance_type for node in nodes}, since=min(spot))
         lacking += billing.repriced(rows, nodes, history, now=now)
     for row in lacking:
         with contextlib.suppress(ConfigError):  # a full disk here hides no price
@@ -45,14 +42,14 @@ def bill_of(
     return billing.account([*rows, *lacking], now, running=running)
 
 
-def note_fetched(cluster: "Cluster", record: Record, job: str, size: int) -> None:
+def note_fetched(cluster: "Cluster", job: str, size: int) -> None:
     """Write down what it costs that so many bytes of a job left AWS, by the list price."""
     if size:
         from awsddp.compat.types import EGRESS_USD_PER_GB
 
         usd = size / 1e9 * EGRESS_USD_PER_GB
         with contextlib.suppress(ConfigError):  # no result waits for its price
-            cluster.folder.note("fetched", id=record.id, job=job, bytes=size, usd=round(usd, 6))
+            cluster.folder.note("fetched", id=cluster.record.id, job=job, bytes=size, usd=round(usd, 6))
 
 
 def launched(record: Record, instances: Iterable[str] = ()) -> billing.Row:

@@ -59,11 +59,6 @@ def each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16)
         return list(pool.map(work, items))
 
 
-def all_of(works: Iterable[Callable[[], T]]) -> list[T]:
-    """Do several things at once and return their results in order. Raises as `each` does."""
-    return each(lambda work: work(), works)
-
-
 def all_reporting(
     works: Iterable[Callable[[Callable[[Message], None]], T]], *, on_event: Callable[[Message], None]
 ) -> list[T]:

@@ -12,17 +12,18 @@ from awsddp.billing import Rate
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 from awsddp.config import differences, remembered
 from awsddp.errors import ConfigError, NodeError
+from awsddp.fetch import bring
 from awsddp.known import told_jobs
 from awsddp.launch import launch
 from awsddp.ledger import bill_of
 from awsddp.plan import make_plan, spot_rate
 from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, Convergence, Standing, converge, is_of_type
 from awsddp.plan.records import Facts, LaunchPlan
-from awsddp.reach import JUMP, reach_jump
+from awsddp.reach import JUMP, reach_jump, reachable
 from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
-from awsddp.results import bring, is_owed
-from awsddp.search import end, facts_of, reachable
+from awsddp.results import is_owed
+from awsddp.search import end, facts_of
 from awsddp.spec import FILE, ClusterSpec
 from awsddp.state import Record
 
@@ -82,7 +83,7 @@ def changes(cluster: "Cluster", facts: Facts, *, now: datetime) -> Convergence:
     from awsddp.aws.instances import impaired
 
     record, own = cluster.record, own_or_empty(cluster)
-    bill = bill_of(cluster, record, own, cluster.aws)  # what ended meanwhile costs no more
+    bill = bill_of(cluster, own)  # what ended meanwhile costs no more
     standing = Standing(
         cluster=own,
         nodes=record.nodes,

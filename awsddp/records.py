@@ -318,6 +318,39 @@ class Check:
     node: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Collective(Keyed):
+    """A collective operation that is not over, and its number in its process group."""
+
+    group: str
+    number: int
+    operation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessStack(Keyed):
+    """A process: `where` is its innermost line of the synced folder, `stack` its frames, oldest first."""
+
+    pid: int
+    state: Literal["running", "stopped", "silent"]
+    where: str | None
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStack(Keyed):
+    """What a rank does. "silent": it runs and gives no stack; "missing": it has no process any more."""
+
+    rank: int
+    node: int
+    pid: int | None
+    state: Literal["running", "stopped", "silent", "ended", "missing", "unreachable"]
+    where: str | None
+    stack: tuple[str, ...]
+    collective: Collective | None
+    workers: tuple[ProcessStack, ...]
+
+
 def widened(kind: type[_Kind], record: object, **more: Any) -> _Kind:
     """Return a record of a kind that has more fields than `record`, which `more` has."""
     known = {one.name for one in fields(kind)}

@@ -39,9 +39,14 @@ def size_text(size: int) -> str:
     return f"{size} bytes"
 
 
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """Return a count of things: "1 node", "2 nodes"; `ending` is that of the plural."""
+    return f"{count} {noun}{ending * (count != 1)}"
+
+
 def amount(files: int, size: int) -> str:
     """Return how much travels: "1 file, 12 kB"; `size` is in bytes."""
-    return f"{files} file{'s' * (files != 1)}, {size_text(size)}"
+    return f"{counted(files, 'file')}, {size_text(size)}"
 
 
 def cluster_state(

@@ -9,14 +9,10 @@ BUNDLED = "train"
 BUNDLED_SCRIPT = "main.py"
 
 
-def _folder(name: str) -> Path:
+def shipped_folder(name: str) -> Path:
+    """Return a folder that ships beside the package: "train", its programs, or "templates"."""
     packed = _PACKAGE / f"_{name}"  # where the wheel carries it (pyproject.toml, force-include)
     return packed if packed.is_dir() else _PACKAGE.parent / name
-
-
-def train_folder() -> Path:
-    """Return the folder of the training programs that ship with awsddp."""
-    return _folder("train")
 
 
 def is_bundled(script: str) -> bool:
@@ -24,14 +20,9 @@ def is_bundled(script: str) -> bool:
     return script.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}")
 
 
-def template_folder(name: str) -> Path:
-    """Return the folder of the templates that go together under `name`, such as "rehearse_gpu"."""
-    return _folder("templates") / name
-
-
 def template(name: str) -> str:
     """Return the text of the template `name`, such as "user_data.yaml"."""
-    return (_folder("templates") / name).read_text(encoding="utf-8")
+    return (shipped_folder("templates") / name).read_text(encoding="utf-8")
 
 
 class _Rendered(string.Template):

@@ -1,11 +1,8 @@
-"""A job's results, brought home: fetched, verified, released on the nodes, and what they say of the job."""
+"""A job's results on this machine: where they are, what they say of the job, and which are missing."""
 
 import contextlib
 import os
-import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +11,12 @@ from awsddp.errors import AwsddpError, ConfigError
 from awsddp.jobs import results
 from awsddp.jobs.files import newest_checkpoint
 from awsddp.jobs.supervisor.manifest import EVENTS
-from awsddp.ledger import note_fetched
-from awsddp.parallel import soon
-from awsddp.records import ACTIVE, ENDED, MORE, JobRecord, Node, widened
+from awsddp.records import ACTIVE, ENDED, MORE, JobRecord, widened
 from awsddp.report import node_name
 from awsddp.returns import JobDocument
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
-    from awsddp.nodes.results import Fetched
-    from awsddp.nodes.transport import Fleet
-
-
-FETCH_S = 600.0
-"""How long another client of this machine may take to fetch the same results."""
-
-
-FRESH_S = 2.0
-"""How old the nodes' tags may be that are written back, if no client of this machine has held them since."""
 
 
 def missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
@@ -62,109 +47,20 @@ def missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
 
 def still_missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
     """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
-    from awsddp.results import is_fetched, results_dir
-
-    return {} if is_fetched(results_dir(cluster, job.job), job) else missing(cluster, job)
-
-
-def bring(cluster: "Cluster", job: JobRecord) -> "dict[int, Fetched]":
-    """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
-
-    The job that is written beside them says what is missing. One client at a time does so. Over
-    job.results_limit `cluster.agree` decides. Raises Unfetched where something that the job made stays on the
-    nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full.
-    """
-    lost = still_missing(cluster, job)
-    job = replace(job, missing=tuple(lost))
-    with cluster.folder.lock("fetch", part="results", wait_s=FETCH_S):
-        cluster.folder.remember(job)
-        return _bring(cluster, job, lost)
-
-
-def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> "dict[int, Fetched]":
-    from awsddp.asking import holders
-    from awsddp.aws.power import release, unfetched_of
-    from awsddp.jobs.results import encode
-    from awsddp.nodes.results import pull
-    from awsddp.owed import say_growing, select, unfetched
-    from awsddp.results import draw_loss, older_jobs, results_dir
-
-    folder = results_dir(cluster, job.job)
-    nodes, began = holders(cluster.fleet, job), time.monotonic()
-    held = [node for node in cluster.nodes if node.node in nodes]
-    tagged = soon(unfetched_of, cluster.aws, held) if held and job.state not in ACTIVE else None
-    selected = select(cluster, cluster.fleet, job, nodes, folder)
-
-    def job_json(came: "Mapping[int, Fetched]") -> dict[str, bytes]:
-        nonlocal selected
-        selected = selected.after(job, came)
-        missing = sorted({*job.missing, *(one.node for one in selected.owed)})
-        return {"job.json": encode(replace(job, missing=tuple(missing)))}
-
-    fetched = pull(
-        selected.wanted,
-        folder,
-        ssh_config=cluster.folder.ssh_config,
-        links=selected.links,
-        also=job_json,
-        grows=job.state in ACTIVE,
-        on_event=cluster.on_event,
-    )
-    note_fetched(cluster, cluster.record, job.job, sum(one.bytes for one in fetched.values()))
-    draw_loss(folder)
-    say_growing(cluster, job, selected.growing)
-    if selected.owed:
-        error = unfetched(job, selected)
-        error.why = "\n".join((error.why, *lost.values()))
-        raise error
-    if tagged is not None:
-        with _tags(cluster) as free_s:
-            # A file's time is up to 10 ms late.
-            fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
-            older = older_jobs(cluster, cluster.fleet, tagged.result())
-            release(cluster.aws, held, job.job, tagged=tagged.result() if fresh else None, older=older)
-    return fetched
-
-
-def keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
-    """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
-    from awsddp.aws.power import keep_on_poweroff
-
-    with _tags(cluster):
-        keep_on_poweroff(cluster.aws, nodes, job)
-
-
-def release(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
-    """Let the nodes forget that they owe the job's results. Raises CloudError."""
-    from awsddp.aws.power import release
-
-    with _tags(cluster):
-        release(cluster.aws, nodes, job)
-
-
-def _tags(cluster: "Cluster") -> AbstractContextManager[float]:
-    """Hold the tags that name jobs, which are read, changed and written back, against other clients."""
-    return cluster.folder.lock("train", part="tags", wait_s=FETCH_S)
+    return {} if is_fetched(cluster.results / job.job, job) else missing(cluster, job)
 
 
 METRICS_CHARACTERS = 64 << 20
 """How much of a job's metrics is read."""
-
-
 EVENTS_BYTES = 16 << 20
 """How much of an event file is read."""
-
-
-def results_dir(cluster: "Cluster", job: str) -> Path:
-    """Return the local folder that receives a job's results."""
-    return Path(cluster.job_spec.sync.workdir) / cluster.job_spec.job.results / job
 
 
 def check_results_dir(cluster: "Cluster", *, is_used: bool) -> None:
     """Raise ConfigError where the path of the results is no text, so that it could not be written down, and,
     where it `is_used`, where no job's results can be written there: before the job starts, not at its end.
     """
-    folder = results_dir(cluster, "x").parent.absolute()
+    folder = cluster.results.absolute()
     try:
         str(folder).encode()
     except UnicodeEncodeError as error:
@@ -225,24 +121,17 @@ def job_result(cluster: "Cluster", job: JobRecord, *, folder: Path | None = None
     `folder` holds its results (None: the one that receives them). `missing` names the nodes whose results are
     missing. `checkpoint` is that of a job that did not succeed.
     """
-    folder = folder or results_dir(cluster, job.job)
+    folder = folder or cluster.results / job.job
     kept, rows = ended_job(folder), metrics_of(folder)
+    saved = newest_checkpoint(folder) if job.state in ("failed", "cancelled") else ()
     return widened(
         JobDocument,
         job,
         accuracy=report.last_value(rows, "accuracy"),
         data=_data(rows),
         fetched=is_fetched(folder, job),
-        checkpoint=_checkpoint(folder, job),
+        checkpoint=f"{job.home}/{saved[0].relative_to(folder.resolve())}" if saved else None,
         missing=kept.missing if kept is not None else job.missing,
-    )
-
-
-def _checkpoint(folder: Path, job: JobRecord) -> str | None:
-    if job.state not in ("failed", "cancelled"):
-        return None
-    return next(
-        (f"{job.home}/{path.relative_to(folder.resolve())}" for path in newest_checkpoint(folder)), None
     )
 
 
@@ -275,12 +164,10 @@ def is_owed(cluster: "Cluster", unfetched: Collection[str], job: JobRecord) -> b
     """
     if job.job in unfetched or MORE not in unfetched:
         return job.job in unfetched
-    return not is_fetched(results_dir(cluster, job.job), job)
+    return not is_fetched(cluster.results / job.job, job)
 
 
-def older_jobs(
-    cluster: "Cluster", fleet: "Fleet", tagged: Mapping[str, Sequence[str]]
-) -> dict[str, list[str]]:
+def older_jobs(cluster: "Cluster", tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return what MORE stands for on each connected node that is tagged with it, by instance id.
 
     These are all jobs that the node lists and that are not whole here: also those that another machine has
@@ -289,6 +176,7 @@ def older_jobs(
     from awsddp.asking import answers_of
     from awsddp.jobs.supervisor import requests
 
+    fleet = cluster.fleet
     keys = {node: one.instance_id for node, one in fleet.endpoints.items() if node in fleet.nodes}
     wishes = {node: requests.State() for node, key in keys.items() if MORE in tagged.get(key, ())}
     answers = answers_of(fleet, wishes) if wishes else {}
@@ -307,5 +195,5 @@ def _is_home(cluster: "Cluster", name: str, instance_id: str) -> bool:
 
 def whole_at_home(cluster: "Cluster", name: str) -> JobRecord | None:
     """Return the job of this name if all its results were fetched."""
-    job = ended_job(results_dir(cluster, name))
+    job = ended_job(cluster.results / name)
     return job if job is not None and not job.missing else None

@@ -4,12 +4,13 @@ A document on stdout also has "schema". A key with a default may be absent.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import GenericAlias
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from awsddp.plan.records import Choice, PlanDocument
-from awsddp.records import Check, ClusterState, JobRecord, JobState, Keyed, TargetName
+from awsddp.records import Check, ClusterState, JobRecord, JobState, Keyed, RankStack, TargetName
 
 __all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
 
@@ -380,36 +381,6 @@ class EventLine(Document):
     size: int | None
 
 
-class Collective(Document):
-    """A collective operation that is not over, and its number in its process group."""
-
-    group: str
-    number: int
-    operation: str
-
-
-class ProcessStack(Document):
-    """A process: `where` is its innermost line of the synced folder, `stack` its frames, oldest first."""
-
-    pid: int
-    state: Literal["running", "stopped", "silent"]
-    where: str | None
-    stack: tuple[str, ...]
-
-
-class RankStack(Document):
-    """What a rank does. "silent": it runs and gives no stack; "missing": it has no process any more."""
-
-    rank: int
-    node: int
-    pid: int | None
-    state: Literal["running", "stopped", "silent", "ended", "missing", "unreachable"]
-    where: str | None
-    stack: tuple[str, ...]
-    collective: Collective | None
-    workers: tuple[ProcessStack, ...]
-
-
 class WhyDocument(Document):
     """`doctor --why`: the ranks that are `behind` those that wait, and what each rank does.
 
@@ -425,7 +396,7 @@ class WhyDocument(Document):
     ranks: tuple[RankStack, ...]
 
 
-DOCUMENTS: dict[str, Any] = {
+DOCUMENTS: dict[str, type | GenericAlias] = {
     "": HomeDocument,
     "init": InitDocument,
     "plan": PlanDocument,

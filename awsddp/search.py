@@ -5,7 +5,7 @@ Local cloud, region and account follow the cluster's record, never what is set n
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ from awsddp.ledger import was_local
 from awsddp.local import client as local
 from awsddp.nodes.failures import NodeFailure, NodesFailed
 from awsddp.parallel import each
-from awsddp.records import Listed, Node, Target, unfetched_jobs
+from awsddp.records import Listed, Target
 from awsddp.report import node_name
 from awsddp.spec import ClusterSpec
 from awsddp.state import Record, make_folder, open_to_append
@@ -30,23 +30,9 @@ if TYPE_CHECKING:
     from awsddp.plan.records import Facts
 
 
-class NoNodes(NodeError):
-    """The cluster exists, and none of its nodes can be reached now. `stopped` hold these jobs."""
-
-    stopped: tuple[str, ...] = ()
-
-
-REACH_S = 20.0
-"""How long connecting to a node may take before the others are asked without it."""
-
-
 # Terminated instances are listed for about as long: until then one that is not listed is not listed yet.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 LISTED = timedelta(hours=1)
-
-
-OFF = ("stopping", "stopped")
-"""EC2's states of an instance that `up` starts."""
 
 
 class Trail:
@@ -96,9 +82,9 @@ def owner_of(aws: "Aws", record: Record | None) -> str:
     return record.owner
 
 
-def check_account(cluster: "Cluster", aws: "Aws", record: Record) -> None:
+def check_account(cluster: "Cluster") -> None:
     """Raise ConfigError where the credentials are of another account than the cluster's."""
-    account = aws.identity().account
+    account, record = cluster.aws.identity().account, cluster.record
     if record.account not in ("", account):
         raise ConfigError(
             f"cluster {cluster.spec.name} belongs to AWS account {record.account}",
@@ -195,7 +181,8 @@ def search(
     for target in _places(cluster, record, stack, ending=whole):
         searched = (*searched, target.place)
         try:
-            nearest = _search_in(cluster, record, target, searched, whole=whole or record is None)
+            here = cluster.but(target=target, known=record, searched=searched)
+            nearest = _search_in(here, whole=whole or record is None)
         except (CloudError, ConfigError) as error:
             # There is no AWS to ask from here, and this machine has ended a cluster of this name: "absent".
             no_account = isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
@@ -223,22 +210,14 @@ def _places(
         yield place
 
 
-def _search_in(
-    cluster: "Cluster",
-    record: Record | None,
-    target: Target,
-    searched: tuple[str, ...],
-    *,
-    whole: bool = True,
-    login: "Aws | None" = None,
-) -> "Cluster":
+def _search_in(cluster: "Cluster", *, whole: bool = True, login: "Aws | None" = None) -> "Cluster":
+    """Look in the cluster's target, and return the cluster."""
     from awsddp.aws.clusters import of_other_sessions
 
-    aws = aws_of(cluster, target, login=login)
-    cluster = cluster.but(target=target, gateway=aws, known=record, searched=searched)
+    cluster.gateway = aws = aws_of(cluster, cluster.target, login=login)
     look(cluster, whole=whole)
-    if record is not None and cluster.own is None:
-        check_account(cluster, aws, record)
+    if cluster.known is not None and cluster.own is None:
+        check_account(cluster)
     if cluster.listed is None:
         cluster.sessions = of_other_sessions(aws, cluster.spec.name, aws.identity().user_id)
     return cluster
@@ -255,7 +234,8 @@ def _search_regions(nearest: "Cluster") -> "Cluster":
     searched = (*nearest.searched, *regions)
 
     def search(region: str) -> "Cluster":
-        return _search_in(nearest, None, replace(nearest.target, region=region), searched, login=aws)
+        there = replace(nearest.target, region=region)
+        return _search_in(nearest.but(target=there, searched=searched), login=aws)
 
     everywhere = each(search, regions)
     sessions = tuple(one for cluster in (nearest, *everywhere) for one in cluster.sessions)
@@ -353,66 +333,24 @@ def require_live(cluster: "Cluster") -> Listed:
     return cluster.listed
 
 
+def machines(cluster: "Cluster", listed: Listed) -> str:
+    """Return how many machines of a listed cluster exist, of which type and where."""
+    where = replace(cluster.target, region=listed.region).place
+    return f"{len(listed.live)} x {listed.live[0].instance_type} in {where}"
+
+
 def refuse_sessions(cluster: "Cluster") -> None:
     """Raise NotFoundError that names the clusters of this name by other sessions of the caller's role."""
     if not cluster.sessions:
         return
-    made = [(one.owner.partition(":")[2], cluster.machines(one)) for one in cluster.sessions]
+    made = [(one.owner.partition(":")[2], machines(cluster, one)) for one in cluster.sessions]
     raise NotFoundError(
         f"no cluster {cluster.spec.name} of this login; "
         "another session of your role has one, which costs money",
-        "\n".join(f"{machines}, made by {session}" for session, machines in made),
+        "\n".join(f"{these}, made by {session}" for session, these in made),
         f"role_session_name = {made[0][0]} in the AWS profile makes it yours; then: awsddp down\n"
         "awsddp status --all   # what it costs",
     )
-
-
-def login_nodes(cluster: "Cluster") -> tuple[Node, ...]:
-    """Return the nodes of a cluster whose key is here. Raises NotFoundError, CloudError."""
-    listed = require_live(cluster)
-    if cluster.own is None or not cluster.folder.key.exists():
-        raise NotFoundError(
-            f"cluster {listed.name} exists, but this machine does not have its key",
-            f"{cluster.folder.path} does not hold it",
-            "use the machine that made it, or terminate it: awsddp down",
-        )
-    return listed.live
-
-
-def ready_nodes(cluster: "Cluster", number: int | None = None) -> tuple[Node, ...]:
-    """Return the nodes, all (or the one of this number) prepared and running.
-
-    Raises NotFoundError or NodeError, CloudError.
-    """
-    name, nodes = cluster.spec.name, login_nodes(cluster)
-    if all(node.state in OFF for node in nodes):
-        raise NodeError(f"cluster {name} is stopped", "", "awsddp up   # start it")
-    chosen, living = choose_nodes(nodes, number), {node.instance_id for node in nodes}
-    why = [
-        cluster.state_of(node) for node in chosen if node.state != "running" or not cluster.is_prepared(node)
-    ]
-    if number is None:
-        lost = (one for one in cluster.record.prepared if one.instance_id not in living)
-        why += [f"{node_name(one.node)} ({one.instance_id}) is gone" for one in lost]
-    if why:
-        raise NodeError(f"cluster {name} is not ready", ", ".join(why), "awsddp up   # finish it")
-    return nodes
-
-
-def use_reachable(cluster: "Cluster") -> None:
-    """Work with those nodes that are prepared and running.
-
-    Raises NotFoundError, CloudError, NoNodes where there are none.
-    """
-    living = login_nodes(cluster)
-    cluster.use([node for node in reachable(living) if cluster.is_prepared(node)], of=living)
-    if not cluster.nodes:
-        why = ", ".join(map(cluster.state_of, living))
-        next = "awsddp up   # start or finish it"
-        error = NoNodes(f"no node of cluster {cluster.spec.name} can be reached", why, next)
-        if all(node.state in OFF for node in living):
-            error.stopped = tuple(unfetched_jobs(living))
-        raise error
 
 
 def end(cluster: "Cluster", listed: Listed) -> "Teardown":
@@ -420,20 +358,6 @@ def end(cluster: "Cluster", listed: Listed) -> "Teardown":
     from awsddp.aws.teardown import teardown
 
     return teardown(cluster.aws, listed, on_event=cluster.on_event)
-
-
-def choose_nodes(nodes: Sequence[Node], number: int | None) -> tuple[Node, ...]:
-    """Return the node of this number, or all of them. Raises NotFoundError."""
-    chosen = tuple(node for node in nodes if number in (None, node.node))
-    if not chosen:
-        known = ", ".join(node_name(node.node) for node in nodes)
-        raise NotFoundError(f"no {node_name(number or 0)} in this cluster", f"there are: {known}")
-    return chosen
-
-
-def reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Return the nodes that run and have an address."""
-    return tuple(node for node in nodes if node.state == "running" and node.address and node.node >= 0)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ and the keywords of the Python API are made from it. config.py reads them.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -29,7 +29,25 @@ SSM = "ssm"
 """The `network.jump` that is no host: AWS Systems Manager."""
 Value = str | int | float | tuple[str, ...] | dict[str, str] | None
 """What a key may have."""
+Given = Value | Sequence[object]
+"""What may be typed for a key, before it is converted."""
 _Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of a key: its default, its help, and its option with the form of the value ("": none).
+
+    The starter file shows `example` and `comment`. `check` is called with the value, and raises ConfigError
+    for an invalid one; `load` names the key.
+    """
+
+    default: Value
+    help: str
+    option: str
+    example: Given
+    comment: str
+    check: Callable[[Any], object] | None
 
 
 def setting(
@@ -41,17 +59,19 @@ def setting(
     comment: str = "",
     check: Any = None,
 ) -> _Kind:
-    """Return the field of a key: its default, its help, and its option with the form of the value.
-
-    The starter file shows `example`, else the default, and `comment`, else the help. `check` is called with
-    the value, and raises ConfigError for an invalid one; `load` names the key.
-    """
-    example, comment = default if example is None else example, comment or help
-    return field(default_factory=lambda: default, metadata=locals())
+    """Return the field of a key; without an `example` it shows the default, without a `comment` the help."""
+    known: Any = default
+    made = Setting(known, help, option, known if example is None else example, comment or help, check)
+    return field(default_factory=lambda: default, metadata={"setting": made})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterSection:
+class Section:
+    """A section of awsddp.toml."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSection(Section):
     """[cluster]: the instances."""
 
     region: str | None = setting(None, "AWS region.  [default: the AWS configuration's]", example="us-east-1")
@@ -110,7 +130,7 @@ class ClusterSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkSection:
+class NetworkSection(Section):
     """[network]: the nodes' network and SSH access."""
 
     subnet: str | None = setting(None, "One that exists; it is not changed.", example="subnet-0a1b2c3d")
@@ -128,7 +148,7 @@ class NetworkSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccessSection:
+class AccessSection(Section):
     """[access]: the login, and the nodes' permissions."""
 
     user: str | None = setting(None, "The login name.  [default: the image's]", example="ubuntu")
@@ -149,7 +169,7 @@ class AccessSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapacitySection:
+class CapacitySection(Section):
     """[capacity]: where and how instances are found."""
 
     zones: tuple[str, ...] = setting((), "Tried in order.  [default: cheapest first]", example=["us-east-1a"])
@@ -161,14 +181,14 @@ class CapacitySection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSection:
+class LocalSection(Section):
     """[local]: the local cloud; without effect on AWS."""
 
     gpus: Literal["on", "off"] = setting("on", '--local rehearses GPUs on the CPU; "off": gloo on the CPU.')
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvSection:
+class EnvSection(Section):
     """[env]: the Python of the ranks."""
 
     kind: Literal["image", "venv", "conda"] | None = setting(
@@ -203,7 +223,7 @@ class EnvSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyncSection:
+class SyncSection(Section):
     """[sync]: what is sent to the nodes."""
 
     workdir: str = setting(".", "The folder that the nodes get.")
@@ -211,7 +231,7 @@ class SyncSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSection:
+class JobSection(Section):
     """[job]: what runs."""
 
     script: str | None = setting(None, "What ranks run.  [default: the bundled program]", example="train.py")
@@ -369,13 +389,17 @@ class JobSpec(_Spec):
     job: JobSection = JobSection()
 
 
-SECTIONS: dict[str, type] = {
+SECTIONS: dict[str, type[Section]] = {
     one.name: type(one.default)
     for one in (*fields(ClusterSpec), *fields(JobSpec))
-    if is_dataclass(one.default)
+    if isinstance(one.default, Section)
 }
-SETTINGS = {f"{name}.{one.name}": one.metadata for name, kind in SECTIONS.items() for one in fields(kind)}
+SETTINGS: dict[str, Setting] = {
+    f"{name}.{one.name}": one.metadata["setting"] for name, kind in SECTIONS.items() for one in fields(kind)
+}
 KEYS = tuple(SETTINGS)
+KEYWORDS = {key.replace("local.", "local_").rpartition(".")[2]: key for key in KEYS}
+"""The keys of awsddp.toml by the keywords that set them in Python."""
 _LAST = ("env.file", "env.variables", "job.name", "job.timeout")
-OPTIONS = {key: SETTINGS[key] for key in sorted(KEYS, key=_LAST.__contains__) if SETTINGS[key]["option"]}
+OPTIONS = {key: SETTINGS[key] for key in sorted(KEYS, key=_LAST.__contains__) if SETTINGS[key].option}
 """The keys that have an option, in the order of the help pages."""

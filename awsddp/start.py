@@ -18,6 +18,7 @@ from awsddp.asking import ANSWER_S, answering, answers_in_turn, ask, whole
 from awsddp.config import overlaid, remembered, words_of
 from awsddp.doctor import preflight
 from awsddp.errors import AwsddpError, InUse, NotFoundError, UsageError
+from awsddp.fetch import keep, release
 from awsddp.files import listed_files, send
 from awsddp.jobs import protocol
 from awsddp.jobs.files import commit_of
@@ -30,7 +31,6 @@ from awsddp.plan.environment import make_environment_plan, refuse_unlike, source
 from awsddp.records import JobNode, JobRecord, Node, RankResult
 from awsddp.report import iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
-from awsddp.results import keep, release, results_dir
 from awsddp.spec import JobSpec
 from awsddp.state import Record
 from awsddp.values import gpus_of
@@ -47,10 +47,7 @@ CLAIM_S = 60.0
 
 
 def start(
-    cluster: "Cluster",
-    ranks: tuple[Rank, ...],
-    listing: "Listing",
-    checkpoint: "Checkpoint | None" = None,
+    cluster: "Cluster", ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None" = None
 ) -> JobRecord:
     """Send the files and start the job; one client at a time does so, on all machines.
 
@@ -95,9 +92,13 @@ def start(
         home=f"{cluster.job_spec.job.results}/{name}",
         nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
     )
-    with _running(name):
-        folder.note("train", job=name, world_size=len(ranks), home=str(results_dir(cluster, name).absolute()))
+    try:
+        folder.note("train", job=name, world_size=len(ranks), home=str((cluster.results / name).absolute()))
         folder.remember(job)
+    except AwsddpError as error:  # it has started all the same
+        follow = f"awsddp logs -f {name}   # follow it then\nawsddp cancel {name}   # or end it"
+        error.message, error.next = f"job {name} was started, but {error.message}", f"{error.next}\n{follow}"
+        raise
     if launch.after:
         cluster.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
     else:
@@ -106,7 +107,7 @@ def start(
 
 
 def _requests(
-    cluster: "Cluster", ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None"
+    cluster: "Cluster", ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None" = None
 ) -> tuple[dict[int, Launch], Callable[..., object]]:
     """Return the launch requests by node, once the nodes have said that nothing is in the way, and what sends
     the job's files.
@@ -197,7 +198,7 @@ def _free_name(cluster: "Cluster", answers: Mapping[int, Slots]) -> str:
     """Return the job's name, unknown to the nodes, their tags and the results folder. Raises UsageError."""
     known = {job for answer in answers.values() for job in answer.jobs}
     for name in _names(cluster.job_spec):
-        if name not in known.union(cluster.unfetched) and not results_dir(cluster, name).exists():
+        if name not in known.union(cluster.unfetched) and not (cluster.results / name).exists():
             return name
     raise UsageError(
         f"job {cluster.job_spec.job.name} already exists",
@@ -233,19 +234,6 @@ def _undone(cluster: "Cluster", nodes: list[Node], launch: Launch) -> Iterator[N
         raise
 
 
-@contextlib.contextmanager
-def _running(job: str) -> Iterator[None]:
-    """Say in an error that the job has started all the same, and how to follow it."""
-    try:
-        yield
-    except AwsddpError as error:
-        error.message = f"job {job} was started, but {error.message}"
-        error.next = (
-            f"{error.next}\nawsddp logs -f {job}   # follow it then\nawsddp cancel {job}   # or end it"
-        )
-        raise
-
-
 def _spec(cluster: "Cluster", spec: JobSpec) -> JobSpec:
     """Return the job's spec with the bundled program as its script where none is named."""
     if spec.job.script is not None:
@@ -264,20 +252,20 @@ def _hosts(
     requested = cluster.job_spec.job
     gpus = gpus_of(requested.on) if requested.on else {}
     sources = source_folders(Path(cluster.job_spec.sync.workdir))
-    return [
-        Host(
+
+    def host(node: Node) -> Host:
+        prepared = cluster.record.on(node.node)
+        remote = f"{prepared.home}/{REMOTE_DIR}"
+        return Host(
             node=node,
-            prepared=cluster.prepared(node.node),
-            workdir=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{folder}",
+            prepared=prepared,
+            workdir=f"{remote}/{folder}",
             gpus=gpus.get(node.node, ()),
             sources=sources,
-            resume=f"{cluster.prepared(node.node).home}/{REMOTE_DIR}/{checkpoint.folder}/{checkpoint.name}"
-            if checkpoint
-            else None,
+            resume=f"{remote}/{checkpoint.folder}/{checkpoint.name}" if checkpoint else None,
         )
-        for node in cluster.nodes
-        if node.node in used
-    ]
+
+    return [host(node) for node in cluster.nodes if node.node in used]
 
 
 def make_environment(cluster: "Cluster") -> None:

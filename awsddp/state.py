@@ -21,7 +21,8 @@ from typing import IO, Any
 import msgspec
 
 from awsddp.errors import ConfigError
-from awsddp.records import Intent, JobRecord, Prepared, Remembered, Target
+from awsddp.records import Intent, JobRecord, Node, Prepared, Remembered, Target
+from awsddp.report import node_name
 
 _VERSION = 1
 _UNNAMED_S = 2.0
@@ -45,11 +46,7 @@ def make_folder(path: Path) -> None:
 
 def open_to_append(path: Path, *, buffering: int = -1) -> IO[bytes]:
     """Open a file to read and append; one that is made is 0600. `buffering` as of open(). Raises OSError."""
-    return open(path, "a+b", buffering, opener=_opened)
-
-
-def _opened(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
+    return open(path, "a+b", buffering, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -131,6 +128,19 @@ class Record:
     def remembered(self) -> Remembered:
         """The cluster's id and its instances that were prepared."""
         return Remembered(id=self.id, numbers={one.instance_id: one.node for one in self.prepared})
+
+    def on(self, node: int) -> Prepared:
+        """Return what was found on a node."""
+        return next(one for one in self.prepared if one.node == node)
+
+    def is_prepared(self, node: Node) -> bool:
+        """Return whether `up` has made this instance ready, so that its host key is known."""
+        return any(one.instance_id == node.instance_id for one in self.prepared)
+
+    def state_of(self, node: Node) -> str:
+        """Return what a node is, in words: EC2's state, or "being prepared" on its way to ready."""
+        starts = node.state in ("pending", "running") and not self.is_prepared(node)
+        return f"{node_name(node.node)} is {'being prepared' if starts else node.state}"
 
 
 class Folder:

@@ -21,9 +21,10 @@ from awsddp.jobs.supervisor import metrics
 from awsddp.known import FoundJob, find_job, jobs_of, told_jobs
 from awsddp.ledger import Past, bill_of, living, pasts
 from awsddp.local import client as local
-from awsddp.records import ACTIVE, JobRecord, Listed, RankProgress, RankUsage, Target, widened
+from awsddp.reach import reachable
+from awsddp.records import ACTIVE, JobRecord, Listed, RankProgress, RankUsage, widened
 from awsddp.report import money
-from awsddp.results import job_result, loss_rows, results_dir
+from awsddp.results import is_fetched, job_result, loss_rows
 from awsddp.returns import (
     ClusterDocument,
     FoundCluster,
@@ -35,7 +36,8 @@ from awsddp.returns import (
     Orphans,
     SeenJob,
 )
-from awsddp.search import aws_of, look, reachable, refuse_sessions, target_for, wait_until_launches_show
+from awsddp.search import aws_of, look, refuse_sessions, target_for, wait_until_launches_show
+from awsddp.spec import Given
 from awsddp.state import Folder, Record, write_private
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ def _idle_left(cluster: "Cluster") -> dict[int, int]:
 def _connected(cluster: "Cluster") -> "AbstractContextManager[Fleet]":
     """Connect to the nodes that can be reached and were prepared from here."""
     live = cluster.own.live if cluster.own else ()
-    nodes = [node for node in reachable(live) if cluster.is_prepared(node)]
+    nodes = [node for node in reachable(live) if cluster.record.is_prepared(node)]
     return cluster.connect(nodes, deadline_s=ASK_S, partial=True)
 
 
@@ -110,7 +112,7 @@ def cluster_document(cluster: "Cluster") -> ClusterDocument:
     record, listed = cluster.known, cluster.listed
     nodes = listed.live if listed else ()
     prepared = {found.instance_id: found for found in record.prepared} if record else {}
-    bill = bill_of(cluster, record, listed, cluster.gateway)
+    bill = bill_of(cluster, listed)
     expires = (listed.expires if listed else None) or (record.expires if record and nodes else None)
     return ClusterDocument(
         cluster=cluster.spec.name,
@@ -147,9 +149,6 @@ def cluster_document(cluster: "Cluster") -> ClusterDocument:
 
 
 def _jobs_of(cluster: "Cluster", seen: Mapping[str, datetime]) -> tuple[SeenJob, ...]:
-    from awsddp.known import jobs_of
-    from awsddp.results import is_fetched
-
     return tuple(
         widened(
             SeenJob,
@@ -176,8 +175,8 @@ def status_all(cluster: "Cluster") -> list[FoundCluster]:
     With --local those of the local cloud, with --region those of that region. Raises CloudError if no region
     answers.
     """
-    with _searched(cluster) as (target, aws, _, found):
-        return [_found(cluster, target, aws, holding) for holding in found.holdings]
+    with _searched(cluster) as (cluster, _, found):
+        return [_found(cluster, holding) for holding in found.holdings]
 
 
 def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable[[str], None]) -> Orphans:
@@ -189,11 +188,11 @@ def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable
     """
     from awsddp.aws.teardown import teardown
 
-    with _searched(cluster) as (target, login, looked, found):
+    with _searched(cluster) as (cluster, looked, found):
         unused = [
             holding
             for holding in found.holdings
-            if holding.orphan and not _lives(_recorded(cluster, target, login, holding.cluster, wait=True))
+            if holding.orphan and not _lives(_recorded(cluster, holding.cluster, wait=True))
         ]
         orphans = [holding for holding in unused if discard or not holding.cluster.unfetched]
         kept = [holding.cluster for holding in unused if holding not in orphans]
@@ -202,9 +201,9 @@ def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable
         terminated: list[str] = []
         left: list[str] = []
         for orphan in orphans:
-            there = replace(target, region=orphan.cluster.region)
+            there = replace(cluster.target, region=orphan.cluster.region)
             trail = cluster.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
-            aws = aws_of(cluster, there, trail=trail, login=login)
+            aws = aws_of(cluster, there, trail=trail, login=cluster.aws)
             ended = teardown(aws, orphan.cluster, on_event=cluster.on_event)
             terminated += ended.terminated
             left += ended.leftovers
@@ -231,8 +230,8 @@ def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable
 
 
 @contextmanager
-def _searched(cluster: "Cluster") -> "Iterator[tuple[Target, Aws, list[str], Everywhere]]":
-    """Yield the target, the gateway that logged in, the searched regions, and what was found."""
+def _searched(cluster: "Cluster") -> "Iterator[tuple[Cluster, list[str], Everywhere]]":
+    """Yield the cluster with its target and a gateway, the searched regions, and what was found."""
     from awsddp.aws.clusters import find_everywhere
     from awsddp.aws.facts import enabled_regions
 
@@ -247,13 +246,13 @@ def _searched(cluster: "Cluster") -> "Iterator[tuple[Target, Aws, list[str], Eve
         found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
         for text in found.unread:
             cluster.say(f"not searched: {text}")
-        yield target, aws, regions, found
+        yield cluster.but(target=target, gateway=aws), regions, found
 
 
-def _found(cluster: "Cluster", target: Target, login: "Aws", holding: "Holding") -> FoundCluster:
+def _found(cluster: "Cluster", holding: "Holding") -> FoundCluster:
     """Return a cluster's document. Of one that this machine has a record of, it says what `status` says."""
     listed = holding.cluster
-    found = _recorded(cluster, target, login, listed)
+    found = _recorded(cluster, listed)
     seen = cluster_document(found)
     return FoundCluster(
         cluster=listed.name,
@@ -280,9 +279,7 @@ def _lives(found: "Cluster") -> bool:
     return bool(found.known and lives) and found.record.expires > datetime.now(UTC)
 
 
-def _recorded(
-    cluster: "Cluster", target: Target, login: "Aws", listed: Listed, *, wait: bool = False
-) -> "Cluster":
+def _recorded(cluster: "Cluster", listed: Listed, *, wait: bool = False) -> "Cluster":
     """Return a cluster as `status` finds it, by its record, or as it is listed where this machine has none.
 
     With `wait` what was launched from here and is not listed yet is waited for, as `down` does.
@@ -294,15 +291,14 @@ def _recorded(
     )
     record = here.folder.read(newer=True)
     if record is None or record.id != listed.id:
-        return cluster.but(target=target, listed=listed)
-    target = replace(target, region=listed.region)
-    aws = aws_of(here, target, login=login)
-    known = here.but(target=target, gateway=aws, known=record)
-    look(known)
+        return cluster.but(listed=listed)
+    here.known, here.target = record, replace(cluster.target, region=listed.region)
+    here.gateway = aws_of(here, here.target, login=cluster.aws)
+    look(here)
     if wait:
-        wait_until_launches_show(known)
-    known.listed = known.own
-    return known
+        wait_until_launches_show(here)
+    here.listed = here.own
+    return here
 
 
 def _orphan(holding: "Holding") -> str:
@@ -354,7 +350,7 @@ def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:
     chosen = find_job(cluster, job)
     if chosen is None:
         what = f"no job {job}" if job else "no jobs have run from this machine"
-        where = f"searched {results_dir(cluster, 'x').parent}/ and the clusters of {cluster.home}"
+        where = f"searched {cluster.results}/ and the clusters of {cluster.home}"
         raise NotFoundError(what, where, "awsddp jobs   # all jobs")
     target = (chosen.folder / PAGE).absolute()
     rows = list(_rows(chosen))
@@ -367,7 +363,7 @@ def _page_of(cluster: "Cluster", found: FoundJob, rows: Sequence[Mapping[str, An
     """Return a job as the `report` document; `file` is its page."""
     job, launched = found.job, found.past and found.past.launched
     progress = tuple(
-        msgspec.convert(one, RankProgress)
+        msgspec.convert(one._asdict(), RankProgress)
         for node, ranks in _ranks(job).items()
         for one in metrics.progress(found.folder / f"node{node}" / "run" / "metrics.jsonl", ranks)
     )
@@ -420,7 +416,7 @@ def _again(job: JobRecord, past: Past | None) -> list[str]:
     awsddp = ["awsddp"] if past is None or past.name == "default" else ["awsddp", "-c", past.name]
     place = ["--region", launched.region] if launched and launched.region else []
     place = ["--local"] if launched and launched.target == "local" else place
-    up: dict[str, object] = {"cluster.nodes": len(job.nodes)}
+    up: dict[str, Given] = {"cluster.nodes": len(job.nodes)}
     up |= {"cluster.instance_type": job.instance_type} if job.instance_type else {}
     asked_for = (launched and launched.asked) or {}
     up |= {key: value for key, value in asked_for.items() if key not in (*_SIZE, *NOT_SHOWN)}

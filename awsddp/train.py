@@ -23,7 +23,7 @@ from awsddp.local.client import check_memory
 from awsddp.plan.environment import make_environment_plan
 from awsddp.records import JobRecord
 from awsddp.resources import is_bundled
-from awsddp.results import check_results_dir, job_result, results_dir, saved_job
+from awsddp.results import check_results_dir, job_result, saved_job
 from awsddp.returns import JobDocument
 from awsddp.spec import JobSection
 from awsddp.start import start
@@ -77,24 +77,8 @@ def check(cluster: "Cluster", *, detach: bool) -> None:
     launcher(asked.launcher_name)
     make_environment_plan(cluster.job_spec.env, internet=None, driver=None)
     _check_words(cluster, nodes=1)
-    if asked.name is not None and not _NAME.fullmatch(asked.name):
-        raise UsageError(
-            f"invalid job name {asked.name!r}",
-            "",
-            "use up to 64 letters, digits, dots, dashes and underscores",
-        )
-    if asked.name in _WORDS:
-        raise UsageError(
-            f"job name {asked.name!r} is reserved",
-            "--after and --resume use it as a keyword",
-            "choose another --name",
-        )
-    if asked.name is not None and results_dir(cluster, asked.name).exists():
-        raise UsageError(
-            f"job {asked.name} already exists",
-            f"{results_dir(cluster, asked.name)} exists",
-            "choose another --name",
-        )
+    if asked.name is not None:
+        _check_name(cluster, asked.name)
     if asked.script is None or asked.module:
         return
     pattern = _PLACEHOLDER.sub("*", asked.script.replace("[", "[[]"))
@@ -105,6 +89,19 @@ def check(cluster: "Cluster", *, detach: bool) -> None:
             f"searched in the synced folder, {workdir.resolve()}",
             "name a file there, or set sync.workdir",
         )
+
+
+def _check_name(cluster: "Cluster", name: str) -> None:
+    """Raise UsageError for a name that no job may have, or that one whose results are here has."""
+    another, folder = "choose another --name", cluster.results / name
+    if not _NAME.fullmatch(name):
+        characters = "use up to 64 letters, digits, dots, dashes and underscores"
+        raise UsageError(f"invalid job name {name!r}", "", characters)
+    if name in _WORDS:
+        why = "--after and --resume use it as a keyword"
+        raise UsageError(f"job name {name!r} is reserved", why, another)
+    if folder.exists():
+        raise UsageError(f"job {name} already exists", f"{folder} exists", another)
 
 
 def _check_words(cluster: "Cluster", *, nodes: int) -> None:
@@ -123,7 +120,7 @@ def _any_file(folder: Path, pattern: str) -> bool:
 
 def _layout(cluster: "Cluster") -> tuple[Rank, ...]:
     requested = cluster.job_spec.job
-    ranks = ranks_on(requested, {node.node: cluster.prepared(node.node).gpus for node in cluster.nodes})
+    ranks = ranks_on(requested, {node.node: cluster.record.on(node.node).gpus for node in cluster.nodes})
     if requested.launcher_name != "torchrun":
         return ranks
     return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
@@ -219,11 +216,11 @@ def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
     if cluster.job_spec.job.resume is None:
         return None
     job = _last_job(cluster) if cluster.job_spec.job.resume == "last" else cluster.job_spec.job.resume
-    parts = newest_checkpoint(results_dir(cluster, job))
+    parts = newest_checkpoint(cluster.results / job)
     if not parts:
         raise ConfigError(
             f"job {job} has no checkpoint here",
-            f"{results_dir(cluster, job)} has no run/latest, *.pt, *.pth, *.ckpt or distributed checkpoint",
+            f"{cluster.results / job} has no run/latest, *.pt, *.pth, *.ckpt or distributed checkpoint",
             f"awsddp fetch {job}   # if its results are on the nodes",
         )
     cluster.say(f"resuming from {parts[0]}")
@@ -235,7 +232,7 @@ def _last_job(cluster: "Cluster") -> str:
 
     Raises ConfigError.
     """
-    script, here = cluster.job_spec.job.script, results_dir(cluster, "x").parent.absolute()
+    script, here = cluster.job_spec.job.script, cluster.results.absolute()
     for one in reversed(all_jobs(cluster)):
         ran = one.job.script or ""
         is_same = is_bundled(ran) if script is None else normpath(ran) == normpath(script)

@@ -20,13 +20,12 @@ from awsddp.plan import refuse_untried
 from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.plan.selection import offers as offered
-from awsddp.reach import publish, reach_jump
+from awsddp.reach import REACH_S, publish, reach_jump
 from awsddp.reconcile import Confirm, changes, own_or_empty, plan_of, reconcile, say_differences
 from awsddp.records import ACTIVE, Node, Prepared, Target
 from awsddp.report import money, node_name
 from awsddp.returns import ClusterDocument, Offer, OffersDocument
 from awsddp.search import (
-    REACH_S,
     aws_of,
     check_account,
     end,
@@ -38,7 +37,6 @@ from awsddp.search import (
     wait_until_listed,
 )
 from awsddp.start import make_environment
-from awsddp.state import Record
 from awsddp.status import cluster_document
 from awsddp.values import idle_seconds
 
@@ -131,7 +129,7 @@ def read_all(requested: "Cluster", target: Target) -> tuple[Facts, "Cluster"]:
     def list_nodes() -> None:
         owner = owner_of(aws, record)
         if record is not None:
-            check_account(cluster, aws, record)
+            check_account(cluster)
         import_soon("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
         look(cluster, owner=owner)
 
@@ -198,7 +196,7 @@ def _finish_launch(cluster: "Cluster") -> None:
         nodes = wait_running(cluster.aws, record.id, len(keys), awaited=resumed, on_event=cluster.on_event)
         listed = (node for node in own.nodes if node.instance_id not in keys)
         own = replace(own, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
-    accept_host_keys(cluster, record, nodes)
+    accept_host_keys(cluster, nodes)
     cluster.others = tuple(one for one in cluster.all_listed if one.id != record.id)
     cluster.listed = own
 
@@ -233,7 +231,7 @@ def _prepare(cluster: "Cluster", *, hosts: bool = True) -> None:
         if hosts:
             _log_in(cluster)
         return
-    accept_host_keys(cluster, record, nodes)
+    accept_host_keys(cluster, nodes)
     if hosts:
         from awsddp.nodes import provision
 
@@ -311,14 +309,14 @@ def _name_left_out(cluster: "Cluster") -> None:
             )
 
 
-def accept_host_keys(cluster: "Cluster", record: Record, nodes: Sequence[Node]) -> None:
+def accept_host_keys(cluster: "Cluster", nodes: Sequence[Node]) -> None:
     """Accept the temporary host key of the last launch from its nodes, which have no other yet."""
     from awsddp.nodes import hostkeys
 
-    if record.intent is not None:
+    if (intent := cluster.record.intent) is not None:
         known = hostkeys.read(cluster.folder.known_hosts)
         new = [node.instance_id for node in nodes if node.instance_id not in known]
-        hostkeys.accept(cluster.folder.known_hosts, dict.fromkeys(new, record.intent.host_key))
+        hostkeys.accept(cluster.folder.known_hosts, dict.fromkeys(new, intent.host_key))
 
 
 def _end_others(cluster: "Cluster") -> None:

@@ -45,7 +45,7 @@ def test_nothing_installs_awsddp_by_a_name_that_is_free_for_anybody_to_take() ->
         path: path.read_text(errors="replace") for path in TEXTS if path.is_file() and path.suffix != ".pyc"
     }
     read = {str(path.relative_to(ROOT)) for path in texts}
-    assert {"README.md", "docs/local.md", "awsddp/nodes/jump.py", "templates/prepare.py"} <= read
+    assert {"README.md", "docs/local.md", "awsddp/nodes/login.py", "templates/prepare.py"} <= read
     assert {path: lines for path, text in texts.items() if (lines := installs_by_name(text))} == {}
     assert [
         path for path, text in texts.items() if re.search(r"(?:-o\s*|-\w*o |> )/tmp/\S+\.(deb|rpm|sh)", text)

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import awsddp
-from awsddp.resources import train_folder
+from awsddp.resources import shipped_folder
 from tests.cli.conftest import Lab
 from tests.nodes.channel import MINOR, VERSION, package, write_index
 
@@ -143,7 +143,9 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
         assert lab.run("local", "start", *shared).returncode == 0
         made = Laptop(lab)
         lab.script("environment.yml", ENVIRONMENT.format(channel=channel.as_uri(), minor=MINOR))
-        shutil.copytree(train_folder(), lab.project / "train", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            shipped_folder("train"), lab.project / "train", ignore=shutil.ignore_patterns("__pycache__")
+        )
         (lab.project / "data.bin").write_bytes(bytes(2 << 20))
         block = made.ec2.describe_vpcs()["Vpcs"][0]["CidrBlock"]
         lab.script("awsddp.toml", f'[network]\nssh_cidr = ["{block}"]\n')

@@ -28,7 +28,6 @@ _STORY = {
         "known",
         "launch",
         "ledger",
-        "owed",
     ),
     *("reach", "reconcile", "results", "search", "start", "status", "train", "up", "whole_run"),
 }
@@ -161,8 +160,8 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     for package in ("click", "msgspec"):
         (site / package).symlink_to(Path(own) / package)
     program = (
-        "import sys; from awsddp.resources import template, train_folder; "
-        "assert (train_folder() / 'main.py').is_file() and template('ssh_config'); "
+        "import sys; from awsddp.resources import shipped_folder, template; "
+        "assert (shipped_folder('train') / 'main.py').is_file() and template('ssh_config'); "
         "from awsddp.cli.main import main; sys.argv = ['awsddp', '--help']; main()"
     )
     shown = subprocess.run(

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from awsddp import answers
-from awsddp import owed as selecting
+from awsddp import fetch as selecting
 from awsddp.cluster import Cluster
 from awsddp.config import load
 from awsddp.errors import NodeError
+from awsddp.fetch import Ephemeral, Unfetched, bring
 from awsddp.jobs.supervisor.requests import Manifest, Request
-from awsddp.owed import Ephemeral, Unfetched
 from awsddp.records import JobNode, JobRecord, Node, RankResult, Target
 from awsddp.report import Event
-from awsddp.results import bring
 from awsddp.state import Folder
 
 RANKS = tuple(RankResult(rank=node, local_rank=0, node=node, exit_code=0, seconds=1.0) for node in (0, 1))
@@ -205,12 +204,12 @@ def test_a_stop_that_would_lose_results_is_refused(nodes: Nodes) -> None:
     nodes.files[1] = [file("node1/x", 5, ephemeral=True), file("node1/y", 5)]
     spec, job = load(environ={})
     folder = Folder(nodes.root, "default")
-    ctx = Cluster().but(spec=spec, job_spec=job, folder=folder, on_event=lambda event: None)
+    ctx = Cluster().but(spec=spec, job_spec=job, folder=folder, connections=FLEET)
     with pytest.raises(Ephemeral, match="results of j, which are on instance store") as caught:
-        selecting.refuse_ephemeral(ctx, FLEET, [JOB])
+        selecting.refuse_ephemeral(ctx, [JOB])
     assert caught.value.why == "node1: /w/node1/x (5 bytes): empty after a stop"
     nodes.files[1].clear()
-    selecting.refuse_ephemeral(ctx, FLEET, [JOB])
+    selecting.refuse_ephemeral(ctx, [JOB])
 
 
 @pytest.mark.parametrize("text", ["20", "20 apples", "-1GB", "GB", "1e3GB", "NaNGB"])

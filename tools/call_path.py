@@ -8,6 +8,8 @@ A real run in a local cloud of its own (SSH hosts without root for `train`, reco
 by sys.setprofile in all threads, from the verb's first line on. A jump is a function of another file that is
 called from a file of the story, once for each calling file. The story is in every file but those of ROOMS:
 what these call among themselves is not followed.
+Not counted is what a reader of the calling file need not follow: an attribute that is computed, a record
+that is made, and what a file does when it is imported.
 Files: the verb's own and those that are jumped to. Returns: the jumps to a file that was visited before,
 coming back from a call not counted. FOLDER is a checkout; it must use the same Python environment.
 """
@@ -44,7 +46,7 @@ class Observer:
         if self._over(frame):
             self.show()
             os._exit(0)
-        if frame.f_code.co_name[0] == "<":
+        if frame.f_code.co_name[0] == "<" or self._is_no_call(frame):
             return  # a lambda or a comprehension, read where it stands
         function, caller = frame.f_code.co_qualname, self._caller(frame)
         if not self.jumps and (file, function) != ("cluster.py", f"Cluster.{self._verb}"):
@@ -52,6 +54,20 @@ class Observer:
         is_followed = caller.partition("/")[0] not in ROOMS and caller not in (file, "a thread")
         if not self.jumps or is_followed:
             self.jumps[caller, f"{file}:{function}"] = None
+
+    def _is_no_call(self, frame: FrameType) -> bool:
+        """Tell whether this is a property, a constructor, or the code of a file that is being imported."""
+        code, back = frame.f_code, frame.f_back
+        if code.co_name in ("__init__", "__post_init__", "__getattr__"):
+            return True
+        while back is not None:
+            if back.f_code.co_name == "_call_with_frames_removed":
+                return True
+            back = back.f_back
+        owner = type(frame.f_locals[code.co_varnames[0]]) if code.co_argcount else None
+        found = inspect.getattr_static(owner, code.co_name, None)
+        getter = found.fget if isinstance(found, property) else getattr(found, "func", None)
+        return getattr(getter, "__code__", None) is code
 
     def _over(self, frame: FrameType) -> bool:
         if frame.f_code.co_qualname == "Aws.call":

@@ -3,7 +3,7 @@
 from functools import partial
 
 from awsddp.aws.clusters import Filters, SecurityGroup, tagged
-from awsddp.aws.refusals import Refused
+from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws, Reply
 from awsddp.aws.waits import VISIBLE_S, patiently, poll
 from awsddp.errors import CloudError
@@ -20,6 +20,11 @@ def not_yet(refusal: Refused) -> bool:
     return refusal.code in _NOT_YET
 
 
+def _is_there(refusal: Refused) -> bool:
+    """Whether what is asked for is there already."""
+    return refusal.code.endswith(".Duplicate")
+
+
 def ensure_access(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> str:
     """Make what the plan's instances need, side by side, and return the id of their security group.
 
@@ -33,12 +38,8 @@ def _make(aws: Aws, plan: LaunchPlan, values: Values, operation: str) -> Reply |
     """Carry out a request of the plan; None where there is such a thing, or the plan makes none."""
     if not plan.asks(operation):
         return None
-    try:
-        return aws.call(operation, values.resolve(plan.request(operation)).parameters)
-    except Refused as refusal:
-        if not refusal.code.endswith(".Duplicate"):
-            raise
-        return None
+    request = values.resolve(plan.request(operation))
+    return unless_refused(partial(aws.call, operation, request.parameters), _is_there)
 
 
 def _ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> None:
@@ -118,14 +119,10 @@ def _find_group(aws: Aws, values: Values) -> str:
 
 def _authorize(aws: Aws, rules: Request) -> None:
     """Add rules. Where one of them is there already AWS adds none, so each is then added for itself."""
-    try:
-        patiently(lambda: aws.call(rules.operation, rules.parameters), passes=not_yet)
-        return
-    except Refused as refusal:
-        if refusal.code != "InvalidPermission.Duplicate":
-            raise
+    add = partial(aws.call, rules.operation, rules.parameters)
+    added = unless_refused(partial(patiently, add, passes=not_yet), _is_there)
     permissions = rules.parameters["IpPermissions"]
-    if len(permissions) > 1:
+    if added is None and len(permissions) > 1:
         for permission in permissions:
             alone = Request(rules.operation, {**rules.parameters, "IpPermissions": [permission]})
             _authorize(aws, alone)
@@ -137,13 +134,8 @@ def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEv
     for permission in patiently(read, passes=not_yet)[0].ip_permissions:
         stale = [one for one in permission.sources if one not in cidrs] if permission.from_port == 22 else []
         if stale:
-            _revoke(aws, {"GroupId": group, "IpPermissions": list(map(ssh_permission, stale))})
+            rules = {"GroupId": group, "IpPermissions": list(map(ssh_permission, stale))}
+            close = partial(aws.call, "RevokeSecurityGroupIngress", rules)
+            closed = partial(patiently, close, passes=not_yet)
+            unless_refused(closed, lambda refusal: refusal.code == "InvalidPermission.NotFound")
             on_event(Event(f"port 22 closed for {len(stale)} former addresses"))
-
-
-def _revoke(aws: Aws, rules: Reply) -> None:
-    try:
-        patiently(lambda: aws.call("RevokeSecurityGroupIngress", rules), passes=not_yet)
-    except Refused as refusal:
-        if refusal.code != "InvalidPermission.NotFound":
-            raise

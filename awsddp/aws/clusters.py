@@ -23,6 +23,8 @@ LEFT = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
 SpotPrices = Mapping[str, Mapping[str, float]]
 """US dollars per hour of one machine, by type and zone."""
+_Key = tuple[str, str, str]
+"""What tells clusters apart: id, name and owner."""
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
@@ -257,7 +259,8 @@ def find_clusters(
     """
     filters = _filters(name, owner)
     nodes, others = both(partial(describe, aws, filters), partial(resources, aws, filters, kinds))
-    found = _clusters(aws, name, owner, [*nodes, *others, *_untagged(aws, nodes, remembered)])
+    late = _untagged(aws, nodes, remembered, name, owner)
+    found = [_cluster(aws.region, *one) for one in _by_cluster([*nodes, *others, *late])]
     return tuple(sorted(filter(exists, found), key=lambda one: (not one.live, one.created or _LAST, one.id)))
 
 
@@ -282,43 +285,47 @@ def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Listed, ...]:
     for an owner that is no role. Raises CloudError.
     """
     role, is_role, _ = owner.partition(":")
-    by_owner: dict[str, list[Node]] = defaultdict(list)
-    for node in describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ():
-        by_owner[node.tags["awsddp:owner"]].append(node)
-    by_owner.pop(owner, None)
-    found = [one for whose, nodes in by_owner.items() for one in _clusters(aws, name, whose, nodes)]
-    return tuple(one for one in found if one.live)
+    nodes = describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ()
+    found = [_cluster(aws.region, *one) for one in _by_cluster(nodes)]
+    return tuple(one for one in found if one.live and one.owner != owner)
 
 
 def _filters(name: str, owner: str) -> Filters:
     return [*tagged("awsddp:cluster", name), *tagged("awsddp:owner", owner)]
 
 
-def _untagged(aws: Aws, listed: Iterable[Node], remembered: Remembered | None) -> list[Node]:
+def _untagged(
+    aws: Aws, listed: Iterable[Node], remembered: Remembered | None, name: str, owner: str
+) -> list[Node]:
     """Return the instances that are remembered and not listed by their tags, with the tags that they lack."""
     if remembered is None:
         return []
     shown = {node.instance_id for node in listed if node.tags.get("awsddp:id") == remembered.id}
     missing = remembered.numbers.keys() - shown
+    lacks = {"awsddp:id": remembered.id, "awsddp:cluster": name, "awsddp:owner": owner}
     return [
         replace(
             node,
             node=node.node if "awsddp:nodes" in node.tags else remembered.numbers[node.instance_id],
-            tags={**node.tags, "awsddp:id": remembered.id},
+            tags={**node.tags, **lacks},
         )
         for node in (describe(aws, by_id(*missing)) if missing else ())
     ]
 
 
-def _clusters(aws: Aws, name: str, owner: str, parts: Iterable[Node | Resource]) -> list[Listed]:
-    by_cluster: dict[str, list[Node | Resource]] = defaultdict(list)
+def _by_cluster(parts: Iterable[Node | Resource]) -> list[tuple[_Key, list[Node | Resource]]]:
+    """Return what carries an id, by cluster."""
+    found: dict[_Key, list[Node | Resource]] = defaultdict(list)
     for part in parts:
-        by_cluster[part.tags.get("awsddp:id", "")].append(part)
-    return [_cluster(name, owner, aws.region, key, found) for key, found in by_cluster.items() if key]
+        # An id alone may be a copy: the console's "launch more like this" copies tags.
+        id, name, owner = (part.tags.get(f"awsddp:{tag}", "") for tag in ("id", "cluster", "owner"))
+        found[id, name, owner].append(part)
+    return [(key, some) for key, some in found.items() if key[0]]
 
 
-def _cluster(name: str, owner: str, region: str, cluster_id: str, parts: Sequence[Node | Resource]) -> Listed:
-    """Return the record of a cluster from all that carries its id."""
+def _cluster(region: str, key: _Key, parts: Sequence[Node | Resource]) -> Listed:
+    """Return the record of a cluster from all that carries its tags."""
+    cluster_id, name, owner = key
     instances = [part for part in parts if isinstance(part, Node)]
     others = [part for part in parts if isinstance(part, Resource)]
     lost_first = sorted(instances, key=lambda node: (node.node, node.state not in ENDED))
@@ -391,20 +398,13 @@ def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     filters: Filters = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
     nodes, others = both(partial(describe, aws, filters), partial(resources, aws, filters))
     spot_prices = spot(aws, {node.instance_type for node in nodes if node.spot})
-    by_cluster: dict[tuple[str, ...], list[Node | Resource]] = defaultdict(list)
-    parts: list[Node | Resource] = [*nodes, *others]
-    for part in parts:
-        # An id alone may be a copy: the console's "launch more like this" copies tags.
-        by_cluster[tuple(part.tags.get(f"awsddp:{tag}", "") for tag in ("id", "cluster", "owner"))].append(
-            part
-        )
     found = []
-    for (id, name, whose), parts in by_cluster.items():
+    for key, parts in _by_cluster([*nodes, *others]):
         # What an instance uses goes with it.
         apart = [part for part in parts if isinstance(part, Node) or not part.in_use]
-        cluster = _cluster(name, whose, aws.region, id, apart)
-        if id and exists(cluster):
-            mine, late = whose == owner, cluster.expires is not None and cluster.expires < now
+        cluster = _cluster(aws.region, key, apart)
+        if exists(cluster):
+            mine, late = cluster.owner == owner, cluster.expires is not None and cluster.expires < now
             is_orphan, price = mine and (not cluster.live or late), _price(cluster, parts, spot_prices)
             found.append(Holding(cluster=cluster, mine=mine, orphan=is_orphan, price_usd_per_hour=price))
     return tuple(sorted(found, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))

@@ -8,30 +8,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
+from functools import partial
 from http.client import HTTPException
 from typing import Any
 
-from awsddp.aws import prices
+from awsddp.aws import prices, surroundings
 from awsddp.aws.clusters import tags_of
-from awsddp.aws.refusals import Refused
+from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws, Reply, Shape
-from awsddp.aws.surroundings import (
-    check_disk_key,
-    check_profile,
-    check_sources,
-    own_group,
-    own_key,
-    reservation,
-    subnets,
-)
-from awsddp.compat.releases import (
-    DLAMI_NAMES,
-    DLAMI_PARAMETERS,
-    architecture_of,
-    explained,
-    ssh_user,
-    torch_version,
-)
+from awsddp.compat import releases
 from awsddp.compat.types import GPU_TYPES, GpuType, quota_of
 from awsddp.errors import ConfigError
 from awsddp.parallel import each, soon
@@ -56,12 +41,12 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     # The longest chain first, and who is asking: that fails fast, and then nothing else is waited for.
     image = soon(find_image, aws, spec.cluster.image)
     caller = soon(aws.identity)
-    places = soon(subnets, aws, spec.network.subnet)
+    places = soon(surroundings.subnets, aws, spec.network.subnet)
     callers = soon(_callers, spec, caller_address)
-    key = soon(own_key, aws, spec.access.key)
-    profile = soon(check_profile, aws, spec.access.instance_profile)
-    disk_key = soon(check_disk_key, aws, spec.access.kms_key)
-    reserved = soon(reservation, aws, spec.capacity.reservation)
+    key = soon(surroundings.own_key, aws, spec.access.key)
+    profile = soon(surroundings.check_profile, aws, spec.access.instance_profile)
+    disk_key = soon(surroundings.check_disk_key, aws, spec.access.kms_key)
+    reserved = soon(surroundings.reservation, aws, spec.capacity.reservation)
     if spec.capacity.reservation:
         caller.result()
     found = reserved.result()
@@ -76,7 +61,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     budgeted = on_spot if spec.cluster.budget_usd is not None else []
     highest = soon(prices.highest_spot, aws, budgeted and (asked or known))
     group = soon(_own_group, aws, spec, callers)
-    sources = soon(check_sources, aws, spec.network.ssh_cidr)
+    sources = soon(surroundings.check_sources, aws, spec.network.ssh_cidr)
     owner = caller.result().user_id
     looked: list[Future[Any]] = [sources, profile, disk_key]
     reads: list[Future[Any]] = [*looked, image, places, callers, key, offers, listed, market, highest, group]
@@ -110,7 +95,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
 
 def _own_group(aws: Aws, spec: ClusterSpec, callers: "Future[tuple[str, ...]]") -> Group | None:
     cidrs = ssh_cidrs(spec, ()) if spec.network.ssh_cidr else callers.result()
-    return own_group(aws, spec.network.security_group, cidrs=cidrs, efa=spec.capacity.efa)
+    return surroundings.own_group(aws, spec.network.security_group, cidrs=cidrs, efa=spec.capacity.efa)
 
 
 class _Region(Shape):
@@ -153,7 +138,7 @@ def _gpu_type(described: Reply) -> GpuType:
     found = described.get("GpuInfo", {}).get("Gpus", ())
     gpus = [gpu for gpu in found if gpu.get("Manufacturer") == "NVIDIA"]
     name, network = gpus[0]["Name"] if gpus else "", described.get("NetworkInfo", {})
-    known = architecture_of(name) if gpus else None
+    known = releases.architecture_of(name) if gpus else None
     return GpuType(
         name=described["InstanceType"],
         gpu=name,
@@ -179,12 +164,9 @@ def _quota_codes(spec: ClusterSpec, asked: Iterable[str]) -> set[str]:
 
 def _quota(aws: Aws, code: str) -> float | None:
     """Return a quota's vCPUs; None where it cannot be read, which no launch depends on."""
-    try:
-        asked = {"ServiceCode": "ec2", "QuotaCode": code}
-        reply = aws.call("GetServiceQuota", asked, service="service-quotas")
-    except Refused:
-        return None
-    return float(reply["Quota"]["Value"])
+    asked = {"ServiceCode": "ec2", "QuotaCode": code}
+    reply = unless_refused(lambda: aws.call("GetServiceQuota", asked, service="service-quotas"))
+    return float(reply["Quota"]["Value"]) if reply else None
 
 
 def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
@@ -213,7 +195,7 @@ def find_image(aws: Aws, asked: str | None) -> Image:
     `asked` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` stands for
     anything; None means the newest Deep Learning AMI with PyTorch. Raises ConfigError where there is none.
     """
-    place, tried = "cluster.image", asked or DLAMI_NAMES
+    place, tried = "cluster.image", asked or releases.DLAMI_NAMES
     parameter = tried.removeprefix("resolve:ssm:")
     if asked is None:
         place, found = "the region's newest Deep Learning AMI", _newest_image(aws)
@@ -226,7 +208,7 @@ def find_image(aws: Aws, asked: str | None) -> Image:
     if found is None:
         raise ConfigError(
             f"{place}: no image {tried!r} in {aws.region}",
-            explained(tried)
+            releases.explained(tried)
             or "it was deregistered, is not shared with this account, or is in another region",
             "name one with --image: an id, a name with *, or an SSM parameter; "
             "without --image the newest Deep Learning AMI is taken",
@@ -235,11 +217,8 @@ def find_image(aws: Aws, asked: str | None) -> Image:
 
 
 def _newest_image(aws: Aws) -> Image | None:
-    try:
-        found = _image_of_parameter(aws, DLAMI_PARAMETERS)
-    except Refused:
-        found = None  # the search by name needs no permission in SSM
-    return found or _image_of_name(aws, DLAMI_NAMES)
+    found = unless_refused(lambda: _image_of_parameter(aws, releases.DLAMI_PARAMETERS))
+    return found or _image_of_name(aws, releases.DLAMI_NAMES)  # which needs no permission in SSM
 
 
 def _image_of_parameter(aws: Aws, names: tuple[str, ...]) -> Image | None:
@@ -251,12 +230,9 @@ def _image_of_parameter(aws: Aws, names: tuple[str, ...]) -> Image | None:
 
 
 def _image_of_id(aws: Aws, image_id: str) -> Image | None:
-    try:
-        return _newest(aws, {"ImageIds": [image_id]})
-    except Refused as refusal:
-        if refusal.code.startswith("InvalidAMIID.") or refusal.code == "InvalidParameterValue":
-            return None
-        raise
+    none = ("InvalidAMIID.", "InvalidParameterValue")
+    look = partial(_newest, aws, {"ImageIds": [image_id]})
+    return unless_refused(look, lambda refusal: refusal.code.startswith(none))
 
 
 def _image_of_name(aws: Aws, pattern: str) -> Image | None:
@@ -270,7 +246,9 @@ def _newest(aws: Aws, asked: Reply) -> Image | None:
     """Return the image with the newest torch, and of these the newest; None where none is available."""
     found = aws.pages("DescribeImages", asked)
     images = [_image(image) for image in found if image.get("State") == "available"]
-    return max(images, key=lambda image: (torch_version(image.name), image.created, image.id), default=None)
+    return max(
+        images, key=lambda image: (releases.torch_version(image.name), image.created, image.id), default=None
+    )
 
 
 def _image(described: Reply) -> Image:
@@ -284,7 +262,7 @@ def _image(described: Reply) -> Image:
         architecture=described.get("Architecture", "x86_64"),
         root_device=root,
         root_gb=int(disks.get(root, {}).get("VolumeSize", 0)),
-        ssh_user=tags.get("awsddp:ssh-user") or ssh_user(name),
+        ssh_user=tags.get("awsddp:ssh-user") or releases.ssh_user(name),
         owner=described.get("ImageOwnerAlias") or described.get("OwnerId", ""),
         deprecated=_past(described.get("DeprecationTime", "")),
         platform=described.get("PlatformDetails", "Linux/UNIX"),

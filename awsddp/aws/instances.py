@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection
 from datetime import timedelta
+from functools import partial
 from uuid import uuid4
 
 from awsddp.aws.access import not_yet
 from awsddp.aws.clusters import LEFT, by_id, describe, end_of, node_of, tagged, tags_of, unlisted
-from awsddp.aws.refusals import Refused
+from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws, Reply, Shape
 from awsddp.aws.waits import CLOCK, VISIBLE_S, patiently, poll
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
@@ -59,13 +60,9 @@ def launch(
                 raise
             attempts.append((zone.name, refusal))
         on_event(Event(f"{zone.name}: {attempts[-1][1].why}"))
-    raise _no_zone(plan, attempts)
-
-
-def _no_zone(plan: LaunchPlan, attempts: list[tuple[str, AwsddpError]]) -> AwsddpError:
     if all(isinstance(error, Refused) for _, error in attempts):
-        return attempts[-1][1]
-    return CapacityError(
+        raise attempts[-1][1]
+    raise CapacityError(
         f"AWS has no {len(plan.numbers)} x {plan.instance_type} now in any zone of {plan.region}",
         "; ".join(f"{zone}: {error.why}" for zone, error in attempts),
         "try again later, or one of: "
@@ -185,14 +182,9 @@ def wait_running(
 
 def refuse_off(aws: Aws, nodes: Collection[Node]) -> None:
     """Look once whether nodes that ran still do, as far as AWS answers. Raises as `wait_running` does."""
-    try:
-        found = describe(aws, by_id(*(node.instance_id for node in nodes)))
-    except Refused as refusal:
-        if not refusal.retryable:
-            raise
-        return
-    for node in found:
-        _refuse_off(node, {one.instance_id for one in nodes})
+    keys = {node.instance_id for node in nodes}
+    for node in unless_refused(lambda: describe(aws, by_id(*keys)), lambda refusal: refusal.retryable) or ():
+        _refuse_off(node, keys)
 
 
 def _refuse_off(node: Node, begun: Collection[str]) -> None:
@@ -238,14 +230,9 @@ def impaired(aws: Aws, nodes: Collection[Node]) -> frozenset[str]:
     running = [node.instance_id for node in nodes if node.state == "running"]
     if not running:
         return frozenset()
-    try:
-        found = aws.read(_Status, "DescribeInstanceStatus", {"InstanceIds": running}, "InstanceStatuses")
-    except Refused as refusal:
-        if not unlisted(refusal):
-            raise
-        return frozenset()
+    read = partial(aws.read, _Status, "DescribeInstanceStatus", {"InstanceIds": running}, "InstanceStatuses")
     return frozenset(
         one.instance_id
-        for one in found
+        for one in unless_refused(read, unlisted) or ()
         if "impaired" in (one.instance_status.status, one.system_status.status)
     )

@@ -9,21 +9,20 @@ from datetime import datetime
 from functools import partial
 
 from awsddp.aws.clusters import by_id, describe, tag, unlisted
-from awsddp.aws.refusals import Refused
+from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, patiently, poll
 from awsddp.errors import NodeError
 from awsddp.limits import TAG_VALUE
-from awsddp.parallel import all_of, each
+from awsddp.parallel import each
 from awsddp.records import ENDED, MORE, Node
 from awsddp.report import Event, OnEvent, node_name, utc
 
 TAG = "awsddp:unfetched"
-_GONE = frozenset({"InvalidInstanceID.NotFound", "IncorrectInstanceState", "IncorrectState"})
 
 
 def _on_its_way(refusal: Refused) -> bool:
-    """Whether a node is still stopping, or AWS does not list it everywhere yet."""
+    """Whether a node is still stopping or gone, or AWS does not list it everywhere yet."""
     return unlisted(refusal) or refusal.code in ("IncorrectInstanceState", "IncorrectState")
 
 
@@ -55,10 +54,8 @@ def start(aws: Aws, nodes: Sequence[Node]) -> None:
 
     Raises CloudError, CapacityError where AWS has no such machines now: a stopped one holds no place.
     """
-    patiently(
-        lambda: aws.call("StartInstances", {"InstanceIds": [node.instance_id for node in nodes]}),
-        passes=_on_its_way,
-    )
+    keys = [node.instance_id for node in nodes]
+    patiently(lambda: aws.call("StartInstances", {"InstanceIds": keys}), passes=_on_its_way)
 
 
 def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:
@@ -84,7 +81,7 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
         if not node.spot:
             act = partial(_on_poweroff, aws, node.instance_id, "stop")
             works.append(partial(patiently, act, passes=unlisted))
-    all_of(works)
+    each(lambda work: work(), works)
 
 
 def release(
@@ -112,15 +109,7 @@ def release(
 
 def poweroff(aws: Aws, instance_ids: Iterable[str], behaviour: str) -> None:
     """Have a poweroff from inside "stop" or "terminate" on-demand nodes. Those that are gone need nothing."""
-
-    def turn(instance_id: str) -> None:
-        try:
-            _on_poweroff(aws, instance_id, behaviour)
-        except Refused as refusal:
-            if refusal.code not in _GONE:
-                raise
-
-    each(turn, instance_ids)
+    each(lambda key: unless_refused(partial(_on_poweroff, aws, key, behaviour), _on_its_way), instance_ids)
 
 
 def unfetched_of(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:

@@ -4,8 +4,9 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
-from awsddp.aws.refusals import Refused
+from awsddp.aws.refusals import unless_refused
 from awsddp.aws.session import Aws, Shape
 
 _BUDGET_SINCE = timedelta(days=7)
@@ -24,13 +25,10 @@ def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
     }
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fixed.items()]
     filters.append({"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(sorted(names))})
-    try:
-        asked = {"ServiceCode": "AmazonEC2", "Filters": filters}
-        products = aws.pages("GetProducts", asked, "PriceList", service="pricing")
-    except Refused:
-        return {}  # the table that ships is used instead
+    asked = {"ServiceCode": "AmazonEC2", "Filters": filters}
+    read = partial(aws.pages, "GetProducts", asked, "PriceList", service="pricing")
     found: dict[str, float] = {}
-    for text in products:
+    for text in unless_refused(read) or ():  # without them the table that ships is used
         product = json.loads(text) if isinstance(text, str) else text
         attributes, terms = product["product"]["attributes"], product.get("terms", {}).get("OnDemand", {})
         prices = [
@@ -78,10 +76,7 @@ def spot_history(aws: Aws, names: Iterable[str], *, since: datetime) -> History:
         return {}
     products = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
     parameters = {"InstanceTypes": asked, "StartTime": since, "ProductDescriptions": products}
-    try:
-        history = aws.read(_SpotPrice, "DescribeSpotPriceHistory", parameters)
-    except Refused:
-        return {}
+    history = unless_refused(lambda: aws.read(_SpotPrice, "DescribeSpotPriceHistory", parameters)) or ()
     found: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
     for entry in sorted(history, key=lambda entry: entry.timestamp):
         found[entry.instance_type, entry.availability_zone][entry.timestamp] = entry.spot_price

@@ -3,15 +3,17 @@
 Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
 from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 
+T = TypeVar("T")
 MOST_SKEW_S = 240
 
 
@@ -22,13 +24,12 @@ class _Row:
     The message may name the {operation}, {where} and {who}; `login`: a person has to log in.
     """
 
-    kind: str
-    message: str
-    next: str
+    kind: str = "aws"
+    message: str = "AWS refused {operation} in {where}"
+    next: str = ""
     login: bool = False
 
 
-_REFUSED = "AWS refused {operation} in {where}"
 _SKEWED = _Row(
     "credentials",
     "AWS refused the credentials because this machine's clock is wrong",
@@ -74,19 +75,17 @@ _ROWS = {
     ("InternalError", "InternalFailure"): _Row(
         "unavailable", "AWS failed at {operation} in {where}", "try again in a minute"
     ),
-    ("OptInRequired",): _Row(
-        "aws", _REFUSED, "enable the region, or accept the image's terms, in the AWS console"
-    ),
+    ("OptInRequired",): _Row(next="enable the region, or accept the image's terms, in the AWS console"),
     ("PendingVerification",): _Row(
-        "aws", _REFUSED, "AWS is verifying the account here: wait for its email, or use another --region"
+        next="AWS is verifying the account here: wait for its email, or use another --region"
     ),
-    ("Blocked",): _Row("aws", _REFUSED, "the account is blocked: contact AWS support"),
+    ("Blocked",): _Row(next="the account is blocked: contact AWS support"),
     ("AuthFailure.ServiceLinkedRoleCreationNotPermitted",): _Row(
-        "aws", _REFUSED, "have the role AWSServiceRoleForEC2Spot created"
+        next="have the role AWSServiceRoleForEC2Spot created"
     ),
-    ("InsufficientFreeAddressesInSubnet",): _Row("aws", _REFUSED, "try fewer --nodes"),
-    ("Unsupported",): _Row("aws", _REFUSED, "try another --instance-type"),
-    ("ClientError",): _Row("aws", _REFUSED, ""),
+    ("InsufficientFreeAddressesInSubnet",): _Row(next="try fewer --nodes"),
+    ("Unsupported",): _Row(next="try another --instance-type"),
+    ("ClientError",): _Row(),
     ("NoCredentialsError", "PartialCredentialsError"): _Row(
         "credentials",
         "no AWS credentials found",
@@ -112,7 +111,7 @@ _ROWS = {
     ("HTTPClientError", "ResponseParserError"): _Row(
         "unavailable", "{who} did not answer {operation} at {where}", "try again in a minute"
     ),
-    ("Exception",): _Row("aws", "invalid request: {operation}", ""),
+    ("Exception",): _Row(message="invalid request: {operation}"),
 }
 _BY_CODE = {code: row for codes, row in _ROWS.items() for code in codes}
 
@@ -127,6 +126,21 @@ class Refused(CloudError):
         self.code = code
         self.needs_login = needs_login
         self.retryable = kind in ("throttled", "unavailable")
+
+
+def unless_refused(
+    act: Callable[[], T], expected: Callable[[Refused], bool] = lambda refusal: True
+) -> T | None:
+    """Return what `act` returns; None where AWS refuses it as `expected` (left out: for whatever reason).
+
+    Raises any other refusal.
+    """
+    try:
+        return act()
+    except Refused as refusal:
+        if expected(refusal):
+            return None
+        raise
 
 
 def translate(

@@ -31,7 +31,7 @@ from botocore.utils import JSONFileCache
 
 from awsddp import __version__
 from awsddp.aws.refusals import translate
-from awsddp.errors import AwsddpError, ConfigError
+from awsddp.errors import ConfigError
 from awsddp.records import Target
 
 ATTEMPTS = 8
@@ -140,9 +140,10 @@ class Aws:
             raise translate(error, operation, where=self._where) from error
         except (BotoCoreError, ResponseParserError) as error:
             code = type(error).__name__
-            raise self._of_region(
-                translate(error, operation, where=self._where, is_local=self._target.name == "local")
-            ) from error
+            told = translate(error, operation, where=self._where, is_local=self._target.name == "local")
+            if ".amazonaws.com" in told.why and self.region not in self._regions():
+                told = self._no_region(self.region, told.why)  # that is why AWS was not reached there
+            raise told from error
         finally:
             metadata = reply.get("ResponseMetadata", {})
             self._on_call(
@@ -225,12 +226,6 @@ class Aws:
         if not _REGION.fullmatch(region):
             raise self._no_region(region)
         return region
-
-    def _of_region(self, error: AwsddpError) -> AwsddpError:
-        """Return the error of a call; a region that nobody knows is why AWS was not reached there."""
-        if ".amazonaws.com" in error.why and self.region not in self._regions():
-            return self._no_region(self.region, error.why)
-        return error
 
     def _no_region(self, region: str, why: str = "") -> ConfigError:
         import difflib

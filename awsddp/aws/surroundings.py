@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from awsddp.aws.clusters import Permission, SecurityGroup
-from awsddp.aws.refusals import Refused
+from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws, Reply, S, Shape
 from awsddp.errors import ConfigError
 from awsddp.plan.network import within
@@ -64,13 +64,10 @@ def _routes(aws: Aws, vpcs: set[str]) -> dict[str, WayOut]:
     if not vpcs:
         return {}
     filters = [{"Name": "vpc-id", "Values": sorted(vpcs)}]
-    try:
-        tables = aws.read(_RouteTable, "DescribeRouteTables", {"Filters": filters})
-    except Refused:
-        return {}  # no launch depends on it
+    tables = unless_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", {"Filters": filters}))
     return {
         table.vpc_id if one.main else one.subnet_id: _way_out(table.routes)
-        for table in tables
+        for table in tables or ()  # no launch depends on it
         for one in table.associations
     }
 

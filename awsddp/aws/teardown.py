@@ -8,23 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from awsddp.aws.clusters import (
-    GROUPS,
-    INTERFACES,
-    KEYS,
-    KINDS,
-    LEFT,
-    PLACEMENTS,
-    Filters,
-    Kind,
-    Resource,
-    by_id,
-    describe,
-    resources,
-    tag,
-    tagged,
-    unlisted,
-)
+from awsddp.aws import clusters
 from awsddp.aws.refusals import Refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, poll
@@ -45,7 +29,7 @@ class Teardown:
     leftovers: tuple[str, ...]
 
 
-_OF_NODES = (GROUPS, PLACEMENTS, KEYS)
+_OF_NODES = (clusters.GROUPS, clusters.PLACEMENTS, clusters.KEYS)
 # What goes away by itself, and what is gone already.
 _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.InUse"})
 _GONE = (".NotFound", ".Unknown")
@@ -59,7 +43,7 @@ def teardown(aws: Aws, cluster: Listed, *, on_event: OnEvent) -> Teardown:
     Raises CloudError where AWS cannot be asked at all.
     """
     name = names(cluster.name, cluster.id)["name"]
-    filters = [*tagged("awsddp:id", cluster.id), *tagged("awsddp:owner", cluster.owner)]
+    filters = [*clusters.tagged("awsddp:id", cluster.id), *clusters.tagged("awsddp:owner", cluster.owner)]
     ours = frozenset(node.instance_id for node in cluster.live)
     ending = _Ending(aws=aws, filters=filters, on_event=on_event, name=name, ours=ours)
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
@@ -79,7 +63,7 @@ def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
     Raises LeftoverError where one could not be ended, CloudError where AWS cannot be asked.
     """
     keys = [node.instance_id for node in nodes]
-    ending = _Ending(aws=aws, filters=by_id(*keys), on_event=on_event)
+    ending = _Ending(aws=aws, filters=clusters.by_id(*keys), on_event=on_event)
     term_s = deadline_s(node.instance_type for node in nodes)
     poll(ending.instances, deadline_s=term_s, first_s=0.2)
     left = [
@@ -97,7 +81,7 @@ def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
 
 def give_up(aws: Aws, nodes: Sequence[Node]) -> None:
     """Tag nodes as no longer of their cluster: their end is then no loss. Raises CloudError."""
-    tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", LEFT)
+    clusters.tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", clusters.LEFT)
 
 
 @dataclass(kw_only=True)
@@ -109,7 +93,7 @@ class _Ending:
     """
 
     aws: Aws
-    filters: Filters
+    filters: clusters.Filters
     on_event: OnEvent
     name: str = ""
     ours: frozenset[str] = frozenset()
@@ -118,7 +102,7 @@ class _Ending:
     left: dict[str, str] | None = None
     _untagged: set[str] = field(default_factory=set)
     _used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    _gone: set[tuple[Kind, str]] = field(default_factory=set)
+    _gone: set[tuple[clusters.Kind, str]] = field(default_factory=set)
     _held: dict[str, str] = field(default_factory=dict)
 
     def instances(self) -> bool | None:
@@ -145,9 +129,9 @@ class _Ending:
 
     def _instances(self) -> list[Node]:
         """Return the instances that the filters name, and those that are ours by their ids."""
-        listed = describe(self.aws, self.filters)
+        listed = clusters.describe(self.aws, self.filters)
         missing = self.ours - {node.instance_id for node in listed}
-        found = describe(self.aws, by_id(*missing)) if missing else []
+        found = clusters.describe(self.aws, clusters.by_id(*missing)) if missing else []
         self._untagged |= {node.instance_id for node in found}
         return [*listed, *found]
 
@@ -156,32 +140,27 @@ class _Ending:
             self.aws.call("TerminateInstances", {"InstanceIds": keys})
         except Refused as refusal:
             # NotFound this soon is no proof of an end: the next look decides.
-            if not refusal.retryable and not unlisted(refusal):
+            if not refusal.retryable and not clusters.unlisted(refusal):
                 lacks = "; it has lost its tags awsddp:id and awsddp:owner" * (keys[0] in self._untagged)
                 self.refused.update(dict.fromkeys(keys, f"{refusal.why}{lacks}"))
 
     def proven(self) -> bool | None:
         """End the rest and list again; True once AWS shows only what it refused to end, which is `left`.
 
-        A list may be a little old, and so may the answer that something is gone.
+        A launch that shows late, while its group is held, is ended here too. A list may be a little old, and
+        so may the answer that something is gone.
         """
-        self.left = self.leftovers() if self.rest() else None
-        return True if self.left is not None and self.left.keys() <= self.refused.keys() else None
-
-    def rest(self) -> bool | None:
-        """Delete what is left beside the instances; True once nothing is, or its end is refused.
-
-        A launch that shows late, while its group is held, is ended here too.
-        """
+        self.left = None
         if not self.instances():
             return None
         held = [one for one in self._left() if one.id not in self.refused and not self._delete(one)]
-        if held and self._strangers(held):
-            self.refused |= {one.id: self._held.get(one.id, "") for one in held}
-            return True
-        return None if held else True
+        if held and not self._strangers(held):
+            return None
+        self.refused |= {one.id: self._held.get(one.id, "") for one in held}
+        self.left = self.leftovers()
+        return True if self.left.keys() <= self.refused.keys() else None
 
-    def _delete(self, resource: Resource) -> bool:
+    def _delete(self, resource: clusters.Resource) -> bool:
         """Delete one thing; return whether it is gone. What an instance holds goes with it.
 
         What the nodes need stays while one of them may not be ended: it must be reached to save its results.
@@ -207,16 +186,16 @@ class _Ending:
         self._gone.add((kind, resource.by))
         return True
 
-    def _left(self) -> list[Resource]:
+    def _left(self) -> list[clusters.Resource]:
         """Return what is listed beside the instances, and what they use and is not listed yet."""
-        listed = resources(self.aws, self.filters)
+        listed = clusters.resources(self.aws, self.filters)
         known = {(one.kind, one.by) for one in listed} | self._gone
-        used = [(kind, key) for kind in KINDS for key in sorted(self._used[kind.key])]
+        used = [(kind, key) for kind in clusters.KINDS for key in sorted(self._used[kind.key])]
         found = [
             *listed,
-            *(Resource(kind=kind, id=key, by=key) for kind, key in used if (kind, key) not in known),
+            *(clusters.Resource(kind=kind, id=key, by=key) for kind, key in used if (kind, key) not in known),
         ]
-        return sorted(found, key=lambda one: KINDS.index(one.kind))
+        return sorted(found, key=lambda one: clusters.KINDS.index(one.kind))
 
     def leftovers(self) -> dict[str, str]:
         """List again; return each resource that still exists, with the reason."""
@@ -237,24 +216,26 @@ class _Ending:
         reasons = [part for part in (state, self.refused.get(key) or self._held.get(key, "")) if part]
         return f"{key}: {'; '.join(reasons)}" if reasons else key
 
-    def _strangers(self, held: Sequence[Resource]) -> set[str]:
+    def _strangers(self, held: Sequence[clusters.Resource]) -> set[str]:
         """Return the living instances that hold something and are not the cluster's: none of them goes away.
 
         One that AWS does not list yet may be the cluster's.
         """
         users = [*held, *(user for one in held for user in self._interfaces(one))]
         unknown = {one.instance for one in users} - {""} - self.states.keys()
-        found = describe(self.aws, by_id(*unknown)) if unknown else []
-        late = {node.instance_id for node in describe(self.aws, self.filters)} if found else set()
+        found = clusters.describe(self.aws, clusters.by_id(*unknown)) if unknown else []
+        late = {node.instance_id for node in clusters.describe(self.aws, self.filters)} if found else set()
         return {node.instance_id for node in found if node.state not in ENDED} - late
 
-    def _interfaces(self, group: Resource) -> list[Resource]:
+    def _interfaces(self, group: clusters.Resource) -> list[clusters.Resource]:
         """Return the interfaces that a security group is of; none of another resource."""
-        filters: Filters = [{"Name": "group-id", "Values": [group.id]}]
-        return resources(self.aws, filters, (INTERFACES,)) if group.kind is GROUPS else []
+        if group.kind is not clusters.GROUPS:
+            return []
+        filters: clusters.Filters = [{"Name": "group-id", "Values": [group.id]}]
+        return clusters.resources(self.aws, filters, (clusters.INTERFACES,))
 
 
-def _of(resource: Resource, strangers: Collection[str]) -> str:
+def _of(resource: clusters.Resource, strangers: Collection[str]) -> str:
     instance = resource.instance
     lacks = ", which lacks the cluster's tags: terminate it, then awsddp down" * (instance in strangers)
     return f"of {instance}{lacks}" if instance else ""

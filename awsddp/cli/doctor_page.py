@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from awsddp import harmless
 from awsddp.cli.render import line, table, table_lines, width, wrapped
 from awsddp.jobs.supervisor.hang import ranges
-from awsddp.records import Check, write_numbers
+from awsddp.records import Check, RankStack, write_numbers
 from awsddp.report import duration, node_name
 
 if TYPE_CHECKING:
-    from awsddp.returns import DoctorDocument, RankStack, WhyDocument
+    from awsddp.returns import DoctorDocument, WhyDocument
 
 _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
@@ -93,8 +93,8 @@ def why_page(found: "WhyDocument") -> None:
 
 
 def _folded(
-    ranks: "Iterable[RankStack]", key: "Callable[[RankStack], tuple[str, ...]]"
-) -> "list[tuple[tuple[str, ...], list[RankStack]]]":
+    ranks: Iterable[RankStack], key: Callable[[RankStack], tuple[str, ...]]
+) -> list[tuple[tuple[str, ...], list[RankStack]]]:
     """Return the ranks by `key`, in the order of the first rank of each."""
     groups: dict[tuple[str, ...], list[RankStack]] = {}
     for one in ranks:
@@ -102,13 +102,13 @@ def _folded(
     return list(groups.items())
 
 
-def _place(one: "RankStack") -> tuple[str, ...]:
+def _place(one: RankStack) -> tuple[str, ...]:
     waits = f"{one.collective.operation} {one.collective.number}" if one.collective else ""
     workers = sorted({worker.where for worker in one.workers if worker.where})
     return one.state, one.where or "", waits, ", ".join(workers)
 
 
-def _who(ranks: "Sequence[RankStack]") -> tuple[str, str]:
+def _who(ranks: Sequence[RankStack]) -> tuple[str, str]:
     nodes = sorted({one.node for one in ranks})
     names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {ranges(nodes)}"
     return ranges([one.rank for one in ranks]), names

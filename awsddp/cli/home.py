@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,18 +26,16 @@ No clusters on this machine yet. To begin:
   awsddp up                  launch them; then: awsddp train, awsddp down
   awsddp init                write a starter awsddp.toml into this folder
 """
+_PACKAGES = "requirements.txt uv.lock pyproject.toml environment.yml"
 _QUESTIONS = (
-    ("cluster.region", "AWS region (empty: as AWS is configured)", ""),
-    ("cluster.nodes", "Number of nodes", 2),
-    ("cluster.instance_type", "Instance type (awsddp plan --offers lists them)", "g6.xlarge"),
-    ("cluster.budget_usd", "Terminate the nodes when they have cost, in US dollars", 10.0),
-    ("job.script", "Training script (empty: named on the command line)", ""),
-    ("env.file", "File with its packages (empty: those of the image)", ""),
+    ("cluster.region", "AWS region (empty: as AWS is configured)", "", ""),
+    ("cluster.nodes", "Number of nodes", 2, ""),
+    ("cluster.instance_type", "Instance type (awsddp plan --offers lists them)", "g6.xlarge", ""),
+    ("cluster.budget_usd", "Terminate the nodes when they have cost, in US dollars", 10.0, ""),
+    ("job.script", "Training script (empty: named on the command line)", "", "train.py main.py"),
+    ("env.file", "File with its packages (empty: those of the image)", "", _PACKAGES),
 )
-_GUESSES = {
-    "job.script": ("train.py", "main.py"),
-    "env.file": ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml"),
-}
+"""The key, its question and its default, or the first of these files that is there."""
 
 
 def show_home(options: Globals) -> None:
@@ -92,11 +90,11 @@ def init(options: Globals) -> None:
     screen.result(InitDocument(file=str(path)), lambda _: screen.say(text))
 
 
-def _answers() -> dict[str, Any]:
+def _answers() -> dict[str, str | int | float]:
     """Ask on the terminal, and return the keys that got a value."""
-    answers: dict[str, Any] = {}
-    for key, text, default in _QUESTIONS:
-        found = [name for name in _GUESSES.get(key, ()) if Path(name).is_file()]
-        answer = click.prompt(text, default=found[0] if found else default, err=True)
+    answers: dict[str, str | int | float] = {}
+    for key, text, default, files in _QUESTIONS:
+        found = next((name for name in files.split() if Path(name).is_file()), default)
+        answer = click.prompt(text, default=found, err=True)
         answers |= {key: answer} if str(answer) else {}
     return answers

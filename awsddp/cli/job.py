@@ -15,6 +15,7 @@ from awsddp.cli.options import jobs as complete_jobs
 from awsddp.cli.pages import down_page, fetch_page, job_page, jobs_page, report_page, run_page
 from awsddp.cli.plan_page import launch_question
 from awsddp.errors import Interrupted, UsageError
+from awsddp.spec import Given
 
 _SHOWN_BY_RUN = (
     "nodes instance_type gpus spot budget_usd expires world_size nproc_per_node outputs name timeout detach"
@@ -58,12 +59,10 @@ def _for_the_script(ctx: click.Context, args: list[str], error: click.NoSuchOpti
     )
 
 
-def job_overrides(given: dict[str, Any]) -> dict[str, object]:
+def job_overrides(given: dict[str, Given]) -> dict[str, Given]:
     """Return the job's options, its script and the script's arguments as overrides."""
-    found = session.overrides(given)
-    if given.get("script") is not None:
-        found["job.script"] = given["script"]
-    words = click.get_current_context().meta["awsddp.script_args"]
+    script, words = given.get("script"), click.get_current_context().meta["awsddp.script_args"]
+    found = session.overrides(given) | ({} if script is None else {"job.script": script})
     return found | ({"job.args": list(words)} if words else {})
 
 
@@ -188,7 +187,7 @@ def fetch(options: Globals, *, job: str | None, outputs: tuple[str, ...]) -> Non
     If a node is gone or stopped, the rest is fetched and the missing part is named (exit 6). A cluster that
     stopped by itself with results on it is started and terminated afterwards; both are asked first.
     """
-    explicit: dict[str, object] = {"job.outputs": list(outputs)} if outputs else {}
+    explicit: dict[str, Given] = {"job.outputs": list(outputs)} if outputs else {}
     with session.opened(options, explicit) as (cluster, show), show.partial(fetch_page):
         confirm = launch_question(show, cluster.spec)
         result = cluster.fetch(job, anew=bool(outputs), confirm=confirm)

@@ -92,12 +92,9 @@ def fault_add(
     left; `oom`, almost no memory left; `clock`, 2 minutes ahead; `hostkey`, another host key; or once:
     `reboot` or `poweroff`, as from inside; `reclaim`, EC2 takes a spot node back, after a notice.
     """
-    choices: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with _opened(options) as (cluster, show):
-        if lasts is not None:
-            choices["for_s"] = _seconds(lasts, "--for")
-        if notice is not None:
-            choices["notice_s"] = _seconds(notice, "--notice")
+        given |= {"for_s": _seconds(lasts, "--for"), "notice_s": _seconds(notice, "--notice")}
+        choices = {name: value for name, value in given.items() if value is not None}
         if number := re.fullmatch(r"node(\d{1,4})", what):
             what = cloud.instance_of(cluster.home, options.name, int(number[1]))
         show.result(cloud.fault_add(cluster.home, what, effect, **choices), faults_page)
@@ -123,10 +120,10 @@ def _opened(options: Globals) -> AbstractContextManager[tuple[Cluster, Screen]]:
     return session.opened(dataclasses.replace(options, local=True))
 
 
-def _seconds(text: str, option: str) -> float:
-    """Return the seconds that an option has. Raises UsageError."""
+def _seconds(text: str | None, option: str) -> float | None:
+    """Return the seconds that an option has, None where it is not given. Raises UsageError."""
     try:
-        return seconds(text)
+        return None if text is None else seconds(text)
     except ConfigError:
         raise UsageError(f"{option}: invalid duration {text!r}", "", "use 30s, 5m or 1h") from None
 

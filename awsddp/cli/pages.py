@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 
 from awsddp.cli.command_line import named
-from awsddp.cli.render import counted, line, place_name, table
+from awsddp.cli.render import line, place_name, table
 from awsddp.records import ACTIVE, Cause, JobRecord
-from awsddp.report import duration, money, node_name, rank_columns, size_text
+from awsddp.report import counted, duration, money, node_name, rank_columns, size_text
 
 if TYPE_CHECKING:
     from awsddp import returns
@@ -53,8 +53,9 @@ def cluster_page(cluster: "returns.ClusterDocument") -> None:
         rows = [(job.job, _seen(job), _job_place(job), _progress(job)) for job in cluster.jobs]
         table(("job", "state", "results", "progress"), rows)
     line(_cost(cluster))
-    if warning := _warning(cluster.budget_usd, cluster.cost_usd):
-        line(warning)
+    budget, cost = cluster.budget_usd, cluster.cost_usd
+    if budget and cost is not None and cost >= _BUDGET_WARNING * budget:
+        line(f"Warning: {cost / budget:.0%} of the {money(budget)} budget is spent; at 100 % the nodes end.")
 
 
 def _machines(cluster: "returns.ClusterDocument | returns.CostedCluster") -> str:
@@ -99,12 +100,6 @@ def _job_place(job: "returns.SeenJob") -> str:
 def _incomplete(job: JobRecord) -> str:
     nodes = ", ".join(map(node_name, job.missing))
     return f"incomplete, missing {nodes}" if nodes else ""
-
-
-def _warning(budget: float | None, cost: float | None) -> str:
-    if not budget or cost is None or cost < _BUDGET_WARNING * budget:
-        return ""
-    return f"Warning: {cost / budget:.0%} of the {money(budget)} budget is spent; at 100 % the nodes end."
 
 
 def _cost(cluster: "returns.ClusterDocument") -> str:

@@ -2,35 +2,25 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from awsddp.cli.render import counted, line, table
+from awsddp.cli.render import line, table
 from awsddp.cli.screen import Screen
+from awsddp.config import EXCLUSIVE
 from awsddp.errors import UsageError
-from awsddp.report import duration, money
-from awsddp.spec import ClusterSpec
+from awsddp.report import counted, duration, money
+from awsddp.spec import ClusterSpec, Value
 
 if TYPE_CHECKING:
-    from awsddp.plan.records import Alternative, Choice, ImageDocument, LaunchPlan
+    from awsddp.plan.records import Choice, ImageDocument, LaunchPlan
     from awsddp.returns import OffersDocument, QuotaDocument
 
-_PRICED = frozenset(
-    {
-        "cluster.instance_type",
-        "cluster.gpus",
-        "cluster.max_price_usd",
-        "cluster.budget_usd",
-        "capacity.reservation",
-    }
-)
+_PRICED = EXCLUSIVE | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that choose what is paid for, or limit it."""
 
 
 def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
     """Show a plan: instances, image, zones, resources, price, fallbacks, other choices, warnings."""
-    from awsddp.plan.records import shown
-
-    facts: Any = shown(plan)
     unchanged = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
     closed = "nowhere: no port is open"
     if not plan.asks("CreateSecurityGroup"):
@@ -39,10 +29,10 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
     rows = [
         ("cluster", f"{plan.cluster} on {plan.target}, {plan.region}"),
         ("nodes", f"{plan.nodes} x {plan.instance_type}, {plan.market} ({plan.why})"),
-        ("per node", _node_line(facts)),
-        ("image", _image_line(facts.image)),
+        ("per node", _node_line(plan)),
+        ("image", _image_line(plan.image.shown)),
         ("zones", ", then ".join(plan.zones)),
-        ("fallbacks", "; ".join(map(_next_line, facts.alternatives))),
+        ("fallbacks", "; ".join(map(_next_line, plan.alternatives))),
         ("address", f"{plan.address}{through}; SSH from {', '.join(plan.ssh_cidrs) or closed}"),
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),
@@ -50,7 +40,7 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps or unchanged)),
         ("creates", ", ".join(plan.makes)),
         ("uses", ", ".join(f"{what} {name}" for what, name in plan.uses.items())),
-        ("price", _price_line(facts)),
+        ("price", _price_line(plan)),
         ("budget", str(plan.budget or "")),
         ("expires", f"after {duration(plan.expires_s)}, by itself"),
     ]
@@ -61,16 +51,17 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
     line(*(f"warning: {warning}" for warning in plan.warnings), stderr=stderr)
 
 
-def _node_line(facts: Any) -> str:
-    gpus = f"{facts.gpus_per_node} x {facts.gpu} ({facts.gpu_memory_gb:g} GiB)"
-    if not facts.gpus_per_node:
+def _node_line(plan: "LaunchPlan") -> str:
+    kind = plan.kind
+    gpus = f"{kind.gpus} x {kind.gpu} ({kind.memory_gb:g} GiB)"
+    if not kind.gpus:
         gpus = "no GPU"
-    elif facts.rehearsed:
+    elif plan.image.rehearses:
         gpus += " (rehearsed: CUDA on the CPU, nccl as gloo)"
-    elif facts.pretended:
+    elif plan.pretended:
         gpus += " (off: gloo on the CPU)"
-    network = f", {facts.network_gbit} Gbit/s" if facts.network_gbit else ""
-    return f"{gpus}, {facts.vcpus} vCPUs, {facts.memory_gb:g} GiB{network}, {facts.disk_gb} GB disk"
+    network = f", {kind.network} Gbit/s" if kind.network else ""
+    return f"{gpus}, {kind.vcpus} vCPUs, {kind.ram_gb:g} GiB{network}, {plan.disk_gb} GB disk"
 
 
 def _image_line(image: "ImageDocument") -> str:
@@ -80,18 +71,19 @@ def _image_line(image: "ImageDocument") -> str:
     return f"{image.name} ({image.id}, {image.created[:10]}{owner}){f'; {versions}' * bool(versions)}"
 
 
-def _next_line(other: "Alternative") -> str:
+def _next_line(other: "LaunchPlan") -> str:
     price = money(other.price_usd_per_hour)
     return f"{other.instance_type} {other.market} in {other.region} at {price} per hour"
 
 
-def _price_line(facts: Any) -> str:
-    parts = ", ".join(f"{part} {money(usd)}" for part, usd in vars(facts.price_parts).items() if usd != 0)
+def _price_line(plan: "LaunchPlan") -> str:
+    price = plan.price
+    parts = ", ".join(f"{part} {money(usd)}" for part, usd in vars(price.parts).items() if usd != 0)
     return (
-        f"{money(facts.price_usd_per_hour)} per hour ({parts}), "
-        f"{money(facts.price_until_expiry_usd)} until it expires "
-        f"({f'{facts.price_source} {facts.price_date}'.strip()}); "
-        f"data transfer out {money(facts.egress_usd_per_gb)} per GB"
+        f"{money(price.total)} per hour ({parts}), "
+        f"{money(plan.price_until_expiry_usd)} until it expires "
+        f"({f'{price.source} {price.date}'.strip()}); "
+        f"data transfer out {money(plan.egress_usd_per_gb)} per GB"
     )
 
 
@@ -112,7 +104,7 @@ def _choices(choices: "Sequence[Choice]", region: str, *, stderr: bool = False) 
     table(headings, rows, stderr=stderr)
 
 
-def settings_page(settings: list[tuple[str, Any, str]]) -> None:
+def settings_page(settings: "list[tuple[str, Value, str]]") -> None:
     """Show each setting, its value and where it comes from."""
     rows = [(key, json.dumps(value, ensure_ascii=False), source) for key, value, source in settings]
     table(("setting", "value", "from"), rows)

@@ -83,11 +83,6 @@ def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
         print(text, file=sys.stderr if stderr else sys.stdout)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count of things: "1 node", "2 nodes"."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def place_name(target: str, region: str | None) -> str:
     """Return where a cluster is: its region, or the local cloud."""
     return "the local cloud" if target == "local" else str(region)

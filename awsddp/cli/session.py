@@ -17,7 +17,7 @@ from awsddp.cli.screen import Screen
 from awsddp.cluster import Cluster
 from awsddp.config import load, option_words
 from awsddp.errors import UsageError
-from awsddp.spec import FILE, OPTIONS, SECTIONS, JobSpec
+from awsddp.spec import FILE, OPTIONS, SECTIONS, Given, JobSpec
 from awsddp.values import VARIABLE
 
 _ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
@@ -48,8 +48,8 @@ def _option(key: str) -> Callable[[Any], Any]:
     setting, (section, _, name) = OPTIONS[key], key.partition(".")
     hint = typing.get_type_hints(SECTIONS[section])[name]
     kinds = {hint, typing.get_origin(hint), *typing.get_args(hint)}
-    first, *rest = setting["option"].split()
-    help = setting["help"] + (f"  [default: {setting['default']}]" if setting["default"] else "")
+    first, *rest = setting.option.split()
+    help = setting.help + (f"  [default: {setting.default}]" if setting.default else "")
     if bool in kinds:
         return click.option(first, *rest, name, is_flag=True, default=None, help=help)
     return click.option(
@@ -63,27 +63,28 @@ def _option(key: str) -> Callable[[Any], Any]:
     )
 
 
-def overrides(given: dict[str, Any]) -> dict[str, object]:
+def overrides(given: dict[str, Given]) -> dict[str, Given]:
     """Return the options given on the command line, by key of awsddp.toml."""
-    found: dict[str, object] = {}
+    found: dict[str, Given] = {}
     for key in OPTIONS:
         value = given.get(key.partition(".")[2])
         if value is None or value == ():
             continue
+        texts = [str(one) for one in value] if isinstance(value, tuple) else []
         if key == "env.file":
-            files = [text for text in value if not _ASSIGNMENT.match(text) or Path(text).exists()]
+            files = [text for text in texts if not _ASSIGNMENT.match(text) or Path(text).exists()]
             found |= {key: files[-1]} if files else {}
-            found |= _variables(given, [text for text in value if text not in files])
+            found |= _variables(given, [text for text in texts if text not in files])
         elif key == "env.variables":
-            found |= dict(map(_variable, value))
+            found |= dict(map(_variable, texts))
         elif key == "job.nproc_per_node":
             found[key] = None if value == "gpu" else value
         else:
-            found[key] = list(value) if isinstance(value, tuple) else value
+            found[key] = texts or value
     return found
 
 
-def _variables(given: dict[str, Any], texts: list[str]) -> dict[str, object]:
+def _variables(given: dict[str, Given], texts: list[str]) -> dict[str, Given]:
     """Return what `--env NAME=VALUE` sets: the same as --env-var. Raises UsageError for a verb without it."""
     if texts and "variables" not in given:
         name = texts[0].partition("=")[0]
@@ -128,10 +129,10 @@ def _script_of(job: JobSpec) -> JobSpec:
 
 @contextlib.contextmanager
 def opened(
-    options: Globals, explicit: dict[str, object] | None = None, *, verb: Literal["train", "run"] = "train"
+    options: Globals, explicit: dict[str, Given] | None = None, *, verb: Literal["train", "run"] = "train"
 ) -> Iterator[tuple[Cluster, Screen]]:
     """Yield a verb's cluster and its screen; `verb` is the one that starts a job."""
-    values: dict[str, object] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
+    values: dict[str, Given] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
     places = {"cluster.region": options.region, "cluster.profile": options.profile}
     typed = {key: value for key, value in places.items() if value} | (explicit or {})
     labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}

@@ -179,7 +179,9 @@ def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Che
     pairs = {frozenset(pair) for pair in failed}
     possible = {frozenset((node, to)) for node, found in dials.items() for to, _, _ in found}
     if not pairs:
-        return [Check(name="ports", ok=True, value=_pairs(len(possible)))] if possible else []
+        every = len(possible)
+        value = "the pair of nodes connects" if every == 1 else f"all {every} pairs of nodes connect"
+        return [Check(name="ports", ok=True, value=value)] if possible else []
     whys = ", ".join(sorted(set(failed.values())))
     if pairs == possible:
         hint = "the security group must allow all traffic from itself: docs/security.md"
@@ -200,10 +202,6 @@ def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Che
         checks.append(_check(probes, worst, "ports", False, f"no connection with {_names(to)}: {whys}"))
         pairs = {pair for pair in pairs if worst not in pair}
     return checks
-
-
-def _pairs(count: int) -> str:
-    return "the pair of nodes connects" if count == 1 else f"all {count} pairs of nodes connect"
 
 
 def _names(nodes: Sequence[int]) -> str:

@@ -28,6 +28,7 @@ from awsddp.values import seconds
 
 if TYPE_CHECKING:
     from awsddp.jobs.ranks import Host, Rank
+    from awsddp.jobs.supervisor.requests import Fact
 
 FIRST_PORT = 29400
 SLOTS = 64
@@ -161,7 +162,7 @@ def launch_requests(
     ranks: "Sequence[Rank]",
     hosts: "Sequence[Host]",
     slot: int,
-    facts: Mapping[str, Any] | None = None,
+    facts: "Mapping[str, Fact] | None" = None,
     after: Sequence[str] = (),
 ) -> dict[int, Launch]:
     """Return, by node, the request that launches its part of the job `job`, after the jobs `after` ended.
@@ -223,7 +224,7 @@ def launch_requests(
     }
 
 
-def _facts(spec: JobSpec) -> dict[str, Any]:
+def _facts(spec: JobSpec) -> "dict[str, Fact]":
     """Return what is told of a job later, its words as `_shown`."""
     script, args = _shown(spec.job.script or ""), map(_shown, spec.job.args[:_MOST_ARGS])
     return {"script": script, "args": tuple(args), "launcher": spec.job.launcher_name}

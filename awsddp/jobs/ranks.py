@@ -117,7 +117,13 @@ def layout(
     least = min((limits[node] for node in nodes if limits[node]), default=CPU_RANKS_PER_NODE)
     count, each = _shape(len(nodes), least, world_size, nproc_per_node)
     used = nodes[:count]
-    _check_room(each, [limits[node] for node in used])
+    for limit in (limits[node] for node in used):
+        if limit and each > limit:
+            raise UsageError(
+                f"{_many(each, 'rank')} per node do not fit: a node has {_many(limit, 'GPU')}",
+                "each rank drives a GPU of its own",
+                f"try: --world-size {sum(limits[node] for node in used)}, or more nodes",
+            )
     places = [(node_rank, node, local) for node_rank, node in enumerate(used) for local in range(each)]
     return tuple(
         Rank(
@@ -131,17 +137,6 @@ def layout(
         )
         for rank, (node_rank, node, local_rank) in enumerate(places)
     )
-
-
-def _check_room(each: int, gpus: Sequence[int]) -> None:
-    """Raise UsageError where a node has GPUs, but fewer than ranks."""
-    for limit in gpus:
-        if limit and each > limit:
-            raise UsageError(
-                f"{_many(each, 'rank')} per node do not fit: a node has {_many(limit, 'GPU')}",
-                "each rank drives a GPU of its own",
-                f"try: --world-size {sum(gpus)}, or more nodes",
-            )
 
 
 def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:

@@ -59,13 +59,11 @@ def serve(place: Place) -> None:
     mode = settings["mode"]
     earlier = read_report(place)
     block = ipaddress.IPv4Network(earlier["block"]) if "block" in earlier else None
-    hosts = Hosts(place)
     if mode == "nspawn":
         block, _holder = network.open_switch(place, block)
-        hosts = NspawnHosts(place)
     elif mode == "loopback":
         block, _holder = network.take_block([block] if block else network.LOOPBACK_BLOCKS)
-        hosts = LoopbackHosts(place)
+    hosts = {"nspawn": NspawnHosts, "loopback": LoopbackHosts, "records": Hosts}[mode](place)
     block = block or NO_HOSTS_BLOCK
 
     gc.disable()  # moto's tables are read once and never dropped

@@ -326,13 +326,16 @@ class Store:
         """
         if not self.path.exists():
             return
+        why = ""
         try:
             saved = pickle.loads(self.path.read_bytes())
-            version = saved["moto"]
+            if saved["moto"] != moto.__version__:
+                why = f"it was made with moto {saved['moto']}, and moto {moto.__version__} is installed"
         except Exception as error:  # a cut or foreign pickle may raise anything
-            raise _unusable(f"{self.path} cannot be read: {type(error).__name__}: {error}") from error
-        if version != moto.__version__:
-            raise _unusable(f"it was made with moto {version}, and moto {moto.__version__} is installed")
+            why = f"{self.path} cannot be read: {type(error).__name__}: {error}"
+        if why:
+            stop = "awsddp local stop   # it ends all instances"
+            raise LocalCloudError("the local cloud's state cannot be used", why=why, next=stop)
         for service, regions in saved["backends"].items():
             for (account, region), backend in regions.items():
                 dict.__setitem__(BACKENDS[service][account], region, backend)
@@ -364,9 +367,3 @@ class Store:
     def size(self) -> int:
         """How many back ends of EC2 there are: a read makes that of a region, with its VPC, on first use."""
         return sum(1 for _ in ec2_backends.iter_backends())
-
-
-def _unusable(why: str) -> LocalCloudError:
-    return LocalCloudError(
-        "the local cloud's state cannot be used", why=why, next="awsddp local stop   # it ends all instances"
-    )

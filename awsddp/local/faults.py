@@ -20,7 +20,6 @@ from awsddp.local.requests import Refusal, kept
 from awsddp.local.scope import OPERATIONS
 
 CALL_EFFECTS = ("delay", "late", "cut", "lost", "stale")
-CALL_OPTIONS = {"times", "seconds", "only", "for_s"}
 CODE = re.compile(r"[A-Z][A-Za-z0-9]+(\.[A-Za-z0-9]+)*")
 _ERROR, _BUSY = "500 Internal Server Error", "503 Service Unavailable"
 STATUS = {
@@ -159,7 +158,7 @@ def _checked(asked: dict[str, Any], *, number: int) -> Fault:
     heals_at = None if lasts_s is None else time.time() + lasts_s
     if names_node(asked["operation"]):
         return Fault(id=number, heals_at=heals_at, **fields)
-    check_options(asked, CALL_OPTIONS)
+    check_options(asked, {"times", "seconds", "only", "for_s"})
     fault = Fault(id=number, heals_at=heals_at, **fields)
     # Prices are asked for, too, though nobody answers here.
     operations = ["*", "GetProducts", *(name for rows in OPERATIONS.values() for name in rows)]
@@ -179,10 +178,8 @@ LASTING = (
     *("cut", "one-way", "slow-network", "slow-cpu", "frozen"),
     *("full-disk", "oom", "clock", "hostkey"),
 )
-ONCE = ("reboot", "poweroff", "reclaim")
-EFFECTS = LASTING + ONCE
-OPTIONS: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
-"""The options of what happens once; what lasts takes `--for`."""
+ONCE: dict[str, set[str]] = {"reboot": set(), "poweroff": set(), "reclaim": {"notice_s"}}
+"""What happens once, with its options; what lasts takes `--for`."""
 NOTICE_S = 120.0
 """How long before its end EC2 tells a spot instance that it is taken back."""
 
@@ -200,13 +197,13 @@ def check_node(asked: Mapping[str, Any], instances: Mapping[str, Any], *, mode: 
     :raises UsageError: no such instance or effect, choices that are for calls, a mode that cannot do it.
     """
     instance_id, effect = asked["operation"], asked["effect"]
-    if effect not in EFFECTS:
-        raise invalid(f"invalid fault of a node: {effect}", f"it is one of {', '.join(EFFECTS)}")
+    if effect not in (*LASTING, *ONCE):
+        raise invalid(f"invalid fault of a node: {effect}", f"it is one of {', '.join((*LASTING, *ONCE))}")
     alive = [id for id, one in instances.items() if one.state not in ("shutting-down", "terminated")]
     if instance_id not in alive:
         known = ", ".join(alive) or "none: run awsddp up --local"
         raise invalid(f"instance not found: {instance_id}", f"the instances are {known}")
-    check_options(asked, OPTIONS.get(effect, {"for_s"}))
+    check_options(asked, ONCE.get(effect, {"for_s"}))
     if effect in ONCE and instances[instance_id].state != "running":
         raise invalid(f"{instance_id} is {instances[instance_id].state}", f"{effect} is for a node that runs")
     if effect == "reclaim":

@@ -31,7 +31,7 @@ from werkzeug.serving import make_server
 from werkzeug.wrappers import Response
 
 from awsddp.errors import AwsddpError
-from awsddp.local import faults, launches, refusals, requests, scope
+from awsddp.local import faults, offers, refusals, requests, scope
 from awsddp.local.emulator import Emulator, Store
 from awsddp.local.faults import Fault, Faults
 from awsddp.local.lifecycle import Lifecycle
@@ -144,15 +144,14 @@ class Front:
                 time.sleep(fault.seconds)
             if fault is not None and fault.effect == "lost":
                 raise ConnectionResetError("a fault: the reply is lost")
-        except ServiceException as refusal:  # ours, or moto's own
-            reply = requests.refuse(refusal, service=service, target=target)
         except ConnectionError:
             raise
-        except Exception:
-            traceback.print_exc()
-            reply = requests.refuse(
-                internal_error("An internal error has occurred"), service=service, target=target
-            )
+        except Exception as error:
+            refusal = error if isinstance(error, ServiceException) else None  # ours, or moto's own
+            if refusal is None:
+                traceback.print_exc()
+                refusal = internal_error("An internal error has occurred")
+            reply = requests.refuse(refusal, service=service, target=target)
         return requests.stamp(reply)
 
     def _strike(self, request: Request) -> Fault | None:
@@ -164,7 +163,7 @@ class Front:
         zone = ""
         if request.service == "ec2" and request.action == "RunInstances":
             with suppress(ServiceException):
-                zone = launches.subnet_of(request, self._backend(request)).availability_zone
+                zone = offers.subnet_of(request, self._backend(request)).availability_zone
         fault = self.faults.strike(request.action, (*request.parameters.values(), zone, request.region))
         if fault is None or fault.effect in ("delay", "late", "lost", "stale"):
             return fault

@@ -25,7 +25,7 @@ from typing import Any
 from awsddp.compat.types import GPU_TYPES
 from awsddp.errors import LocalCloudError
 from awsddp.local.machine import run
-from awsddp.resources import template_folder, train_folder
+from awsddp.resources import shipped_folder
 
 TOP_SYSTEM = {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"}
 TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp")
@@ -285,7 +285,7 @@ def _declare_operators(packages: Path) -> None:
     In torchvision's own file: a .pth or sitecustomize would cost every start of Python.
     """
     name = "torchvision_operators"
-    shutil.copy(train_folder() / f"{name}.py", packages)
+    shutil.copy(shipped_folder("train") / f"{name}.py", packages)
     with (packages / "torchvision/extension.py").open("a") as file:
         file.write(f"\n\nif not _has_ops():  # written by awsddp\n    import {name}\n")
 
@@ -304,7 +304,9 @@ def point_at(python: Path, environment: Path) -> None:
 
 def rehearse(packages: Path, instance_type: str) -> None:
     """Has the torch of these packages pretend the GPUs of a type, if known (templates/rehearse_gpu)."""
-    shutil.copytree(template_folder("rehearse_gpu"), packages / "rehearse_gpu", dirs_exist_ok=True)
+    shutil.copytree(
+        shipped_folder("templates") / "rehearse_gpu", packages / "rehearse_gpu", dirs_exist_ok=True
+    )
     facts: dict[str, Any] = {}
     if kind := GPU_TYPES.get(instance_type):
         facts = {

@@ -20,7 +20,7 @@ from moto.iam.models import iam_backends
 
 from awsddp import limits
 from awsddp.local import offers
-from awsddp.local.launches import image_of, subnet_of, type_of
+from awsddp.local.offers import image_of, subnet_of, type_of
 from awsddp.local.requests import Refusal, Request, kept
 
 # What of a cloud-config hosts carry out: https://docs.cloud-init.io/en/latest/reference/modules.html

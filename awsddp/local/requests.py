@@ -59,9 +59,6 @@ class Request:
     action: str
     parameters: dict[str, Any]
     body: bytes
-    access_key_id: str
-    signed_headers: str
-    signature: str
     environ: dict[str, Any] = field(repr=False)
 
     @property
@@ -120,7 +117,7 @@ def read(environ: dict[str, Any]) -> Request:
             "Request is missing Authentication Token",
             status="403 Forbidden",
         )
-    key, region, service, signed, signature = match.groups()
+    _, region, service, _, _ = match.groups()
     target = environ.get("HTTP_X_AMZ_TARGET", "")
     text = environ.get("QUERY_STRING") or body.decode("utf-8", "replace")
     parameters = json.loads(text or "{}") if target else dict(parse_qsl(text, keep_blank_values=True))
@@ -130,9 +127,6 @@ def read(environ: dict[str, Any]) -> Request:
         action=target.rpartition(".")[2] or parameters.get("Action", ""),
         parameters=parameters,
         body=body,
-        access_key_id=key,
-        signed_headers=signed,
-        signature=signature,
         environ=environ,
     )
 
@@ -153,10 +147,11 @@ def check_signature(request: Request, secret_of: Callable[[str, str], str | None
         raise Refusal("RequestExpired", "Request has expired.")
     if abs(late_s) > SIGNED_FOR_S:
         raise _denied(request, "SignatureDoesNotMatch", f"Signature of {made}: not within 15 minutes.")
-    secret = secret_of(request.access_key_id, request.environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
+    key, _, _, names, signature = re.findall(SCOPE, request.environ["HTTP_AUTHORIZATION"])[0]
+    secret = secret_of(key, request.environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
     if secret is None:
         raise _denied(request, "InvalidClientTokenId", "The security token in the request is invalid.")
-    if not hmac.compare_digest(_signature(request, secret), request.signature):
+    if not hmac.compare_digest(_signature(request, Credentials(key, secret), names), signature):
         raise _denied(request, "SignatureDoesNotMatch", "The signature of the request is not the right one.")
 
 
@@ -168,15 +163,15 @@ def _denied(request: Request, code: str, message: str) -> Refusal:
     return Refusal(code, message, status="403 Forbidden")
 
 
-def _signature(request: Request, secret: str) -> str:
-    """What the signature has to be, by what of the request the client signed."""
+def _signature(request: Request, credentials: Credentials, names: str) -> str:
+    """What the signature has to be, by the headers that the client signed."""
     environ = request.environ
     url = f"http://local{environ.get('PATH_INFO') or '/'}?{environ.get('QUERY_STRING', '')}"
     sent = EnvironHeaders(environ)
-    headers = {name: sent.get(name, "") for name in request.signed_headers.split(";")}
+    headers = {name: sent.get(name, "") for name in names.split(";")}
     signed = AWSRequest(environ["REQUEST_METHOD"], url, headers, request.body)
     signed.context["timestamp"] = environ.get("HTTP_X_AMZ_DATE", "")
-    signer = SigV4Auth(Credentials(request.access_key_id, secret), request.service, request.region)
+    signer = SigV4Auth(credentials, request.service, request.region)
     to_sign = signer.string_to_sign(signed, signer.canonical_request(signed))
     return str(signer.signature(to_sign, signed))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from moto.core.utils import get_service_model
 
-from awsddp.local import launches, offers
+from awsddp.local import offers
 from awsddp.local.requests import Refusal, Request, invalid, lacking
 
 COMMON = frozenset({"Action", "Version", "DryRun"})
@@ -84,7 +84,7 @@ _EC2: dict[str, Operation] = {
     "RunInstances": _row(
         *_LAUNCH,
         makes=("instance", "volume", "network-interface", "spot-instances-request"),
-        answer=launches.answer,
+        answer=offers.launch,
     ),
     "DescribeInstances": _row(
         "InstanceId",

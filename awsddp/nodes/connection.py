@@ -19,8 +19,7 @@ import paramiko
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.jump import Jump, Line
-from awsddp.nodes.login import Endpoint, Login
+from awsddp.nodes.login import Endpoint, Jump, Line, Login
 from awsddp.parallel import ignore, soon
 from awsddp.report import Event, OnEvent, node_name
 
@@ -194,9 +193,8 @@ def _attempt(endpoint: Endpoint, key: paramiko.PKey, login: Login, left_s: float
         on_failure.callback(line.close)
         transport = paramiko.Transport(line.socket, default_window_size=_WINDOW)
         on_failure.callback(transport.close)
-        transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = min(
-            _HANDSHAKE_S, left_s
-        )
+        timeout_s = min(_HANDSHAKE_S, left_s)
+        transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = timeout_s
         _shake_hands(endpoint, transport, accepted)
         shown = _public(transport.get_remote_server_key())
         if shown not in accepted:

@@ -159,19 +159,16 @@ def _ask(
         sudo = [] if fleet.endpoints[node].user == "root" else ["sudo", "-n"]
         argv = [*sudo, "python3", "-I", "-", msgspec.json.encode(request).decode()]
         commands[node] = argv, template("prepare.py").encode()
-    try:
-        results = fleet.run_each(commands, timeout_s=timeout_s)
-    except NodesFailed as error:
-        failures.update(error.failures)
-        results = error.results
     answers = {}
-    for node, result in results.items():
-        if result.exit_code != 0 or not result.stdout.strip():
-            why = f"exit code {result.exit_code}\n{result.tail()}"
-            failures[node] = NodeFailure(node, "command", "preparation failed", why)
-            continue
-        try:  # what the login shell's own files print stands before the answer
-            answers[node] = read_answer(result.stdout.splitlines()[-1], answer, node=node)
+    for node, end in fleet.run_each(commands, timeout_s=timeout_s).items():
+        try:
+            if isinstance(end, NodeError):
+                raise end
+            if end.exit_code != 0 or not end.stdout.strip():
+                why = f"exit code {end.exit_code}\n{end.tail()}"
+                raise NodeFailure(node, "command", "preparation failed", why)
+            # What the login shell's own files print stands before the answer.
+            answers[node] = read_answer(end.stdout.splitlines()[-1], answer, node=node)
         except NodeError as error:
             failures[node] = error
     return answers
@@ -179,24 +176,20 @@ def _ask(
 
 def _problem(node: Node, facts: Inspected, gpus: int) -> NodeFailure | None:
     """Return why a node is not ready, None where it is."""
-    if facts.python and facts.gpus < gpus:
-        message = f"torch sees {facts.gpus} of {gpus} GPUs"
-        advice = "awsddp up   # again\nawsddp down && awsddp up   # if that does not help"
-        return NodeFailure(node.node, "command", message, facts.gpus_said, advice)
-    boot = facts.complaint
-    if not facts.watched:
-        message, why = "its expiry watchdog is not running, so it would not shut down by itself", boot
-    elif not facts.python:
-        message, why = "no Python with torch found", "searched /opt/pytorch and in conda's folders"
-    elif not facts.nic:
-        message, why = "no network interface has its private address", f"{node.private_ip}"
-    elif not facts.rsync:
-        message, why = "rsync is not installed", "files are transferred by rsync"
-    else:
-        return None
-    return NodeFailure(
-        node.node, "command", message, why, "awsddp down && awsddp up --image IMAGE   # another image"
+    few = bool(facts.python) and facts.gpus < gpus
+    unwatched = "its expiry watchdog is not running, so it would not shut down by itself"
+    rows = (  # whether it is so, message, why: the first one counts
+        (few, f"torch sees {facts.gpus} of {gpus} GPUs", facts.gpus_said),
+        (not facts.watched, unwatched, facts.complaint),
+        (not facts.python, "no Python with torch found", "searched /opt/pytorch and in conda's folders"),
+        (not facts.nic, "no network interface has its private address", str(node.private_ip)),
+        (not facts.rsync, "rsync is not installed", "files are transferred by rsync"),
     )
+    advice = "awsddp down && awsddp up --image IMAGE   # another image"
+    if few:
+        advice = "awsddp up   # again\nawsddp down && awsddp up   # if that does not help"
+    found = next(((message, why) for is_so, message, why in rows if is_so), None)
+    return NodeFailure(node.node, "command", *found, advice) if found else None
 
 
 def _summary(facts: Inspected) -> str:

@@ -59,16 +59,11 @@ def pull(
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
     is_new = not target.exists()
-    results = _Results(target, grows=grows)
-    missing, copies = results.split(wanted)
+    results = _Results(target, ssh_config, wanted, grows=grows)
     try:
-        results.make_room(missing, copies, keep=also is not None)
-        outcomes = run_on_nodes(
-            lambda node, tell, stop: results.fetch(node, missing[node], ssh_config, tell, stop),
-            wanted,
-            on_event=on_event,
-        )
-        changed = [(node, one) for node, source, one in copies if not results.copy(node, source, one)]
+        results.make_room(keep=also is not None)
+        outcomes = run_on_nodes(results.fetch, wanted, on_event=on_event)
+        changed = [(node, one) for node, source, one in results.copies if not results.copy(node, source, one)]
         fetched = {
             node: replace(came, changed=(*came.changed, *(one for there, one in changed if there == node)))
             for node, came in split(outcomes).items()
@@ -85,18 +80,18 @@ def pull(
 
 
 class _Results:
-    """The folder `top` of a job's results, and within it `part`, where files come before they get a name."""
+    """The folder `top` of a job's results, and within it `part`, where files come before they get a name.
 
-    def __init__(self, top: Path, *, grows: bool) -> None:
-        self.top, self.part, self._grows = top, top / PART, grows
+    `missing` is what each node must send, `copies` what is copied from another file that came or is here.
+    """
 
-    def split(
-        self, wanted: Mapping[int, Sequence[ResultFile]]
-    ) -> tuple[dict[int, list[ResultFile]], list[tuple[int, Path, ResultFile]]]:
-        """Return what each node must send, and what is copied from another file that came or is here."""
+    def __init__(
+        self, top: Path, ssh_config: Path, wanted: Mapping[int, Sequence[ResultFile]], *, grows: bool
+    ) -> None:
+        self.top, self.part, self._ssh_config, self._grows = top, top / PART, ssh_config, grows
+        self.missing: dict[int, list[ResultFile]] = {node: [] for node in wanted}
+        self.copies: list[tuple[int, Path, ResultFile]] = []
         sources: dict[tuple[str | None, int], Path] = {}
-        missing: dict[int, list[ResultFile]] = {node: [] for node in wanted}
-        copies: list[tuple[int, Path, ResultFile]] = []
         for node, files in sorted(wanted.items()):
             for one in files:
                 path = self.top / one.home
@@ -104,26 +99,19 @@ class _Results:
                 if self._has(one):
                     sources[one.sha256, one.size] = path
                 elif source == path or one.data is not None:
-                    missing[node].append(one)
+                    self.missing[node].append(one)
                 else:
-                    copies.append((node, source, one))
-        return missing, copies
+                    self.copies.append((node, source, one))
 
-    def make_room(
-        self,
-        missing: Mapping[int, Sequence[ResultFile]],
-        copies: Sequence[tuple[int, Path, ResultFile]],
-        *,
-        keep: bool,
-    ) -> None:
+    def make_room(self, *, keep: bool) -> None:
         """Make `part`, with `keep` cleared of what an earlier call left but cannot go on with.
 
         Raises OSError, and ConfigError where the disk has too little room.
         """
-        far = {self._staged(node, one) for node, some in missing.items() for one in some if one.data is None}
+        coming = [(node, one) for node, some in self.missing.items() for one in some]
+        far = {self._staged(node, one) for node, one in coming if one.data is None}
         kept = self._clear(far) if keep else 0
-        size = sum(one.size for some in missing.values() for one in some) - kept
-        size += sum(one.size for _, _, one in copies)
+        size = sum(one.size for _, one in coming) + sum(one.size for _, _, one in self.copies) - kept
         folder = next(parent for parent in self.top.parents if parent.is_dir())
         free = shutil.disk_usage(folder).free
         if size > free:
@@ -134,27 +122,18 @@ class _Results:
             )
         self.part.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def fetch(
-        self,
-        node: int,
-        files: Sequence[ResultFile],
-        ssh_config: Path,
-        on_event: OnEvent,
-        stop: threading.Event,
-    ) -> Fetched:
+    def fetch(self, node: int, on_event: OnEvent, stop: threading.Event) -> Fetched:
         """Fetch the files of one node, verify each and give it its name. Raises NodeFailure, OSError."""
-        who, size = node_name(node), sum(one.size for one in files)
+        files, who = self.missing[node], node_name(node)
+        size = sum(one.size for one in files)
         came = self.part / who
         came.mkdir(exist_ok=True)
-        far = []
         for one in files:
-            if one.data is None:
-                far.append(one)
-            else:
+            if one.data is not None:
                 self._staged(node, one, make=True).write_bytes(one.data)
-        if far:
-            progress = rsync.Progress(f"fetching {amount(len(files), size)}", size, on_event)
-            progress.report(node, 0)
+        if far := [one for one in files if one.data is None]:
+            progress = rsync.Progress(node, f"fetching {amount(len(files), size)}", size, on_event)
+            progress.report(0)
             # Neither links nor devices nor owners nor modes: what is left are files and their times. What an
             # earlier fetch was cut in is written on, and compared by blocks.
             words = ["-t", "--inplace", "--no-implied-dirs"]
@@ -162,8 +141,7 @@ class _Results:
             rsync.transfer(
                 [*words, "--", f"{who}:/", f"{os.fspath(came)}/"],
                 [one.path for one in far],
-                node=node,
-                ssh_config=ssh_config,
+                ssh_config=self._ssh_config,
                 stop=stop,
                 progress=progress,
                 partly=True,

@@ -40,23 +40,23 @@ def program() -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is reported of a transfer: its text, and the share of `size` bytes that is done."""
+    """What is reported of a transfer with `node`: its text, and the share of `size` bytes that is done."""
 
+    node: int
     text: str
     size: int
     on_event: OnEvent
 
-    def report(self, node: int, done: int) -> None:
+    def report(self, done: int) -> None:
         """Report that `done` bytes have been transferred."""
         fraction = min(1.0, done / max(1, self.size))
-        self.on_event(Event(self.text, who=node_name(node), fraction=fraction, size=self.size))
+        self.on_event(Event(self.text, who=node_name(self.node), fraction=fraction, size=self.size))
 
 
 def transfer(
     words: Sequence[str],
     paths: Iterable[str],
     *,
-    node: int,
     ssh_config: Path,
     stop: threading.Event,
     progress: Progress,
@@ -86,7 +86,7 @@ def transfer(
         try:
             assert process.stdout is not None
             with process.stdout as stdout:
-                _follow(stdout, node, progress)
+                _follow(stdout, progress)
             code = process.wait()
         finally:
             done.set()
@@ -95,7 +95,7 @@ def transfer(
         if stop.is_set() or code in (0, _GONE_AT_SENDER) or (partly and code == _PARTLY):
             return
         complaints.seek(0)
-        raise _failure(node, code, complaints.read().decode(errors="replace"))
+        raise _failure(progress.node, code, complaints.read().decode(errors="replace"))
 
 
 def _end_on(stop: threading.Event, done: threading.Event, process: "subprocess.Popen[bytes]") -> None:
@@ -105,7 +105,7 @@ def _end_on(stop: threading.Event, done: threading.Event, process: "subprocess.P
             return
 
 
-def _follow(stdout: IO[bytes], node: int, progress: Progress) -> None:
+def _follow(stdout: IO[bytes], progress: Progress) -> None:
     """Read rsync's progress, lines that end with a carriage return, until its end."""
     rest = b""
     while data := os.read(stdout.fileno(), 65536):
@@ -113,7 +113,7 @@ def _follow(stdout: IO[bytes], node: int, progress: Progress) -> None:
         for line in lines[-1:]:
             match = _PROGRESS.match(line)
             if match:
-                progress.report(node, int(match[1]))
+                progress.report(int(match[1]))
 
 
 def _failure(node: int, code: int, said: str) -> NodeFailure:

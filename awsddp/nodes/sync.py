@@ -16,7 +16,7 @@ from pathspec import GitIgnoreSpec
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import rsync
-from awsddp.nodes.failures import NodeFailure, NodesFailed, split
+from awsddp.nodes.failures import NodeFailure, split
 from awsddp.parallel import ignore, run_on_nodes
 from awsddp.report import Event, OnEvent, amount, node_name
 from awsddp.resources import template
@@ -281,7 +281,7 @@ class _Push:
             for node, paths in self._gone.items()
             if paths
         }
-        for node, result in self._fleet.run_each(requests, timeout_s=_ASK_S).items():
+        for node, result in split(self._fleet.run_each(requests, timeout_s=_ASK_S)).items():
             self._has_worked(node, result)
 
     def send_at_once(self) -> None:
@@ -296,11 +296,9 @@ class _Push:
         except OSError:
             return
         requests = {node: (self._script("receive"), packed[entries]) for node, entries in little.items()}
-        try:
-            told = self._fleet.run_each(requests, timeout_s=_ASK_S)
-        except NodesFailed as error:
-            told = error.results
-        self._complete = {node for node, one in told.items() if one.stdout.endswith(b"\0received\0")}
+        for node, end in self._fleet.run_each(requests, timeout_s=_ASK_S).items():
+            if not isinstance(end, NodeError) and end.stdout.endswith(b"\0received\0"):
+                self._complete.add(node)
 
     def carry(self, node: int, on_event: OnEvent, stop: threading.Event) -> Sent:
         """Send by rsync what a node does not have yet. Raises NodeFailure."""
@@ -314,10 +312,9 @@ class _Push:
             rsync.transfer(
                 [*options, "--", f"{os.fspath(self._root)}/", f"{who}:{REMOTE_DIR}/{self._folder}/"],
                 [f"./{entry.path}" for entry in changed],  # rsync drops names that begin with # or ;
-                node=node,
                 ssh_config=self._fleet.login.ssh_config,
                 stop=stop,
-                progress=rsync.Progress(f"sending {size}", sent.bytes, on_event),
+                progress=rsync.Progress(node, f"sending {size}", sent.bytes, on_event),
             )
         on_event(Event(f"synced: {size}", who=who, fraction=1.0))
         return sent

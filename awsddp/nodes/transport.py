@@ -1,12 +1,12 @@
 """The nodes, connected: one SSH transport a node, all opened at once, and commands over their channels."""
 
+import functools
 import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
-from types import TracebackType
 
 import paramiko
 
@@ -14,8 +14,7 @@ from awsddp.answers import MOST_BYTES, take
 from awsddp.errors import NodeError
 from awsddp.nodes.connection import Connection, Preconnect, connect, load_key
 from awsddp.nodes.failures import Layer, NodeFailure, split, tail
-from awsddp.nodes.jump import JumpFailure
-from awsddp.nodes.login import Endpoint, Login
+from awsddp.nodes.login import Endpoint, JumpFailure, Login
 from awsddp.parallel import ignore, run_on_nodes, soon
 from awsddp.report import OnEvent
 
@@ -67,17 +66,14 @@ class RemoteCommand:
     """
 
     def __init__(
-        self, connection: Connection, line: str, stdin: bytes, wakeup: Wakeup, *, persistent: bool = False
+        self, connection: Connection, request: Request, wakeup: Wakeup, *, persistent: bool = False
     ) -> None:
         self.connection = connection
-        self._line = line
-        self._stdin = stdin
         self._wakeup = wakeup
-        self._persistent = persistent
         self._channel: paramiko.Channel | None = None
         self._unread: BaseException | None = None
         self._stderr = bytearray()
-        self._in_background(self._start)
+        self._in_background(functools.partial(self._start, *request, persistent=persistent))
 
     def send(self, data: bytes) -> None:
         """Send more on stdin, after what is still being sent; deadlines count from now."""
@@ -169,14 +165,14 @@ class RemoteCommand:
         self._sending = soon(act)
         self._sending.add_done_callback(lambda _: self._wakeup.set())
 
-    def _start(self) -> None:
+    def _start(self, argv: Sequence[str], stdin: bytes, *, persistent: bool) -> None:
         channel = self.connection.open_channel()
         channel.in_buffer.set_event(self._wakeup)
         channel.in_stderr_buffer.set_event(self._wakeup)
         self._channel = channel
-        channel.exec_command(self._line)
-        self._send(self._stdin)
-        if not self._persistent:
+        channel.exec_command(command_line(argv))
+        self._send(stdin)
+        if not persistent:
             channel.shutdown_write()
 
     def _send(self, data: bytes) -> None:
@@ -218,9 +214,7 @@ class Fleet:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -239,18 +233,13 @@ class Fleet:
 
         Raises NodesFailed, and JumpFailure if the jump host is unreachable.
         """
-        key = load_key(self.login.key)
+        dial = functools.partial(
+            connect, key=load_key(self.login.key), login=self.login, deadline_s=deadline_s
+        )
 
         def work(node: int, on_event: OnEvent, stop: threading.Event) -> Connection:
             early = self.preconnect.take(self.endpoints[node]) if self.preconnect is not None else None
-            connection = early or connect(
-                self.endpoints[node],
-                key=key,
-                login=self.login,
-                deadline_s=deadline_s,
-                stop=stop,
-                on_event=on_event,
-            )
+            connection = early or dial(self.endpoints[node], stop=stop, on_event=on_event)
             if stop.is_set():
                 connection.drop()
             return connection
@@ -283,34 +272,36 @@ class Fleet:
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", nodes: Iterable[int] | None = None, timeout_s: float
     ) -> dict[int, Result]:
-        """Run one command on some nodes (all that are connected) at once, as `run_each` does."""
+        """Run one command on some nodes (all that are connected) at once and return the results.
+
+        Exit codes raise nothing. Raises NodesFailed, when all have ended, for nodes that were lost or did
+        not end within `timeout_s`.
+        """
         chosen = self.nodes if nodes is None else nodes
-        return self.run_each(dict.fromkeys(chosen, (argv, stdin)), timeout_s=timeout_s)
+        return split(self.run_each(dict.fromkeys(chosen, (argv, stdin)), timeout_s=timeout_s))
 
-    def run_each(self, requests: Mapping[int, Request], *, timeout_s: float) -> dict[int, Result]:
-        """Run a command of its own on each node, all at once; return the results, whatever the exit codes.
+    def run_each(self, requests: Mapping[int, Request], *, timeout_s: float) -> dict[int, Result | NodeError]:
+        """Run a command of its own on each node, all at once, and return the Result of each node.
 
-        Raises NodesFailed, when all have ended, for nodes that were lost or did not end within `timeout_s`.
+        A node that was lost, or whose command did not end within `timeout_s`, has its NodeError.
         """
         output = {node: bytearray() for node in requests}
 
         def on_data(node: int, data: bytes) -> None:
             take(output[node], data, node=node)
 
-        outcomes = self.stream(requests, on_data, silent_after_s=None, timeout_s=timeout_s)
-        return split(
-            {
-                node: replace(end, stdout=bytes(output[node])) if isinstance(end, Result) else end
-                for node, end in outcomes.items()
-            }
-        )
+        outcomes = self.stream(requests, on_data, timeout_s=timeout_s)
+        return {
+            node: replace(end, stdout=bytes(output[node])) if isinstance(end, Result) else end
+            for node, end in outcomes.items()
+        }
 
     def stream(
         self,
         requests: Mapping[int, Request],
         on_data: Callable[[int, bytes], None],
         *,
-        silent_after_s: float | None,
+        silent_after_s: float | None = None,
         timeout_s: float | None = None,
         on_stderr: Callable[[int, bytes], None] | None = None,
     ) -> dict[int, Result | NodeError]:
@@ -323,8 +314,8 @@ class Fleet:
         """
         wakeup = Wakeup()
         commands = {
-            node: RemoteCommand(self._connections[node], command_line(argv), stdin, wakeup)
-            for node, (argv, stdin) in requests.items()
+            node: RemoteCommand(self._connections[node], request, wakeup)
+            for node, request in requests.items()
             if node in self._connections
         }
         return self._read(requests, commands, wakeup, on_data, on_stderr, (timeout_s, silent_after_s))
@@ -347,10 +338,8 @@ class Fleet:
         commands: dict[int, RemoteCommand] = {}
         for node, message in messages.items():
             if node in self._connections and node not in self._programs:
-                argv, stdin = program
-                self._programs[node] = RemoteCommand(
-                    self._connections[node], command_line(argv), stdin, self._wakeup, persistent=True
-                )
+                connection = self._connections[node]
+                self._programs[node] = RemoteCommand(connection, program, self._wakeup, persistent=True)
             if node in self._programs:
                 commands[node] = self._programs.pop(node)  # kept only if its answer is complete
                 commands[node].send(message)

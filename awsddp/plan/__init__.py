@@ -10,15 +10,8 @@ from dataclasses import replace
 
 from awsddp import limits
 from awsddp.billing import Budget, Rate
+from awsddp.compat import types
 from awsddp.compat.releases import misfit, unlisted
-from awsddp.compat.types import (
-    ADDRESS_USD_PER_HOUR,
-    GPU_TYPES,
-    PRICE_DATE,
-    PRICE_REGION,
-    GpuType,
-    disk_usd_per_hour,
-)
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
 from awsddp.plan.records import Facts, Image, LaunchPlan, Price, Zone
@@ -140,7 +133,7 @@ def _plan(
 def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[str], disk_gb: int) -> Price:
     """Return what all nodes cost per hour: in a spot market, the dearest of the zones that are tried."""
     kind, nodes = candidate.kind, spec.cluster.nodes
-    each, date, source = kind.price_usd_per_hour, PRICE_DATE, f"list price of {PRICE_REGION}"
+    each, date, source = kind.price_usd_per_hour, types.PRICE_DATE, f"list price of {types.PRICE_REGION}"
     if candidate.market == "spot":
         spot = facts.spot_prices.get(kind.name, {})
         each = max(spot[zone] for zone in zones) if spot.keys() >= set(zones) else None
@@ -149,10 +142,10 @@ def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[st
         each, date, source = 0.0, "", "the block is prepaid"
     elif kind.name in facts.prices:
         each, date, source = facts.prices[kind.name], facts.price_date, "AWS Pricing API"
-    addresses = ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
+    addresses = types.ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
     return Price(
         machines=None if each is None else each * nodes,
-        disks=disk_usd_per_hour(disk_gb) * nodes,
+        disks=types.disk_usd_per_hour(disk_gb) * nodes,
         addresses=addresses,
         date=date,
         source=source,
@@ -200,7 +193,7 @@ def spot_rate(fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[
 
     A spot price may rise until the nodes end, so the highest of the last days is assumed.
     """
-    highest, kind = facts.highest_spot_prices.get(instance_type, {}), GPU_TYPES.get(instance_type)
+    highest, kind = facts.highest_spot_prices.get(instance_type, {}), types.GPU_TYPES.get(instance_type)
     each = facts.prices.get(instance_type, kind.price_usd_per_hour if kind else None)
     source, zones = _UNKNOWN, set(zones)
     if zones and zones <= highest.keys():
@@ -223,7 +216,7 @@ def _uses(spec: ClusterSpec, tried: tuple[Zone, ...]) -> dict[str, str]:
     return {what: name for what, name in found.items() if name}
 
 
-def _check_image(image: Image, kind: GpuType) -> None:
+def _check_image(image: Image, kind: types.GpuType) -> None:
     reason = misfit(kind, image.name)
     if image.architecture != kind.cpu:
         reason = f"it is for {image.architecture}, the type is {kind.cpu}"
@@ -270,8 +263,8 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
     warnings, kind, image = [], plan.kind, facts.image
     if plan.price.machines is None:
         warnings.append(f"unknown price for {kind.name}")
-    elif plan.price.source.startswith("list") and facts.region != PRICE_REGION:
-        warnings.append(f"prices are list prices of {PRICE_REGION}; those of {facts.region} may differ")
+    elif plan.price.source.startswith("list") and facts.region != types.PRICE_REGION:
+        warnings.append(f"prices are list prices of {types.PRICE_REGION}; those of {facts.region} may differ")
     if kind.gpus == 0:
         warnings.append(f"{kind.name} has no GPU")
     elif image.rehearses:

@@ -12,7 +12,7 @@ from awsddp.billing import Budget
 from awsddp.compat.releases import image_facts
 from awsddp.compat.types import EGRESS_USD_PER_GB, GpuType, Market
 from awsddp.records import TargetName
-from awsddp.report import node_name
+from awsddp.report import counted, node_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,9 +364,9 @@ class LaunchPlan(Planned):
         if not self.numbers:
             return found
         count, nics = len(self.numbers), self.request("RunInstances").parameters["NetworkInterfaces"]
-        found += [_several(count, "instance"), f"{_several(count, 'disk')} of {self.disk_gb} GB"]
-        found.append(_several(count * len(nics), "network interface"))
-        return found + ([_several(count, "public address", "es")] if self.address == "public" else [])
+        found += [counted(count, "instance"), f"{counted(count, 'disk')} of {self.disk_gb} GB"]
+        found.append(counted(count * len(nics), "network interface"))
+        return found + ([counted(count, "public address", "es")] if self.address == "public" else [])
 
     def asks(self, operation: str) -> bool:
         """Whether the plan has a request of this operation."""
@@ -375,10 +375,6 @@ class LaunchPlan(Planned):
     def request(self, operation: str) -> Request:
         """Return the plan's request of this operation."""
         return next(request for request in self.requests if request.operation == operation)
-
-
-def _several(count: int, word: str, ending: str = "s") -> str:
-    return f"{count} {word}{ending * (count != 1)}"
 
 
 _SHOWN = {one.name: one.name for one in fields(Planned)} | {
@@ -406,15 +402,9 @@ _SHOWN = {one.name: one.name for one in fields(Planned)} | {
 """The keys of `plan --json`, each with the attribute of LaunchPlan that is its value."""
 
 
-def shown(plan: LaunchPlan) -> Any:
-    """Return what is shown of a plan, a `PlanDocument`. It holds no secret."""
-    return PlanDocument(**{key: attrgetter(path)(plan) for key, path in _SHOWN.items()})
-
-
 def document(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the plan as its JSON document."""
-    made: dict[str, Any] = msgspec.to_builtins(shown(plan))
-    return made
+    """Return the plan as its JSON document, of the type `PlanDocument`. It holds no secret."""
+    return {key: msgspec.to_builtins(attrgetter(path)(plan)) for key, path in _SHOWN.items()}
 
 
 def _type_of(path: str) -> Any:

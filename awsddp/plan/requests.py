@@ -118,6 +118,8 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Pa
     disk = {"VolumeSize": plan.disk_gb, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
     if spec.access.kms_key:
         disk["KmsKeyId"] = spec.access.kms_key
+    profile = spec.access.instance_profile or ""
+    by = "Arn" if profile.startswith("arn:") else "Name"
     kinds = ["volume", "network-interface", *(["spot-instances-request"] if plan.market == "spot" else [])]
     return Request(
         "RunInstances",
@@ -135,7 +137,7 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Pa
             "NetworkInterfaces": _interfaces(plan, spec, facts.group.id if facts.group else None),
             **_market(plan, facts),
             **({"Placement": {"GroupName": plan.placement}} if plan.placement else {}),
-            **_profile(spec.access.instance_profile),
+            **({"IamInstanceProfile": {by: profile}} if profile else {}),
             "TagSpecifications": [_tagged("instance", instance), *(_tagged(kind, named) for kind in kinds)],
         },
     )
@@ -175,9 +177,3 @@ def _market(plan: LaunchPlan, facts: Facts) -> Parameters:
         target = {"CapacityReservationId": facts.reservation.id}
         requested["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
     return requested
-
-
-def _profile(requested: str | None) -> Parameters:
-    if not requested:
-        return {}
-    return {"IamInstanceProfile": {"Arn" if requested.startswith("arn:") else "Name": requested}}

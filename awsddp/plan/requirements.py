@@ -118,12 +118,8 @@ def _conda(text: str, file: Path) -> Requirements:
             advice = f"did you mean {near[0]!r}?" if near else ""
             if key == "pip":
                 advice = "write '- pip:' as the last line of dependencies, and the packages below it"
-            where, keys = _line_of(str(key), text, file), ", ".join(_CONDA_KEYS)
-            raise ConfigError(
-                f"env.file: {where}: unknown key {str(key)!r}",
-                f"an environment.yml has the keys {keys}",
-                advice,
-            )
+            where = _line_of(str(key), text, file)
+            raise ConfigError(f"env.file: {where}: unknown key {str(key)!r}", _KEYS_ARE, advice)
     for key, times in Counter(_YAML_KEY.findall(text)).items():
         if times > 1:
             raise ConfigError(f"env.file: {file} has {key!r} {times} times", "YAML keeps the last one only")

@@ -115,24 +115,19 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
         return kind
     retired, refusal = RETIRED.get(name), facts.refusals.get(name, "")
     if retired is not None:
-        raise CloudError(
-            f"AWS does not offer {name} in {facts.region}",
-            f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
-            + (f"; EC2 says: {refusal}" if refusal else ""),
-            _instead(nearest(min(retired.gpus, 8), _offered(facts))),
+        why = f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
+        why += f"; EC2 says: {refusal}" if refusal else ""
+        advice = _instead(nearest(min(retired.gpus, 8), _offered(facts)))
+    elif kind is not None:
+        why, advice = "no zone of this region has it", _instead(_like(kind, facts)) + ", or another --region"
+    else:
+        near = difflib.get_close_matches(name, [*GPU_TYPES, *RETIRED], n=1)
+        raise ConfigError(
+            f"cluster.instance_type: no instance type {name!r} in {facts.region}",
+            refusal,
+            f"did you mean {near[0]!r}?" if near else "awsddp plan --offers   # lists what is offered",
         )
-    if kind is not None:
-        raise CloudError(
-            f"AWS does not offer {name} in {facts.region}",
-            "no zone of this region has it",
-            _instead(_like(kind, facts)) + ", or another --region",
-        )
-    near = difflib.get_close_matches(name, [*GPU_TYPES, *RETIRED], n=1)
-    raise ConfigError(
-        f"cluster.instance_type: no instance type {name!r} in {facts.region}",
-        refusal,
-        f"did you mean {near[0]!r}?" if near else "awsddp plan --offers   # lists what is offered",
-    )
+    raise CloudError(f"AWS does not offer {name} in {facts.region}", why, advice)
 
 
 def _offered(facts: Facts) -> tuple[GpuType, ...]:

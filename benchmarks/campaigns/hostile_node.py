@@ -40,18 +40,19 @@ from awsddp.cluster import Cluster
 from awsddp.config import load
 from awsddp.doctor import why
 from awsddp.errors import AwsddpError, NodeError
+from awsddp.fetch import bring
 from awsddp.files import moved
 from awsddp.follow import Watch, merger_of
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
 from awsddp.known import choose_job, end_ranks, jobs_document, told_jobs
 from awsddp.nodes import provision, rsync
-from awsddp.nodes.failures import NodeFailure, NodesFailed
+from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.login import Endpoint, Login
 from awsddp.nodes.transport import Result
 from awsddp.parallel import ignore
 from awsddp.records import Listed, Node, Target
 from awsddp.report import OnEvent
-from awsddp.results import bring, job_result
+from awsddp.results import job_result
 from awsddp.returns import FetchDocument
 from awsddp.state import Folder, Record
 from awsddp.status import cluster_document
@@ -432,18 +433,15 @@ class FakeFleet:
             outcomes[node] = end
         return outcomes
 
-    def run_each(self, requests: Mapping[int, Any], *, timeout_s: float) -> dict[int, Result]:
-        failed = {}
-        results = {}
+    def run_each(self, requests: Mapping[int, Any], *, timeout_s: float) -> dict[int, Result | NodeError]:
+        outcomes: dict[int, Result | NodeError] = {}
         for node in requests:
             said = self._drawn.inspected(node)
             if len(said) > answers.MOST_BYTES:
-                failed[node] = answers.malformed(node, "too much")
+                outcomes[node] = answers.malformed(node, "too much")
             else:
-                results[node] = Result(exit_code=0, stdout=said, stderr=b"")
-        if failed:
-            raise NodesFailed(failed, results, len(requests))
-        return results
+                outcomes[node] = Result(exit_code=0, stdout=said, stderr=b"")
+        return outcomes
 
 
 class Home:
@@ -553,7 +551,10 @@ class _Out(io.TextIOWrapper):
 def _faked(drawn: Drawn) -> Iterator[None]:
     """Let rsync bring what the node sends, AWS release its nodes, and an answer be 1 MB at most."""
 
-    def transfer(words: Sequence[str], paths: Sequence[str], *, node: int, **settings: Any) -> None:
+    def transfer(
+        words: Sequence[str], paths: Sequence[str], *, progress: rsync.Progress, **settings: Any
+    ) -> None:
+        node = progress.node
         for path in dict.fromkeys(paths):
             drawn.sent(node, path, drawn.files(node).get(path, b""), Path(words[-1], path.lstrip("/")))
 
@@ -574,9 +575,7 @@ def _found(cluster: Cluster) -> Iterator[None]:
     """Let a verb find this cluster, and be connected to its nodes."""
     with (
         mock.patch.object(Cluster, "partly_ready", lambda _: contextlib.nullcontext(cluster)),
-        mock.patch.object(
-            Cluster, "connect_reachable", lambda _: contextlib.nullcontext(cluster.connections)
-        ),
+        mock.patch("awsddp.known.connect_reachable", lambda _: contextlib.nullcontext(cluster.connections)),
     ):
         yield
 

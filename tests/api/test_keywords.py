@@ -13,8 +13,7 @@ import pytest
 
 import awsddp
 from awsddp import keywords, reconcile, returns
-from awsddp.cluster import KEYS
-from awsddp.spec import SECTIONS
+from awsddp.spec import KEYWORDS, SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "awsddp" / "keywords.py"
@@ -38,7 +37,7 @@ with awsddp.run("short", node=2):
 def module() -> str:
     """Return the module with the rows of its keys made anew."""
     text = "".join(
-        f"    {name}: {_type(_hint(key))}\n" for name, key in KEYS.items() if name not in _ELSEWHERE
+        f"    {name}: {_type(_hint(key))}\n" for name, key in KEYWORDS.items() if name not in _ELSEWHERE
     )
     return _ROWS.sub(lambda _: text, MODULE.read_text())
 
@@ -87,7 +86,7 @@ NAMES = {
 def test_a_method_takes_every_key_as_a_keyword(function: Any, keys: Any) -> None:
     hints = typing.get_type_hints(function, localns=NAMES)
     assert hints["keys"] == Unpack[keys]
-    assert KEYS.keys() - {*_ELSEWHERE} == keys.__annotations__.keys() - {*_ELSEWHERE}
+    assert KEYWORDS.keys() - {*_ELSEWHERE} == keys.__annotations__.keys() - {*_ELSEWHERE}
     assert not keys.__annotations__.keys() & (hints.keys() - {"keys"})
 
 

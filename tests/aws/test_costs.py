@@ -9,7 +9,7 @@ from awsddp.down import down, stop
 from awsddp.errors import NotFoundError
 from awsddp.known import jobs_document
 from awsddp.known import jobs_of_all as jobs
-from awsddp.search import NoNodes
+from awsddp.reach import NoNodes
 from awsddp.state import Folder
 from awsddp.status import status
 

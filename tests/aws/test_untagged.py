@@ -55,12 +55,12 @@ def test_a_node_without_its_tags_is_no_lost_node(on: On, cloud: Cloud, tags: lis
 
 
 def test_a_node_without_its_tags_still_owes_its_results(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("awsddp.search.REACH_S", 1.0)
+    monkeypatch.setattr("awsddp.reach.REACH_S", 1.0)
     laptop = on("laptop")
     key = untag(laptop, laptop.first(), 1, *TAGS)
     laptop.said.clear()
     with pytest.raises(Exception) as failed:  # no machine answers here; what counts is who was asked
-        fetch(laptop.context(), job="train-1", confirm=print)
+        fetch(laptop.context(), job="train-1", start=print)
     assert "is gone" not in "\n".join([*laptop.said, str(failed.value)])
     assert key in {node["instance_id"] for node in status(laptop.context())["nodes"]}
 

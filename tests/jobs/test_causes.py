@@ -425,13 +425,9 @@ def test_the_page_has_the_causes() -> None:
 def test_cause_of_a_node_names_its_instance_and_what_to_do() -> None:
     request = launch_of()
     cause = cause_of_node(request, 1, "node_lost", why="node1 was lost")
-    assert (cause["instance_id"], cause["explanation"], cause["retryable"]) == (
-        "i-1",
-        "node1 was lost.",
-        True,
-    )
-    assert cause["next"].startswith("awsddp up")
-    assert cause_of_node(request, None, "timeout", seconds=90.0)["node"] is None
+    assert (cause.instance_id, cause.explanation, cause.retryable) == ("i-1", "node1 was lost.", True)
+    assert cause.next.startswith("awsddp up")
+    assert cause_of_node(request, None, "timeout", seconds=90.0).node is None
 
 
 def page() -> str:

@@ -13,6 +13,7 @@ import pytest
 from awsddp.jobs.launchers import LAUNCHERS
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.hang import diagnose, ranges
+from awsddp.jobs.supervisor.requests import plain
 from awsddp.jobs.supervisor.stacks import DUMP, Answer, Process, records
 from benchmarks.campaigns.hangs import HANGS, is_named, line_of
 from tests.seed import SEED, drawn
@@ -28,7 +29,7 @@ def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
         for node in range(len(fleet.hosts))
     }
     layout = [(rank.rank, rank.local_rank, rank.node) for rank in fleet.ranks]
-    return diagnose(layout, answers, exit_codes={}).document()
+    return plain(diagnose(layout, answers, exit_codes={}))
 
 
 def settled(fleet: "Fleet") -> dict[str, Any]:
@@ -166,7 +167,7 @@ def nccl(rank: int, *entries: tuple[int, str, str]) -> Process:
 
 def seen(*processes: Process) -> dict[str, Any]:
     layout = [(rank, rank, 0) for rank in range(len(processes))]
-    return diagnose(layout, {0: Answer("/w", 1.0, list(processes))}, exit_codes={}).document()
+    return plain(diagnose(layout, {0: Answer("/w", 1.0, list(processes))}, exit_codes={}))
 
 
 def test_records_of_nccl_name_the_rank_that_called_fewer_collectives() -> None:

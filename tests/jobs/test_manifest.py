@@ -47,9 +47,9 @@ Path(os.environ['HOME'], 'elsewhere').mkdir(); Path(os.environ['HOME'], 'elsewhe
 NOBODY = 65534
 
 
-def answered(request: requests.Request[Told], answer: dict[str, Any]) -> Told:
+def answered(request: requests.Request[Told], answer: object) -> Told:
     """Return an answer of node 2 as its client has it."""
-    return protocol.answer(MAGIC + json.dumps(answer).encode(), request=request, node=2)
+    return protocol.answer(MAGIC + json.dumps(requests.plain(answer)).encode(), request=request, node=2)
 
 
 def listed(request: requests.Manifest, folder: JobFolder) -> Manifest:
@@ -276,13 +276,13 @@ def test_what_cannot_be_read_is_owed(node: Node) -> None:
     (node.work / "closed").chmod(0)
     (node.work / "secret").chmod(0)
     try:
-        owed = {Path(one["path"]).name: one["why"] for one in as_a_user(node)["skipped"] if one["owed"]}
+        owed = {Path(one.path).name: one.why for one in as_a_user(node).skipped if one.owed}
     finally:
         (node.work / "closed").chmod(0o700)
     assert owed == {"closed": "Permission denied", "secret": "Permission denied"}
 
 
-def as_a_user(node: Node) -> dict[str, Any]:
+def as_a_user(node: Node) -> on_node.Listed:
     """Return the manifest as somebody sees it who may not read everything, as root may."""
     request = requests.Manifest(job="job")
     if os.geteuid() != 0:
@@ -419,7 +419,7 @@ def test_what_changed_while_it_was_read_is_read_again(node: Node, monkeypatch: p
     file = node.file("ckpt.pt", "half")
     read = on_node._hashed
 
-    def write_then(path: Path, *settings: Any, **more: Any) -> dict[str, Any]:
+    def write_then(path: Path, *settings: Any, **more: Any) -> on_node.Line:
         found = read(path, *settings, **more)
         if path == file and file.read_text() == "half":
             file.write_text("whole")

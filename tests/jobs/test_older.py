@@ -115,6 +115,17 @@ def test_a_job_that_an_older_awsddp_launched_is_known_and_fetched(fleet: "Fleet"
     assert "logs/rank0.log" in {one.home for one in fleet.ask(0, requests.Manifest(job="job")).files}
 
 
+def test_a_cause_that_has_no_kind_yet_is_told(fleet: "Fleet") -> None:
+    folder = fleet.folder(0)
+    folder.mkdir(parents=True)
+    cause = {"rank": 0, "node": 0, "exit_code": 3, "explanation": "it burnt"}
+    (folder / "state.json").write_text(json.dumps({**STATE, "state": "failed", "cause": cause}))
+    (folder / "job.json").write_text(json.dumps(LAUNCHED))
+    (told,) = fleet.ask(0, requests.State()).jobs
+    assert told.cause is not None
+    assert (told.cause.kind, told.cause.exit_code, told.cause.explanation) == ("unknown", 3, "it burnt")
+
+
 def test_a_launch_is_written_with_the_names_that_an_older_awsddp_reads() -> None:
     written = Launch.from_json(LAUNCHED).to_json()
     assert {key: written[key] for key in LAUNCHED} == LAUNCHED

@@ -1,9 +1,11 @@
 """What nvidia-smi prints, in its own format; elements that are not read are left out."""
 
+from typing import Any
+
 import pytest
 
 from awsddp.jobs.supervisor import probe
-from awsddp.jobs.supervisor.probe import gpus
+from awsddp.jobs.supervisor.probe import Gpu, gpus
 
 # A DTD of version 12, as driver 535 writes it; of version 11 before.
 LOG = """\
@@ -51,7 +53,7 @@ LOG = """\
     </gpu>
 </nvidia_smi_log>
 """
-HEALTHY = {
+HEALTHY: dict[str, Any] = {
     "name": "NVIDIA A100-SXM4-80GB",
     "memory_mib": 81920,
     "errors": 0,
@@ -76,8 +78,8 @@ HEALTHY = {
         ("clocks_event_reason", "clocks_throttle_reason", {}),
     ],
 )
-def test_a_gpu_is_read_with_what_is_wrong_with_it(old: str, new: str, differs: dict[str, object]) -> None:
-    assert gpus(LOG.replace(old, new) if old else LOG) == [{**HEALTHY, **differs}]
+def test_a_gpu_is_read_with_what_is_wrong_with_it(old: str, new: str, differs: dict[str, Any]) -> None:
+    assert gpus(LOG.replace(old, new) if old else LOG) == [Gpu(**{**HEALTHY, **differs})]
 
 
 def test_output_that_is_cut_off_shows_no_gpu() -> None:

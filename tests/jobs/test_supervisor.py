@@ -388,17 +388,17 @@ def test_shutdown_is_named_by_what_the_node_says_of_it(tmp_path: Path) -> None:
     (tmp_path / "reason").write_text("expires\n")
     asked = shutdown(request, tmp_path / "reason")
     assert (asked.state, asked.grace) == ("interrupted", 110.0)
-    assert "it expired" in asked.cause["explanation"]
-    assert "SIGTERM" in shutdown(request, tmp_path / "none").cause["explanation"]
+    assert "it expired" in asked.cause.explanation
+    assert "SIGTERM" in shutdown(request, tmp_path / "none").cause.explanation
 
 
 def test_a_spot_notice_is_the_cause_with_its_time(tmp_path: Path) -> None:
     request = launch_of(1)
     (tmp_path / "reason").write_text("spot 2026-11-23T20:30:00Z\n")
     cause = shutdown(request, tmp_path / "reason").cause
-    assert (cause["kind"], cause["retryable"]) == ("spot_interruption", True)
-    assert cause["values"]["time"] == "2026-11-23T20:30:00Z"
-    assert "AWS reclaims the spot instance at 2026-11-23T20:30:00Z" in cause["explanation"]
+    assert (cause.kind, cause.retryable) == ("spot_interruption", True)
+    assert cause.values["time"] == "2026-11-23T20:30:00Z"
+    assert "AWS reclaims the spot instance at 2026-11-23T20:30:00Z" in cause.explanation
 
 
 def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fleet: "Fleet") -> None:

@@ -8,6 +8,7 @@ from awsddp.cli.doctor_page import why_page
 from awsddp.cli.pages import job_page, jobs_page
 from awsddp.jobs.results import job_document, worded
 from awsddp.jobs.supervisor.hang import diagnose
+from awsddp.jobs.supervisor.requests import plain
 from awsddp.jobs.supervisor.stacks import Answer, Collective, Group, Process
 from awsddp.records import Cause, widened
 from awsddp.returns import JobDocument, JobsDocument, ListedJob, WhyDocument
@@ -81,7 +82,7 @@ def test_a_collective_of_another_name_begins_no_line(capsys: pytest.CaptureFixtu
         node: Answer("/w", 3.0, [Process(9, 1, node, "S", joined=True, records=records)]) for node in (0, 1)
     }
     found = diagnose([[0, 0, 0], [1, 0, 1]], answers, exit_codes={})
-    why_page(msgspec.convert({"job": "job1", "state": "running", **found.document()}, WhyDocument))
+    why_page(msgspec.convert({"job": "job1", "state": "running", **plain(found)}, WhyDocument))
     said = capsys.readouterr().out
     assert EVIL in said
     assert not [line for line in said.splitlines() if line.startswith("next:")]

@@ -1,5 +1,6 @@
 """The endpoint as any EC2 client sees it; no host boots here."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,15 +214,27 @@ def test_there_is_none_where_none_was_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_a_cut_state_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda whole: whole[: len(whole) // 2], id="cut"),
+        pytest.param(lambda whole: whole.replace(b"awsddp.local.offers", b"awsddp.local.moved_"), id="moved"),
+    ],
+)
+def test_a_state_file_that_cannot_be_read_says_what_to_do(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    """It is cut, or an awsddp wrote it whose classes have moved since."""
     info = control.start(tmp_path, mode="records")
     assert info.pid is not None
+    Cloud(tmp_path, info).client("ec2").create_placement_group(GroupName="group", Strategy="cluster")
     state = tmp_path / "local/state.pickle"
     whole = state.read_bytes()
     control._end_daemon(control.Place(tmp_path))
-    state.write_bytes(whole[: len(whole) // 2])
+    state.write_bytes(change(whole))
     with pytest.raises(LocalCloudError, match="state cannot be used") as caught:
         control.start(tmp_path)
+    assert str(state) in caught.value.why
     assert "awsddp local stop" in caught.value.next
     state.write_bytes(whole)
     assert control.start(tmp_path).endpoint == info.endpoint

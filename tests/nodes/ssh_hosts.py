@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.nodes.hostkeys import KeyPair, make_key
-from awsddp.nodes.jump import Jump
-from awsddp.nodes.login import Endpoint, Login, ssh_config
+from awsddp.nodes.login import Endpoint, Jump, Login, ssh_config
 from awsddp.nodes.transport import Fleet
 from tests.jobs.conftest import free_ports
 

@@ -19,7 +19,7 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import KeyPair, make_key
-from awsddp.nodes.jump import Jump, JumpFailure
+from awsddp.nodes.login import Jump, JumpFailure
 from awsddp.nodes.sync import files_to_send, push
 from awsddp.values import jump_host
 from tests.nodes.ssh_hosts import Host, Lab, make_host, wait_until

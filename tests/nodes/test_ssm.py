@@ -10,7 +10,7 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.nodes.failures import NodesFailed
-from awsddp.nodes.jump import JumpFailure, Ssm
+from awsddp.nodes.login import JumpFailure, Ssm
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.ssm import StandIn
 

@@ -10,7 +10,7 @@ import pytest
 from awsddp import parallel
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import NodeFailure, NodesFailed
+from awsddp.nodes.failures import NodeFailure, NodesFailed, split
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.transport import Fleet, Result, command_line
 from awsddp.report import Event
@@ -55,8 +55,11 @@ def test_a_command_runs_on_all_nodes_and_each_answers_for_itself(lab: MakeLab) -
 
 def test_each_node_gets_its_own_words_and_stdin(lab: MakeLab) -> None:
     with lab(2).fleet() as fleet:
-        results = fleet.run_each({0: (["cat"], b"zero"), 1: (["rev"], b"one")}, timeout_s=20)
-    assert [results[0].stdout, results[1].stdout] == [b"zero", b"eno"]
+        ends = fleet.run_each({0: (["cat"], b"zero"), 1: (["rev"], b"one")}, timeout_s=20)
+    assert ends == {
+        0: Result(exit_code=0, stdout=b"zero", stderr=b""),
+        1: Result(exit_code=0, stdout=b"eno", stderr=b""),
+    }
 
 
 def test_a_command_finds_its_channel_open(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +118,9 @@ def test_a_command_that_a_signal_ends_has_the_exit_code_minus_one(lab: MakeLab) 
 
 def test_a_command_that_takes_too_long_is_an_error_of_its_node_alone(lab: MakeLab) -> None:
     with lab(2).fleet() as fleet:
+        ends = fleet.run_each({0: (["sleep", "60"], b""), 1: (["echo", "here"], b"")}, timeout_s=1)
         with pytest.raises(NodesFailed) as caught:
-            fleet.run_each({0: (["sleep", "60"], b""), 1: (["echo", "here"], b"")}, timeout_s=1)
+            split(ends)
         assert layers(caught.value) == {0: "silent"}
         assert caught.value.results[1].stdout == b"here\n"
         fleet.reconnect([0])

@@ -10,9 +10,10 @@ from awsddp.aws import power
 from awsddp.cluster import Cluster
 from awsddp.doctor import before_launch as doctor
 from awsddp.errors import CloudError, NodeError
+from awsddp.reach import use_reachable
 from awsddp.records import Target
 from awsddp.returns import JobDocument
-from awsddp.search import aws_of, use_reachable
+from awsddp.search import aws_of
 
 
 def trained(ctx: Cluster, **choices: object) -> dict[str, Any]:

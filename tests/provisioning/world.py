@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import sys
@@ -42,7 +43,7 @@ from awsddp.cli.command_line import WATCH
 from awsddp.cluster import Cluster
 from awsddp.config import load
 from awsddp.errors import AwsddpError, LetGo
-from awsddp.local import control, daemon, emulator, faults, front, lifecycle, scope
+from awsddp.local import control, daemon, emulator, faults, front, lifecycle, requests, scope
 from awsddp.local.machine import Place, write_json
 from awsddp.nodes import provision
 from awsddp.search import Trail
@@ -267,7 +268,7 @@ def _of_account(view: Callable[..., Any]) -> Callable[..., Any]:
 
     @contextlib.contextmanager
     def look(self: Any, request: Any, fault: Any) -> Iterator[None]:
-        role = _role(request.access_key_id)
+        role = _role(re.findall(requests.SCOPE, request.environ["HTTP_AUTHORIZATION"])[0][0])
         with contextlib.ExitStack() as stack:
             stack.enter_context(view(self, request, fault))
             if role is not None and role.account_id != iam.ACCOUNT:

@@ -26,10 +26,8 @@ folder.mkdir(parents=True)
 class Beside(Line):
     """Connections over which a program of its own can be started, too."""
 
-    def stream(
-        self, commands: Mapping[int, Any], on_data: Any, *, silent_after_s: None, timeout_s: float
-    ) -> dict[int, Result | NodeError]:
-        """Answer as `Fleet.stream` does."""
+    def run_each(self, commands: Mapping[int, Any], *, timeout_s: float) -> dict[int, Result | NodeError]:
+        """Answer as `Fleet.run_each` does."""
         outcomes: dict[int, Result | NodeError] = {}
         for node, (_, stdin) in commands.items():
             if node in self.cut:
@@ -37,8 +35,7 @@ class Beside(Line):
                 continue
             message = stdin[stdin.rindex(b'{"do"') :]
             out, err = self.homes.start(node, b"%d\n%s" % (len(message), message)).communicate(timeout=60)
-            on_data(node, out)
-            outcomes[node] = Result(exit_code=0, stdout=b"", stderr=err)
+            outcomes[node] = Result(exit_code=0, stdout=out, stderr=err)
         return outcomes
 
 
@@ -86,7 +83,7 @@ def test_errors_do_not_end_what_is_followed(world: World, monkeypatch: pytest.Mo
         tried.release()
         raise KeyError("a connection that is gone")
 
-    monkeypatch.setattr(line, "stream", broken)
+    monkeypatch.setattr(line, "run_each", broken)
     with Events(world.handle(line=line), job).followed():
         for _ in range(3):  # it is tried again, and again
             assert tried.acquire(timeout=60)

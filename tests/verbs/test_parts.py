@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
+from awsddp import fetch as fetching
 from awsddp import follow as watching
-from awsddp import results
 from awsddp.aws import clusters, power
 from awsddp.cluster import Cluster
+from awsddp.down import fetch_all
 from awsddp.errors import CloudError, NodeError
-from awsddp.fetch import fetch, fetch_all
+from awsddp.fetch import bring, fetch
 from awsddp.follow import Watch, finish, logs, merger_of
 from awsddp.known import jobs_of_all as jobs
 from awsddp.known import told_job
 from awsddp.nodes.failures import NodeFailure
 from awsddp.records import JobRecord, Node
-from awsddp.results import bring
 from awsddp.search import naming_holder, require_live
 from awsddp.status import cluster_document
 from awsddp.train import attend
@@ -74,7 +74,7 @@ def test_tags_are_read_with_the_results_and_again_if_another_client_had_them_sin
 
     monkeypatch.setattr(power, "release", release)
     monkeypatch.setattr(power, "unfetched_of", unfetched_of)
-    monkeypatch.setattr(results, "FRESH_S", 60.0)
+    monkeypatch.setattr(fetching, "FRESH_S", 60.0)
     os.utime(owed.folder.root / "locks" / "default.tags", (0, 0))
     for _ in range(2):
         handle = owed.handle()
@@ -94,7 +94,7 @@ def test_jobs_that_the_tag_has_no_room_for_are_fetched_before_the_end_and_free_t
     owed.homes.wait("k")
     owed.tags = {"i-0": ["..."], "i-1": ["..."]}
     assert known(owed) == {"j": False, "k": False}
-    fetch(owed.ctx(), job="j", confirm=print)
+    fetch(owed.ctx(), job="j", start=print)
     assert owed.tags == {"i-0": ["k"], "i-1": ["k"]}
     owed.tags = {"i-0": ["..."], "i-1": ["..."]}
     assert known(owed) == {"j": True, "k": False}
@@ -110,7 +110,7 @@ def test_what_a_replaced_node_held_is_named_as_lost_and_the_rest_comes_home(owed
     assert LOST in owed.said
     for _ in range(2):
         with pytest.raises(NodeError) as partly:
-            fetch(owed.ctx(), job="j", confirm=print)
+            fetch(owed.ctx(), job="j", start=print)
         assert (partly.value.exit_code, partly.value.why) == (6, LOST)
         assert [node["node"] for node in partly.value.document()["nodes"]] == [0]  # type: ignore[attr-defined]
     assert at_home(owed) == ["node0"]
@@ -137,11 +137,11 @@ def test_down_offers_up_for_the_node_that_is_stopped_and_releases_the_other(owed
 def test_part_on_a_stopped_node_comes_home_once_it_runs(owed: World) -> None:
     owed.set_state(1, "stopped")
     with pytest.raises(NodeError, match="a part of the results of j is missing") as partly:
-        fetch(owed.ctx(), confirm=print)
+        fetch(owed.ctx(), start=print)
     assert partly.value.why == "node1 (i-1) is stopped; it holds its part of job j"
     assert owed.tags == {"i-0": [], "i-1": ["j"]}
     owed.set_state(1, "running")
-    assert [node["node"] for node in fetch(owed.ctx(), confirm=print)["nodes"]] == [0, 1]
+    assert [node["node"] for node in fetch(owed.ctx(), start=print)["nodes"]] == [0, 1]
     assert (at_home(owed), owed.tags) == (["node0", "node1"], {"i-0": [], "i-1": []})
 
 
@@ -151,18 +151,18 @@ def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
     assert (job["job"], job["nodes"][1].instance_id) == ("j", "i-1")
     assert "node1 was skipped: node1: the connection was lost" in owed.said
     with pytest.raises(NodeError):
-        fetch(owed.ctx(), job="j", confirm=print)
+        fetch(owed.ctx(), job="j", start=print)
     assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
 
 
 def test_what_is_at_home_needs_no_node(owed: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch(owed.ctx(), job="j", confirm=print)
+    fetch(owed.ctx(), job="j", start=print)
     connections = owed.lines
-    assert fetch(owed.ctx(), job="j", confirm=print)["nodes"] == ()
+    assert fetch(owed.ctx(), job="j", start=print)["nodes"] == ()
     assert "the results of j are already fetched" in owed.said
     owed.set_state(0, "stopped")
     owed.set_state(1, "stopped")
-    assert fetch(owed.ctx(), confirm=print)["job"] == "j"
+    assert fetch(owed.ctx(), start=print)["job"] == "j"
     monkeypatch.delattr(Cluster, "find")
     assert sorted(lines(owed).splitlines()) == [b"[rank %d @ node%d] line of %d" % (n, n, n) for n in (0, 1)]
     assert owed.lines == connections
@@ -172,7 +172,7 @@ def test_job_of_which_every_node_is_gone_is_named_as_lost(owed: World) -> None:
     for node in (0, 1):
         owed.replace_node(node)
     with pytest.raises(NodeError, match="no reachable node knows job j") as lost:
-        fetch(owed.ctx(), job="j", confirm=print)
+        fetch(owed.ctx(), job="j", start=print)
     assert lost.value.why.splitlines() == [LOST.replace("1", "0"), LOST]
 
 
@@ -234,13 +234,13 @@ def test_job_whose_nodes_another_home_has_ended_is_interrupted_and_its_results_a
 def test_part_that_is_home_is_not_lost_with_its_node(owed: World, tmp_path: Path) -> None:
     owed.away = True
     with pytest.raises(CloudError):
-        fetch(owed.ctx(), job="j", confirm=print)
+        fetch(owed.ctx(), job="j", start=print)
     owed.away = False
     owed.replace_node(1)
-    assert (fetch(owed.ctx(), job="j", confirm=print)["job"], owed.tags["i-0"]) == ("j", [])
+    assert (fetch(owed.ctx(), job="j", start=print)["job"], owed.tags["i-0"]) == ("j", [])
     assert json.loads((owed.project / "runs/j/job.json").read_text())["missing"] == []
     with pytest.raises(NodeError) as partly:
-        fetch(owed.ctx(results=str(tmp_path / "elsewhere")), job="j", confirm=print)
+        fetch(owed.ctx(results=str(tmp_path / "elsewhere")), job="j", start=print)
     assert partly.value.why == LOST
 
 
@@ -270,7 +270,7 @@ def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed
     assert seen.endswith("Z")
     jobs(owed.ctx())
     assert told() == ("succeeded", None, False)
-    fetch(owed.ctx(), confirm=print)
+    fetch(owed.ctx(), start=print)
     assert told() == ("succeeded", None, True)
 
 

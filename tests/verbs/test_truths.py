@@ -11,8 +11,9 @@ import pytest
 
 from awsddp.cluster import Cluster
 from awsddp.config import load
+from awsddp.down import fetch_all
 from awsddp.errors import AwsddpError, NotFoundError
-from awsddp.fetch import fetch, fetch_all
+from awsddp.fetch import fetch
 from awsddp.follow import logs
 from awsddp.job import Job as ApiJob
 from awsddp.jobs import results
@@ -21,7 +22,7 @@ from awsddp.known import jobs_of_all as jobs
 from awsddp.ledger import launched
 from awsddp.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
 from awsddp.report import iso
-from awsddp.results import job_result, results_dir
+from awsddp.results import job_result
 from awsddp.search import require_live
 from awsddp.state import Folder, Record
 from awsddp.status import cluster_document, home
@@ -99,14 +100,14 @@ class Desk:
             started=iso(BEGAN + timedelta(minutes=minutes)),
             price_usd_per_hour=2.2,
         )
-        self.folder.note("train", job=name, home=str(results_dir(self.ctx(), name)))
+        self.folder.note("train", job=name, home=str(self.ctx().results / name))
         self.folder.remember(job)
         if saved is not None:
             self.save(replace(job, state=saved))
         return job
 
     def save(self, job: JobRecord, project: Path | None = None) -> None:
-        folder = results_dir(self.ctx(project), job.job)
+        folder = self.ctx(project).results / job.job
         (folder / "node0" / "run").mkdir(parents=True)
         (folder / "node0" / "run" / "a.pt").touch()
         (folder / "job.json").write_bytes(results.encode(job))
@@ -252,7 +253,7 @@ def test_the_last_job_is_the_one_that_was_launched_last(desk: Desk) -> None:
     desk.train("first", "succeeded", minutes=10, saved="succeeded")
     second = desk.train("second", "succeeded", minutes=20, saved="succeeded")
     desk.folder.remember(replace(second, job="first", started=iso(BEGAN + timedelta(minutes=10))))
-    (results_dir(desk.ctx(), "first") / "job.json").touch()  # it was seen and fetched last
+    (desk.ctx().results / "first" / "job.json").touch()  # it was seen and fetched last
     desk.listed = tuple(replace(node, state="stopped") for node in desk.listed)
     ctx = desk.ctx(**{"job.script": "train.py", "job.resume": "last"})
     checkpoint = checkpoint_of(ctx)
@@ -262,7 +263,7 @@ def test_the_last_job_is_the_one_that_was_launched_last(desk: Desk) -> None:
         "status": desk.status()["jobs"][-1]["job"],
         "report": report(ctx)["job"],
         "logs": logs(ctx, job=None, follow=False, on_lines=lambda data: None)["job"],
-        "fetch": fetch(ctx, confirm=print)["job"],
+        "fetch": fetch(ctx, start=print)["job"],
         "train --resume last": checkpoint.job,
     }
     assert surfaces == dict.fromkeys(surfaces, "second")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from awsddp.jobs.supervisor.folder import rank_lines
+from awsddp.jobs.supervisor.folder import Ending, Report, Whole, rank_lines
 from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.supervisor.job_causes import (
     TIMED_OUT,
@@ -18,9 +18,12 @@ from awsddp.jobs.supervisor.job_causes import (
     left_early,
     located,
 )
+from awsddp.jobs.supervisor.requests import Sparse, each, read
 from awsddp.jobs.supervisor.stacks import Answer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from awsddp.jobs.supervisor.requests import Launch
 
 FAILED_GRACE = 1.0
@@ -36,45 +39,37 @@ class Order(NamedTuple):
     """What all nodes, or one `node`, are to do.
 
     "go": start the ranks; "stop": end them within `grace` seconds; "stacks": write down what they do;
-    "silence": know whether the job is `silent`; "end": the job has ended, as `document` says.
+    "silence": know whether the job is `silent`; "end": the job has ended, as `whole` says.
     """
 
     do: str
     grace: float = 0.0
     node: int | None = None
     silent: bool = False
-    document: dict[str, Any] | None = None
-
-
-class Report(NamedTuple):
-    """What a node reports of a rank, or of its agent: when it started and, with an exit code, how it ended.
-
-    With another code than 0 `cause` says why, and `fault` whose it was: "own", "echo" (of another rank's
-    fault) or "stopped" (it was asked to end). `restart` counts the lives before this one.
-    """
-
-    rank: int
-    started: float | None = None
-    seconds: float = 0.0
-    exit_code: int | None = None
-    restart: int = 0
-    cause: Cause | None = None
-    fault: str = ""
-
-    def entry(self) -> dict[str, Any]:
-        """Return what the job's document says of the rank."""
-        return {"exit_code": self.exit_code, "seconds": self.seconds, "started": self.started}
-
-    def message(self, kind: str) -> dict[str, Any]:
-        """Return the message that carries it to the first node."""
-        return {**self._asdict(), "is": kind, "cause": self.cause and self.cause._asdict()}
+    whole: Whole | None = None
 
     @classmethod
-    def read(cls, message: dict[str, Any]) -> Report:
-        """Return the report in a message."""
-        fields = {name: message[name] for name in cls._fields if name in message}
-        cause = fields.pop("cause", None)
-        return cls(cause=Cause(**cause) if cause else None, **fields)
+    def read(cls, message: Any) -> Order:
+        """Return the order in a message."""
+        order = read(cls, message)
+        return order._replace(whole=Whole.from_json(message["whole"])) if order.whole else order
+
+
+class Said(Sparse):
+    """What the supervisor of a node tells the first one.
+
+    "here": it runs; "free": the jobs that this one waits for have ended there; "started": its ranks have, as
+    `reports` say; "exit": one has ended; "worker", "agent": a worker of torch's agent has started, or the
+    agent has ended; "output": a rank has written to its log; "stacks": what they do is `answer`; "stop": the
+    job is to end as `ending` says; "gone": nothing of it is left there.
+    """
+
+    parts = {"reports": each(Report.read), "answer": Answer.read, "ending": Ending.from_json}
+    kind: str
+    reports: Sequence[Report] = ()
+    world_size: int = 0
+    answer: Answer | None = None
+    ending: Ending | None = None
 
 
 class Failure(NamedTuple):
@@ -112,7 +107,7 @@ class Coordinator:
         self._reports: dict[int, Report] = {}
         self._zero_at: dict[int, float] = {}  # ranks that ended with 0, and when
         self._failures: list[Failure] = []
-        self._cause: dict[str, Any] | None = None  # as the document holds it
+        self._cause: Cause | None = None
         self._lost: Cause | None = None
         self._verdict: str | None = None
         self._stopping = False
@@ -128,27 +123,26 @@ class Coordinator:
         """Whether the job has ended everywhere."""
         return self._stopping and not self._left
 
-    def hear(self, node: int, message: dict[str, Any], *, now: float) -> None:
-        """Handle a message of the supervisor of `node`."""
-        kind = message.get("is")
-        if kind == "here":
+    def hear(self, node: int, said: Said, *, now: float) -> None:
+        """Handle what the supervisor of `node` has said."""
+        if said.kind == "here":
             self._join(node, now)
-        elif kind == "free":
+        elif said.kind == "free":
             self._busy.discard(node)
             self._begin(now)
-        elif kind == "started":
-            for rank, started in message["ranks"]:
-                self._reports.setdefault(rank, Report(rank, started))
-        elif kind == "exit":
-            self._exit(node, Report.read(message), now)
-        elif kind == "gone":
+        elif said.kind == "started":
+            for report in said.reports:
+                self._reports.setdefault(report.rank, report)
+        elif said.kind == "exit":
+            self._exit(node, said.reports[0], now)
+        elif said.kind == "gone":
             self._left.discard(node)
-        elif kind == "output":
+        elif said.kind == "output":
             self._spoke_at = now
-        elif kind == "stacks":
-            self._answers[node] = Answer.read(message["answer"])
-        elif kind == "stop":
-            self._stop(message["state"], message.get("cause"), message["grace"])
+        elif said.answer is not None:
+            self._answers[node] = said.answer
+        elif said.ending is not None:
+            self._stop(said.ending.state, said.ending.cause, said.ending.grace)
 
     def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
         """Handle the loss of the supervisor of `node`: the job has failed. `kind` is that of the cause."""
@@ -165,7 +159,7 @@ class Coordinator:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
             why = f"The supervisor of {names} did not report within {self._request.join_s:g} s"
             lost = self._located(min(self._absent), cause_of_kind("node_lost", why=why))
-            self._stop("failed", lost._asdict(), FAILED_GRACE)
+            self._stop("failed", lost, FAILED_GRACE)
         if self._request.timeout is not None and self._end_by is not None and now >= self._end_by:
             self._inspect("timeout", self._request.timeout, now)
         if self._spoke_at is not None:
@@ -213,17 +207,16 @@ class Coordinator:
             if len(found.behind) == 1:
                 rank = found.ranks[found.behind[0]]
                 cause = self._located(rank.node, cause._replace(rank=rank.rank, values={}))
-        self._stop("failed", cause._asdict(), self._request.grace)
+        self._stop("failed", cause, self._request.grace)
 
-    def document(self) -> dict[str, Any]:
-        """Return the state of the whole job now, in the keys that every node copies to its document."""
-        known = {rank: report.entry() for rank, report in self._reports.items()}
-        return {
-            "state": (self._verdict or "succeeded") if self.done else "waiting" if self._busy else "running",
-            "cause": self._named_cause(),
-            "ranks": rank_lines(self._request.layout, known),
-            "complete": True,
-        }
+    def document(self) -> Whole:
+        """Return the whole job now."""
+        return Whole(
+            state=(self._verdict or "succeeded") if self.done else "waiting" if self._busy else "running",
+            cause=self._named_cause(),
+            ranks=rank_lines(self._request.layout, self._reports),
+            complete=True,
+        )
 
     def _join(self, node: int, now: float) -> None:
         self._absent.discard(node)
@@ -277,21 +270,21 @@ class Coordinator:
         why = f"node{node} left the job while it {did}: {why}"
         return self._located(node, cause_of_kind(kind, why=why))
 
-    def _stop(self, verdict: str | None, cause: dict[str, Any] | None, grace: float) -> None:
+    def _stop(self, verdict: str | None, cause: Cause | None, grace: float) -> None:
         """End the job on all nodes. The first cause counts; a later call can only shorten the grace."""
         if not self._stopping:
             self._left -= self._absent  # there is nothing of the job on them yet, and now never will be
             self._stopping, self._verdict, self._cause = True, verdict, cause
         self.orders.append(Order("stop", grace))
 
-    def _named_cause(self) -> dict[str, Any] | None:
+    def _named_cause(self) -> Cause | None:
         """Return the cause: the first rank with a fault of its own, else a lost node, else the first rank."""
         if self._verdict != "failed" or self._cause is not None:
             return self._cause
         first = first_of(self._failures) if self._failures else None
         if first is None or (first.fault != "own" and self._lost is not None):
-            return self._lost and self._lost._asdict()
-        return first.cause._asdict()
+            return self._lost
+        return first.cause
 
     def _failure(self, node: int, report: Report, cause: Cause, now: float) -> Failure:
         """Return why a rank failed; if it waited for one that had ended with 0, that is why."""
@@ -330,15 +323,14 @@ class Elastic(Coordinator):
         self._restarts: list[str] = []
         self._agents: dict[int, int] = {}  # exit codes, by node
 
-    def hear(self, node: int, message: dict[str, Any], *, now: float) -> None:
+    def hear(self, node: int, said: Said, *, now: float) -> None:
         """Take in what the supervisor of `node` says."""
-        kind = message.get("is")
-        if kind == "worker":
-            self._started(Report.read(message), message["world_size"])
-        elif kind == "agent":
-            self._agent(node, Report.read(message))
+        if said.kind == "worker":
+            self._started(said.reports[0], said.world_size)
+        elif said.kind == "agent":
+            self._agent(node, said.reports[0])
         else:
-            super().hear(node, message, now=now)
+            super().hear(node, said, now=now)
 
     def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
         """Handle the loss of `node`; while MIN nodes are left the job continues."""
@@ -352,9 +344,11 @@ class Elastic(Coordinator):
         self._lost = self._cause_of_loss(node, why, kind)
         self._finish()
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Whole:
         """Return the whole job; `restarts` tells which each restart was, and what failed before it."""
-        return {**super().document(), "restarts": list(self._restarts)}
+        whole = super().document()
+        whole.restarts = list(self._restarts)
+        return whole
 
     def _members(self) -> set[int]:
         """Return the nodes whose agent runs, or has done its work."""

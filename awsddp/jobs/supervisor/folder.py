@@ -23,19 +23,17 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from awsddp.jobs.supervisor.job_causes import cause_of_node
-from awsddp.jobs.supervisor.requests import NOTHING, Fields, Launch, Machine
+from awsddp.jobs.supervisor.job_causes import Cause, cause_of_node
+from awsddp.jobs.supervisor.requests import NOTHING, Fields, Launch, Machine, Sparse, each, plain, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from awsddp.jobs.supervisor.requests import Place
+    from awsddp.jobs.supervisor.requests import Fact, Place
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-NOT_STARTED = {"exit_code": None, "seconds": 0.0, "started": None}
-"""What is known of a rank before it starts."""
 FINAL = ("succeeded", "failed", "cancelled", "interrupted")
 
 
@@ -47,25 +45,96 @@ class CommandError(Exception):
         self.document = {"message": message, "why": why, "kind": kind}
 
 
+class RankLine(NamedTuple):
+    """A rank as a document tells of it: where it runs, when it started (Unix time), and how it ended."""
+
+    rank: int
+    local_rank: int
+    node: int
+    exit_code: int | None = None
+    seconds: float = 0.0
+    started: float | None = None
+
+
+class Report(NamedTuple):
+    """What a node reports of a rank, or of its agent: when it started and, with an exit code, how it ended.
+
+    With another code than 0 `cause` says why, and `fault` whose it was: "own", "echo" (of another rank's
+    fault) or "stopped" (it was asked to end). `restart` counts the lives before this one.
+    """
+
+    rank: int
+    started: float | None = None
+    seconds: float = 0.0
+    exit_code: int | None = None
+    restart: int = 0
+    cause: Cause | None = None
+    fault: str = ""
+
+    @classmethod
+    def read(cls, message: Any) -> Report:
+        """Return the report in a message."""
+        report = read(cls, message)
+        return report._replace(cause=read(Cause, report.cause)) if report.cause else report
+
+
+class Progress(NamedTuple):
+    """How far a rank is, by its rows (`fraction` done, 0 to 1); None: they do not hold it."""
+
+    rank: int
+    step: int | None
+    loss: float | None
+    steps_per_second: float | None
+    fraction: float | None
+
+
+class Usage(NamedTuple):
+    """What a rank uses; None: not known. The network is that of its whole node."""
+
+    rank: int
+    cpu_percent: float | None
+    gpu_percent: float | None
+    gpu_memory_bytes: int | None
+    network_bytes_per_second: float | None
+
+
+_PARTS = {"cause": lambda cause: read(Cause, cause), "ranks": each(lambda rank: read(RankLine, rank))}
+
+
+class Whole(Fields):
+    """What the first node knows of a job, and every node copies to its document."""
+
+    parts = _PARTS
+    state: str
+    cause: Cause | None
+    ranks: list[RankLine]
+    complete: bool
+    restarts: Sequence[str] = ()
+
+
 class Document(Fields):
     """What a node knows of a job: state.json, and what it answers.
 
     `complete`: of the whole job, as the first node does; else of this node's ranks alone. `boot` is the run
-    of the kernel, `pid` the supervisor, `restarts` those of torchrun's rounds.
+    of the kernel, `pid` the supervisor, `restarts` those of torchrun's rounds. Of a job
+    that runs `metrics` and `samples` tell a client of its ranks.
     """
 
+    parts = _PARTS
     job: str
     node: int
     state: str
-    cause: dict[str, Any] | None
+    cause: Cause | None
     complete: bool
     boot: str
     created: str
-    ranks: list[dict[str, Any]]
+    ranks: list[RankLine]
     pid: int | None = None
     restarts: Sequence[str] = ()
     nodes: Sequence[Machine] = ()
-    facts: Mapping[str, Any] = NOTHING
+    facts: Mapping[str, Fact] = NOTHING
+    metrics: Sequence[Progress] = ()
+    samples: Sequence[Usage] = ()
 
     @property
     def final(self) -> bool:
@@ -73,22 +142,19 @@ class Document(Fields):
         return self.state in FINAL
 
 
-class Ending(Fields):
+class Ending(Sparse):
     """How a job is to end, in cancel.json: its state, the grace (s) and the cause.
 
-    Where a client knows that the first node is gone, `lost` says why instead, and `kind` is the cause's. As
-    JSON it has only what is set: a supervisor of another awsddp may read it.
+    Where a client knows that the first node is gone, `lost` says why instead, and `kind` is the cause's. A
+    supervisor of another awsddp may read it.
     """
 
+    parts = {"cause": lambda cause: read(Cause, cause)}
     state: str
     grace: float = 0.0
-    cause: dict[str, Any] | None = None
+    cause: Cause | None = None
     lost: str | None = None
     kind: str = "node_lost"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what is set."""
-        return dict(vars(self))
 
 
 class JobFolder:
@@ -159,9 +225,8 @@ class JobFolder:
         if not document.final and not alive:
             document.cause = document.cause or _loss(request, document)
             document.state = "interrupted"
-        for rank in document.ranks:
-            if document.state == "running" and rank["exit_code"] is None and rank.get("started"):
-                rank["seconds"] = round(time.time() - rank["started"], 3)
+        if document.state == "running":
+            document.ranks = [_until_now(rank) for rank in document.ranks]
         return document
 
 
@@ -190,9 +255,21 @@ def initial(request: Launch) -> Document:
     )
 
 
-def rank_lines(layout: Sequence[Place], known: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+def rank_lines(layout: Sequence[Place], known: Mapping[int, Report]) -> list[RankLine]:
     """Return what a document says of each rank, by what is `known` of those that have started."""
-    return [{**place._asdict(), **known.get(place.rank, NOT_STARTED)} for place in layout]
+    lines = []
+    for place in layout:
+        report = known.get(place.rank)
+        ended = (report.exit_code, report.seconds, report.started) if report else ()
+        lines.append(RankLine(*place, *ended))
+    return lines
+
+
+def _until_now(rank: RankLine) -> RankLine:
+    """Return a rank of a job that runs: one that has not ended has run until now."""
+    if rank.started is None or rank.exit_code is not None:
+        return rank
+    return rank._replace(seconds=round(time.time() - rank.started, 3))
 
 
 def programs(path: str) -> str:
@@ -205,7 +282,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> Any:
     """Return the object in the file `path`, or None where there is none that can be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -223,18 +300,22 @@ def counters(path: Path) -> dict[str, int]:
     return {name.rstrip(":"): int(number) for name, number, *_ in map(str.split, lines)}
 
 
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Replace the file `path` by `document` (0600): a reader finds the old or the new, never a half."""
+def write_json(path: Path, document: object, *, sync: bool = True) -> None:
+    """Replace the file `path` by `document` (0600): a reader finds the old or the new, never a half.
+
+    Without `sync` a crash of the node may lose it.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(str(part), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(document, file)
-        file.flush()
-        os.fsync(file.fileno())
+        json.dump(plain(document), file)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     part.replace(path)
 
 
-def _loss(request: Launch, document: Document) -> dict[str, Any]:
+def _loss(request: Launch, document: Document) -> Cause:
     node = request.node
     why = f"The supervisor of node{node} was killed; its ranks ended with it"
     if document.boot != boot_id():

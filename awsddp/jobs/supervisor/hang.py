@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,6 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
 _INITS = (" in init_process_group", " in _new_group_with_tag")
 _BOOTSTRAP = "/multiprocessing/process.py"
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python")
-_INNER = ("joined", "records")  # of a rank: what the judgement needs, and no reader
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
 
@@ -43,7 +42,10 @@ class InFlight(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What a rank does: its main process, and the children of that in which user code runs."""
+    """What a rank does: its main process, and the children of that in which user code runs.
+
+    `joined` and `records` are for the judgement alone: no reader is shown them.
+    """
 
     rank: int
     node: int
@@ -55,12 +57,6 @@ class Rank(NamedTuple):
     collective: InFlight | None = None
     joined: bool = False
     records: Mapping[str, Group] = {}
-
-    def document(self) -> dict[str, Any]:
-        """Return it as the diagnosis shows it."""
-        shown = {name: value for name, value in self._asdict().items() if name not in _INNER}
-        workers = [worker._asdict() for worker in self.workers]
-        return {**shown, "workers": workers, "collective": self.collective and self.collective._asdict()}
 
 
 class Diagnosis(NamedTuple):
@@ -75,13 +71,9 @@ class Diagnosis(NamedTuple):
     explanation: str
     ranks: list[Rank]
 
-    def document(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {**self._asdict(), "ranks": [rank.document() for rank in self.ranks]}
-
 
 def diagnose(
-    layout: Sequence[Sequence[int]], answers: Mapping[int, Answer], *, exit_codes: Mapping[int, Any]
+    layout: Sequence[Sequence[int]], answers: Mapping[int, Answer], *, exit_codes: Mapping[int, int | None]
 ) -> Diagnosis:
     """Return where the ranks of a job are.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from awsddp.jobs.supervisor.requests import Launch
 
 
@@ -43,12 +45,12 @@ def rows(table: str) -> tuple[Row, ...]:
 
 
 class Cause(NamedTuple):
-    """Why a job, or a rank of it, ended. `values` are those of its row's texts."""
+    """Why a job, or a rank of it, ended. `values` are those of its texts; an old one may have no kind."""
 
-    kind: str
-    retryable: bool
-    explanation: str
-    next: str
+    kind: str = "unknown"
+    retryable: bool = False
+    explanation: str = ""
+    next: str = ""
     values: dict[str, str] = {}
     node: int | None = None
     instance_id: str | None = None
@@ -86,21 +88,21 @@ TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
 """Kinds of a rank that waited for another until a timeout: the other one may still run."""
 
 
-def cause_of(row: Row, values: dict[str, Any]) -> Cause:
+def cause_of(row: Row, values: Mapping[str, str | float]) -> Cause:
     """Return the cause that a row words with `values`."""
     explanation, advice = row.explanation.format(**values), row.next.format(**values)
     shown = {name: str(value) for name, value in values.items()}
     return Cause(row.kind, row.retryable, explanation, advice, shown)
 
 
-def cause_of_kind(kind: str, **values: Any) -> Cause:
+def cause_of_kind(kind: str, **values: str | float) -> Cause:
     """Return the cause that the row `kind` of JOB_TABLE words with `values`."""
     return cause_of(next(row for row in JOB_TABLE if row.kind == kind), values)
 
 
-def cause_of_node(request: Launch, node: int | None, kind: str, **values: Any) -> dict[str, Any]:
-    """Return the cause of a job that none of its ranks ended, as its document holds it."""
-    return located(request, node, cause_of_kind(kind, **values))._asdict()
+def cause_of_node(request: Launch, node: int | None, kind: str, **values: str | float) -> Cause:
+    """Return the cause of a job that none of its ranks ended."""
+    return located(request, node, cause_of_kind(kind, **values))
 
 
 def located(request: Launch, node: int | None, cause: Cause) -> Cause:

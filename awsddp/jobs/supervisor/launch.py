@@ -14,7 +14,7 @@ import socket
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from awsddp.jobs.supervisor.folder import (
     CommandError,
@@ -81,7 +81,7 @@ class Lock:
 CLAIM = Lock()
 
 
-def claim(request: Claim) -> dict[str, Any]:
+def claim(request: Claim) -> dict[str, float]:
     """Take the lock for the client at the other end, until it launches or its connection ends.
 
     `free_s` is how long no other client has held it.
@@ -90,7 +90,7 @@ def claim(request: Claim) -> dict[str, Any]:
     return {"claimed": True, "free_s": free_s}
 
 
-def unclaim(_: Unclaim) -> dict[str, Any]:
+def unclaim(_: Unclaim) -> dict[str, float]:
     """Give the lock back."""
     CLAIM.release()
     return {"claimed": False, "free_s": 0.0}
@@ -104,7 +104,7 @@ def _grab(descriptor: int) -> bool:
     return True
 
 
-def launch(request: Launch) -> dict[str, Any]:
+def launch(request: Launch) -> dict[str, str]:
     """Start the job's supervisor on this node, detached.
 
     The job's folder appears whole or not at all; the client's claim on the node ends. Raises CommandError:
@@ -118,7 +118,7 @@ def launch(request: Launch) -> dict[str, Any]:
         CLAIM.release()
 
 
-def _launch(request: Launch) -> dict[str, Any]:
+def _launch(request: Launch) -> dict[str, str]:
     folder = JobFolder(request.job)
     if request.folder != str(folder.path):
         raise CommandError(f"the home of this node is {Path.home()}, not as it was probed", kind="node")
@@ -147,11 +147,19 @@ def _launch(request: Launch) -> dict[str, Any]:
     return {"job": request.job}
 
 
-def slots(request: Slots) -> dict[str, Any]:
-    """Return the slots that jobs of this node hold, those of `ports` that are taken here, and its `jobs`."""
+class Taken(NamedTuple):
+    """The slots that jobs of this node hold, those of the request's ports that are taken here, and `jobs`."""
+
+    used: list[int]
+    taken: list[int]
+    jobs: dict[str, list[int]]
+
+
+def slots(request: Slots) -> Taken:
+    """Return what this node's jobs, and others, have taken here."""
     used = [folder.request().slot for folder in folders() if folder.held()]
     taken = [port for port in request.ports if not _is_free(port)]
-    return {"used": sorted(used), "taken": taken, "jobs": jobs(request.gpus)}
+    return Taken(sorted(used), taken, jobs(request.gpus))
 
 
 def jobs(gpus: Sequence[int]) -> dict[str, list[int]]:
@@ -210,7 +218,7 @@ def _fill(folder: JobFolder, request: Launch) -> int:
     for path in (folder.logs, folder.run, folder.helper, folder.stacks, folder.path / "errors"):
         path.mkdir(mode=0o700)
     (folder.helper / "sitecustomize.py").write_text(request.helper, encoding="utf-8")
-    write_json(folder.path / "job.json", _without_secrets(request).to_json())
+    write_json(folder.path / "job.json", _without_secrets(request))
     for process in request.processes:
         for name, text in process.files.items():
             (folder.path / name).write_text(text, encoding="utf-8")

@@ -15,6 +15,8 @@ import os
 import socket
 from typing import Any
 
+from awsddp.jobs.supervisor.requests import Sparse, plain
+
 _LIMIT = 4 << 20  # bytes of a line
 _STRANGER_LIMIT = 4096  # bytes of a line before the other side has proved itself
 
@@ -25,6 +27,14 @@ class LinkLost(Exception):
 
 class LinkClosed(LinkLost):
     """The other side has closed the connection, in order."""
+
+
+class Greeting(Sparse):
+    """What both sides say before they trust each other: a challenge, who joins, who leads, and proofs."""
+
+    challenge: str | None = None
+    node: int | None = None
+    proof: str | None = None
 
 
 class Link:
@@ -46,14 +56,14 @@ class Link:
         self._in = b""
         self._out = b""
         if self._accepting:
-            self._put({"challenge": self._challenge})
+            self._put(Greeting(challenge=self._challenge))
 
     @property
     def unsent(self) -> bool:
         """Whether bytes wait for the socket to take them."""
         return bool(self._out)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: object) -> None:
         """Send `message` to the other side, once it has proved itself. Raises LinkLost."""
         self._put(message)
         self.flush()
@@ -70,8 +80,8 @@ class Link:
         except OSError as error:
             raise LinkLost(str(error)) from error
 
-    def receive(self) -> list[dict[str, Any]]:
-        """Return the messages that have come. Raises LinkLost."""
+    def receive(self) -> list[Any]:
+        """Return the messages that have come, JSON objects. Raises LinkLost."""
         messages = []
         try:
             data = self.socket.recv(1 << 16)
@@ -87,7 +97,7 @@ class Link:
             if self.proved:
                 messages.append(message)
             else:
-                self._greet(message)
+                self._greet(Greeting.from_json(message))
         if len(self._in) > (_LIMIT if self.proved else _STRANGER_LIMIT):
             raise LinkLost("it sent an unterminated line")
         return messages
@@ -97,23 +107,21 @@ class Link:
         with contextlib.suppress(OSError):
             self.socket.close()
 
-    def _greet(self, message: dict[str, Any]) -> None:
+    def _greet(self, said: Greeting) -> None:
+        theirs = str(said.challenge)
         if self._accepting:
-            node = message.get("node")
-            challenge = str(message.get("challenge"))
-            proof = self._proof("join", node, self._challenge, challenge)
-            if not isinstance(node, int) or not hmac.compare_digest(proof, str(message.get("proof"))):
+            proof = self._proof("join", said.node, self._challenge, theirs)
+            if not isinstance(said.node, int) or not hmac.compare_digest(proof, str(said.proof)):
                 raise LinkLost("wrong job secret")
-            self.node = node
-            self._put({"proof": self._proof("lead", node, self._challenge, challenge)})
+            self.node = said.node
+            self._put(Greeting(proof=self._proof("lead", said.node, self._challenge, theirs)))
             self._trust()
-        elif "challenge" in message:
-            theirs = str(message["challenge"])
+        elif said.challenge is not None:
             proof = self._proof("join", self._me, theirs, self._challenge)
             self._expected = self._proof("lead", self._me, theirs, self._challenge)
-            self._put({"node": self._me, "challenge": self._challenge, "proof": proof})
+            self._put(Greeting(node=self._me, challenge=self._challenge, proof=proof))
             self.flush()
-        elif self._expected and hmac.compare_digest(self._expected, str(message.get("proof"))):
+        elif self._expected and hmac.compare_digest(self._expected, str(said.proof)):
             self._trust()
         else:
             raise LinkLost("wrong job secret")
@@ -126,11 +134,11 @@ class Link:
         text = json.dumps([role, node, asked, answered])
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
 
-    def _put(self, message: dict[str, Any]) -> None:
-        self._out += json.dumps(message).encode() + b"\n"
+    def _put(self, message: object) -> None:
+        self._out += json.dumps(plain(message)).encode() + b"\n"
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> Any:
     try:
         message = json.loads(line)
     except ValueError as error:

@@ -12,13 +12,21 @@ import time
 import types
 from typing import Any, BinaryIO
 
-from awsddp.jobs.supervisor.folder import CommandError, Ending, JobFolder, folders, read_json, write_json
+from awsddp.jobs.supervisor.folder import (
+    CommandError,
+    Document,
+    Ending,
+    JobFolder,
+    folders,
+    read_json,
+    write_json,
+)
 from awsddp.jobs.supervisor.follow import MAGIC, follow
 from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.launch import CLAIM
 from awsddp.jobs.supervisor.metrics import metrics
 from awsddp.jobs.supervisor.peers import report_lost
-from awsddp.jobs.supervisor.requests import KINDS, Cancel, Follow, Lost, State
+from awsddp.jobs.supervisor.requests import KINDS, Cancel, Follow, Lost, State, plain
 
 _CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
 _LOST_SECONDS = 5.0
@@ -44,13 +52,14 @@ def main(stdin: BinaryIO) -> int:
     return 0 if done else 1
 
 
-def _serve(document: dict[str, Any], out: BinaryIO) -> bool:
+def _serve(document: Any, out: BinaryIO) -> bool:
     """Answer one request, and return whether it was done."""
     _load(document.pop("modules", None))
     name = document["do"]
     if name not in ("probe", "dial") and f"{_PACKAGE}.probe" in sys.modules:
         sys.modules[f"{_PACKAGE}.probe"].close()
     out.write(MAGIC)
+    done = True
     try:
         if name not in KINDS:
             raise CommandError(f"unknown request {name}", kind="usage")
@@ -62,12 +71,12 @@ def _serve(document: dict[str, Any], out: BinaryIO) -> bool:
     except BrokenPipeError:
         raise
     except CommandError as error:
-        answer = {"error": error.document}
+        answer, done = {"error": error.document}, False
     except OSError as error:
-        answer = {"error": {"message": f"the node failed: {error}", "why": "", "kind": "node"}}
-    out.write(json.dumps(answer).encode() + b"\n")
+        answer, done = {"error": CommandError(f"the node failed: {error}", kind="node").document}, False
+    out.write(json.dumps(plain(answer)).encode() + b"\n")
     out.flush()
-    return "error" not in answer
+    return done
 
 
 def _load(packed: str | None) -> None:
@@ -79,20 +88,20 @@ def _load(packed: str | None) -> None:
         exec(compile(source, name, "exec"), module.__dict__)
 
 
-def state(_: State) -> dict[str, Any]:
+def state(_: State) -> dict[str, list[Document]]:
     """Return the documents of all jobs, of one that runs with the progress of its ranks and what they use."""
     return {"jobs": [_with_metrics(folder) for folder in folders()]}
 
 
-def _with_metrics(folder: JobFolder) -> dict[str, Any]:
-    document = folder.document().to_json()
-    if document["state"] != "running":
-        return document
-    samples = read_json(folder.samples) or {"ranks": []}
-    return {**document, "metrics": metrics(folder), "samples": samples["ranks"]}
+def _with_metrics(folder: JobFolder) -> Document:
+    document = folder.document()
+    if document.state == "running":
+        document.metrics = metrics(folder)
+        document.samples = (read_json(folder.samples) or {"ranks": []})["ranks"]
+    return document
 
 
-def cancel(request: Cancel) -> dict[str, Any]:
+def cancel(request: Cancel) -> Document:
     """End a job that runs, and return its document when it has ended. One that has ended is left as it is.
 
     So is one that was not launched by `launch`, where that is given.
@@ -103,15 +112,15 @@ def cancel(request: Cancel) -> dict[str, Any]:
         seconds = launched.grace if request.grace is None else request.grace
         cause = cause_of_node(launched, None, "cancelled")
         if not _end(folder, Ending(state="cancelled", grace=seconds, cause=cause)):
-            return folder.document().to_json()
+            return folder.document()
         end = time.monotonic() + seconds + _CANCEL_SECONDS
         while time.monotonic() < end and not document.final:
             time.sleep(0.05)
             document = folder.document()
-    return document.to_json()
+    return document
 
 
-def lost(request: Lost) -> dict[str, Any]:
+def lost(request: Lost) -> dict[str, bool]:
     """Tell the first node that `node` is lost; without the first node this one ends its part of the job."""
     folder = JobFolder(request.job)
     launched, node, why, kind = folder.request(), request.node, request.why, request.kind
@@ -125,7 +134,7 @@ def _end(folder: JobFolder, how: Ending) -> bool:
     document = folder.document()
     if document.final or document.pid is None:
         return False
-    write_json(folder.cancel, how.to_json())
+    write_json(folder.cancel, how)
     try:
         os.kill(document.pid, signal.SIGTERM)
     except ProcessLookupError:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from awsddp.jobs.supervisor.folder import JobFolder
-from awsddp.jobs.supervisor.requests import Fields, Hashes, Manifest
+from awsddp.jobs.supervisor.requests import Fields, Hashes, Manifest, Sparse
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 
 EVENTS = "events.out.tfevents."
@@ -36,11 +36,8 @@ _TRIES = 3
 _FRESH_SECONDS = 60.0
 
 
-def manifest(request: Manifest, folder: JobFolder | None = None) -> dict[str, Any]:
-    """Return {"files", "links", "skipped", "excluded"}: the job's results here, each a `Line`.
-
-    Logs of ranks come without data: who watched has them. `excluded` counts what `exclude` matches.
-    """
+def manifest(request: Manifest, folder: JobFolder | None = None) -> Listed:
+    """Return the job's results here. Logs of ranks come without data: who watched has them."""
     folder = folder or JobFolder(request.job)
     launched = folder.request()
     node = launched.node
@@ -58,17 +55,17 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> dict[str, An
     found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")), _Excluded(request.exclude))
     found.add_links()
     found.add_writing()
-    return found.document()
+    return found.listed()
 
 
-def hashes(request: Hashes) -> dict[str, Any]:
+def hashes(request: Hashes) -> dict[str, list[Line]]:
     """Return {"hashes": [...]}, in the order of `paths`: `size` and `sha256`, or `why` there are none."""
-    read = [_Read(path, _looked_at(path), Line(**_hashed_or_why(path))) for path in request.paths]
+    read = [_Read(path, _looked_at(path), _hashed_or_why(path)) for path in request.paths]
     _mark_writing(read)
-    return {"hashes": [vars(one.line) for one in read]}
+    return {"hashes": [one.line for one in read]}
 
 
-class Line(Fields):
+class Line(Sparse):
     """A file, a link, or what is skipped, as the list tells of it: with the fields that are set.
 
     `path` is absolute and without links, `home` where it belongs in the folder of results. A file is
@@ -91,6 +88,15 @@ class Line(Fields):
     target: str = ""
     why: str = ""
     owed: bool = False
+
+
+class Listed(Fields):
+    """The results; `excluded` counts the files and bytes that `exclude` of the request matches."""
+
+    files: list[Line]
+    links: list[Line]
+    skipped: list[Line]
+    excluded: Mapping[str, int]
 
 
 class _Read(NamedTuple):
@@ -135,15 +141,13 @@ class _Found:
         self._room = LIST_BYTES
         self._beyond = [0, 0]
 
-    def document(self) -> dict[str, Any]:
+    def listed(self) -> Listed:
         """Return the answer; what the list has no room for is one line of it."""
         if self._beyond[0]:
             why = f"{self._beyond[0]} more files than the list of results has room for; pack them into fewer"
             line = Line(path=str(self._workdir), size=self._beyond[1], why=why, owed=True)
             self._lines["skipped"].append(line)
-        counted = {"files": self._excluded.files, "size": self._excluded.size}
-        lists = {kind: [vars(line) for line in lines] for kind, lines in self._lines.items()}
-        return {**lists, "excluded": counted}
+        return Listed(**self._lines, excluded={"files": self._excluded.files, "size": self._excluded.size})
 
     def add(self, path: Path, home: str, *, limited: bool = False) -> None:
         """Take in one file, or keep a link for later; each path once."""
@@ -259,7 +263,7 @@ class _Found:
         if self._ephemeral[info.st_dev]:
             line.ephemeral = True
         if info.st_size <= self.hash_left:
-            vars(line).update(_hashed(path, self.data_left))
+            line.take(_hashed(path, self.data_left))
             self.hash_left -= line.size
             self.data_left -= line.size if line.data is not None else 0
         elif not os.access(str(path), os.R_OK):
@@ -298,14 +302,14 @@ class _Found:
         return f"{self.node}/outside{path}"
 
 
-def _hashed_or_why(path: str) -> dict[str, Any]:
+def _hashed_or_why(path: str) -> Line:
     try:
         return _hashed(Path(path), 0, data=False)
     except OSError as error:
-        return {"why": error.strerror or str(error)}
+        return Line(why=error.strerror or str(error))
 
 
-def _hashed(path: Path, at_once: int, *, data: bool = True) -> dict[str, Any]:
+def _hashed(path: Path, at_once: int, *, data: bool = True) -> Line:
     """Return size and hash of what was read, as a file may grow meanwhile; `data` up to `at_once` bytes."""
     digest, size, read = hashlib.sha256(), 0, b""
     with path.open("rb") as file:
@@ -313,8 +317,10 @@ def _hashed(path: Path, at_once: int, *, data: bool = True) -> dict[str, Any]:
             digest.update(block)
             size += len(block)
             read = block if size == len(block) else b""
-    found: dict[str, Any] = {"size": size, "sha256": digest.hexdigest()}
-    return {**found, "data": base64.b64encode(read).decode()} if data and size <= at_once else found
+    found = Line(size=size, sha256=digest.hexdigest())
+    if data and size <= at_once:
+        found.data = base64.b64encode(read).decode()
+    return found
 
 
 def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
@@ -359,7 +365,7 @@ def _mark_writing(read: list[_Read]) -> None:
                 changed.append(_Read(path, now, line))
         for path, _, line in changed:
             line.data = None
-            vars(line).update(_hashed_or_why(path))
+            line.take(_hashed_or_why(path))
         read = changed
 
 

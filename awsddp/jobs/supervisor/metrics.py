@@ -7,21 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.folder import JobFolder, Progress
 
 _BYTES = 64 * 1024
 """How much of the end of the file is read; the steps per second are those of its rows."""
 
 
-def metrics(folder: JobFolder) -> list[dict[str, Any]]:
-    """Return `rank`, `step`, `loss`, `steps_per_second` and `fraction` (done, 0 to 1) of each rank with rows.
-
-    A value that its rows do not hold is None. A row without `rank` is of the node's first rank.
-    """
+def metrics(folder: JobFolder) -> list[Progress]:
+    """Return how far each rank with rows is. A row without `rank` is of the node's first rank."""
     return progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
 
 
-def progress(path: Path, ranks: list[int]) -> list[dict[str, Any]]:
+def progress(path: Path, ranks: list[int]) -> list[Progress]:
     """Return the same of the rows in a file, for the ranks of a node."""
     by_rank: dict[int, list[dict[str, float]]] = {}
     for read in rows(path):
@@ -30,8 +27,8 @@ def progress(path: Path, ranks: list[int]) -> list[dict[str, Any]]:
     return [_progress(rank, by_rank[rank]) for rank in ranks if rank in by_rank]
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    """Return each whole row at the end of a file."""
+def rows(path: Path) -> list[Any]:
+    """Return each whole row at the end of a file, a JSON object."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _BYTES))
@@ -49,19 +46,13 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e15
 
 
-def _progress(rank: int, rows: list[dict[str, float]]) -> dict[str, Any]:
+def _progress(rank: int, rows: list[dict[str, float]]) -> Progress:
     last = {key: value for row in rows for key, value in row.items()}
     step, fraction = last.get("step"), None
     for done, total in (("step", "total_steps"), ("epoch", "epochs")):
         if fraction is None and done in last and last.get(total, 0) > 0:
             fraction = min(1.0, max(0.0, last[done] / last[total]))
-    return {
-        "rank": rank,
-        "step": None if step is None else int(step),
-        "loss": last.get("loss"),
-        "steps_per_second": _rate(rows),
-        "fraction": fraction,
-    }
+    return Progress(rank, None if step is None else int(step), last.get("loss"), _rate(rows), fraction)
 
 
 def _rate(rows: list[dict[str, float]]) -> float | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.jobs.supervisor.job_causes import LOSSES
 from awsddp.jobs.supervisor.link import Link, LinkClosed, LinkLost
+from awsddp.jobs.supervisor.requests import read
 
 if TYPE_CHECKING:
     from awsddp.jobs.supervisor.requests import Launch
@@ -42,7 +43,7 @@ class Frame(NamedTuple):
 
     received: int
     number: int = 0
-    message: dict[str, Any] | None = None
+    message: Any = None
     beat: bool = False
     lost: str | None = None
     kind: str = ""
@@ -58,28 +59,28 @@ class Session:
     def __init__(self) -> None:
         self._sent = 0
         self._received = 0
-        self._pending: dict[int, dict[str, Any]] = {}
+        self._pending: dict[int, Frame] = {}
 
     @property
     def pending(self) -> bool:
         """Whether the other side has not acknowledged everything."""
         return bool(self._pending)
 
-    def send(self, message: dict[str, Any]) -> Frame:
+    def send(self, message: object) -> Frame:
         """Take `message` on, and return the frame that carries it, for the link there is, if any."""
         self._sent += 1
-        self._pending[self._sent] = message
-        return Frame(self._received, self._sent, message)
+        frame = self._pending[self._sent] = Frame(self._received, self._sent, message)
+        return frame
 
     def resend(self) -> list[Frame]:
         """Return the frames with which a new link begins."""
-        return [Frame(self._received, number, message) for number, message in self._pending.items()]
+        return [frame._replace(received=self._received) for frame in self._pending.values()]
 
     def acknowledge(self, *, beat: bool = False) -> Frame:
         """Return a frame that carries no message."""
         return Frame(self._received, beat=beat)
 
-    def receive(self, frame: Frame) -> dict[str, Any] | None:
+    def receive(self, frame: Frame) -> Any:
         """Return the message that `frame` carries, None where it carries none or one that came before."""
         for number in [number for number in self._pending if number <= frame.received]:
             del self._pending[number]
@@ -130,7 +131,7 @@ class Peers:
         self._attempt_until = now
         self._refused_since: float | None = None
         self.error = ""
-        self.heard: list[tuple[int, dict[str, Any]]] = []
+        self.heard: list[tuple[int, Any]] = []
         self.lost: list[tuple[int, str, str]] = []
         if listener is not None:
             listener.setblocking(False)
@@ -146,7 +147,7 @@ class Peers:
         """Whether one that is not given up has not acknowledged everything."""
         return any(peer.session.pending and not peer.lost for peer in self._peers.values() if peer.joined)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: object) -> None:
         """Send `message` to all of them, now or on the next link."""
         for peer in self._peers.values():
             frame = peer.session.send(message)
@@ -251,7 +252,7 @@ class Peers:
         if not proved:
             self._join(peer, link)
         for frame in frames:
-            self._hear(peer, link, Frame(**frame))
+            self._hear(peer, link, read(Frame, frame))
 
     def _join(self, peer: Peer, link: Link) -> None:
         """Carry the conversation on over a link that was just proved. Who connected closes the older ones."""
@@ -274,7 +275,7 @@ class Peers:
 
     def _send(self, link: Link, frame: Frame) -> None:
         try:
-            link.send(frame._asdict())
+            link.send(frame)
         except LinkLost as lost:
             self._broken(link, lost)
         else:
@@ -344,7 +345,7 @@ def _report(link: Link, frame: Frame) -> bool:
             return True
         if link.proved and not sent:
             sent = True
-            link.send(frame._asdict())
+            link.send(frame)
     return False
 
 

@@ -14,14 +14,14 @@ import time
 import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from awsddp.jobs.supervisor.diagnose import kernel_log, output
 from awsddp.jobs.supervisor.folder import counters
-from awsddp.jobs.supervisor.requests import Dial, Probe
+from awsddp.jobs.supervisor.requests import Dial, Probe, Sparse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PORTS: list[socket.socket] = []
 _COMMAND_SECONDS = 15
@@ -44,11 +44,38 @@ _BAD = {
 _REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers say throttle
 
 
-def probe(request: Probe) -> dict[str, Any]:
-    """Return what the node has; `ports` are those that it listens on at `address` from now on.
+class Gpu(NamedTuple):
+    """A GPU; `errors` are uncorrectable ECC errors since the driver was loaded, `faults` are in words."""
 
-    They are `ports` of the request, where they are free, and one more. Bytes, Unix time; `gpus` counts what
-    the driver sees (None: no driver). With `thorough` there is more, which takes some seconds with GPUs.
+    name: str
+    memory_mib: int
+    errors: int
+    faults: list[str]
+
+
+class Probed(Sparse):
+    """What the node has: bytes, Unix time, the count of GPUs that the driver sees (None: no driver).
+
+    It listens on `ports`. What follows `time` takes some seconds with GPUs.
+    """
+
+    ports: list[int]
+    gpus: int | None
+    disk_free: int
+    memory_free: int
+    memory_size: int
+    cpus: float
+    time: float
+    kernel: str = ""
+    smi: Sequence[Gpu] = ()
+    links_down: int = 0
+    xids: Sequence[int] = ()
+
+
+def probe(request: Probe) -> Probed:
+    """Return what the node has; it listens at `address` from now on.
+
+    The ports are those of the request, where they are free, and one more.
     """
     close()
     for port in (*request.ports, 0):
@@ -58,16 +85,19 @@ def probe(request: Probe) -> dict[str, Any]:
             if error.errno != errno.EADDRINUSE:
                 raise
     disk = os.statvfs(str(Path.home()))
-    found = {
-        "ports": [sock.getsockname()[1] for sock in PORTS],
-        "gpus": _gpus(),
-        "disk_free": disk.f_bavail * disk.f_frsize,
-        "memory_free": _memory()[0],
-        "memory_size": _memory()[1],
-        "cpus": _cpus(),
-        "time": time.time(),
-    }
-    return {**found, **_thorough()} if request.thorough else found
+    memory_free, memory_size = _memory()
+    found = Probed(
+        ports=[sock.getsockname()[1] for sock in PORTS],
+        gpus=_gpus(),
+        disk_free=disk.f_bavail * disk.f_frsize,
+        memory_free=memory_free,
+        memory_size=memory_size,
+        cpus=_cpus(),
+        time=time.time(),
+    )
+    if request.thorough:
+        _look_closer(found)
+    return found
 
 
 def close() -> None:
@@ -76,33 +106,31 @@ def close() -> None:
         PORTS.pop().close()
 
 
-def dial(request: Dial) -> dict[str, Any]:
+def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
     """Connect to each of `peers`, [node, address, port], all at once; return [node, port, why] for each.
 
     `why` is "" where a connection was made within `seconds`.
     """
 
-    def connect(node: int, address: str, port: int) -> list[Any]:
+    def connect(node: int, address: str, port: int) -> tuple[int, int, str]:
         try:
             socket.create_connection((address, port), timeout=request.seconds).close()
         except OSError as error:
-            return [node, port, error.strerror or f"no answer within {request.seconds:g} s"]
-        return [node, port, ""]
+            return node, port, error.strerror or f"no answer within {request.seconds:g} s"
+        return node, port, ""
 
     with ThreadPoolExecutor(max_workers=len(request.peers) or 1) as pool:
         return {"dials": sorted(pool.map(lambda peer: connect(*peer), request.peers))}
 
 
-def _thorough() -> dict[str, Any]:
+def _look_closer(found: Probed) -> None:
     smi = output(["nvidia-smi", "-q", "-x"], seconds=_COMMAND_SECONDS)
     links = output(["nvidia-smi", "nvlink", "--status"], seconds=_COMMAND_SECONDS) if smi else ""
     kernel = kernel_log(0, seconds=_COMMAND_SECONDS) if smi else ""
-    return {
-        "kernel": os.uname().release,
-        "smi": gpus(smi) if smi else [],
-        "links_down": len(_LINK.findall(links or "")),
-        "xids": [*map(int, _XID.findall(kernel))][-_MOST_XIDS:],
-    }
+    found.kernel = os.uname().release
+    found.smi = gpus(smi) if smi else []
+    found.links_down = len(_LINK.findall(links or ""))
+    found.xids = [*map(int, _XID.findall(kernel))][-_MOST_XIDS:]
 
 
 def _gpus() -> int | None:
@@ -153,12 +181,8 @@ def _folders(controller: str) -> list[Path]:
     return found
 
 
-def gpus(said: str) -> list[dict[str, Any]]:
-    """Return the GPUs in what `nvidia-smi -q -x` printed, [] where it cannot be read.
-
-    Each has `name`, `memory_mib`, `errors` (uncorrectable ECC errors since the driver was loaded),
-    and `faults`, in words.
-    """
+def gpus(said: str) -> list[Gpu]:
+    """Return the GPUs in what `nvidia-smi -q -x` printed, [] where it cannot be read."""
     try:
         log = ET.fromstring(said)
     except ET.ParseError:
@@ -166,15 +190,15 @@ def gpus(said: str) -> list[dict[str, Any]]:
     return [_gpu(one) for one in log.findall("gpu")]
 
 
-def _gpu(one: ET.Element) -> dict[str, Any]:
+def _gpu(one: ET.Element) -> Gpu:
     texts = {_REASON.sub("", part.tag): (part.text or "").strip() for part in one.iter()}
     counts = [part for part in one.iterfind("ecc_errors/volatile//*") if "uncorrectable" in part.tag]
-    return {
-        "name": one.findtext("product_name", ""),
-        "memory_mib": _first(one.findtext("fb_memory_usage/total", "")),
-        "errors": sum(_first(part.text or "") for part in counts),
-        "faults": [words for tag, (bad, words) in _BAD.items() if texts.get(tag) == bad],
-    }
+    return Gpu(
+        one.findtext("product_name", ""),
+        _first(one.findtext("fb_memory_usage/total", "")),
+        errors=sum(_first(part.text or "") for part in counts),
+        faults=[words for tag, (bad, words) in _BAD.items() if texts.get(tag) == bad],
+    )
 
 
 def _first(text: str) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.causes import ECHOES, Evidence, explain
-from awsddp.jobs.supervisor.coordinator import Report
+from awsddp.jobs.supervisor.coordinator import Said
 from awsddp.jobs.supervisor.diagnose import (
     exceptions,
     full_disk,
@@ -28,7 +28,7 @@ from awsddp.jobs.supervisor.diagnose import (
     read_tail,
     recorded,
 )
-from awsddp.jobs.supervisor.folder import JobFolder, counters, programs
+from awsddp.jobs.supervisor.folder import JobFolder, Report, counters, programs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,6 +64,9 @@ class Process:
 class Ranks:
     """The ranks of this node, from their start until nothing of them is left."""
 
+    ended = "exit"
+    """What is said when a process has ended."""
+
     def __init__(self, request: Launch, folder: JobFolder) -> None:
         self._request = request
         self._folder = folder
@@ -79,9 +82,10 @@ class Ranks:
         """Whether `stop` was called."""
         return self._kill_at is not None
 
-    def entries(self) -> dict[int, dict[str, Any]]:
-        """Return what the job's document says of each rank that has started."""
-        return {rank: process.report(rank).entry() for process in self.processes for rank in process.ranks}
+    @property
+    def reports(self) -> dict[int, Report]:
+        """What is known of each rank that has started."""
+        return {rank: process.report(rank) for process in self.processes for rank in process.ranks}
 
     @property
     def alive(self) -> list[Process]:
@@ -134,8 +138,8 @@ class Ranks:
             "AWSDDP_STACKS_DIR": str(self._folder.stacks),
         }
 
-    def reap(self) -> list[dict[str, Any]]:
-        """Reap what has ended, and return a report for each rank that ended with it."""
+    def reap(self) -> list[Said]:
+        """Reap what has ended, and return what to say of each rank that ended with it."""
         ended = [(process, 127) for process in self.alive if process.child is None]
         while True:
             try:
@@ -147,16 +151,15 @@ class Ranks:
             for process in self.alive:
                 if process.child is not None and process.child.pid == pid:
                     ended.append((process, _code(status)))
-        return [message for process, code in ended for message in self._ended(process, code)]
+        reports = [report for process, code in ended for report in self._ended(process, code)]
+        return [Said(kind=self.ended, reports=[report]) for report in reports]
 
-    def _ended(self, process: Process, code: int) -> list[dict[str, Any]]:
+    def _ended(self, process: Process, code: int) -> list[Report]:
         process.exit_code = code
         process.seconds = round(time.monotonic() - process.since, 3)
         said = "" if code == 0 else process.error or read_tail(process.log)
         reports = map(process.report, process.ranks)
-        return [
-            self._explained(report, said, asked_at=self._stopped_at).message("exit") for report in reports
-        ]
+        return [self._explained(report, said, asked_at=self._stopped_at) for report in reports]
 
     def _explained(self, report: Report, said: str, *, asked_at: float) -> Report:
         """Return the report with why its rank ended after it `said` so much.
@@ -226,30 +229,34 @@ class Ranks:
 class Workers(Ranks):
     """The ranks of this node under their agent, by what its workers have noted."""
 
+    ended = "agent"
+
     def __init__(self, request: Launch, folder: JobFolder) -> None:
         super().__init__(request, folder)
         self._offset = 0  # in their notes
         self._known: dict[int, Report] = {}
 
-    def reap(self) -> list[dict[str, Any]]:
-        """Return a message for each worker that has started or ended, and one for an agent that has ended."""
+    def reap(self) -> list[Said]:
+        """Return what to say of each worker that has started or ended, and of an agent that has ended."""
         ended = super().reap()
-        return [self._message(note) for note in self._notes()] + ended
+        return [self._noted(note) for note in self._notes()] + ended
 
-    def entries(self) -> dict[int, dict[str, Any]]:
-        return {rank: report.entry() for rank, report in self._known.items()}
+    @property
+    def reports(self) -> dict[int, Report]:
+        """What is known of each rank that has started."""
+        return self._known
 
     def stop(self, grace: float) -> None:
         """Ask the agent to end its workers, which give their ranks `grace` seconds."""
         (self._folder.path / "grace").write_text(str(grace), encoding="ascii")
         super().stop(grace + _HARD_KILL_SECONDS)
 
-    def _ended(self, process: Process, code: int) -> list[dict[str, Any]]:
+    def _ended(self, process: Process, code: int) -> list[Report]:
         """Return the agent's own report: its workers have noted theirs."""
         process.ranks = process.ranks[:1]
-        return [{**message, "is": "agent"} for message in super()._ended(process, code)]
+        return super()._ended(process, code)
 
-    def _notes(self) -> list[dict[str, Any]]:
+    def _notes(self) -> list[Any]:
         """Return what the workers have noted since the last call (launchers/worker.py)."""
         try:
             with self._folder.workers.open("rb") as file:
@@ -260,12 +267,13 @@ class Workers(Ranks):
         self._offset += len(whole) + len(newline)
         return [json.loads(line) for line in whole.splitlines()]
 
-    def _message(self, note: dict[str, Any]) -> dict[str, Any]:
-        report = self._known[note["rank"]] = Report.read(note)
+    def _noted(self, note: Any) -> Said:
+        report = Report.read(note)
+        self._known[report.rank] = report
         if report.exit_code is None:
-            return {**note, "is": "worker"}
+            return Said(kind="worker", reports=[report], world_size=note["world_size"])
         said = read_tail(self._folder.log(report.rank), note["offset"]) if report.exit_code else ""
-        return self._explained(report, said, asked_at=note["stopped_at"] or 0.0).message("exit")
+        return Said(kind="exit", reports=[self._explained(report, said, asked_at=note["stopped_at"] or 0.0)])
 
 
 def adopt_orphans(name: str) -> None:

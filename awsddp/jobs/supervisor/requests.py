@@ -7,13 +7,16 @@ its fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from typing import Self, dataclass_transform
 
     from awsddp import answers  # noqa: F401 (in the brackets)
+
+    Read = Callable[[Any], object]  # makes of JSON what a field holds
+    Fact = str | float | Sequence[str] | None  # of a launch, as a client tells it
 else:
 
     def dataclass_transform(**_):  # of Python 3.11, for type checkers alone
@@ -21,12 +24,19 @@ else:
 
 
 Answer = TypeVar("Answer")
-NOTHING: Mapping[str, Any] = {}
+_Named = TypeVar("_Named")
+_ROWS: set[type] = set()
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass_transform(kw_only_default=True)
 class Fields:
-    """A class with the fields that it annotates. The module dataclasses costs a node 14 ms a request."""
+    """A class with the fields that it annotates. The module dataclasses costs a node 14 ms a request.
+
+    `parts` reads those of its fields that are more than JSON has, by name.
+    """
+
+    parts: ClassVar[Mapping[str, Read]] = {}
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
@@ -34,11 +44,19 @@ class Fields:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Return the object that `to_json` wrote; fields that an older awsddp did not write have defaults."""
-        return cls(**{name: document[name] for name in cls.__annotations__ if name in document})
+        found = cls(**{name: document[name] for name in cls.__annotations__ if name in document})
+        for name, part in cls.parts.items():
+            if getattr(found, name, None):
+                setattr(found, name, part(getattr(found, name)))
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
-        return {name: _plain(getattr(self, name)) for name in self.__annotations__}
+        return {name: plain(getattr(self, name)) for name in self.__annotations__}
+
+    def take(self, other: Fields) -> None:
+        """Take over the fields that `other` has set."""
+        vars(self).update(vars(other))
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -46,12 +64,41 @@ class Fields:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _plain(value: Any) -> Any:
+class Sparse(Fields):
+    """Fields of which JSON has those that are set."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are set as JSON has them."""
+        return {name: plain(value) for name, value in vars(self).items()}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: Fields and NamedTuples are objects, but for a `row`."""
     if isinstance(value, Fields):
         return value.to_json()
+    if hasattr(value, "_asdict") and type(value) not in _ROWS:
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return value
+
+
+def row(kind: type[_Named]) -> type[_Named]:
+    """Decorate a NamedTuple that is a list in JSON, not an object."""
+    _ROWS.add(kind)
+    return kind
+
+
+def read(kind: type[_Named], document: Any) -> _Named:
+    """Return the NamedTuple that `plain` made an object of; fields that it does not have have defaults."""
+    return kind(**{name: document[name] for name in kind.__annotations__ if name in document})
+
+
+def each(part: Read) -> Read:
+    """Return what reads a list of such parts."""
+    return lambda parts: [part(one) for one in parts]
 
 
 class Request(Fields, Generic[Answer]):
@@ -190,6 +237,7 @@ class Machine(Fields):
     instance_id: str
 
 
+@row
 class Place(NamedTuple):
     """A rank and where it runs."""
 
@@ -236,6 +284,11 @@ class Launch(Request["answers.Launched"]):
         "samples",
         "serve",
     )
+    parts = {
+        "nodes": each(Machine.from_json),
+        "layout": each(lambda row: Place(*row)),
+        "processes": each(Process.from_json),
+    }
     job: str
     launch: str
     slot: int
@@ -263,15 +316,6 @@ class Launch(Request["answers.Launched"]):
     facts: Mapping[str, Any] = NOTHING
     hang_after: float | None = None
     elastic: Mapping[str, int] | None = None
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Return the launch that a request or job.json holds."""
-        launch = super().from_json(document)
-        launch.nodes = [Machine.from_json(one) for one in document["nodes"]]
-        launch.layout = [Place(*one) for one in document["layout"]]
-        launch.processes = [Process.from_json(one) for one in document["processes"]]
-        return launch
 
     @property
     def first(self) -> Machine:

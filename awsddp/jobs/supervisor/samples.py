@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.folder import JobFolder, Usage, write_json
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.jobs.supervisor.stacks import processes
 
 _EVERY_SECONDS = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NVIDIA_SMI = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+
+
+class _Sample(NamedTuple):
+    """The CPU time of each process (rank, pid) at a moment, and how much its node has sent and received."""
+
+    at: float
+    used: dict[tuple[int | None, int], float]
+    sent: int | None
 
 
 class Samples:
@@ -35,7 +42,7 @@ class Samples:
         self._said = folder.path / "nvidia-smi.csv"
         self._child: subprocess.Popen[bytes] | None = None
         self._next = 0.0
-        self._before: tuple[float, dict[Any, float], int | None] | None = None
+        self._before: _Sample | None = None
 
     def take(self) -> None:
         """Take a sample if it is time. A full disk ends no job."""
@@ -47,13 +54,13 @@ class Samples:
             gpus = self._ask_gpus()
             used = {(one.rank, one.pid): cpu_seconds(one.pid) for one in processes(self._folder.run)}
             sent = network_bytes(Path("/proc/net/dev").read_text("ascii"), self._nic)
+            sample = _Sample(now, used, sent)
             if self._before is not None:
-                self._write(now, used, sent, gpus)
-            self._before = now, used, sent
+                self._write(self._before, sample, gpus)
+            self._before = sample
 
-    def _write(self, now: float, used: dict[Any, float], sent: int | None, gpus: dict[int, Any]) -> None:
-        assert self._before is not None
-        then, used_before, sent_before = self._before
+    def _write(self, before: _Sample, sample: _Sample, gpus: dict[int, tuple[float, int]]) -> None:
+        (then, used_before, sent_before), (now, used, sent) = before, sample
         per_second = None if sent is None or sent_before is None else (sent - sent_before) / (now - then)
         visible = self._gpus or sorted(gpus)
         each = len(visible) // len(self._ranks)
@@ -62,20 +69,17 @@ class Samples:
             own = [one for one in used if one[0] == rank and used[one] and one in used_before]
             seconds = sum(used[one] - used_before[one] for one in own)
             mine = [gpus[gpu] for gpu in visible[local * each : (local + 1) * each] if gpu in gpus]
-            rows.append(
-                {
-                    "rank": rank,
-                    "cpu_percent": round(100 * seconds / (now - then), 1) if own else None,
-                    "gpu_percent": sum(one[0] for one in mine) / len(mine) if mine else None,
-                    "gpu_memory_bytes": sum(one[1] for one in mine) if mine else None,
-                    "network_bytes_per_second": None if per_second is None else round(max(0.0, per_second)),
-                }
+            usage = Usage(
+                rank,
+                round(100 * seconds / (now - then), 1) if own else None,
+                gpu_percent=sum(one[0] for one in mine) / len(mine) if mine else None,
+                gpu_memory_bytes=sum(one[1] for one in mine) if mine else None,
+                network_bytes_per_second=None if per_second is None else round(max(0.0, per_second)),
             )
-        part = self._folder.path / ".samples.json"
-        part.write_text(json.dumps({"ranks": rows}), encoding="ascii")
-        part.replace(self._folder.samples)
+            rows.append(usage)
+        write_json(self._folder.samples, {"ranks": rows}, sync=False)
 
-    def _ask_gpus(self) -> dict[int, Any]:
+    def _ask_gpus(self) -> dict[int, tuple[float, int]]:
         """Return what nvidia-smi said when it was last asked, and ask it again if it has ended."""
         if self._nvidia_smi is None or (self._child is not None and self._child.poll() is None):
             return {}

@@ -9,16 +9,23 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
-from awsddp.jobs.supervisor.coordinator import FAILED_GRACE, SILENT_SECONDS, Coordinator, Elastic, Order
+from awsddp.jobs.supervisor.coordinator import (
+    FAILED_GRACE,
+    SILENT_SECONDS,
+    Coordinator,
+    Elastic,
+    Order,
+    Said,
+)
 from awsddp.jobs.supervisor.diagnose import full_disk
-from awsddp.jobs.supervisor.folder import Ending, JobFolder, initial, read_json, write_json
+from awsddp.jobs.supervisor.folder import Ending, JobFolder, Whole, initial, rank_lines, read_json, write_json
 from awsddp.jobs.supervisor.job_causes import cause_of_node
 from awsddp.jobs.supervisor.peers import BEAT_SECONDS, Peers, report_lost
 from awsddp.jobs.supervisor.processes import Ranks, Workers, adopt_orphans, sweep
-from awsddp.jobs.supervisor.requests import Launch
+from awsddp.jobs.supervisor.requests import Launch, plain
 from awsddp.jobs.supervisor.samples import Samples
+from awsddp.jobs.supervisor.stacks import DUMP, Answer, stacks
 
 _REPORT_SECONDS = 10.0
 LIMIT_SECONDS = 110.0
@@ -88,7 +95,7 @@ class Supervisor:
         self._sizes: dict[str, int] = {}
         self._asked: Ending | None = None  # how to end, from a cancel or the node's shutdown
         self._sent: Ending | None = None  # the last of these that the first node was sent
-        self._end: dict[str, Any] | None = None
+        self._end: Whole | None = None
         self._verdict: str | None = None  # of this node alone, when the first node is lost
         self._own = initial(request)
         self._own.pid = os.getpid()
@@ -99,10 +106,10 @@ class Supervisor:
         self._write()
         os.write(ready, b"1")
         os.close(ready)
-        self._say({"is": "here"})
+        self._say(Said(kind="here"))
         while self._end is None:
             self._turn()
-        vars(self._own).update(self._end)
+        self._own.take(self._end)
         with contextlib.suppress(OSError):
             self._folder.reserve.unlink()
         self._write()
@@ -123,8 +130,8 @@ class Supervisor:
         """End the job as cancel.json says; a TERM without one is the node's own shutdown."""
         written = read_json(self._folder.cancel)
         asked = Ending.from_json(written) if written else shutdown(self._request)
-        if asked.lost is not None:  # how the job ends stays as it was asked before
-            vars(asked).update(vars(self._asked) if self._asked else {})
+        if asked.lost is not None and self._asked:  # how the job ends stays as it was asked before
+            asked.take(self._asked)
         self._asked = asked
 
     def _turn(self) -> None:
@@ -146,9 +153,9 @@ class Supervisor:
 
     def _report(self) -> None:
         """Tell the first node what has become of this node's ranks."""
-        for report in self._ranks.reap():
+        for said in self._ranks.reap():
             self._note()
-            self._say(report)
+            self._say(said)
 
     @property
     def _alone(self) -> bool:
@@ -172,9 +179,9 @@ class Supervisor:
         lost, self._peers.lost = self._peers.lost, []
         for node, message in heard:
             if self._coordinator is not None:
-                self._coordinator.hear(node, message, now=now)
+                self._coordinator.hear(node, Said.from_json(message), now=now)
             else:
-                self._obey(Order(**message))
+                self._obey(Order.read(message))
         for node, why, kind in lost:
             if self._coordinator is not None:
                 self._coordinator.lose(node, why, kind)
@@ -198,7 +205,7 @@ class Supervisor:
         self._ranks.stop(asked.grace)
         if self._alone:
             self._abandon("it was cancelled before it had started", state=asked.state)
-        self._say({"is": "stop", **asked.to_json()})
+        self._say(Said(kind="stop", ending=asked))
 
     def _abandon(self, why: str, *, state: str = "failed", kind: str = "node_lost") -> None:
         """End this node's part without the first node, and write it to this node's document."""
@@ -211,28 +218,27 @@ class Supervisor:
         if not self._ranks.stopping:
             self._ranks.stop(FAILED_GRACE)
 
-    def _say(self, message: dict[str, Any]) -> None:
-        """Send a message to the first node, which may be this one."""
+    def _say(self, said: Said) -> None:
+        """Tell the first node, which may be this one."""
         if self._coordinator is not None:
-            self._coordinator.hear(self._me, message, now=time.monotonic())
+            self._coordinator.hear(self._me, said, now=time.monotonic())
         else:
-            self._peers.send(message)
+            self._peers.send(said.to_json())
 
     def _obey(self, order: Order) -> None:
         if order.do == "go" and not self._ranks.stopping:
             self._own.state = "running"
             self._ranks.start()
             self._note()
-            started = [(rank, entry["started"]) for rank, entry in self._ranks.entries().items()]
-            self._say({"is": "started", "ranks": started})
+            self._say(Said(kind="started", reports=list(self._ranks.reports.values())))
         elif order.do == "stop" and order.node in (None, self._me):
             self._ranks.stop(order.grace)
         elif order.do == "stacks":
-            self._say({"is": "stacks", "answer": self._inspect()})
+            self._say(Said(kind="stacks", answer=self._inspect()))
         elif order.do == "silence":
             self._silent = order.silent
         elif order.do == "end":
-            self._end = order.document
+            self._end = order.whole
 
     def _report_output(self, now: float) -> None:
         """Tell the first node, now and then, that a rank has written to its log."""
@@ -243,12 +249,10 @@ class Supervisor:
         sizes = self._folder.log_sizes()
         if sizes != self._sizes:
             self._sizes = sizes
-            self._say({"is": "output"})
+            self._say(Said(kind="output"))
 
-    def _inspect(self) -> dict[str, Any]:
+    def _inspect(self) -> Answer:
         """Return what the ranks do, and leave it in the run folder: a job that hangs is about to end."""
-        from awsddp.jobs.supervisor.stacks import DUMP, stacks
-
         answer = stacks(self._request)
         with contextlib.suppress(OSError):
             write_json(self._folder.run / DUMP, answer)
@@ -257,9 +261,7 @@ class Supervisor:
     def _note(self) -> None:
         """Write the state of this node's ranks; the first node writes that of all ranks."""
         if self._coordinator is None:
-            mine = self._ranks.entries()
-            for rank in self._own.ranks:
-                rank.update(mine.get(rank["rank"], {}))
+            self._own.ranks = rank_lines(self._request.layout, self._ranks.reports)
             self._write()
 
     def _look_left(self) -> None:
@@ -267,35 +269,36 @@ class Supervisor:
         if not self._gone and self._ranks.gone():
             self._report()  # what a worker has noted at its end
             self._gone = True
-            self._say({"is": "gone"})
+            self._say(Said(kind="gone"))
         if self._gone and self._verdict is not None:
-            self._end = {"state": self._verdict}
+            own = self._own
+            self._end = Whole(state=self._verdict, cause=own.cause, ranks=own.ranks, complete=False)
 
     def _look_free(self) -> None:
         """Report once that the jobs that this one waits for have ended on this node, however they ended."""
         if self._after and not any(folder.active() for folder in self._after):
             self._after = []
-            self._say({"is": "free"})
+            self._say(Said(kind="free"))
 
     def _coordinate(self, now: float) -> None:
         assert self._coordinator is not None
         self._coordinator.tick(now=now)
         orders, self._coordinator.orders = self._coordinator.orders, []
         for order in orders:
-            self._peers.send(order._asdict())
+            self._peers.send(plain(order))
             self._obey(order)
-        document = self._coordinator.document()
+        whole = self._coordinator.document()
         if self._coordinator.done:
-            self._peers.send(Order("end", document=document)._asdict())
-            self._end = document
-        elif not document.items() <= vars(self._own).items():
-            vars(self._own).update(document)
+            self._peers.send(plain(Order("end", whole=whole)))
+            self._end = whole
+        elif not vars(whole).items() <= vars(self._own).items():
+            self._own.take(whole)
             self._write()
 
     def _write(self) -> None:
         """Write the document. A full disk must not end the job; the next change tries again."""
         with contextlib.suppress(OSError):
-            write_json(self._folder.state, self._own.to_json())
+            write_json(self._folder.state, self._own)
 
     def _farewell(self) -> None:
         """Wait until the other supervisors have read the end; a SIGTERM ends the wait."""

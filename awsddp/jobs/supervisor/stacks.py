@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.requests import read, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +32,7 @@ _MOST_ANSWER = 1_000_000  # characters of the stacks of all
 _MOST_RECORDS = 60  # of one process group, the last ones
 
 
+@row
 class Collective(NamedTuple):
     """A call that torch recorded: its number in the group, its operation, its sizes, whether it is over."""
 
@@ -45,6 +47,12 @@ class Group(NamedTuple):
 
     age: float
     records: list[Collective]
+
+    @classmethod
+    def read(cls, document: Any) -> Group:
+        """Return a group from JSON."""
+        group = read(cls, document)
+        return group._replace(records=[Collective(*record) for record in group.records])
 
 
 class Process(NamedTuple):
@@ -67,18 +75,11 @@ class Process(NamedTuple):
         """Whether a signal or a debugger has stopped it."""
         return self.state in "Tt"
 
-    def document(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {**self._asdict(), "records": {name: group._asdict() for name, group in self.records.items()}}
-
     @classmethod
-    def read(cls, document: dict[str, Any]) -> Process:
+    def read(cls, document: Any) -> Process:
         """Return a process from JSON."""
-        groups = {
-            name: Group(group["age"], [Collective(*record) for record in group["records"]])
-            for name, group in document["records"].items()
-        }
-        return cls(**{**document, "records": groups})
+        process = read(cls, document)
+        return process._replace(records={name: Group.read(group) for name, group in process.records.items()})
 
 
 class Answer(NamedTuple):
@@ -92,14 +93,14 @@ class Answer(NamedTuple):
     processes: list[Process]
 
     @classmethod
-    def read(cls, document: dict[str, Any]) -> Answer:
+    def read(cls, document: Any) -> Answer:
         """Return an answer from JSON."""
-        processes = [Process.read(process) for process in document["processes"]]
-        return cls(document["workdir"], document["silent_s"], processes)
+        answer = read(cls, document)
+        return answer._replace(processes=[Process.read(process) for process in answer.processes])
 
 
-def stacks(request: Stacks | Launch) -> dict[str, Any]:
-    """Return what a job does on this node, an Answer as JSON has it; takes at most 2 s."""
+def stacks(request: Stacks | Launch) -> Answer:
+    """Return what a job does on this node; takes at most 2 s."""
     folder = JobFolder(request.job)
     found = [process for process in processes(folder.run) if process.rank is not None]
     asked = [_Asked(process, folder.stacks) for process in found[:_MOST_PROCESSES]]
@@ -109,11 +110,8 @@ def stacks(request: Stacks | Launch) -> dict[str, Any]:
     for one in silent:
         one.signal()
     _wait(silent, _Asked.take_dump, _SIGNAL_SECONDS)
-    return {
-        "workdir": os.path.realpath(folder.request().workdir),
-        "silent_s": silence(folder),
-        "processes": [process.document() for process in _shortened([one.process for one in asked])],
-    }
+    workdir = os.path.realpath(folder.request().workdir)
+    return Answer(workdir, silence(folder), _shortened([one.process for one in asked]))
 
 
 def silence(folder: JobFolder) -> float:
@@ -241,7 +239,7 @@ def records(traces: Iterable[str]) -> dict[str, Group]:
     return groups
 
 
-def _record(entry: dict[str, Any]) -> Collective:
+def _record(entry: Any) -> Collective:
     """Return a collective of the recorder; gloo's `state` stays "scheduled"."""
     operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
     over = bool(entry["retired"]) or entry["state"] == "completed"
